@@ -1,0 +1,41 @@
+# The door to the project: every target works on a fresh machine with Python 3.11 or newer.
+
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench soak build clean env env-run
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: env-run  ## serve on 127.0.0.1:9324 (admin 9325), data in ./quaymaster-data; ARGS="..." adds options
+	@exec .venv/bin/quaymaster serve --data ./quaymaster-data --listen 127.0.0.1:9324 --admin 127.0.0.1:9325 $(ARGS)
+
+test: env  ## run every check and test, cheapest first, stop at the first stage that fails
+	@scripts/test
+
+check: env  ## run only the static checks: ruff, mypy, import-linter
+	@scripts/test static
+
+format: env  ## format the code and fix what ruff can fix
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+bench: env  ## run the benchmarks; ARGS="..." goes to them
+	@.venv/bin/python -m bench $(ARGS)
+
+soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each
+	@scripts/test soak
+
+build: env  ## build the wheel and the source distribution into dist/
+	@scripts/bootstrap uv build --out-dir dist
+
+clean:  ## remove everything that can be made again; ./quaymaster-data stays
+	@rm -rf .venv .uv dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+env:
+	@scripts/bootstrap
+
+env-run:
+	@scripts/bootstrap --run-only
