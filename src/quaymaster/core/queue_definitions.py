@@ -1,0 +1,313 @@
+"""What a queue is: its identity, its attributes as the caller set them, and what they mean in numbers.
+
+Metadata owns definitions and stores them; the journal gets each revision in a QUEUE_SET record. Both keep the
+same bytes:
+
+    version u8 · MessagePack array of the fields of `QueueDefinition`, in order
+
+To change the format: append fields with defaults (older bytes then still decode) or raise DEFINITION_VERSION
+and keep decoding the old one. Never reorder or reuse a field: the bytes are on disk.
+
+Source of names, defaults and units: Amazon SQS API Reference, SetQueueAttributes; those SQS does not have
+(`ReplicationMode`, `Durability`, `DeliveryGuarantee`, `RetentionMode`) are ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+
+DEFINITION_VERSION = 1
+
+QueueState = Literal["creating", "active", "deleting"]
+
+STANDARD_DEFAULTS: Mapping[str, str] = {
+    "VisibilityTimeout": "30",
+    "DelaySeconds": "0",
+    "MaximumMessageSize": "1048576",
+    "MessageRetentionPeriod": "345600",
+    "ReceiveMessageWaitTimeSeconds": "0",
+    "SqsManagedSseEnabled": "true",
+}
+"""What a queue has when nothing was said, as GetQueueAttributes gives it."""
+
+FIFO_DEFAULTS: Mapping[str, str] = {
+    "FifoQueue": "true",
+    "ContentBasedDeduplication": "false",
+    "DeduplicationScope": "queue",
+    "FifoThroughputLimit": "perQueue",
+}
+"""What a FIFO queue has besides."""
+
+OWN_DEFAULTS: Mapping[str, str] = {
+    "ReplicationMode": "Leader",
+    "Durability": "Sync",
+    "DeliveryGuarantee": "AtLeastOnce",
+    "RetentionMode": "Delete",
+}
+"""Attributes that SQS does not have."""
+
+KMS_REUSE_PERIOD = "KmsDataKeyReusePeriodSeconds"
+_KMS_DEFAULTS: Mapping[str, str] = {KMS_REUSE_PERIOD: "300"}
+_JSON_ATTRIBUTES = frozenset({"Policy", "RedrivePolicy", "RedriveAllowPolicy"})
+_BOOLEAN_ATTRIBUTES = frozenset({"FifoQueue", "ContentBasedDeduplication", "SqsManagedSseEnabled"})
+
+
+class Durability(IntEnum):
+    """What an acknowledged send has survived: nothing, the process's end on a majority, loss of power."""
+
+    MEMORY = 0
+    ASYNC = 1
+    SYNC = 2
+
+
+class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One slice of a queue and the journal that holds it whole."""
+
+    number: int
+    journal_id: int
+
+
+class RedrivePolicy(msgspec.Struct, frozen=True, gc=False):
+    """Where a message goes once it was handed out more than `max_receive_count` times."""
+
+    target_arn: str
+    max_receive_count: int
+
+
+class RedriveAllowPolicy(msgspec.Struct, frozen=True):
+    """Which queues may name this one as their dead-letter queue. `source_arns` counts for `byQueue` only."""
+
+    permission: Literal["allowAll", "denyAll", "byQueue"] = "allowAll"
+    source_arns: tuple[str, ...] = ()
+
+    def allows(self, source_arn: str) -> bool:
+        """Tell whether the queue of this ARN may send its dead letters here."""
+        if self.permission == "byQueue":
+            return source_arn in self.source_arns
+        return self.permission == "allowAll"
+
+
+class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """A queue as metadata knows it.
+
+    `queue_id` is 64 bits and never reused. `revision` starts at 1 and grows with each change of attributes.
+    `attributes` holds only what the caller set, as SQS spells it; `attribute()` and the properties fill in
+    the defaults. The properties are computed once per definition and are plain look-ups afterwards.
+    """
+
+    queue_id: int
+    account_id: str
+    name: str
+    state: QueueState
+    revision: int
+    created_ms: int
+    modified_ms: int
+    attributes: dict[str, str]
+    tags: dict[str, str]
+    data_key_id: int
+    partitions: tuple[Partition, ...]
+
+    def attribute(self, name: str) -> str | None:
+        """Return the value in force, default included; None when the queue has no such attribute."""
+        value = self.attributes.get(name)
+        return self._defaults.get(name) if value is None else value
+
+    def all_attributes(self) -> dict[str, str]:
+        """Return every attribute in force that describes the queue, SQS's and our own, defaults included."""
+        return {**self._defaults, **self.attributes}
+
+    @cached_property
+    def _defaults(self) -> dict[str, str]:
+        defaults = {**STANDARD_DEFAULTS, **OWN_DEFAULTS}
+        if self.is_fifo:
+            defaults.update(FIFO_DEFAULTS)
+        if "KmsMasterKeyId" in self.attributes:
+            defaults.update(_KMS_DEFAULTS)
+            defaults["SqsManagedSseEnabled"] = "false"
+        return defaults
+
+    def _seconds_as_ms(self, name: str) -> int:
+        return int(self.attributes.get(name) or STANDARD_DEFAULTS[name]) * 1000
+
+    @cached_property
+    def is_fifo(self) -> bool:
+        return self.attributes.get("FifoQueue", "").lower() == "true"
+
+    @cached_property
+    def visibility_timeout_ms(self) -> int:
+        return self._seconds_as_ms("VisibilityTimeout")
+
+    @cached_property
+    def delay_ms(self) -> int:
+        return self._seconds_as_ms("DelaySeconds")
+
+    @cached_property
+    def retention_ms(self) -> int:
+        return self._seconds_as_ms("MessageRetentionPeriod")
+
+    @cached_property
+    def receive_wait_ms(self) -> int:
+        return self._seconds_as_ms("ReceiveMessageWaitTimeSeconds")
+
+    @cached_property
+    def message_bytes_max(self) -> int:
+        return int(self.attributes.get("MaximumMessageSize") or STANDARD_DEFAULTS["MaximumMessageSize"])
+
+    @cached_property
+    def content_based_dedup(self) -> bool:
+        return self.is_fifo and self.attributes.get("ContentBasedDeduplication", "").lower() == "true"
+
+    @cached_property
+    def dedup_scope_is_group(self) -> bool:
+        return self.is_fifo and self.attributes.get("DeduplicationScope") == "messageGroup"
+
+    @cached_property
+    def high_throughput_fifo(self) -> bool:
+        return self.is_fifo and self.attributes.get("FifoThroughputLimit") == "perMessageGroupId"
+
+    @cached_property
+    def redrive_policy(self) -> RedrivePolicy | None:
+        """Where messages go that are received too often; None without a dead-letter queue."""
+        text = self.attributes.get("RedrivePolicy")
+        if not text:
+            return None
+        policy = json.loads(text)
+        return RedrivePolicy(str(policy["deadLetterTargetArn"]), int(policy["maxReceiveCount"]))
+
+    @cached_property
+    def redrive_allow_policy(self) -> RedriveAllowPolicy:
+        """Who may use this queue as a dead-letter queue; everybody when nothing was said."""
+        text = self.attributes.get("RedriveAllowPolicy")
+        if not text:
+            return RedriveAllowPolicy()
+        policy = json.loads(text)
+        return RedriveAllowPolicy(
+            policy.get("redrivePermission", "allowAll"), tuple(policy.get("sourceQueueArns", ()))
+        )
+
+    @cached_property
+    def durability(self) -> Durability:
+        return Durability[(self.attributes.get("Durability") or OWN_DEFAULTS["Durability"]).upper()]
+
+
+class UnknownDefinitionFormat(Exception):
+    """The bytes are not a queue definition this program can read."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(QueueDefinition)
+_VERSION_BYTE = bytes([DEFINITION_VERSION])
+
+
+def encode_queue_definition(definition: QueueDefinition) -> bytes:
+    """Return the bytes metadata and journal store."""
+    return _VERSION_BYTE + _encoder.encode(definition)
+
+
+def decode_queue_definition(data: bytes | memoryview) -> QueueDefinition:
+    """Read what `encode_queue_definition` wrote; UnknownDefinitionFormat names the version or the damage."""
+    if not data:
+        raise UnknownDefinitionFormat("a queue definition cannot be empty")
+    if data[0] != DEFINITION_VERSION:
+        raise UnknownDefinitionFormat(
+            f"queue definition version {data[0]} is not known; "
+            f"this program reads version {DEFINITION_VERSION}"
+        )
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except msgspec.MsgspecError as error:
+        raise UnknownDefinitionFormat(f"not a queue definition: {error}") from error
+
+
+# Names
+
+
+def queue_arn(*, region: str, account_id: str, name: str) -> str:
+    """Return the name of a queue that is unique over accounts and regions."""
+    return f"arn:aws:sqs:{region}:{account_id}:{name}"
+
+
+def parse_queue_arn(arn: str) -> tuple[str, str, str] | None:
+    """Return (region, account id, queue name) of a queue's ARN, or None when it is not one."""
+    parts = arn.split(":")
+    if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not all(parts[1:]):
+        return None
+    return parts[3], parts[4], parts[5]
+
+
+# Comparing and merging attributes
+
+
+def normalize_attribute(name: str, value: str) -> object:
+    """Return a value that is equal for two spellings of one meaning (JSON layout, "30" and "030", "True")."""
+    if name in _JSON_ATTRIBUTES:
+        return _normalize_json(name, value)
+    if name in _BOOLEAN_ATTRIBUTES:
+        return value.lower()
+    return int(value) if value.isascii() and value.isdigit() else value
+
+
+def _normalize_json(name: str, value: str) -> object:
+    try:
+        parsed: Any = json.loads(value)
+    except ValueError:
+        return value
+    if name == "RedrivePolicy" and isinstance(parsed, dict) and "maxReceiveCount" in parsed:
+        parsed["maxReceiveCount"] = str(parsed["maxReceiveCount"])
+    return parsed
+
+
+def first_difference(definition: QueueDefinition, requested: Mapping[str, str]) -> str | None:
+    """Return the first attribute of `requested` that the queue has another value for, or None.
+
+    Attributes the request leaves out are not compared; those the queue never set count with their defaults.
+    """
+    for name, value in requested.items():
+        current = definition.attribute(name) or ""
+        if current != value and normalize_attribute(name, current) != normalize_attribute(name, value):
+            return name
+    return None
+
+
+def merge_attributes(current: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes after a SetQueueAttributes: an empty value removes one.
+
+    The two kinds of server-side encryption exclude each other; the one asked for last stays. `changes` must
+    not ask for both (the caller's checks refuse that).
+    """
+    merged = {**current, **changes}
+    if changes.get("KmsMasterKeyId"):
+        merged["SqsManagedSseEnabled"] = "false"
+    elif changes.get("SqsManagedSseEnabled", "").lower() == "true":
+        merged.pop("KmsMasterKeyId", None)
+        merged.pop(KMS_REUSE_PERIOD, None)
+    return {name: value for name, value in merged.items() if value != ""}
+
+
+def dead_letter_target(attributes: Mapping[str, str]) -> str | None:
+    """Return the ARN a RedrivePolicy among `attributes` names, or None."""
+    text = attributes.get("RedrivePolicy")
+    if not text:
+        return None
+    return str(json.loads(text)["deadLetterTargetArn"])
+
+
+def replace_definition(definition: QueueDefinition, **changes: Any) -> QueueDefinition:
+    """Return a copy with some fields changed; computed properties start afresh."""
+    return msgspec.structs.replace(definition, **changes)
+
+
+def one_partition(journal_id: int = 0) -> tuple[Partition, ...]:
+    """Return the partitions of a queue that is not split."""
+    return (Partition(0, journal_id),)
+
+
+def partition_numbers(partitions: Iterable[Partition]) -> tuple[int, ...]:
+    """Return the numbers of the partitions, in order."""
+    return tuple(partition.number for partition in partitions)
