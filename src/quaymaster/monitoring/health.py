@@ -1,0 +1,54 @@
+"""Whether this process lives, and whether it should be sent requests.
+
+    starting ──▶ serving ──▶ draining
+                  │  ▲
+       a check fails  and holds again: the journal stopped, the disk is full, ...
+
+*Live* is a process that answers at all. *Ready* is one that is serving and whose checks all hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from quaymaster.monitoring.logs import log_event
+
+State = Literal["starting", "serving", "draining"]
+Check = Callable[[], str | None]
+"""Returns why requests cannot be served, or None."""
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    """What `/health/ready` says."""
+
+    def __init__(self) -> None:
+        self._state: State = "starting"
+        self._checks: list[Check] = []
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def set_state(self, state: State) -> None:
+        """Say that the process is now `state`."""
+        if state != self._state:
+            log_event(log, logging.INFO, "state changed", state=state, before=self._state)
+            self._state = state
+
+    def add_check(self, check: Check) -> None:
+        """Be not ready while `check` gives a reason."""
+        self._checks.append(check)
+
+    def why_not_ready(self) -> str | None:
+        """Return the reason not to send requests here, or None."""
+        if self._state != "serving":
+            return f"The process is {self._state}."
+        for check in self._checks:
+            reason = check()
+            if reason is not None:
+                return reason
+        return None

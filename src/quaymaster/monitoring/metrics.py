@@ -1,0 +1,243 @@
+"""All metrics: their names, labels and meaning in one table, and the cheap counters behind them.
+
+What is counted per request or message is a plain number in this process; Prometheus's own objects exist only
+while somebody scrapes. Other parts hand in a *source*, a callable asked at each scrape.
+
+Naming follows Prometheus: prefix `quaymaster_`, base units, `_total` on counters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Declaration(NamedTuple):
+    """One metric: its kind, what it says, and the labels its samples have."""
+
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+QUEUE_LABELS: Final = ("account", "queue")
+"""In front of the labels of the per-queue metrics when the operator asked for them."""
+
+METRICS: Final[dict[str, Declaration]] = {
+    # Front end
+    "quaymaster_http_requests_total": Declaration(
+        "counter", "Requests answered, by action and error code (OK: none).", ("action", "code")
+    ),
+    "quaymaster_http_request_duration_seconds": Declaration(
+        "histogram", "From the last byte of a request to its reply, a long poll's wait included.", ("action",)
+    ),
+    "quaymaster_http_events_total": Declaration(
+        "counter", "What happened to connections: opened, closed, refused, timed out.", ("event",)
+    ),
+    "quaymaster_http_connections": Declaration("gauge", "Connections open now."),
+    "quaymaster_long_polls": Declaration("gauge", "Receives waiting for a message now."),
+    "quaymaster_messages_sent_total": Declaration("counter", "Messages stored, duplicates not counted."),
+    "quaymaster_messages_duplicate_total": Declaration("counter", "Sends found to be stored already."),
+    "quaymaster_messages_received_total": Declaration("counter", "Deliveries made."),
+    "quaymaster_messages_empty_receives_total": Declaration("counter", "Receives answered with no message."),
+    "quaymaster_messages_deleted_total": Declaration("counter", "Messages deleted by consumers."),
+    "quaymaster_metadata_cache_requests_total": Declaration(
+        "counter", "Look-ups of queues and keys, by what the cache said.", ("result",)
+    ),
+    # Queues
+    "quaymaster_queues": Declaration("gauge", "Queues that exist."),
+    "quaymaster_queue_messages": Declaration(
+        "gauge", "Messages by state: visible, in_flight, delayed.", ("state",)
+    ),
+    "quaymaster_queue_oldest_message_age_seconds": Declaration("gauge", "Age of the oldest message."),
+    "quaymaster_messages_redriven_total": Declaration(
+        "counter", "Messages moved to a dead-letter queue or back from one."
+    ),
+    "quaymaster_messages_expired_total": Declaration(
+        "counter", "Messages dropped at the end of their retention."
+    ),
+    # Journal
+    "quaymaster_log_append_bytes_total": Declaration("counter", "Bytes written to the journal."),
+    "quaymaster_log_append_records_total": Declaration("counter", "Records written to the journal."),
+    "quaymaster_log_fsync_duration_seconds": Declaration(
+        "histogram", "How long one fsync of the journal took."
+    ),
+    "quaymaster_log_segments": Declaration("gauge", "Segment files of the journal."),
+    "quaymaster_log_bytes": Declaration("gauge", "Bytes of the journal's segment files."),
+    "quaymaster_log_end_offset": Declaration("gauge", "The offset the next record will have."),
+    "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
+    "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
+    "quaymaster_build_info": Declaration("gauge", "Always 1; the labels say what is running.", ("version",)),
+}
+
+SECONDS_BOUNDS: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0),
+)
+"""Upper bounds of the buckets of every duration."""
+
+
+class Sample(NamedTuple):
+    """A value a source gives. `labels` are in the order of the declaration, QUEUE_LABELS before them if any."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+Source = Callable[[], Iterable[Sample]]
+
+
+class Histogram:
+    """Counts durations by bucket."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS_BOUNDS) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
+        self.sum_s += seconds
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """Return (upper bound, number of durations up to it), as Prometheus wants them."""
+        total = 0
+        rows: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, SECONDS_BOUNDS), "+Inf"), self.counts, strict=True):
+            total += count
+            rows.append((bound, float(total)))
+        return rows
+
+
+class ActionMetrics:
+    """What is counted of one action: requests by code, and how long they took."""
+
+    __slots__ = ("codes", "counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {"OK": 0}
+        self.counts = [0] * (len(SECONDS_BOUNDS) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, code: str, seconds: float) -> None:
+        """Count one request. On the path of every request: keep it under a microsecond."""
+        try:
+            self.codes[code] += 1
+        except KeyError:
+            self.codes[code] = 1
+        self.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
+        self.sum_s += seconds
+
+
+class Metrics(Collector):
+    """Everything counted in this process. The attributes are added to where things happen."""
+
+    def __init__(self, version: str) -> None:
+        self.actions: dict[str, ActionMetrics] = {}
+        self.http_events: dict[str, int] = {}
+        self.messages_sent = 0
+        self.messages_duplicate = 0
+        self.messages_received = 0
+        self.messages_deleted = 0
+        self.empty_receives = 0
+        self.log_fsync = Histogram()
+        self._version = version
+        self._sources: list[Source] = []
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def action(self, name: str) -> ActionMetrics:
+        """Return what is counted of the action `name`. Names come from a closed set, never from a request."""
+        counted = self.actions.get(name)
+        if counted is None:
+            counted = self.actions[name] = ActionMetrics()
+        return counted
+
+    def count_http_event(self, event: str) -> None:
+        """Count what happened to a connection."""
+        self.http_events[event] = self.http_events.get(event, 0) + 1
+
+    def add_source(self, source: Source) -> None:
+        """Ask `source` for samples at every scrape. Their names must be declared in METRICS."""
+        self._sources.append(source)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Build Prometheus's families from the counters. Called by the registry, once a scrape."""
+        samples: dict[str, list[Sample]] = {}
+        for sample in self._samples():
+            assert sample.name in METRICS, f"{sample.name} is not declared in METRICS"
+            samples.setdefault(sample.name, []).append(sample)
+        for name, declaration in METRICS.items():
+            if declaration.kind != "histogram":
+                yield from _plain_families(name, declaration, samples.get(name, []))
+        yield self._durations()
+        yield _histogram_family("quaymaster_log_fsync_duration_seconds", [((), self.log_fsync)])
+
+    def _durations(self) -> HistogramMetricFamily:
+        rows: list[tuple[tuple[str, ...], Histogram]] = []
+        for action, counted in self.actions.items():
+            histogram = Histogram()
+            histogram.counts = counted.counts
+            histogram.sum_s = counted.sum_s
+            rows.append(((action,), histogram))
+        return _histogram_family("quaymaster_http_request_duration_seconds", rows)
+
+    def _samples(self) -> Iterator[Sample]:
+        for action, counted in self.actions.items():
+            for code, number in counted.codes.items():
+                yield Sample("quaymaster_http_requests_total", number, (action, code))
+        for event, number in self.http_events.items():
+            yield Sample("quaymaster_http_events_total", number, (event,))
+        yield Sample("quaymaster_messages_sent_total", self.messages_sent)
+        yield Sample("quaymaster_messages_duplicate_total", self.messages_duplicate)
+        yield Sample("quaymaster_messages_received_total", self.messages_received)
+        yield Sample("quaymaster_messages_empty_receives_total", self.empty_receives)
+        yield Sample("quaymaster_messages_deleted_total", self.messages_deleted)
+        yield Sample("quaymaster_build_info", 1, (self._version,))
+        for source in self._sources:
+            yield from source()
+
+
+def _plain_families(name: str, declaration: Declaration, samples: list[Sample]) -> Iterator[Metric]:
+    """Yield the family of a counter or gauge; one whose samples name queues has their labels in front."""
+    if not samples:
+        return
+    labels: tuple[str, ...] = declaration.labels
+    if len(samples[0].labels) > len(labels):
+        labels = QUEUE_LABELS + labels
+    family: CounterMetricFamily | GaugeMetricFamily
+    if declaration.kind == "counter":
+        family = CounterMetricFamily(name.removesuffix("_total"), declaration.help, labels=labels)
+    else:
+        family = GaugeMetricFamily(name, declaration.help, labels=labels)
+    for sample in samples:
+        assert len(sample.labels) == len(labels), f"{name} has the labels {labels}, not {sample.labels}"
+        family.add_metric(sample.labels, sample.value)
+    yield family
+
+
+def _histogram_family(name: str, rows: list[tuple[tuple[str, ...], Histogram]]) -> HistogramMetricFamily:
+    declaration = METRICS[name]
+    family = HistogramMetricFamily(name, declaration.help, labels=declaration.labels)
+    for labels, histogram in rows:
+        family.add_metric(labels, buckets=histogram.cumulated(), sum_value=histogram.sum_s)
+    return family

@@ -1,0 +1,398 @@
+"""Every knob there is: name, default, unit and meaning, in one table.
+
+A value comes from, first found wins: a flag of the command line, the environment (`QUAYMASTER_<NAME>`), the
+TOML file, the default here. Settings are read once at start, frozen, and passed down as plain arguments.
+
+    with no file:      load_settings(flags={"listen": "127.0.0.1:9324"})
+    with a TOML file:  load_settings(Path("quaymaster.toml"))
+
+A unit is the end of a name (`_s`, `_ms`, `_bytes`) or comes before `_max`, `_min`; a name without one is a
+count or a word. `docs/reference/settings.md` is `settings_as_markdown()`; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+ENVIRONMENT_PREFIX = "QUAYMASTER_"
+CONFIG_VARIABLE = "QUAYMASTER_CONFIG"
+"""Names the TOML file when no flag does."""
+
+MIB = 1024 * 1024
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message names each wrong setting, its value and what it may be."""
+
+
+class Address(NamedTuple):
+    """A host and a TCP port to listen on."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Return the address in `host:port`, `[v6]:port` or `:port` (all interfaces), else raise ValueError."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{text!r} is not an address; write host:port, for example 127.0.0.1:9324")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r} is not an address; put the IPv6 host in brackets, as in [::1]:9324")
+    return Address(host or "0.0.0.0", int(port))  # noqa: S104 -- what an address without host means
+
+
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _group(title: str) -> JsonDict:
+    return {"group": title}
+
+
+PLACES = _group("Where it is")
+WHO = _group("Who may ask")
+SQS = _group("How queues behave")
+HTTP = _group("HTTP limits")
+REQUESTS = _group("Requests in progress")
+STORAGE = _group("Journal and disk")
+SECRECY = _group("Encryption")
+SEEING = _group("Seeing inside")
+
+
+class Settings(BaseSettings):
+    """All settings, checked and frozen. Build it with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+        protected_namespaces=(),
+    )
+
+    data: Path = Field(Path("quaymaster-data"), json_schema_extra=PLACES)
+    """Directory that holds journals, metadata and keys. Made at first start, mode 0700."""
+    listen: str = Field("127.0.0.1:9324", json_schema_extra=PLACES)
+    """Address of the SQS API."""
+    admin: str = Field("127.0.0.1:9325", json_schema_extra=PLACES)
+    """Address of health checks, metrics and the admin API."""
+    region: str = Field("us-east-1", pattern=r"^[a-z0-9-]{1,32}$", json_schema_extra=PLACES)
+    """Region in ARNs, and the one that signatures must name."""
+    public_url: str | None = Field(None, pattern=r"^https?://[^/\s]+$", json_schema_extra=PLACES)
+    """Scheme, host and port of the queue URLs given out. Unset: those by which the client reached us."""
+    queues_file: Path | None = Field(None, json_schema_extra=PLACES)
+    """TOML file with queues that must exist; those that do not are created at start."""
+
+    authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=WHO)
+    """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken
+    for the default account, as emulators do; on loopback only, unless `force_open`."""
+    force_open: bool = Field(False, json_schema_extra=WHO)
+    """Allow `authentication = "open"` on an address that others can reach."""
+    account_id: str = Field("000000000000", pattern=r"^[0-9]{12}$", json_schema_extra=WHO)
+    """The default account, made at first start: 12 digits."""
+    clock_skew_s: Count = Field(900, json_schema_extra=WHO)
+    """How far the time in a signature may be from ours."""
+    cors_origins: str = Field("*", json_schema_extra=WHO)
+    """Origins whose web pages may call the API, separated by commas; `*` for all, empty for none. Requests
+    are signed all the same."""
+
+    purge_interval_s: NotNegative = Field(60, json_schema_extra=SQS)
+    """How long after one PurgeQueue of a queue the next is refused. SQS: 60. 0 suits test suites."""
+    queue_name_reuse_s: NotNegative = Field(60, json_schema_extra=SQS)
+    """How long the name of a deleted queue cannot be used again. SQS: 60. 0 suits test suites."""
+    delete_queue: Literal["api", "cli-only"] = Field("api", json_schema_extra=SQS)
+    """`cli-only` refuses DeleteQueue over the SQS API, so that only
+    `quaymaster queue delete` deletes queues."""
+    retry_window_ms: NotNegative = Field(120_000, json_schema_extra=SQS)
+    """How long a send is remembered by its SDK invocation id, so that a retry is stored once.
+    0 turns it off."""
+    in_flight_max: Count = Field(120_000, json_schema_extra=SQS)
+    """Messages of a queue that may be in flight at once. SQS: 120000."""
+
+    http_header_bytes_max: Count = Field(32 * 1024, json_schema_extra=HTTP)
+    """All header lines of a request together."""
+    http_header_count_max: Count = Field(100, json_schema_extra=HTTP)
+    """Header lines of a request."""
+    http_target_bytes_max: Count = Field(16 * 1024, json_schema_extra=HTTP)
+    """The request target (path and query)."""
+    http_body_bytes_max: Count = Field(8 * MIB, json_schema_extra=HTTP)
+    """A request body as sent. JSON may need six bytes for one of a message's, so it is more than 1 MiB."""
+    http_header_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)
+    """From the first byte of a request to the end of its headers."""
+    http_body_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)
+    """For a body, plus the time its received bytes take at `http_body_rate_min_bytes_per_s`."""
+    http_body_rate_min_bytes_per_s: Count = Field(16 * 1024, json_schema_extra=HTTP)
+    """Slowest rate at which a body may arrive."""
+    http_idle_timeout_ms: Count = Field(75_000, json_schema_extra=HTTP)
+    """How long a connection is kept between requests."""
+    http_connections_max: Count = Field(10_000, json_schema_extra=HTTP)
+    """Connections at once."""
+    http_pipeline_max: Count = Field(32, json_schema_extra=HTTP)
+    """Requests of one connection in progress at once."""
+    http_write_buffer_bytes_max: Count = Field(256 * 1024, json_schema_extra=HTTP)
+    """Unsent reply bytes of a connection above which no further request of it is read."""
+    http_write_timeout_ms: Count = Field(30_000, json_schema_extra=HTTP)
+    """How long replies may stay unsent because the client does not read them."""
+
+    long_polls_max: Count = Field(20_000, json_schema_extra=REQUESTS)
+    """Receives that wait at once; one more is answered at once, as a short poll."""
+    broker_timeout_ms: Count = Field(20_000, json_schema_extra=REQUESTS)
+    """How long the broker may take to answer, on top of a long poll's wait. Then: 503, outcome unknown."""
+    control_actions_max: Count = Field(200, json_schema_extra=REQUESTS)
+    """Actions on queues themselves (create, set, list, ...) in progress at once; one more gets 503."""
+    control_timeout_ms: Count = Field(20_000, json_schema_extra=REQUESTS)
+    """How long such an action may take."""
+    drain_grace_s: NotNegative = Field(10, json_schema_extra=REQUESTS)
+    """After SIGTERM, how long requests in progress may take to end. Long polls end at once."""
+
+    segment_bytes_max: Annotated[int, Field(ge=MIB)] = Field(64 * MIB, json_schema_extra=STORAGE)
+    """Size of a journal's segment files."""
+    commit_bytes_max: Annotated[int, Field(ge=2 * MIB)] = Field(4 * MIB, json_schema_extra=STORAGE)
+    """Most bytes that one write and fsync take together."""
+    body_cache_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE)
+    """Memory for the newest messages, so that receiving them reads no disk."""
+    dedup_memory_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE)
+    """Memory for deduplication windows; what does not fit is kept in files."""
+    snapshot_interval_s: Count = Field(60, json_schema_extra=STORAGE)
+    """Longest time between snapshots of a journal that changes."""
+    snapshot_records: Count = Field(200_000, json_schema_extra=STORAGE)
+    """Records after which a snapshot is taken; a restart replays about as many at most."""
+    compaction_live_ratio: Annotated[float, Field(ge=0, le=1)] = Field(0.2, json_schema_extra=STORAGE)
+    """A segment with a smaller share of live bytes than this is rewritten without the dead ones."""
+    compaction_age_min_s: Annotated[int, Field(ge=600)] = Field(600, json_schema_extra=STORAGE)
+    """Nothing younger is compacted, so that deduplication windows can point at records."""
+    disk_reserve_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE)
+    """Space held back so that deletes, snapshots and metadata still work when the disk is full."""
+    disk_low_bytes: NotNegative = Field(256 * MIB, json_schema_extra=STORAGE)
+    """Free space below which sends are refused; they are taken again when there is more."""
+
+    encryption: Literal["on", "off"] = Field("on", json_schema_extra=SECRECY)
+    """Whether new messages are encrypted at rest (AES-256-GCM). Stored ones stay readable either way."""
+    master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=SECRECY)
+    """Where master keys come from: `keys/` in the data directory, or the setting `master_keys`."""
+    master_keys: SecretStr | None = Field(None, json_schema_extra=SECRECY)
+    """Master keys for `master_key_source = "environment"`: 32 bytes each in base64, separated by commas; the
+    first one wraps new data keys."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", json_schema_extra=SEEING)
+    """Least severe events that are logged."""
+    log_format: Literal["text", "json"] = Field("text", json_schema_extra=SEEING)
+    """`text`: time, level, logger, event, key=value. `json`: one object a line."""
+    slow_request_ms: NotNegative = Field(1_000, json_schema_extra=SEEING)
+    """Requests that take longer (without a long poll's wait) are logged with the parts of the time.
+    0: none."""
+    metrics_per_queue: bool = Field(False, json_schema_extra=SEEING)
+    """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
+
+    @field_validator("listen", "admin")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        parse_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.authentication == "open" and not self.force_open and not self.listen_address.is_loopback:
+            raise ValueError(
+                f'authentication is "open" and listen is {self.listen}, which other machines can '
+                'reach. Listen on loopback, use authentication = "signed", or set force_open = true if '
+                "everybody may do everything"
+            )
+        if self.master_key_source == "environment" and self.master_keys is None:
+            raise ValueError('master_key_source is "environment", but master_keys is not set')
+        return self
+
+    @property
+    def listen_address(self) -> Address:
+        """The SQS API's address, taken apart."""
+        return parse_address(self.listen)
+
+    @property
+    def admin_address(self) -> Address:
+        """The admin port's address, taken apart."""
+        return parse_address(self.admin)
+
+    def http_limits(self) -> dict[str, int]:
+        """Return the HTTP limits under the names of `net.http_message.HTTPLimits`."""
+        return {
+            name.removeprefix("http_"): getattr(self, name)
+            for name in type(self).model_fields
+            if name.startswith("http_")
+        }
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `load_settings` has merged flags, environment and file, and knows where each value is from.
+        return (init_settings,)
+
+
+def load_settings(
+    config: Path | None = None,
+    *,
+    flags: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Return the settings from flags, environment and TOML file, in this order of weight.
+
+    Flags that are None count as not given. Without `config`, `QUAYMASTER_CONFIG` names the file, if any.
+
+    Raises:
+        SettingsError: a file that cannot be read, an unknown name in it, a value that cannot be.
+    """
+    environment = os.environ if environment is None else environment
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    if config is not None:
+        for name, value in _read_file(config).items():
+            values[name] = value
+            sources[name] = str(config)
+    for name in Settings.model_fields:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environment:
+            values[name] = environment[variable]
+            sources[name] = variable
+    for name, given in (flags or {}).items():
+        if given is not None:
+            values[name] = given
+            sources[name] = f"--{name.replace('_', '-')}"
+    try:
+        return Settings(**values)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise SettingsError(_explain(error, values, sources)) from None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Return variables that look like settings but are none, each with the nearest real one, if any.
+
+    They are not refused: Kubernetes puts `QUAYMASTER_PORT` and the like into the environment of every pod
+    beside a service of that name.
+    """
+    known = [CONFIG_VARIABLE, *(ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields)]
+    return {
+        variable: _nearest(variable, known)
+        for variable in sorted(environment)
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known
+    }
+
+
+def effective_settings(settings: Settings) -> dict[str, object]:
+    """Return every setting's value, ready for JSON, secrets masked."""
+    return settings.model_dump(mode="json")
+
+
+def settings_as_markdown() -> str:
+    """Return the reference page of all settings."""
+    lines = [
+        "# Settings",
+        "",
+        "A flag (`--listen`) weighs more than the environment (`QUAYMASTER_LISTEN`), that more than the",
+        'TOML file (`listen = "127.0.0.1:9324"`; `--config` or `QUAYMASTER_CONFIG` names the file), that',
+        "more than the default. Settings are read at start; a name in the file that does not exist is an error.",
+        "The unit is part of the name: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.",
+        "`quaymaster settings` shows what is in effect.",
+    ]
+    group = ""
+    for name, field in Settings.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict), f"{name} belongs to no group"
+        if extra["group"] != group:
+            group = str(extra["group"])
+            lines += ["", f"## {group}", "", "| Name | Default | Meaning |", "|---|---|---|"]
+        meaning = " ".join((field.description or "").split())
+        lines.append(f"| `{name}` | {_default_as_text(field)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default_as_text(field: FieldInfo) -> str:
+    default = field.default
+    if default is None:
+        return "unset"
+    if isinstance(default, bool):
+        text = str(default).lower()
+    else:
+        text = str(default)
+    choices = get_args(field.annotation) if field.annotation is not None else ()
+    others = [str(choice) for choice in choices if isinstance(choice, str) and choice != default]
+    shown = f"`{text}`" if text else "empty"
+    return shown + "".join(f" (or `{other}`)" for other in others)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from None
+    unknown = [name for name in values if name not in Settings.model_fields]
+    if unknown:
+        raise SettingsError("\n".join(_unknown(name, str(path)) for name in unknown))
+    return values
+
+
+def _unknown(name: str, source: str) -> str:
+    nearest = _nearest(name, list(Settings.model_fields))
+    hint = f"did you mean {nearest}?" if nearest else "`quaymaster settings` lists those there are."
+    return f"{source}: there is no setting {name}; {hint}"
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return matches[0] if matches else None
+
+
+def _explain(error: ValidationError, values: Mapping[str, object], sources: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        message = problem["msg"].removeprefix("Value error, ")
+        if not name:
+            lines.append(f"{message}.")
+            continue
+        if problem["type"] == "extra_forbidden":
+            lines.append(_unknown(name, sources.get(name, name)))
+            continue
+        # The value of a secret must not get into a log by being wrong.
+        is_secret = Settings.model_fields[name].annotation == (SecretStr | None)
+        value = "" if is_secret else f" {values.get(name)!r}"
+        lines.append(f"{sources.get(name, name)}: {name}{value} is not possible: {message}.")
+    return "\n".join(lines)

@@ -1,0 +1,30 @@
+"""When a process should be sent requests."""
+
+from __future__ import annotations
+
+from quaymaster.monitoring.health import Health
+
+
+def test_a_process_is_ready_only_while_it_serves() -> None:
+    health = Health()
+
+    starting = health.why_not_ready()
+    health.set_state("serving")
+    serving = health.why_not_ready()
+    health.set_state("draining")
+    draining = health.why_not_ready()
+
+    assert starting == "The process is starting."
+    assert serving is None
+    assert draining == "The process is draining."
+
+
+def test_a_check_that_fails_makes_it_not_ready_until_it_holds_again() -> None:
+    health = Health()
+    reasons: list[str | None] = ["The journal has stopped."]
+    health.add_check(lambda: reasons[0])
+    health.set_state("serving")
+
+    assert health.why_not_ready() == "The journal has stopped."
+    reasons[0] = None
+    assert health.why_not_ready() is None
