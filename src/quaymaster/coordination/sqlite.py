@@ -1,0 +1,569 @@
+"""The store of a single node: one SQLite file, written by one thread of its own.
+
+The event loop never waits for an fsync: it hands jobs to the thread, which runs all that wait in one SQLite
+transaction (group commit), commits, and hands the results back in one call. WAL with `synchronous=FULL`: a
+change that was answered survives a power cut. The file is readable by its owner only.
+
+    meta     name · value               store revision, forgotten revision
+    kv       key · value · revision · lease    value NULL: the key was deleted (kept a while for watches)
+    leases   id · ttl_ms · expires_ms
+
+Other processes (the CLI beside a running server) may use the same file: compare-and-swap holds between them,
+and watches notice their changes within POLL_MS.
+
+To change the format: raise SCHEMA_VERSION, add the statements that lead from the old version to
+`_MIGRATIONS`, and a test that opens a file of the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from quaymaster.coordination.interface import (
+    ABSENT,
+    LEASE_TTL_MIN_MS,
+    LIST_LIMIT_MAX,
+    Compare,
+    Coordination,
+    CoordinationUnavailable,
+    Event,
+    KeyValue,
+    LeaseExpired,
+    Listing,
+    OutcomeUnknown,
+    Put,
+    RevisionMismatch,
+    StoreUnusable,
+    WatchLost,
+    check_limit,
+    check_transaction,
+    prefix_end,
+)
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION: Final = 1
+APPLICATION_ID: Final = 0x514D5331  # "QMS1"
+POLL_MS: Final = 500
+JOBS_MAX: Final = 10_000
+JOBS_PER_COMMIT_MAX: Final = 256
+EVENTS_PER_READ_MAX: Final = 1_000
+TOMBSTONES_MAX: Final = 10_000
+BUSY_TIMEOUT_MS: Final = 5_000
+
+# Statements that lead from schema version n to n + 1.
+_MIGRATIONS: Final[dict[int, tuple[str, ...]]] = {
+    0: (
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB, revision INTEGER NOT NULL, "
+        "lease INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
+        "CREATE INDEX kv_by_revision ON kv (revision)",
+        "CREATE INDEX kv_by_lease ON kv (lease) WHERE lease != 0",
+        "CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_ms INTEGER NOT NULL, "
+        "expires_ms INTEGER NOT NULL)",
+        "INSERT INTO meta VALUES ('revision', 0), ('forgotten_revision', 0)",
+        f"PRAGMA application_id = {APPLICATION_ID}",
+    ),
+}
+
+T = TypeVar("T")
+_Operation = Callable[[sqlite3.Connection], Any]
+
+
+class _Job:
+    __slots__ = ("future", "operation", "writes")
+
+    def __init__(self, operation: _Operation, future: asyncio.Future[Any], *, writes: bool) -> None:
+        self.operation = operation
+        self.future = future
+        self.writes = writes
+
+
+_Results = list[tuple["_Job", Any, Exception | None]]
+
+
+def wall_clock_ms() -> int:
+    """Return the wall clock in milliseconds since 1970. Leases use it, as they outlive the process."""
+    return time.time_ns() // 1_000_000
+
+
+class SQLiteCoordination(Coordination):
+    """Opened with `await SQLiteCoordination.open(path)`; used within the event loop that opened it."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+        self._path = path
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._watchers: set[asyncio.Event] = set()
+        self._closed = False
+        # Owned by the thread:
+        self._broken: str | None = None
+        self._data_version = 0
+        self._tombstones = 0
+        self._next_expiry_ms: int | None = None
+        self._revision_before = 0
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._opened = opened
+        self._thread = threading.Thread(target=self._run, name="coordination-sqlite", daemon=True)
+
+    @classmethod
+    async def open(cls, path: Path, *, now_ms: Callable[[], int] = wall_clock_ms) -> SQLiteCoordination:
+        """Open the file, made with mode 0600 if absent; StoreUnusable says why it cannot be used."""
+        store = cls(path, now_ms)
+        store._thread.start()
+        try:
+            await store._opened
+        except BaseException:
+            store._closed = True
+            raise
+        return store
+
+    # The interface
+
+    async def get(self, key: str) -> KeyValue | None:
+        def read(connection: sqlite3.Connection) -> KeyValue | None:
+            row = connection.execute(
+                "SELECT key, value, revision FROM kv WHERE key = ? AND value IS NOT NULL", (key,)
+            ).fetchone()
+            return KeyValue(*row) if row else None
+
+        return await self._call(read)
+
+    async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
+        check_limit(limit)
+        end = prefix_end(prefix)
+
+        def read(connection: sqlite3.Connection) -> Listing:
+            rows = connection.execute(
+                "SELECT key, value, revision FROM kv WHERE key >= ? AND key > ? AND (? IS NULL OR key < ?) "
+                "AND value IS NOT NULL ORDER BY key LIMIT ?",
+                (prefix, after, end, end, limit + 1),
+            ).fetchall()
+            items = tuple(KeyValue(*row) for row in rows[:limit])
+            return Listing(items, revision=_read_meta(connection, "revision"), more=len(rows) > limit)
+
+        return await self._call(read)
+
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        check_transaction(compares, puts, deletes)
+
+        def write(connection: sqlite3.Connection) -> int:
+            for compare in compares:
+                row = connection.execute(
+                    "SELECT revision FROM kv WHERE key = ? AND value IS NOT NULL", (compare.key,)
+                ).fetchone()
+                found = row[0] if row else ABSENT
+                if found != compare.revision:
+                    raise RevisionMismatch(compare.key, compare.revision, found)
+            for put in puts:
+                if put.lease_id and not _has_lease(connection, put.lease_id):
+                    raise LeaseExpired(f"lease {put.lease_id} is over")
+            return self._apply(connection, puts, deletes)
+
+        return await self._call(write, writes=True)
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
+        wake = asyncio.Event()
+        self._watchers.add(wake)
+        position = after_revision
+        try:
+            while True:
+                wake.clear()
+                events, position, complete = await self._call(_changes_after(prefix, position))
+                if events:
+                    yield events
+                elif complete:
+                    await wake.wait()
+        finally:
+            self._watchers.discard(wake)
+
+    async def grant_lease(self, ttl_ms: int) -> int:
+        ttl_ms = max(ttl_ms, LEASE_TTL_MIN_MS)
+
+        def write(connection: sqlite3.Connection) -> int:
+            cursor = connection.execute(
+                "INSERT INTO leases (ttl_ms, expires_ms) VALUES (?, ?)", (ttl_ms, self._now_ms() + ttl_ms)
+            )
+            assert cursor.lastrowid is not None, "an inserted row has an id"
+            return cursor.lastrowid
+
+        return await self._call(write, writes=True)
+
+    async def keep_alive(self, lease_id: int) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            cursor = connection.execute(
+                "UPDATE leases SET expires_ms = ? + ttl_ms WHERE id = ?", (self._now_ms(), lease_id)
+            )
+            if not cursor.rowcount:
+                raise LeaseExpired(f"lease {lease_id} is over")
+
+        await self._call(write, writes=True)
+
+    async def revoke_lease(self, lease_id: int) -> None:
+        await self._call(lambda connection: self._end_lease(connection, lease_id), writes=True)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+            for wake in self._watchers:
+                wake.set()
+            # The thread ends after what was accepted before; it never waits for this loop.
+            await self._loop.run_in_executor(None, self._thread.join)
+
+    async def backup(self, target: Path) -> int:
+        """Write a consistent copy to a file that must not exist; return the revision it is of."""
+
+        def copy(connection: sqlite3.Connection) -> int:
+            _create_private_file(target)
+            with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as destination:
+                connection.backup(destination)
+                revision = _read_meta(destination, "revision")
+            with target.open("rb") as file:
+                os.fsync(file.fileno())
+            _fsync_directory(target.parent)
+            return revision
+
+        return await self._call(copy)
+
+    # On the event loop
+
+    async def _call(self, operation: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
+        if self._closed:
+            raise CoordinationUnavailable("The metadata store is closed.")
+        if self._jobs.qsize() >= JOBS_MAX:
+            raise CoordinationUnavailable(f"More than {JOBS_MAX} metadata operations are waiting.")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put(_Job(operation, future, writes=writes))
+        return await future
+
+    def _deliver(self, results: _Results, *, changed: bool) -> None:
+        for job, value, error in results:
+            if job.future.done():
+                continue  # the caller was cancelled; what it asked for was done all the same
+            if error is None:
+                job.future.set_result(value)
+            else:
+                job.future.set_exception(error)
+        if changed:
+            for wake in self._watchers:
+                wake.set()
+
+    def _note_open(self, error: Exception | None) -> None:
+        if self._opened.done():
+            return  # nobody waits any more
+        if error is None:
+            self._opened.set_result(None)
+        else:
+            self._opened.set_exception(error)
+
+    # On the thread
+
+    def _run(self) -> None:
+        try:
+            connection = _open_connection(self._path)
+            self._load_thread_state(connection)
+        except Exception as error:
+            self._post(self._note_open, _as_unusable(self._path, error))
+            return
+        try:
+            self._post(self._note_open, None)
+            while self._run_jobs(connection):
+                pass
+        finally:
+            connection.close()
+
+    def _load_thread_state(self, connection: sqlite3.Connection) -> None:
+        self._tombstones = connection.execute("SELECT count(*) FROM kv WHERE value IS NULL").fetchone()[0]
+        self._next_expiry_ms = _next_expiry_ms(connection)
+        self._data_version = _data_version(connection)
+        self._revision_before = _read_meta(connection, "revision")
+
+    def _run_jobs(self, connection: sqlite3.Connection) -> bool:
+        """Run what is waiting in one SQLite transaction; False when the store is to close."""
+        jobs: list[_Job] = []
+        open_ = True
+        try:
+            first = self._jobs.get(timeout=self._idle_s())
+            while True:
+                if first is None:
+                    open_ = False
+                    break
+                jobs.append(first)
+                if len(jobs) >= JOBS_PER_COMMIT_MAX:
+                    break
+                first = self._jobs.get_nowait()
+        except queue.Empty:
+            pass
+        results, changed = self._commit(connection, jobs)
+        if results or changed:
+            self._post(lambda _: self._deliver(results, changed=changed), None)
+        return open_
+
+    def _idle_s(self) -> float | None:
+        """Return how long the thread may sleep: until a lease ends, or other processes may have written."""
+        waits_ms = [POLL_MS] if self._watchers else []
+        if self._next_expiry_ms is not None and not self._broken:
+            waits_ms.append(max(self._next_expiry_ms - self._now_ms(), LEASE_TTL_MIN_MS))
+        return min(waits_ms) / 1000 if waits_ms else None
+
+    def _commit(self, connection: sqlite3.Connection, jobs: list[_Job]) -> tuple[_Results, bool]:
+        if self._broken:
+            return [(job, None, CoordinationUnavailable(self._broken)) for job in jobs], False
+        leases_due = self._next_expiry_ms is not None and self._next_expiry_ms <= self._now_ms()
+        writes = leases_due or any(job.writes for job in jobs)
+        results: _Results = []
+        committing = False
+        try:
+            if jobs or leases_due:
+                connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+                if leases_due:
+                    self._expire_leases(connection)
+                for job in jobs:
+                    results.append(_run_job(connection, job))
+                committing = writes
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            return self._fail(connection, jobs, error, committing=committing), False
+        try:
+            return results, self._note_changes(connection, wrote=writes)
+        except sqlite3.Error as error:
+            # What was asked is committed; only its aftermath failed, and the next call meets the error again.
+            log.warning("metadata upkeep failed path=%s error=%s", self._path, error)
+            return results, True
+
+    def _fail(
+        self, connection: sqlite3.Connection, jobs: list[_Job], error: sqlite3.Error, *, committing: bool
+    ) -> _Results:
+        log.error("metadata transaction failed path=%s error=%s jobs=%d", self._path, error, len(jobs))
+        with contextlib.suppress(sqlite3.Error):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        with contextlib.suppress(sqlite3.Error):
+            self._load_thread_state(connection)
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR) & 0xFF
+        if code == sqlite3.SQLITE_IOERR:
+            # After a failed fsync the kernel may have dropped the pages and would report success next time.
+            self._broken = (
+                f"The metadata store {self._path} stopped after an I/O error ({error}). Restart it."
+            )
+        unknown = committing and code not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+        return [
+            (
+                job,
+                None,
+                OutcomeUnknown()
+                if unknown and job.writes
+                else CoordinationUnavailable(f"The metadata store cannot be used now: {error}."),
+            )
+            for job in jobs
+        ]
+
+    def _note_changes(self, connection: sqlite3.Connection, *, wrote: bool) -> bool:
+        """Tell whether anything changed since the last call, by this process or another one."""
+        changed = False
+        if wrote:
+            revision = _read_meta(connection, "revision")
+            changed = revision != self._revision_before
+            self._revision_before = revision
+            self._next_expiry_ms = _next_expiry_ms(connection)
+            if self._tombstones > 2 * TOMBSTONES_MAX:
+                self._forget_tombstones(connection)
+        data_version = _data_version(connection)
+        if data_version != self._data_version:
+            self._data_version = data_version
+            self._next_expiry_ms = _next_expiry_ms(connection)
+            changed = True
+        return changed
+
+    def _apply(self, connection: sqlite3.Connection, puts: Sequence[Put], deletes: Sequence[str]) -> int:
+        revision = _read_meta(connection, "revision") + 1
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'revision'", (revision,))
+        for put in puts:
+            connection.execute(
+                "INSERT INTO kv (key, value, revision, lease) VALUES (?, ?, ?, ?) ON CONFLICT (key) "
+                "DO UPDATE SET value = excluded.value, revision = excluded.revision, lease = excluded.lease",
+                (put.key, put.value, revision, put.lease_id),
+            )
+        for key in deletes:
+            self._tombstones += connection.execute(
+                "UPDATE kv SET value = NULL, revision = ?, lease = 0 WHERE key = ? AND value IS NOT NULL",
+                (revision, key),
+            ).rowcount
+        return revision
+
+    def _end_lease(self, connection: sqlite3.Connection, lease_id: int) -> None:
+        connection.execute("DELETE FROM leases WHERE id = ?", (lease_id,))
+        keys = [
+            row[0] for row in connection.execute("SELECT key FROM kv WHERE lease = ?", (lease_id,)).fetchall()
+        ]
+        if keys:
+            self._apply(connection, [], keys)
+
+    def _expire_leases(self, connection: sqlite3.Connection) -> None:
+        due = connection.execute("SELECT id FROM leases WHERE expires_ms <= ?", (self._now_ms(),)).fetchall()
+        for (lease_id,) in due:
+            self._end_lease(connection, lease_id)
+
+    def _forget_tombstones(self, connection: sqlite3.Connection) -> None:
+        """Keep the newest tombstones; watches from before the others must list again."""
+        connection.execute("BEGIN IMMEDIATE")
+        (revision,) = connection.execute(
+            "SELECT revision FROM kv WHERE value IS NULL ORDER BY revision DESC LIMIT 1 OFFSET ?",
+            (TOMBSTONES_MAX,),
+        ).fetchone() or (0,)
+        connection.execute("DELETE FROM kv WHERE value IS NULL AND revision <= ?", (revision,))
+        connection.execute(
+            "UPDATE meta SET value = max(value, ?) WHERE name = 'forgotten_revision'", (revision,)
+        )
+        connection.execute("COMMIT")
+        self._tombstones = connection.execute("SELECT count(*) FROM kv WHERE value IS NULL").fetchone()[0]
+
+    def _post(self, callback: Callable[[T], object], argument: T) -> None:
+        # The loop may be gone already when the process ends.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, argument)
+
+
+def _run_job(connection: sqlite3.Connection, job: _Job) -> tuple[_Job, Any, Exception | None]:
+    # An operation raises its own errors before it changes anything, so the others of the commit may go on.
+    try:
+        return job, job.operation(connection), None
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        return job, None, error
+
+
+def _changes_after(
+    prefix: str, position: int
+) -> Callable[[sqlite3.Connection], tuple[list[Event], int, bool]]:
+    def read(connection: sqlite3.Connection) -> tuple[list[Event], int, bool]:
+        forgotten = _read_meta(connection, "forgotten_revision")
+        if position < forgotten:
+            raise WatchLost(f"changes before revision {forgotten} are forgotten")
+        rows = connection.execute(
+            "SELECT key, value, revision FROM kv WHERE revision > ? ORDER BY revision, key LIMIT ?",
+            (position, EVENTS_PER_READ_MAX),
+        ).fetchall()
+        complete = len(rows) < EVENTS_PER_READ_MAX
+        if complete:
+            reached = _read_meta(connection, "revision")
+        else:
+            # The last revision may go on behind the limit: leave it for the next read.
+            cut = rows[-1][2]
+            rows = [row for row in rows if row[2] != cut]
+            reached = rows[-1][2]
+        return [Event(*row) for row in rows if row[0].startswith(prefix)], reached, complete
+
+    return read
+
+
+def _read_meta(connection: sqlite3.Connection, name: str) -> int:
+    (value,) = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return int(value)
+
+
+def _has_lease(connection: sqlite3.Connection, lease_id: int) -> bool:
+    return connection.execute("SELECT 1 FROM leases WHERE id = ?", (lease_id,)).fetchone() is not None
+
+
+def _next_expiry_ms(connection: sqlite3.Connection) -> int | None:
+    (expires_ms,) = connection.execute("SELECT min(expires_ms) FROM leases").fetchone()
+    return None if expires_ms is None else int(expires_ms)
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+# Opening
+
+
+def _open_connection(path: Path) -> sqlite3.Connection:
+    _create_private_file(path, may_exist=True)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
+    try:
+        _refuse_foreign_file(connection, path)
+        _set_pragma(connection, "journal_mode", "WAL", "wal")
+        _set_pragma(connection, "synchronous", "FULL", 2)
+        _set_pragma(connection, "fullfsync", "1", 1)  # macOS; elsewhere it does nothing
+        _set_pragma(connection, "checkpoint_fullfsync", "1", 1)
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise StoreUnusable(f"{path} is damaged ({verdict}). Restore it from a backup.")
+        _migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _refuse_foreign_file(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if not is_empty and application_id != APPLICATION_ID:
+        raise StoreUnusable(f"{path} is a database of another program. Choose another data directory.")
+    if version > SCHEMA_VERSION:
+        raise StoreUnusable(
+            f"{path} has format {version}, this program knows formats up to {SCHEMA_VERSION}: it was written "
+            "by a newer Quaymaster. Start that version, or restore a backup made with this one."
+        )
+
+
+def _set_pragma(connection: sqlite3.Connection, name: str, value: str, expected: object) -> None:
+    connection.execute(f"PRAGMA {name} = {value}")
+    (found,) = connection.execute(f"PRAGMA {name}").fetchone()
+    if found != expected:
+        raise StoreUnusable(f"SQLite does not take {name}={value} here (it says {found}): not durable.")
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    # Read inside the transaction: another process may have migrated in the meantime.
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    for step in range(version, SCHEMA_VERSION):
+        for statement in _MIGRATIONS[step]:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {step + 1}")
+    connection.execute("COMMIT")
+
+
+def _create_private_file(path: Path, *, may_exist: bool = False) -> None:
+    """Make sure that the file exists and only its owner can read it; SQLite gives its WAL the same mode."""
+    flags = os.O_CREAT | os.O_RDWR | (0 if may_exist else os.O_EXCL)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_mode & 0o077:
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+    _fsync_directory(path.parent)
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _as_unusable(path: Path, error: Exception) -> Exception:
+    if isinstance(error, sqlite3.Error | OSError):
+        return StoreUnusable(f"{path} cannot be opened: {error}.")
+    return error

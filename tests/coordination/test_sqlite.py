@@ -1,0 +1,285 @@
+"""What is particular to SQLite: the file, its format, other processes, and errors of the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quaymaster.coordination import sqlite as sqlite_module
+from quaymaster.coordination.interface import (
+    ABSENT,
+    CoordinationUnavailable,
+    Event,
+    KeyValue,
+    OutcomeUnknown,
+    Put,
+    StoreUnusable,
+    WatchLost,
+)
+from quaymaster.coordination.sqlite import SCHEMA_VERSION, SQLiteCoordination
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(main())
+
+
+def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(path)
+        revision = await store.compare_and_swap("a", ABSENT, b"1")
+        await store.close()
+
+        store = await SQLiteCoordination.open(path)
+
+        assert await store.get("a") == KeyValue("a", b"1", revision)
+        assert await store.compare_and_swap("a", revision, b"2") > revision
+        await store.close()
+
+    run(scenario)
+
+
+def test_lease_that_ended_while_the_store_was_closed_is_over_when_it_opens(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(path, now_ms=lambda: 1_000)
+        lease = await store.grant_lease(500)
+        await store.compare_and_swap("leader", ABSENT, b"", lease_id=lease)
+        await store.close()
+
+        store = await SQLiteCoordination.open(path, now_ms=lambda: 1_500)
+
+        assert await store.get("leader") is None
+        assert await store.grant_lease(500) != lease
+        await store.close()
+
+    run(scenario)
+
+
+def test_file_is_readable_by_its_owner_only_also_when_it_was_not(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+    path.touch(mode=0o644)
+    modes: dict[str, int] = {}
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(path)
+        await store.compare_and_swap("a", ABSENT, b"1")
+        modes.update(modes_in(tmp_path))
+        await store.close()
+
+    run(scenario)
+
+    assert set(modes) >= {"metadata.sqlite", "metadata.sqlite-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+def modes_in(directory: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()}
+
+
+def test_commits_are_synced(tmp_path: Path) -> None:
+    connection = sqlite_module._open_connection(tmp_path / "metadata.sqlite")
+
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+def test_file_of_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(path)
+        await store.close()
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        connection.close()
+
+        with pytest.raises(StoreUnusable, match=f"has format {SCHEMA_VERSION + 1}.*newer Quaymaster"):
+            await SQLiteCoordination.open(path)
+
+    run(scenario)
+
+
+def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+
+    async def scenario() -> None:
+        with pytest.raises(StoreUnusable, match="another program"):
+            await SQLiteCoordination.open(path)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["metadata.sqlite", "missing-directory/metadata.sqlite"])
+def test_file_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "metadata.sqlite").write_bytes(b"not a database at all" * 100)
+
+    async def scenario() -> None:
+        with pytest.raises(StoreUnusable, match=r"metadata\.sqlite cannot be opened"):
+            await SQLiteCoordination.open(tmp_path / name)
+
+    run(scenario)
+
+
+async def first_events(store: SQLiteCoordination, after_revision: int = 0) -> list[Event]:
+    return await anext(store.watch("", after_revision))
+
+
+def test_change_by_another_connection_reaches_a_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_module, "POLL_MS", 10)
+    path = tmp_path / "metadata.sqlite"
+
+    async def scenario() -> None:
+        server = await SQLiteCoordination.open(path)
+        tool = await SQLiteCoordination.open(path)
+        first = asyncio.create_task(first_events(server))
+        await asyncio.sleep(0.05)
+
+        revision = await tool.compare_and_swap("a", ABSENT, b"1")
+
+        assert await first == [Event("a", b"1", revision)]
+        await server.close()
+        await tool.close()
+
+    run(scenario)
+
+
+def test_watch_from_before_the_kept_deletions_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_module, "TOMBSTONES_MAX", 5)
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        for number in range(11):
+            revision = await store.compare_and_swap(str(number), ABSENT, b"")
+            await store.compare_and_swap(str(number), revision, None)
+
+        with pytest.raises(WatchLost):
+            await anext(store.watch("", 0))
+
+        assert [event.key for event in await first_events(store, 12)] == ["6", "7", "8", "9", "10"]
+        await store.close()
+
+    run(scenario)
+
+
+def test_backup_is_a_whole_store_and_never_overwrites(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        revision = await store.compare_and_swap("a", ABSENT, b"1")
+
+        copied = await store.backup(tmp_path / "copy.sqlite")
+        await store.compare_and_swap("a", revision, b"2")
+
+        assert copied == revision
+        assert stat.S_IMODE((tmp_path / "copy.sqlite").stat().st_mode) == 0o600
+        with pytest.raises(FileExistsError):
+            await store.backup(tmp_path / "copy.sqlite")
+        copy = await SQLiteCoordination.open(tmp_path / "copy.sqlite")
+        assert await copy.get("a") == KeyValue("a", b"1", revision)
+        await copy.close()
+        await store.close()
+
+    run(scenario)
+
+
+class FailingConnection:
+    """A connection whose chosen statement fails with a chosen SQLite error."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.failing: tuple[str, int] | None = None
+
+    def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+        if self.failing and statement.startswith(self.failing[0]):
+            error = sqlite3.OperationalError("made to fail")
+            error.sqlite_errorcode = self.failing[1]
+            self.failing = None
+            raise error
+        return self._connection.execute(statement, *parameters)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[FailingConnection]:
+    opened: list[FailingConnection] = []
+    original = sqlite_module._open_connection
+
+    def open_connection(path: Path) -> FailingConnection:
+        opened.append(FailingConnection(original(path)))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite_module, "_open_connection", open_connection)
+    return opened
+
+
+def test_full_disk_changes_nothing_and_the_store_goes_on(
+    tmp_path: Path, failing: list[FailingConnection]
+) -> None:
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        failing[0].failing = ("INSERT INTO kv", sqlite3.SQLITE_FULL)
+
+        with pytest.raises(CoordinationUnavailable):
+            await store.compare_and_swap("a", ABSENT, b"1")
+
+        assert await store.get("a") is None
+        await store.compare_and_swap("a", ABSENT, b"2")
+        await store.close()
+
+    run(scenario)
+
+
+def test_io_error_at_commit_is_an_unknown_outcome_and_stops_the_store(
+    tmp_path: Path, failing: list[FailingConnection]
+) -> None:
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        failing[0].failing = ("COMMIT", sqlite3.SQLITE_IOERR | (4 << 8))
+
+        with pytest.raises(OutcomeUnknown):
+            await store.compare_and_swap("a", ABSENT, b"1")
+
+        with pytest.raises(CoordinationUnavailable, match="I/O error"):
+            await store.get("a")
+        await store.close()
+
+    run(scenario)
+
+
+def test_cancelled_caller_leaves_the_store_working(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        task = asyncio.create_task(store.transaction([], [Put("a", b"1")]))
+        await asyncio.sleep(0)
+
+        task.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await store.compare_and_swap("b", ABSENT, b"2")
+        assert [item.key for item in (await store.list_prefix("")).items] == ["a", "b"]
+        await store.close()
+
+    run(scenario)
