@@ -1,0 +1,196 @@
+"""What HTTP itself costs: this server beside a bare httptools responder, in one run.
+
+    python bench/http_limit.py [--requests 40000] [--connections 16] [--loop uvloop|asyncio] [--rounds 5]
+
+Each responder runs in a process of its own and answers every request with the same few bytes; the load
+comes from this process. Printed is the responder's CPU time per request (user and system), the median of the
+rounds. The rounds alternate, so that a busy machine hits both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import multiprocessing.connection
+import resource
+import statistics
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, cast
+
+import httptools
+import uvloop
+
+from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer
+
+REPLY_BODY = (
+    b'{"MD5OfMessageBody":"900150983cd24fb0d6963f7d28e17f72","MessageId":"5fea7756-0ea4-451a-a703-a558b933"}'
+)
+REPLY_HEADERS = b"Content-Type: application/x-amz-json-1.0\r\nx-amzn-RequestId: 5fea7756-0ea4-451a\r\n"
+REQUEST_BODY = b'{"QueueUrl":"http://127.0.0.1:9324/000000000000/q","MessageBody":"%b"}' % (b"x" * 1000)
+REQUEST = (
+    b"POST / HTTP/1.1\r\nHost: 127.0.0.1:9324\r\nAccept-Encoding: identity\r\n"
+    b"X-Amz-Target: AmazonSQS.SendMessage\r\nContent-Type: application/x-amz-json-1.0\r\n"
+    b"User-Agent: Boto3/1.40.1 md/Botocore#1.40.1 ua/2.1 os/linux#6.1.0 md/arch#x86_64 lang/python#3.11\r\n"
+    b"X-Amz-Date: 20250101T000000Z\r\nAuthorization: AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/"
+    b"20250101/us-east-1/sqs/aws4_request, SignedHeaders=content-type;host;x-amz-date;x-amz-target, "
+    b"Signature=0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\r\n"
+    b"amz-sdk-invocation-id: 0b6f7a3e-55a5-4a0e-9d8f-4c33a0a3a111\r\namz-sdk-request: attempt=1\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(REQUEST_BODY), REQUEST_BODY)
+)
+
+
+class BareResponder(asyncio.Protocol):
+    """The least a Python HTTP server can do: collect the request, send a fixed reply."""
+
+    reply = b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (
+        REPLY_HEADERS,
+        len(REPLY_BODY),
+        REPLY_BODY,
+    )
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.target = b""
+        self.body = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_url(self, target: bytes) -> None:
+        self.target = target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_body(self, body: bytes) -> None:
+        self.body = body
+
+    def on_message_complete(self) -> None:
+        self.headers = []
+        self.transport.write(self.reply)
+
+
+async def serve_bare(pipe: multiprocessing.connection.Connection) -> None:
+    server = await asyncio.get_running_loop().create_server(BareResponder, "127.0.0.1", 0)
+    await report_cpu_time(pipe, server.sockets[0].getsockname()[1])
+
+
+async def serve_ours(pipe: multiprocessing.connection.Connection, *, later: bool) -> None:
+    def answer(request: HTTPRequest) -> None:
+        request.respond(200, REPLY_HEADERS, REPLY_BODY)
+
+    def answer_later(request: HTTPRequest) -> None:
+        loop.call_soon(request.respond, 200, REPLY_HEADERS, REPLY_BODY)
+
+    loop = asyncio.get_running_loop()
+    server = HTTPServer(answer_later if later else answer, HTTPLimits(), name="bench")
+    _, port = await server.start("127.0.0.1", 0)
+    await report_cpu_time(pipe, port)
+    await server.drain(1)
+
+
+async def report_cpu_time(pipe: multiprocessing.connection.Connection, port: int) -> None:
+    """Send the port, then the CPU seconds used so far whenever asked, until asked to stop."""
+    loop = asyncio.get_running_loop()
+    pipe.send(port)
+    while await loop.run_in_executor(None, pipe.recv) != "stop":
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        pipe.send(used.ru_utime + used.ru_stime)
+
+
+def run_responder(kind: str, loop_name: str, pipe: multiprocessing.connection.Connection) -> None:
+    serving: Coroutine[Any, Any, None]
+    if kind == "bare":
+        serving = serve_bare(pipe)
+    else:
+        serving = serve_ours(pipe, later=kind == "ours, later")
+    run(serving, loop_name)
+
+
+class Load(asyncio.Protocol):
+    """One connection that sends the next request when a reply is there."""
+
+    def __init__(self, requests: int, done: asyncio.Future[None]) -> None:
+        self.left = requests
+        self.done = done
+        self.received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(REQUEST)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        if not self.received.endswith(REPLY_BODY):
+            return
+        assert self.received.startswith(b"HTTP/1.1 200 OK\r\n"), self.received
+        self.received = b""
+        self.left -= 1
+        if self.left:
+            self.transport.write(REQUEST)
+        else:
+            self.transport.close()
+            self.done.set_result(None)
+
+
+async def send_load(port: int, requests: int, connections: int) -> None:
+    loop = asyncio.get_running_loop()
+    all_done = [loop.create_future() for _ in range(connections)]
+    for done in all_done:
+        await loop.create_connection(partial(Load, requests // connections, done), "127.0.0.1", port)
+    await asyncio.gather(*all_done)
+
+
+def run(main: Coroutine[Any, Any, None], loop_name: str) -> None:
+    factory = uvloop.new_event_loop if loop_name == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="CPU time per request: ours and a bare responder")
+    options.add_argument("--requests", type=int, default=40_000)
+    options.add_argument("--connections", type=int, default=16)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
+    chosen = options.parse_args()
+
+    kinds = ("bare", "ours", "ours, later")
+    spawn = multiprocessing.get_context("spawn")
+    pipes: dict[str, multiprocessing.connection.Connection] = {}
+    ports: dict[str, int] = {}
+    processes = []
+    for kind in kinds:
+        pipes[kind], theirs = spawn.Pipe()
+        process = spawn.Process(target=run_responder, args=(kind, chosen.loop, theirs), daemon=True)
+        process.start()
+        processes.append(process)
+        ports[kind] = pipes[kind].recv()
+
+    costs_us: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(chosen.rounds):
+        for kind in kinds:
+            pipes[kind].send("time")
+            before_s = pipes[kind].recv()
+            run(send_load(ports[kind], chosen.requests, chosen.connections), "uvloop")
+            pipes[kind].send("time")
+            costs_us[kind].append((pipes[kind].recv() - before_s) / chosen.requests * 1e6)
+    for pipe in pipes.values():
+        pipe.send("stop")
+    for process in processes:
+        process.join(10)
+
+    bare_us = statistics.median(costs_us["bare"])
+    for kind in kinds:
+        cost_us = statistics.median(costs_us[kind])
+        print(f"{kind:12} {cost_us:6.1f} us of CPU a request  {cost_us / bare_us:5.2f} x bare")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""One HTTP request as a handler sees it, and the limits every connection is held to.
+
+Public: `HTTPRequest`, `HTTPLimits`, `respond_many`, `render_error_as_text`.
+
+```
+    head read ──▶ admitted ──▶ body read ──▶ handler(request) ──▶ respond() ──▶ gone
+                     │                            │  (now, or later: a long poll)
+                     └── refused: 401, 413, …     └── client hangs up ──▶ on_disconnect()
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+CONNECTION_CLOSE = b"Connection: close\r\n"
+CONNECTION_KEEP_ALIVE = b"Connection: keep-alive\r\n"
+CONNECTION_PERSISTS = b""
+"""HTTP/1.1 connections stay open unless something is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPLimits:
+    """What one connection, and all of them together, may cost. Times are milliseconds, sizes bytes."""
+
+    header_bytes_max: int = 32 * 1024
+    """All header lines of a request together; also the trailer lines of a chunked body."""
+    header_count_max: int = 100
+    target_bytes_max: int = 16 * 1024
+    """The request target. SQS's Query protocol may carry a whole message in it."""
+    body_bytes_max: int = 8 * 1024 * 1024
+    """A body, as sent. JSON may spend six bytes on one of a message's, so this is not the message limit."""
+    header_timeout_ms: int = 10_000
+    """From the first byte of a request to the end of its headers."""
+    body_timeout_ms: int = 10_000
+    """For a body, plus the time its received bytes take at `body_rate_min_bytes_per_s`."""
+    body_rate_min_bytes_per_s: int = 16 * 1024
+    idle_timeout_ms: int = 75_000
+    """Between requests. Longer than the usual load balancer's 60 s, so that it closes first, not we."""
+    connections_max: int = 10_000
+    pipeline_max: int = 32
+    """Requests of one connection the handler holds at once, and that are served in one pass of the loop."""
+    write_buffer_bytes_max: int = 256 * 1024
+    """Unsent reply bytes of a connection above which no further request of it is read."""
+    write_timeout_ms: int = 30_000
+    """How long replies may stay unsent because the client does not read them."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+class ReplySink(Protocol):
+    """The connection a request came by."""
+
+    def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None: ...
+
+    def flush_replies(self) -> None: ...
+
+
+class HTTPRequest(msgspec.Struct, eq=False):
+    """A request whose head and body have arrived. Answer it exactly once with `respond`."""
+
+    method: bytes
+    target: bytes
+    """As sent; never decoded, since signatures cover it."""
+    path: bytes
+    """The target's path, still percent-encoded; of an absolute target without scheme and authority."""
+    query: bytes
+    """What follows the first `?`, still percent-encoded; empty when there is none."""
+    headers: list[tuple[bytes, bytes]]
+    """Names lower-cased, values without surrounding blanks, in the order sent, repeated ones too."""
+    peer: str
+    """The client's address; empty when the transport has none."""
+    received_ms: float
+    """When the last of it was read, on `time.monotonic()`'s clock. (uvloop's own is only good to 1 ms.)"""
+    _first: dict[bytes, bytes]
+    _connection_line: bytes
+    """What the reply's head says about the connection: `CONNECTION_CLOSE`, or that it stays."""
+    _connection: ReplySink | None = None
+    """None once answered, and once the client has gone."""
+    body: bytes = b""
+    """Whole and de-chunked. Trailers are checked and dropped."""
+    on_disconnect: Callable[[], None] | None = None
+    """Set by a handler that lets the request wait: called once if the client goes before `respond`."""
+    on_drain: Callable[[], None] | None = None
+    """Set by a handler that lets the request wait: called once when the server wants to stop."""
+    _reply: tuple[bytes, ...] | None = None
+
+    def __repr__(self) -> str:
+        """Name the request without headers, query and body, which hold secrets."""
+        return f"<HTTPRequest {self.method.decode()} {self.path.decode('ascii', 'replace')} from {self.peer}>"
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first value of the header `name` (lower case), or None when it was not sent."""
+        return self._first.get(name)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a reply is still owed and there is still someone to give it to."""
+        return self._connection is not None
+
+    def respond(self, status: int, headers: bytes, body: bytes) -> None:
+        """Answer, now or later, on the event loop's thread. Does nothing when the client has gone.
+
+        `headers` is whole lines, each ending in CRLF; Content-Length, Connection, Date and Server are added
+        here. Replies leave in the order of their requests, whatever the order of the answers, and all replies
+        of one pass of the loop to one connection leave in one write.
+        """
+        connection = self._connection
+        if connection is None:
+            assert self._reply is None, "a request is answered once"
+            return
+        self._connection = None
+        connection.reply(self, status, headers, body)
+
+
+def respond_many(replies: Iterable[tuple[HTTPRequest, int, bytes, bytes]]) -> None:
+    """Answer the requests of one commit and send at once: one write per connection, however many replies."""
+    sink: ReplySink | None = None
+    sinks: dict[int, ReplySink] = {}
+    for request, status, headers, body in replies:
+        sink = request._connection
+        if sink is not None:
+            sinks[id(sink)] = sink
+        request.respond(status, headers, body)
+    for sink in sinks.values():
+        sink.flush_replies()
+
+
+def render_error_as_text(status: int, message: str) -> tuple[bytes, bytes]:
+    """Return headers and body of an error reply as plain text: the default `error_response`."""
+    phrase = HTTPStatus(status).phrase
+    return b"Content-Type: text/plain; charset=utf-8\r\n", f"{status} {phrase}: {message}\n".encode()

@@ -1,0 +1,740 @@
+"""The HTTP/1.1 server: connections, their deadlines, and the order replies leave in.
+
+Public: `HTTPServer` (`start`, `drain`, `connections`, `requests_active`, `is_draining`), `RequestHandler`,
+`AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `http_message`: `HTTPRequest` (`respond`, `header`,
+`on_disconnect`, `on_drain`, `is_waiting`), `HTTPLimits`, `respond_many`, `render_error_as_text`.
+
+What a connection is reading:
+
+```
+             ┌───────────────────────── whole body there: handler(request) ────────────────────────┐
+             ▼                                                                                     │
+    ──▶ HEAD ──head complete, admitted──▶ BODY (Content-Length) | CHUNKS ──────────────────────────┘
+         │                                  │
+         └── refused, `Connection: close` ──┴──▶ NOTHING MORE ──last reply sent──▶ closed
+```
+
+A request costs no task, future, timer or log line. One sweep over all connections finds the late ones: what
+a connection was doing at the last sweep is compared with what it does now. A reply is written at once when
+the read it belongs to is over, or with all others of the same pass of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, cast
+
+from quaymaster.net.http_message import (
+    CONNECTION_CLOSE,
+    HTTPLimits,
+    HTTPRequest,
+    render_error_as_text,
+    respond_many,
+)
+from quaymaster.net.http_parse import CHUNKED, ChunkedBody, HeadParser, RequestRefused
+
+__all__ = [
+    "HTTP_EVENTS",
+    "AdmitRequest",
+    "HTTPLimits",
+    "HTTPRequest",
+    "HTTPServer",
+    "RenderError",
+    "RequestHandler",
+    "render_error_as_text",
+    "respond_many",
+]
+
+RequestHandler = Callable[[HTTPRequest], None]
+"""Called on the loop's thread when a request is complete; answers it now or later."""
+AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
+"""Called when the head of a request is complete, before its body is read: None, or the reply (status,
+headers, body) that refuses it. The connection is closed after a refusal."""
+RenderError = Callable[[int, str], tuple[bytes, bytes]]
+"""Gives headers and body of the server's own error replies, by status and message."""
+
+HTTP_EVENTS: Final = (
+    "connection_opened",
+    "connection_closed",
+    "connection_refused",  # over connections_max
+    "rejected_malformed",
+    "rejected_target_too_large",
+    "rejected_header_too_large",
+    "rejected_body_too_large",
+    "rejected_by_admission",
+    "timeout_header",
+    "timeout_body",
+    "timeout_idle",
+    "timeout_write",
+    "client_disconnected",  # while a request of it was unanswered
+    "handler_failed",
+)
+
+SWEEP_INTERVAL_MS_MAX = 500
+LINGER_MS = 2_000
+"""How long we go on reading, and forgetting, after a refusal: a close with unread bytes would make the
+kernel reset the connection, and the client might never see why it was refused."""
+LISTEN_BACKLOG = 1024
+SMALL_BODY_BYTES = 64 * 1024
+"""Reply bodies up to this size are copied behind their head; larger ones are handed over as they are."""
+
+_HEAD, _BODY, _CHUNKS, _NOTHING_MORE = range(4)
+"""What a connection reads next."""
+_IDLE, _IN_HEAD, _IN_BODY, _SERVING, _WRITING, _LINGERING, _CLOSING = range(7)
+"""What the sweep sees it do."""
+_ACTIVITIES = 8
+
+_NO_CONTENT = frozenset({204, 304})
+
+log = logging.getLogger(__name__)
+
+
+class HTTPServer:
+    """Accepts connections and hands their requests to `handler`, one call each.
+
+    Runs on asyncio's own event loop and on uvloop. Everything happens on the loop's thread.
+    """
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        limits: HTTPLimits,
+        *,
+        name: str,
+        on_event: Callable[[str], None] | None = None,
+        admit: AdmitRequest | None = None,
+        error_response: RenderError = render_error_as_text,
+    ) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.name = name
+        self.admit = admit
+        self.error_response = error_response
+        self.on_event: Callable[[str], None] = on_event or _ignore_event
+        self.is_draining = False
+        self._open: set[_Connection] = set()
+        self._dirty: list[_Connection] = []
+        self._reply_starts: dict[int, bytes] = {}
+        self._reply_starts_s = 0
+        self._listener: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop
+        shortest_ms = min(
+            limits.header_timeout_ms,
+            limits.body_timeout_ms,
+            limits.idle_timeout_ms,
+            limits.write_timeout_ms,
+        )
+        self._sweep_interval_s = max(1, min(shortest_ms // 4, SWEEP_INTERVAL_MS_MAX)) / 1000
+
+    @property
+    def connections(self) -> int:
+        """Open connections, those being closed included."""
+        return len(self._open)
+
+    @property
+    def requests_active(self) -> int:
+        """Requests given to the handler and not answered yet. Counted on demand, over all connections."""
+        return sum(connection.count_waiting() for connection in self._open)
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, and return the bound address; port 0 takes a free one.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        assert self._listener is None, "a server is started once"
+        self._loop = asyncio.get_running_loop()
+        self._listener = await self._loop.create_server(
+            lambda: _Connection(self), host, port, backlog=LISTEN_BACKLOG
+        )
+        self._sweep()
+        bound = self._listener.sockets[0].getsockname()
+        log.info("http server started name=%s host=%s port=%d", self.name, bound[0], bound[1])
+        return bound[0], bound[1]
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop: answer what has been asked, take nothing new, and cut off what is left after `grace_s`.
+
+        Idle connections are closed at once. Requests that wait are told (`on_drain`) so they can be answered
+        early. Requests half received are still read and answered, with `Connection: close`.
+        """
+        if self._listener is None or self._all_closed is not None:
+            return
+        self.is_draining = True
+        self._listener.close()
+        self._all_closed = asyncio.Event()
+        for connection in list(self._open):
+            connection.drain()
+        try:
+            if self._open:
+                await asyncio.wait_for(self._all_closed.wait(), grace_s)
+        except TimeoutError:
+            log.warning("http server cut connections off name=%s connections=%d", self.name, len(self._open))
+            for connection in list(self._open):
+                connection.abort()
+            await self._all_closed.wait()
+        finally:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+        await self._listener.wait_closed()
+        log.info("http server stopped name=%s", self.name)
+
+    # For connections.
+
+    def add(self, connection: _Connection) -> None:
+        self._open.add(connection)
+        self.on_event("connection_opened")
+
+    def remove(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        self.on_event("connection_closed")
+        if self._all_closed is not None and not self._open:
+            self._all_closed.set()
+
+    def schedule_turn(self, connection: _Connection) -> None:
+        """Have `connection` send what it has, and read on, in the next pass of the loop."""
+        if not self._dirty:
+            self._loop.call_soon(self._flush)
+        self._dirty.append(connection)
+
+    def reply_start(self, status: int) -> bytes:
+        """Return the status line and the headers every reply has."""
+        start = self._reply_starts.get(status)
+        if start is None:
+            start = b"HTTP/1.1 %d %b\r\nServer: quaymaster\r\nDate: %b\r\n" % (
+                status,
+                _phrase(status),
+                formatdate(self._reply_starts_s or time.time(), usegmt=True).encode(),
+            )
+            self._reply_starts[status] = start
+        return start
+
+    def _flush(self) -> None:
+        dirty = self._dirty
+        self._dirty = []
+        for connection in dirty:
+            connection.take_turn()
+
+    def _sweep(self) -> None:
+        now_ms = time.monotonic() * 1000
+        wall_s = int(time.time())
+        if wall_s != self._reply_starts_s:
+            self._reply_starts_s = wall_s
+            self._reply_starts.clear()
+        for connection in list(self._open):
+            connection.sweep(now_ms)
+        self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
+
+
+class _Connection(asyncio.Protocol):
+    """One client. Requests come in and replies go out in the same order."""
+
+    __slots__ = (
+        "_activity",
+        "_activity_since_ms",
+        "_body_length",
+        "_body_parts",
+        "_body_size",
+        "_chunks",
+        "_close_after_replies",
+        "_continue_due",
+        "_corked",
+        "_end_of_input",
+        "_head",
+        "_is_lingering",
+        "_is_lost",
+        "_limits",
+        "_more_in_read",
+        "_out",
+        "_peer",
+        "_pending",
+        "_phase",
+        "_pipeline_max",
+        "_reading_paused",
+        "_refused",
+        "_request",
+        "_requests_seen",
+        "_server",
+        "_stalled",
+        "_transport",
+        "_turn_scheduled",
+        "_unread",
+        "_write_paused",
+    )
+
+    def __init__(self, server: HTTPServer) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._pipeline_max = server.limits.pipeline_max
+        self._head = HeadParser(server.limits)
+        self._transport: asyncio.Transport
+        self._peer = ""
+        self._phase = _HEAD
+        self._unread = b""
+        """Bytes received and not taken yet: part of a head or a chunk line, or requests over pipeline_max."""
+        self._pending: deque[HTTPRequest] = deque()
+        """Requests whose replies have not been sent, oldest first."""
+        self._out: list[bytes] = []
+        """Replies whose turn has come."""
+        self._request: HTTPRequest | None = None
+        """The request whose body is being read."""
+        self._body_length = 0
+        self._body_parts: list[bytes] = []
+        self._body_size = 0
+        self._chunks: ChunkedBody | None = None
+        self._requests_seen = 0
+        self._continue_due = False
+        """The client waits for `100 Continue`."""
+        self._corked = False
+        """Reading: replies given meanwhile leave together afterwards."""
+        self._more_in_read = False
+        """While draining: whether another request follows the one being handled."""
+        self._turn_scheduled = False
+        self._stalled = False
+        """There is something unread that must wait for its turn."""
+        self._reading_paused = False
+        self._write_paused = False
+        self._refused = False
+        """A request could not be read on, so nothing behind it can."""
+        self._end_of_input = False
+        self._close_after_replies = False
+        self._is_lingering = False
+        self._is_lost = False
+        self._activity = -1
+        self._activity_since_ms = 0.0
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        server = self._server
+        if server.connections >= self._limits.connections_max or server.is_draining:
+            self._is_lost = True
+            self._phase = _NOTHING_MORE
+            server.on_event("connection_refused")
+            headers, body = server.error_response(503, "The server takes no more connections.")
+            self._transport.writelines(self._render(503, headers, body, CONNECTION_CLOSE, is_head=False))
+            self._transport.close()
+            return
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes_max)
+        server.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase == _NOTHING_MORE:
+            return
+        if self._unread:
+            data = self._unread + data
+            self._unread = b""
+        if self._stalled:
+            self._unread = data
+            return
+        self._read(data)
+
+    def eof_received(self) -> bool:
+        """Answer a client that only stopped sending what it asked; a waiting poll is taken as given up."""
+        self._end_of_input = True
+        if self._is_lost or self._is_lingering:
+            return False
+        if any(request.on_disconnect is not None for request in self._pending):
+            return False
+        if self._stalled:
+            return True
+        self._phase = _NOTHING_MORE
+        self._unread = b""
+        self._close_after_replies = True
+        return bool(self._pending or self._out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._phase = _NOTHING_MORE
+        self._unread = b""
+        self._body_parts = []
+        self._chunks = self._request = None
+        waiting = [request for request in self._pending if request.is_waiting]
+        self._pending.clear()
+        self._out.clear()
+        self._server.remove(self)
+        if waiting:
+            self._server.on_event("client_disconnected")
+        for request in waiting:
+            request._connection = None
+        for request in waiting:
+            if request.on_disconnect is not None:
+                self._call_back(request.on_disconnect)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._activity = -1
+        self._schedule_turn()
+
+    # Reading.
+
+    def _read(self, data: bytes) -> None:
+        """Take requests from `data` until it is used up, or until others should have their turn."""
+        self._corked = True
+        position = 0
+        size = len(data)
+        received_ms = time.monotonic() * 1000
+        turns = self._pipeline_max
+        try:
+            while position < size:
+                if self._phase == _HEAD:
+                    if data[position] == 13 and data.startswith(b"\r\n", position):
+                        position += 2  # RFC 9112, 2.2: empty lines before a request are let pass
+                        continue
+                    if not turns or len(self._pending) >= self._pipeline_max or self._write_paused:
+                        self._stalled = True
+                        break
+                    taken = self._read_head(data, position, received_ms)
+                    turns -= 1
+                elif self._phase == _BODY:
+                    taken = self._read_body(data, position, received_ms)
+                elif self._phase == _CHUNKS:
+                    taken = self._read_chunks(data, position, received_ms)
+                else:
+                    taken = size
+                if taken == position:
+                    break
+                position = taken
+        except RequestRefused as refusal:
+            self._refuse(refusal)
+            position = size
+        if position < size:
+            self._unread = data[position:]
+        self._corked = False
+        if self._end_of_input and not self._stalled:
+            self._phase = _NOTHING_MORE
+            self._unread = b""
+            self._close_after_replies = True
+        self.flush_replies()
+        if self._stalled or self._refused:
+            self._update_reading()
+
+    def _read_head(self, data: bytes, position: int, received_ms: float) -> int:
+        """Take one head, and its body too if all of it is there; return the new position."""
+        head = self._head
+        request = head.read(data, position, self._peer, received_ms, self)
+        if request is None:
+            return position
+        self._requests_seen += 1
+        length = head.body_length
+        end = head.end
+        if length > self._limits.body_bytes_max:
+            self._request = request
+            raise RequestRefused(
+                413, "rejected_body_too_large", f"The body is over {self._limits.body_bytes_max} bytes."
+            )
+        admit = self._server.admit
+        if admit is not None:
+            refusal = self._ask(admit, request)
+            if refusal is not None:
+                self._server.on_event("rejected_by_admission")
+                self._answer_and_close(request, *refusal)
+                return len(data)
+        if length == 0:
+            self._dispatch(request, more_in_read=end < len(data))
+            return end
+        body_end = end + length
+        if length > 0 and body_end <= len(data):
+            body = data[end:body_end]
+            request.body = body
+            head.skip_body(body)
+            self._dispatch(request, more_in_read=body_end < len(data))
+            return body_end
+
+        self._request = request
+        self._body_size = 0
+        self._continue_due = head.expects_continue
+        if length == CHUNKED:
+            self._chunks = ChunkedBody(self._limits)
+            self._phase = _CHUNKS
+        else:
+            self._body_length = length
+            self._phase = _BODY
+        return end
+
+    def _read_body(self, data: bytes, position: int, received_ms: float) -> int:
+        missing = self._body_length - self._body_size
+        part = data[position : position + missing]
+        end = position + len(part)
+        self._body_parts.append(part)
+        self._body_size += len(part)
+        self._continue_due = False
+        if len(part) == missing:
+            body = b"".join(self._body_parts)
+            self._body_parts = []
+            self._finish_body(body, received_ms, more_in_read=end < len(data))
+        return end
+
+    def _read_chunks(self, data: bytes, position: int, received_ms: float) -> int:
+        chunks = self._chunks
+        assert chunks is not None, "chunks are read by their decoder"
+        self._continue_due = False
+        end = chunks.feed(data, position)
+        self._body_size = chunks.size
+        if chunks.is_complete:
+            self._chunks = None
+            self._finish_body(chunks.join(), received_ms, more_in_read=end < len(data))
+        return end
+
+    def _finish_body(self, body: bytes, received_ms: float, *, more_in_read: bool) -> None:
+        request = self._request
+        assert request is not None, "a body belongs to a request"
+        self._request = None
+        self._phase = _HEAD
+        self._head.reset()
+        request.body = body
+        request.received_ms = received_ms
+        self._dispatch(request, more_in_read=more_in_read)
+
+    def _dispatch(self, request: HTTPRequest, *, more_in_read: bool) -> None:
+        self._pending.append(request)
+        if request._connection_line is CONNECTION_CLOSE:
+            self._phase = _NOTHING_MORE
+        self._more_in_read = more_in_read
+        try:
+            self._server.handler(request)
+        except Exception:
+            self._report_failure("request handler failed")
+            if request.is_waiting:
+                headers, body = self._server.error_response(500, "The server failed to handle the request.")
+                request.respond(500, headers, body)
+        if self._server.is_draining and request.on_drain is not None and request.is_waiting:
+            self._call_back(request.on_drain)
+
+    def _ask(self, admit: AdmitRequest, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
+        try:
+            return admit(request)
+        except Exception:
+            self._report_failure("request admission failed")
+            return 500, *self._server.error_response(500, "The server failed to handle the request.")
+
+    def _refuse(self, refusal: RequestRefused) -> None:
+        self._server.on_event(refusal.event)
+        request = self._request
+        if request is None:  # its head could not be read
+            now_ms = time.monotonic() * 1000
+            request = HTTPRequest(b"", b"", b"", b"", [], self._peer, now_ms, {}, CONNECTION_CLOSE, self)
+        headers, body = self._server.error_response(refusal.status, refusal.message)
+        self._answer_and_close(request, refusal.status, headers, body)
+
+    def _answer_and_close(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
+        """Answer `request` in its turn, and read nothing behind its head."""
+        self._request = self._chunks = None
+        self._body_parts = []
+        self._continue_due = False
+        self._unread = b""
+        self._phase = _NOTHING_MORE
+        self._refused = True
+        request._connection_line = CONNECTION_CLOSE
+        self._pending.append(request)
+        request.respond(status, headers, body)
+
+    def _update_reading(self) -> None:
+        pause = self._write_paused or self._stalled or (self._refused and not self._is_lingering)
+        if pause == self._reading_paused or self._is_lost or self._transport.is_closing():
+            return
+        self._reading_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # Replying.
+
+    def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
+        pending = self._pending
+        if self._server.is_draining and self._is_last(request):
+            request._connection_line = CONNECTION_CLOSE
+            self._phase = _NOTHING_MORE
+        line = request._connection_line
+        rendered = self._render(status, headers, body, line, is_head=request.method == b"HEAD")
+        request._reply = rendered
+        if pending[0] is not request:
+            return
+        out = self._out
+        while pending:
+            request = pending[0]
+            reply = request._reply
+            if reply is None:
+                break
+            pending.popleft()
+            out += reply
+            request._reply = ()
+            if request._connection_line is CONNECTION_CLOSE:
+                self._close_after_replies = True
+        if not self._corked:
+            self._schedule_turn()
+
+    def _is_last(self, request: HTTPRequest) -> bool:
+        """Whether nothing has been received behind `request`."""
+        if self._phase != _HEAD or self._unread or request is not self._pending[-1]:
+            return False
+        return not (self._corked and self._more_in_read)
+
+    def _render(
+        self, status: int, headers: bytes, body: bytes, connection_line: bytes, *, is_head: bool
+    ) -> tuple[bytes, ...]:
+        start = self._server.reply_start(status)
+        if status in _NO_CONTENT:
+            return (b"%b%b%b\r\n" % (start, headers, connection_line),)
+        length = len(body)
+        if is_head:
+            body = b""
+        if length > SMALL_BODY_BYTES:
+            return b"%b%b%bContent-Length: %d\r\n\r\n" % (start, headers, connection_line, length), body
+        return (b"%b%b%bContent-Length: %d\r\n\r\n%b" % (start, headers, connection_line, length, body),)
+
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._server.schedule_turn(self)
+
+    def take_turn(self) -> None:
+        """Send the replies of the last pass, then take up reading where it had to stop."""
+        self._turn_scheduled = False
+        self.flush_replies()
+        if self._stalled and not self._write_paused and len(self._pending) < self._pipeline_max:
+            self._stalled = False
+            data = self._unread
+            self._unread = b""
+            self._read(data)
+        if self._reading_paused:
+            self._update_reading()
+
+    def flush_replies(self) -> None:
+        """Send all replies whose turn has come, in one write; close if the last of them says so."""
+        if self._corked or self._is_lost:
+            return
+        out = self._out
+        if out:
+            if len(out) == 1:
+                self._transport.write(out[0])
+            else:
+                self._transport.writelines(out)
+            out.clear()
+        if self._pending:
+            return
+        if self._close_after_replies or (self._server.is_draining and self._is_idle()):
+            self._close()
+        elif self._continue_due:
+            self._continue_due = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._stalled:
+            self._schedule_turn()
+
+    # Ending.
+
+    def count_waiting(self) -> int:
+        """Return how many requests are with the handler."""
+        return sum(request.is_waiting for request in self._pending)
+
+    def drain(self) -> None:
+        """Tell the requests that wait, and close if there is nothing to answer."""
+        for request in list(self._pending):
+            if request.on_drain is not None and request.is_waiting:
+                self._call_back(request.on_drain)
+        if not self._pending and not self._out and self._is_idle():
+            self._close()
+
+    def abort(self) -> None:
+        """Cut the connection off; what has not been sent is lost."""
+        self._transport.abort()
+
+    def sweep(self, now_ms: float) -> None:
+        """Drop the client when it has been doing the same thing for too long."""
+        activity = self._requests_seen * _ACTIVITIES + self._current_activity()
+        if activity != self._activity:
+            self._activity = activity
+            self._activity_since_ms = now_ms
+            return
+        elapsed_ms = now_ms - self._activity_since_ms
+        limits = self._limits
+        doing = activity % _ACTIVITIES
+        if doing == _IDLE:
+            if elapsed_ms > limits.idle_timeout_ms:
+                self._server.on_event("timeout_idle")
+                self._close()
+        elif doing == _IN_HEAD:
+            if elapsed_ms > limits.header_timeout_ms:
+                self._refuse(RequestRefused(408, "timeout_header", "The headers took too long."))
+        elif doing == _IN_BODY:
+            if elapsed_ms > limits.body_timeout_ms + self._body_time_ms():
+                self._refuse(RequestRefused(408, "timeout_body", "The body took too long."))
+        elif doing == _LINGERING:
+            if elapsed_ms > LINGER_MS:
+                self.abort()
+        elif doing != _SERVING and elapsed_ms > limits.write_timeout_ms:
+            self._server.on_event("timeout_write")
+            self.abort()
+
+    def _current_activity(self) -> int:
+        if self._transport.is_closing():
+            return _CLOSING
+        if self._is_lingering:
+            return _LINGERING
+        if self._write_paused:
+            return _WRITING
+        if self._phase in (_BODY, _CHUNKS):
+            return _IN_BODY
+        if self._unread and not self._stalled:
+            return _IN_HEAD
+        return _IDLE if self._is_idle() and not self._pending else _SERVING
+
+    def _body_time_ms(self) -> float:
+        return self._body_size * 1000 / self._limits.body_rate_min_bytes_per_s
+
+    def _is_idle(self) -> bool:
+        return self._phase == _HEAD and not self._unread
+
+    def _close(self) -> None:
+        if self._is_lingering or self._transport.is_closing():
+            return
+        if self._refused and not self._end_of_input:
+            self._is_lingering = True
+            self._transport.write_eof()
+            self._update_reading()
+        else:
+            self._phase = _NOTHING_MORE
+            self._transport.close()
+
+    def _call_back(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            self._report_failure("request callback failed")
+
+    def _report_failure(self, what: str) -> None:
+        log.exception("%s name=%s", what, self._server.name)
+        self._server.on_event("handler_failed")
+
+
+def _phrase(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b"Unknown"
+
+
+def _ignore_event(event: str) -> None:
+    """Count nothing."""
