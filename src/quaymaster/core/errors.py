@@ -4,7 +4,8 @@ A class here says what went wrong, in the words the service uses; what it looks 
 status, `__type`) is one table in `protocol/errors.py`. Errors whose wording is fixed build it themselves from
 the values they name; the others take the finished sentence.
 
-Source: Amazon SQS API Reference, the errors of each action and Common Errors; wordings as the service sends them.
+Source: Amazon SQS API Reference, the errors of each action and Common Errors; wordings as the service
+sends them.
 """
 
 from __future__ import annotations
@@ -152,8 +153,8 @@ class InvalidMessageContents(CallerError):
 
     def __init__(
         self,
-        message: str = "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | "
-        "#xE000 to #xFFFD | #x10000 to #x10FFFF",
+        message: str = "Invalid characters found. Valid unicode characters are "
+        "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF",
     ) -> None:
         super().__init__(message)
 
@@ -293,8 +294,8 @@ class SignatureDoesNotMatch(CallerError):
 
     def __init__(
         self,
-        message: str = "The request signature we calculated does not match the signature you provided. Check your "
-        "AWS Secret Access Key and signing method. Consult the service documentation for details.",
+        message: str = "The request signature we calculated does not match the signature you provided. "
+        "Check your AWS Secret Access Key and signing method. Consult the service documentation for details.",
     ) -> None:
         super().__init__(message)
 
@@ -384,7 +385,7 @@ class Timeout(NotNow):
 
 
 class JournalStopped(NotNow):
-    """The journal stopped (an I/O error, or a bug it noticed) and takes nothing more until it is started again."""
+    """The journal stopped (an I/O error, or a bug it noticed) and takes nothing more until a restart."""
 
     message = "The journal of the queue has stopped."
 

@@ -2,7 +2,8 @@
 
 The structs decode from and encode to AWS JSON directly; the Query form is built from the same fields by
 `sqs_query`. An absent member is None in an input and is left out of an output; an empty list or map in an
-output is left out too, as the service does.
+output is left out too, as the service does. Strings, numbers and bytes are as they came: nothing is
+validated.
 
 `ACTIONS` is the list of everything a request can name. A test keeps it equal to the public service model.
 
@@ -14,8 +15,13 @@ Source: the public SQS service model, 2012-11-05.
 
 from __future__ import annotations
 
+from typing import Any, get_origin
+
 import msgspec
 from msgspec import field
+from msgspec.structs import FieldInfo
+
+from quaymaster.core.errors import InvalidParameterValue, MissingParameter, QueueDoesNotExist
 
 
 class Shape(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -25,7 +31,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 # Shared by several actions
 
 
-class MessageAttributeValue(Shape):
+class MessageAttributeValue(Shape, frozen=True):
     """One message (or message system) attribute. Exactly one value member is set, the kind `DataType` says.
 
     The model requires `DataType`; it defaults to empty here because the service answers its absence with an
@@ -39,7 +45,7 @@ class MessageAttributeValue(Shape):
     BinaryListValues: list[bytes] | None = None
 
 
-class BatchResultErrorEntry(Shape):
+class BatchResultErrorEntry(Shape, frozen=True):
     """Why one entry of a batch failed. `SenderFault` is False when trying again may help."""
 
     Id: str
@@ -51,98 +57,98 @@ class BatchResultErrorEntry(Shape):
 # Queues
 
 
-class CreateQueueRequest(Shape):
+class CreateQueueRequest(Shape, frozen=True):
     QueueName: str
     Attributes: dict[str, str] | None = None
     tags: dict[str, str] | None = None
 
 
-class CreateQueueResult(Shape):
+class CreateQueueResult(Shape, frozen=True):
     QueueUrl: str | None = None
 
 
-class DeleteQueueRequest(Shape):
+class DeleteQueueRequest(Shape, frozen=True):
     QueueUrl: str
 
 
-class GetQueueUrlRequest(Shape):
+class GetQueueUrlRequest(Shape, frozen=True):
     QueueName: str
     QueueOwnerAWSAccountId: str | None = None
 
 
-class GetQueueUrlResult(Shape):
+class GetQueueUrlResult(Shape, frozen=True):
     QueueUrl: str | None = None
 
 
-class ListQueuesRequest(Shape):
+class ListQueuesRequest(Shape, frozen=True):
     QueueNamePrefix: str | None = None
     NextToken: str | None = None
     MaxResults: int | None = None
 
 
-class ListQueuesResult(Shape):
+class ListQueuesResult(Shape, frozen=True):
     QueueUrls: list[str] = field(default_factory=list)
     NextToken: str | None = None
 
 
-class ListDeadLetterSourceQueuesRequest(Shape):
+class ListDeadLetterSourceQueuesRequest(Shape, frozen=True):
     QueueUrl: str
     NextToken: str | None = None
     MaxResults: int | None = None
 
 
-class ListDeadLetterSourceQueuesResult(Shape):
+class ListDeadLetterSourceQueuesResult(Shape, frozen=True):
     queueUrls: list[str] = field(default_factory=list)
     NextToken: str | None = None
 
 
-class GetQueueAttributesRequest(Shape):
+class GetQueueAttributesRequest(Shape, frozen=True):
     QueueUrl: str
     AttributeNames: list[str] | None = None
 
 
-class GetQueueAttributesResult(Shape):
+class GetQueueAttributesResult(Shape, frozen=True):
     Attributes: dict[str, str] = field(default_factory=dict)
 
 
-class SetQueueAttributesRequest(Shape):
+class SetQueueAttributesRequest(Shape, frozen=True):
     QueueUrl: str
     Attributes: dict[str, str]
 
 
-class PurgeQueueRequest(Shape):
+class PurgeQueueRequest(Shape, frozen=True):
     QueueUrl: str
 
 
 # Tags and permissions
 
 
-class TagQueueRequest(Shape):
+class TagQueueRequest(Shape, frozen=True):
     QueueUrl: str
     Tags: dict[str, str]
 
 
-class UntagQueueRequest(Shape):
+class UntagQueueRequest(Shape, frozen=True):
     QueueUrl: str
     TagKeys: list[str]
 
 
-class ListQueueTagsRequest(Shape):
+class ListQueueTagsRequest(Shape, frozen=True):
     QueueUrl: str
 
 
-class ListQueueTagsResult(Shape):
+class ListQueueTagsResult(Shape, frozen=True):
     Tags: dict[str, str] = field(default_factory=dict)
 
 
-class AddPermissionRequest(Shape):
+class AddPermissionRequest(Shape, frozen=True):
     QueueUrl: str
     Label: str
     AWSAccountIds: list[str]
     Actions: list[str]
 
 
-class RemovePermissionRequest(Shape):
+class RemovePermissionRequest(Shape, frozen=True):
     QueueUrl: str
     Label: str
 
@@ -150,7 +156,7 @@ class RemovePermissionRequest(Shape):
 # Sending
 
 
-class SendMessageRequest(Shape):
+class SendMessageRequest(Shape, frozen=True):
     QueueUrl: str
     MessageBody: str
     DelaySeconds: int | None = None
@@ -160,7 +166,7 @@ class SendMessageRequest(Shape):
     MessageGroupId: str | None = None
 
 
-class SendMessageResult(Shape):
+class SendMessageResult(Shape, frozen=True):
     MD5OfMessageBody: str | None = None
     MD5OfMessageAttributes: str | None = None
     MD5OfMessageSystemAttributes: str | None = None
@@ -168,7 +174,7 @@ class SendMessageResult(Shape):
     SequenceNumber: str | None = None
 
 
-class SendMessageBatchRequestEntry(Shape):
+class SendMessageBatchRequestEntry(Shape, frozen=True):
     Id: str
     MessageBody: str
     DelaySeconds: int | None = None
@@ -178,12 +184,12 @@ class SendMessageBatchRequestEntry(Shape):
     MessageGroupId: str | None = None
 
 
-class SendMessageBatchRequest(Shape):
+class SendMessageBatchRequest(Shape, frozen=True):
     QueueUrl: str
     Entries: list[SendMessageBatchRequestEntry]
 
 
-class SendMessageBatchResultEntry(Shape):
+class SendMessageBatchResultEntry(Shape, frozen=True):
     Id: str
     MessageId: str
     MD5OfMessageBody: str
@@ -192,7 +198,7 @@ class SendMessageBatchResultEntry(Shape):
     SequenceNumber: str | None = None
 
 
-class SendMessageBatchResult(Shape):
+class SendMessageBatchResult(Shape, frozen=True):
     Successful: list[SendMessageBatchResultEntry] = field(default_factory=list)
     Failed: list[BatchResultErrorEntry] = field(default_factory=list)
 
@@ -200,7 +206,7 @@ class SendMessageBatchResult(Shape):
 # Receiving
 
 
-class ReceiveMessageRequest(Shape):
+class ReceiveMessageRequest(Shape, frozen=True):
     QueueUrl: str
     AttributeNames: list[str] | None = None
     MessageSystemAttributeNames: list[str] | None = None
@@ -211,7 +217,7 @@ class ReceiveMessageRequest(Shape):
     ReceiveRequestAttemptId: str | None = None
 
 
-class Message(Shape):
+class Message(Shape, frozen=True):
     """One delivery, as it is handed out."""
 
     MessageId: str | None = None
@@ -223,59 +229,59 @@ class Message(Shape):
     MessageAttributes: dict[str, MessageAttributeValue] | None = None
 
 
-class ReceiveMessageResult(Shape):
+class ReceiveMessageResult(Shape, frozen=True):
     Messages: list[Message] = field(default_factory=list)
 
 
 # Deleting, changing visibility
 
 
-class DeleteMessageRequest(Shape):
+class DeleteMessageRequest(Shape, frozen=True):
     QueueUrl: str
     ReceiptHandle: str
 
 
-class DeleteMessageBatchRequestEntry(Shape):
+class DeleteMessageBatchRequestEntry(Shape, frozen=True):
     Id: str
     ReceiptHandle: str
 
 
-class DeleteMessageBatchRequest(Shape):
+class DeleteMessageBatchRequest(Shape, frozen=True):
     QueueUrl: str
     Entries: list[DeleteMessageBatchRequestEntry]
 
 
-class DeleteMessageBatchResultEntry(Shape):
+class DeleteMessageBatchResultEntry(Shape, frozen=True):
     Id: str
 
 
-class DeleteMessageBatchResult(Shape):
+class DeleteMessageBatchResult(Shape, frozen=True):
     Successful: list[DeleteMessageBatchResultEntry] = field(default_factory=list)
     Failed: list[BatchResultErrorEntry] = field(default_factory=list)
 
 
-class ChangeMessageVisibilityRequest(Shape):
+class ChangeMessageVisibilityRequest(Shape, frozen=True):
     QueueUrl: str
     ReceiptHandle: str
     VisibilityTimeout: int
 
 
-class ChangeMessageVisibilityBatchRequestEntry(Shape):
+class ChangeMessageVisibilityBatchRequestEntry(Shape, frozen=True):
     Id: str
     ReceiptHandle: str
     VisibilityTimeout: int | None = None
 
 
-class ChangeMessageVisibilityBatchRequest(Shape):
+class ChangeMessageVisibilityBatchRequest(Shape, frozen=True):
     QueueUrl: str
     Entries: list[ChangeMessageVisibilityBatchRequestEntry]
 
 
-class ChangeMessageVisibilityBatchResultEntry(Shape):
+class ChangeMessageVisibilityBatchResultEntry(Shape, frozen=True):
     Id: str
 
 
-class ChangeMessageVisibilityBatchResult(Shape):
+class ChangeMessageVisibilityBatchResult(Shape, frozen=True):
     Successful: list[ChangeMessageVisibilityBatchResultEntry] = field(default_factory=list)
     Failed: list[BatchResultErrorEntry] = field(default_factory=list)
 
@@ -283,30 +289,30 @@ class ChangeMessageVisibilityBatchResult(Shape):
 # Moving messages
 
 
-class StartMessageMoveTaskRequest(Shape):
+class StartMessageMoveTaskRequest(Shape, frozen=True):
     SourceArn: str
     DestinationArn: str | None = None
     MaxNumberOfMessagesPerSecond: int | None = None
 
 
-class StartMessageMoveTaskResult(Shape):
+class StartMessageMoveTaskResult(Shape, frozen=True):
     TaskHandle: str | None = None
 
 
-class CancelMessageMoveTaskRequest(Shape):
+class CancelMessageMoveTaskRequest(Shape, frozen=True):
     TaskHandle: str
 
 
-class CancelMessageMoveTaskResult(Shape):
+class CancelMessageMoveTaskResult(Shape, frozen=True):
     ApproximateNumberOfMessagesMoved: int | None = None
 
 
-class ListMessageMoveTasksRequest(Shape):
+class ListMessageMoveTasksRequest(Shape, frozen=True):
     SourceArn: str
     MaxResults: int | None = None
 
 
-class ListMessageMoveTasksResultEntry(Shape):
+class ListMessageMoveTasksResultEntry(Shape, frozen=True):
     TaskHandle: str | None = None
     Status: str | None = None
     SourceArn: str | None = None
@@ -318,15 +324,15 @@ class ListMessageMoveTasksResultEntry(Shape):
     StartedTimestamp: int | None = None
 
 
-class ListMessageMoveTasksResult(Shape):
+class ListMessageMoveTasksResult(Shape, frozen=True):
     Results: list[ListMessageMoveTasksResultEntry] = field(default_factory=list)
 
 
 class Action(msgspec.Struct, frozen=True):
     """One thing a request can ask for.
 
-    `output` is None where the service answers with nothing. `has_queue_url` tells the actions on one queue from
-    those on the account (only these are valid at the root path of the Query protocol without a QueueUrl).
+    `output` is None where the service answers with nothing. `has_queue_url` tells the actions on one queue
+    (the Query protocol takes the queue from the path when the parameter is absent) from those on the account.
     """
 
     name: str
@@ -373,3 +379,22 @@ ACTIONS: dict[str, Action] = {
         _action("UntagQueue", UntagQueueRequest),
     )
 }
+
+
+def missing_member(member: FieldInfo, path: str) -> Any:
+    """Return what an absent required member means: an empty list or map, else the error the service gives.
+
+    `path` names the structure the member is missing from ("" for the input itself). An empty list or map goes
+    on to validation, which has the service's word for each (EmptyBatchRequest, for one).
+    """
+    if get_origin(member.type) in (list, dict):
+        return member.type()
+    if path:
+        raise MissingParameter(f"{path}.{member.name}")
+    if member.name == "QueueUrl":
+        raise QueueDoesNotExist
+    if member.name == "QueueName":
+        raise InvalidParameterValue(
+            "Value for parameter QueueName is invalid. Reason: Must specify a queue name."
+        )
+    raise MissingParameter(member.name)
