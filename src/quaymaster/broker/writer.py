@@ -1,0 +1,247 @@
+"""The one thread that writes a journal: group commit, and one call back to the event loop for each commit.
+
+    loop thread      append(batches) ──▶ queue                    on_progress(written_end, durable_end)
+                                           │                            ▲
+    writer thread           take all that waits, at most 1 MiB ─▶ write ─▶ fdatasync
+
+While an fsync runs the next group forms by itself, so no timer is needed. A second thread, the keeper,
+prepares the next segment, watches free space and writes down the durable floor, out of the commits' way.
+
+A full disk holds batches back and tries again until there is room. Any other error ends the writer for good:
+`on_failed` is called once, and nothing more is written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from quaymaster.broker.disk import is_full
+from quaymaster.broker.journal_files import JournalFiles, JournalStopped
+from quaymaster.core.records import Batch
+
+FULL_DISK_RETRY_S = 0.25
+KEEPER_INTERVAL_S = 1.0
+FSYNC_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+Work = tuple[Sequence[Batch], bool]
+
+
+class WriterCounters:
+    """Plain figures of one writer, written by its thread and read by the owner. They only grow."""
+
+    __slots__ = (
+        "appended_batches",
+        "appended_bytes",
+        "fsync_buckets",
+        "fsync_seconds",
+        "fsyncs",
+        "full_disk_waits",
+    )
+
+    def __init__(self) -> None:
+        self.appended_bytes = 0
+        self.appended_batches = 0
+        self.fsyncs = 0
+        self.fsync_seconds = 0.0
+        self.fsync_buckets = [0] * (len(FSYNC_BUCKETS_S) + 1)
+        """Fsyncs of at most FSYNC_BUCKETS_S[i] seconds, and more than the bound before; last: longer."""
+        self.full_disk_waits = 0
+
+    def note_fsync(self, seconds: float) -> None:
+        """Count one fsync."""
+        self.fsyncs += 1
+        self.fsync_seconds += seconds
+        bucket = 0
+        for bound in FSYNC_BUCKETS_S:
+            if seconds <= bound:
+                break
+            bucket += 1
+        self.fsync_buckets[bucket] += 1
+
+
+class JournalWriter:
+    """Writes one journal. `append` belongs to the event loop's thread; callbacks come back on it."""
+
+    def __init__(
+        self,
+        journal: JournalFiles,
+        *,
+        post: Callable[..., object],
+        on_progress: Callable[[int, int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """Make a writer; `start` starts it.
+
+        `post(callback, *arguments)` runs a callback on the loop's thread: `loop.call_soon_threadsafe`.
+        `on_progress(written_end, durable_end)` is called once for each group commit, and once more before its
+        fsync when someone asked for that. `on_failed(error)` is called at most once.
+        """
+        self._journal = journal
+        self._post = post
+        self._on_progress = on_progress
+        self._on_failed = on_failed
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._given_bytes = 0  # the loop's thread
+        self._done_bytes = 0  # the writer's thread
+        self._closing = threading.Event()
+        self._keeper_wake = threading.Event()
+        self._failed_lock = threading.Lock()
+        self._failed: Exception | None = None
+        self._writer = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._keeper = threading.Thread(target=self._keep, name="journal-keeper", daemon=True)
+        self.counters = WriterCounters()
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes were given and are not durable yet; the owner holds back when it is too much."""
+        return self._given_bytes - self._done_bytes
+
+    @property
+    def disk_low(self) -> bool:
+        """Whether free space is below the limit: refuse sends, let deletes and receives go on."""
+        return self._journal.space.disk_low
+
+    @property
+    def failed(self) -> Exception | None:
+        """Why the writer ended for good, or None."""
+        return self._failed
+
+    def start(self) -> None:
+        """Start both threads."""
+        self._writer.start()
+        self._keeper.start()
+
+    def append(self, batches: Sequence[Batch], *, tell_written: bool = False) -> None:
+        """Hand over batches to be written in this order; never blocks.
+
+        With `tell_written` there is an extra `on_progress` as soon as they are written, before their fsync.
+        After a failure batches are dropped: `on_failed` has said so or is about to.
+        """
+        self._given_bytes += sum([len(batch.data) for batch in batches])
+        self._queue.put((batches, tell_written))
+
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Write what was given, stop both threads; False when they did not end in time. Blocks.
+
+        On a disk that stays full, what cannot be written is given up. The journal itself stays open.
+        """
+        self._closing.set()
+        self._keeper_wake.set()
+        self._queue.put(None)
+        if self._writer.ident is None:
+            return True
+        deadline = time.monotonic() + timeout_s
+        for thread in (self._writer, self._keeper):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not (self._writer.is_alive() or self._keeper.is_alive())
+
+    # The writer's thread.
+
+    def _run(self) -> None:
+        try:
+            while (work := self._queue.get()) is not None:
+                if not self._commit(*self._gather(work)):
+                    break
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _gather(self, work: Work) -> tuple[list[Batch], int, bool]:
+        """Take what waits, up to the limit of one group; at least the work that is there."""
+        group: list[Batch] = []
+        group_bytes = 0
+        tell_written = False
+        limit = self._journal.group_bytes_max
+        while True:
+            batches, tell = work
+            group.extend(batches)
+            group_bytes += sum([len(batch.data) for batch in batches])
+            tell_written = tell_written or tell
+            if group_bytes >= limit:
+                break
+            try:
+                more = self._queue.get_nowait()
+            except Empty:
+                break
+            if more is None:
+                self._queue.put(None)  # the end comes after this group
+                break
+            work = more
+        return group, group_bytes, tell_written
+
+    def _commit(self, group: list[Batch], group_bytes: int, tell_written: bool) -> bool:
+        journal = self._journal
+        segments = journal.segment_count
+        try:
+            if not self._write(group):
+                return False
+            if tell_written:
+                self._call(self._on_progress, journal.end_offset, journal.durable_end)
+            started = time.perf_counter()
+            durable_end = journal.sync()
+            self.counters.note_fsync(time.perf_counter() - started)
+        except (OSError, JournalStopped) as error:
+            self._fail(error)
+            return False
+        self.counters.appended_bytes += group_bytes
+        self.counters.appended_batches += len(group)
+        self._done_bytes += group_bytes
+        self._call(self._on_progress, durable_end, durable_end)
+        if journal.segment_count != segments:
+            self._keeper_wake.set()
+        return True
+
+    def _write(self, group: list[Batch]) -> bool:
+        """Write a group; on a full disk wait for room. False when the writer was closed while waiting."""
+        journal = self._journal
+        while True:
+            try:
+                journal.append(group)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+            else:
+                return True
+            group = [batch for batch in group if batch.base_offset >= journal.end_offset]
+            journal.space.disk_low = True
+            if journal.durable_end < journal.end_offset:
+                self._call(self._on_progress, journal.end_offset, journal.sync())
+            self.counters.full_disk_waits += 1
+            if self._closing.wait(FULL_DISK_RETRY_S):
+                return False
+
+    # The keeper's thread.
+
+    def _keep(self) -> None:
+        journal = self._journal
+        try:
+            while not self._closing.is_set():
+                self._keeper_wake.clear()
+                journal.space.prepare_next()
+                journal.space.check()
+                journal.persist_floor_if_rolled()
+                journal.release_files()
+                self._keeper_wake.wait(KEEPER_INTERVAL_S)
+        except JournalStopped:
+            return
+        except OSError as error:
+            journal.fail(error)
+            self._fail(error)
+
+    # Both.
+
+    def _fail(self, error: Exception) -> None:
+        with self._failed_lock:
+            if self._failed is not None:
+                return
+            self._failed = error
+        self._call(self._on_failed, error)
+
+    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._post(callback, *arguments)
+        except RuntimeError:
+            self._closing.set()  # the loop is closed: nobody is left to tell

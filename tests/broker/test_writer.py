@@ -1,0 +1,133 @@
+"""The journal's writer thread: group commit and what it tells the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from harness.batches import BatchSource, payloads_of
+
+from quaymaster.broker.disk import RealDisk
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.writer import JournalWriter
+
+SMALL = JournalLimits(
+    segment_bytes_min=64 << 10, segment_bytes_max=128 << 10, reserve_segments=1, disk_low_bytes=0
+)
+
+
+class Owner:
+    """Stands for the replica loop: notes what the writer says and waits for it."""
+
+    def __init__(self, journal: JournalFiles) -> None:
+        self.progress: list[tuple[int, int]] = []
+        self.failures: list[Exception] = []
+        self._changed = asyncio.Event()
+        self.writer = JournalWriter(
+            journal,
+            post=asyncio.get_running_loop().call_soon_threadsafe,
+            on_progress=self._note_progress,
+            on_failed=self._note_failure,
+        )
+
+    def _note_progress(self, written_end: int, durable_end: int) -> None:
+        self.progress.append((written_end, durable_end))
+        self._changed.set()
+
+    def _note_failure(self, error: Exception) -> None:
+        self.failures.append(error)
+        self._changed.set()
+
+    async def until_durable(self, offset: int) -> None:
+        async with asyncio.timeout(30):
+            while not self.progress or self.progress[-1][1] < offset:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_failed(self) -> None:
+        async with asyncio.timeout(30):
+            while not self.failures:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def test_everything_given_becomes_durable_in_order(tmp_path: Path) -> None:
+    journal = JournalFiles.open(RealDisk(), tmp_path / "j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        owner.writer.start()
+        for _ in range(200):
+            owner.writer.append([source.batch([b"x" * 300] * 8), source.batch([b"y"])])
+            if source.end_offset % 45 == 0:
+                await asyncio.sleep(0)
+        await owner.until_durable(source.end_offset)
+        assert owner.writer.close()
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.progress == sorted(owner.progress)
+    assert all(written == durable for written, durable in owner.progress)
+    assert owner.writer.pending_bytes == 0
+    assert owner.writer.counters.fsyncs == len(owner.progress) == sum(owner.writer.counters.fsync_buckets)
+    assert owner.writer.counters.appended_batches == 400
+    assert payloads_of(journal) == source.payloads
+    journal.close()
+
+
+def test_batches_that_wait_together_share_one_fsync(tmp_path: Path) -> None:
+    journal = JournalFiles.open(RealDisk(), tmp_path / "j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        for _ in range(50):
+            owner.writer.append([source.batch([b"x"])])
+        owner.writer.start()
+        await owner.until_durable(50)
+        assert owner.writer.close()
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.progress == [(50, 50)]
+    assert owner.writer.counters.fsyncs == 1
+    journal.close()
+
+
+def test_a_written_end_is_told_before_the_fsync_when_asked_for(tmp_path: Path) -> None:
+    journal = JournalFiles.open(RealDisk(), tmp_path / "j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        owner.writer.start()
+        owner.writer.append([source.batch([b"x"])], tell_written=True)
+        await owner.until_durable(1)
+        assert owner.writer.close()
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.progress == [(1, 0), (1, 1)]
+    journal.close()
+
+
+def test_closing_writes_what_was_given(tmp_path: Path) -> None:
+    journal = JournalFiles.open(RealDisk(), tmp_path / "j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> None:
+        owner = Owner(journal)
+        owner.writer.start()
+        for _ in range(300):
+            owner.writer.append([source.batch([b"x" * 5000])])
+        assert await asyncio.to_thread(owner.writer.close)
+
+    asyncio.run(run())
+
+    assert journal.durable_end == 300
+    journal.close()
