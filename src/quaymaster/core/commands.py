@@ -1,0 +1,361 @@
+"""What a broker is asked, and what comes of it: the commands and outcomes of one partition.
+
+Commands are requests; the journal's records (`core/records`) are the decisions made on them. A command goes to
+the leader of the partition's journal, over the in-memory or the framed transport, and is answered once: by its
+outcome, by a `CallerError`, or by a `NotNow` error when nothing can be promised.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quaymaster.core.queue_definitions import QueueDefinition
+
+QUEUE_DEFAULT = -1
+"""Stands for "what the queue says" in `delay_ms` and `visibility_timeout_ms`."""
+
+
+class NewMessage(msgspec.Struct, gc=False):
+    """A message to store: `payload` is the bytes of the SEND record, prefix included (`core/messages`).
+
+    `flags` are the record's flags and say which parts the prefix has. `group` is the 64-bit hash of the message
+    group id (0: none). `dedup` and `retry` are 16-byte hashes: the deduplication id in its scope (FIFO), and the
+    SDK invocation with the content it carried. `may_be_retry` is false when the SDK said that this is its first
+    attempt: then the retry hash is remembered but not looked up.
+    """
+
+    message_id: bytes
+    payload: bytes
+    flags: int = 0
+    delay_ms: int = QUEUE_DEFAULT
+    group: int = 0
+    dedup: bytes | None = None
+    retry: bytes | None = None
+    may_be_retry: bool = True
+
+
+class Send(msgspec.Struct, gc=False):
+    """Store 1-10 messages; each gets its own sequence number, or is found to be a duplicate of a stored one."""
+
+    queue_id: int
+    partition: int
+    messages: list[NewMessage]
+
+
+class SendResult(msgspec.Struct, gc=False):
+    """Where a message stands: its own ids, or those of the message it duplicates."""
+
+    sequence: int
+    message_id: bytes
+    duplicate: bool = False
+
+
+class SendOutcome(msgspec.Struct, gc=False):
+    """One result for each message of the Send, in order."""
+
+    results: list[SendResult]
+
+
+class Receive(msgspec.Struct, gc=False):
+    """Hand out up to `count_max` visible messages, each hidden for `visibility_timeout_ms` (-1: the queue's).
+
+    With `wait_ms` above 0 an empty receive is parked for that long, or until a message is visible.
+    `attempt` is the 16-byte hash of a ReceiveRequestAttemptId (FIFO), or None.
+    """
+
+    queue_id: int
+    partition: int
+    count_max: int
+    visibility_timeout_ms: int = QUEUE_DEFAULT
+    wait_ms: int = 0
+    attempt: bytes | None = None
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """One handing of a message to one consumer. `record_type` and `flags` say how `payload` is laid out."""
+
+    sequence: int
+    delivery_count: int
+    first_receive_ms: int
+    sent_ms: int
+    record_type: int
+    flags: int
+    payload: bytes
+
+
+class ReceiveOutcome(msgspec.Struct, gc=False):
+    """The deliveries (an empty list is normal) and the epoch that goes into their receipt handles."""
+
+    epoch: int
+    deliveries: list[Delivery]
+
+
+class Receipt(msgspec.Struct, gc=False, frozen=True):
+    """The part of a receipt handle that a partition judges: which delivery of which message.
+
+    `handle` is the handle as the caller wrote it, for the words of an error.
+    """
+
+    sequence: int
+    epoch: int
+    delivery_count: int
+    handle: str = ""
+
+
+class Delete(msgspec.Struct, gc=False):
+    """Delete 1-10 messages by their receipts."""
+
+    queue_id: int
+    partition: int
+    receipts: list[Receipt]
+
+
+class ChangeVisibility(msgspec.Struct, gc=False):
+    """Hide 1-10 messages for a new timeout, counted from now; 0 makes one visible at once."""
+
+    queue_id: int
+    partition: int
+    receipts: list[Receipt]
+    visibility_timeouts_ms: list[int]
+
+
+class EntriesOutcome(msgspec.Struct, gc=False):
+    """For each entry of a Delete or ChangeVisibility: None when done, else the caller's error."""
+
+    errors: list[Exception | None]
+
+
+class Purge(msgspec.Struct, gc=False):
+    """Delete every message that was sent before this, keep the queue."""
+
+    queue_id: int
+
+
+class SetQueue(msgspec.Struct, gc=False):
+    """Make the journal know a queue, or a newer revision of it; idempotent by revision."""
+
+    definition: QueueDefinition
+
+
+class DeleteQueue(msgspec.Struct, gc=False):
+    """Forget a queue and every message in it; idempotent."""
+
+    queue_id: int
+
+
+class Done(msgspec.Struct, gc=False):
+    """It is so, and durable."""
+
+
+class CountMessages(msgspec.Struct, gc=False):
+    """Ask for the queue's counts; promises nothing and never waits."""
+
+    queue_id: int
+
+
+class QueueCounts(msgspec.Struct, gc=False):
+    """How many messages are in which state; exact at rest. `noisy_groups`: tenants held back for fairness.
+
+    `oldest_sent_ms` is 0 when the queue is empty.
+    """
+
+    visible: int
+    in_flight: int
+    delayed: int
+    oldest_sent_ms: int = 0
+    noisy_groups: int = 0
+
+
+class Peek(msgspec.Struct, gc=False):
+    """Show up to `count_max` messages from `from_sequence` on, whatever their state, and change nothing."""
+
+    queue_id: int
+    partition: int
+    from_sequence: int
+    count_max: int
+
+
+class PeekedMessage(msgspec.Struct, gc=False):
+    """A message as it lies in the queue; `state` is visible, in_flight or delayed."""
+
+    sequence: int
+    state: str
+    delivery_count: int
+    first_receive_ms: int
+    sent_ms: int
+    record_type: int
+    flags: int
+    payload: bytes
+
+
+class PeekOutcome(msgspec.Struct, gc=False):
+    """The messages found, and the sequence number to go on from (0: none left)."""
+
+    messages: list[PeekedMessage]
+    next_sequence: int
+
+
+class StartMoveTask(msgspec.Struct, gc=False):
+    """Start moving the visible messages of a dead-letter queue to `target_queue_id`, or (None) whence they came.
+
+    `rate_per_s` bounds messages per second; None: as fast as it goes.
+    """
+
+    queue_id: int
+    task_id: bytes
+    source_arn: str
+    target_arn: str | None
+    target_queue_id: int | None
+    rate_per_s: int | None
+
+
+class CancelMoveTask(msgspec.Struct, gc=False):
+    """Stop a running move task; what was moved stays moved."""
+
+    queue_id: int
+    task_id: bytes
+
+
+class ListMoveTasks(msgspec.Struct, gc=False):
+    """Ask for the move tasks of a source queue, newest first."""
+
+    queue_id: int
+
+
+class MoveTask(msgspec.Struct, gc=False):
+    """A message move task: RUNNING, CANCELLING, CANCELLED, COMPLETED or FAILED."""
+
+    task_id: bytes
+    source_arn: str
+    target_arn: str | None
+    target_queue_id: int | None
+    rate_per_s: int | None
+    status: str
+    started_ms: int
+    moved: int = 0
+    to_move: int = 0
+    failure: str | None = None
+
+
+class MoveTasksOutcome(msgspec.Struct, gc=False):
+    """The tasks asked for."""
+
+    tasks: list[MoveTask]
+
+
+class ExpireMessages(msgspec.Struct, gc=False):
+    """Delete what is older than the queue keeps messages. The broker asks this of itself."""
+
+    queue_id: int
+    partition: int
+
+
+class MoveMessage(msgspec.Struct, gc=False):
+    """Put a message that was taken for it into another queue. The broker asks this of itself.
+
+    `payload` is the source record's, with its `record_type` and `flags`. `new_message_id` None: it keeps its own
+    (a dead letter); else it starts afresh, with this id and the present time (a redrive). With `payload` None
+    the message could not be read: it goes back to where it was.
+    """
+
+    queue_id: int
+    partition: int
+    sequence: int
+    target_queue_id: int
+    record_type: int
+    flags: int
+    payload: bytes | None
+    source_arn: str | None
+    new_message_id: bytes | None = None
+    task_id: bytes | None = None
+
+
+class TakeForMove(msgspec.Struct, gc=False):
+    """Take up to `count_max` visible messages for a move task. The broker asks this of itself."""
+
+    queue_id: int
+    count_max: int
+
+
+class FinishMoveTask(msgspec.Struct, gc=False):
+    """A move task has ended by itself, or (with `failure`) could not go on."""
+
+    queue_id: int
+    task_id: bytes
+    failure: str | None = None
+
+
+class Taken(msgspec.Struct, gc=False):
+    """A message taken from the order: what its delivery says, and the offset of the record that has its body."""
+
+    sequence: int
+    delivery_count: int
+    first_receive_ms: int
+    sent_ms: int
+    offset: int
+
+
+class DeadLetter(msgspec.Struct, gc=False):
+    """A message on its way to another queue: its body is to be read and a MoveMessage proposed."""
+
+    queue_id: int
+    partition: int
+    sequence: int
+    offset: int
+    target_queue_id: int
+
+
+class TakenOutcome(msgspec.Struct, gc=False):
+    """What a Receive or TakeForMove took, before bodies are read.
+
+    `unfinished`: the scan stopped at its bound, and asking again at once may find more.
+    """
+
+    epoch: int
+    taken: list[Taken]
+    dead_letters: list[DeadLetter]
+    unfinished: bool
+
+
+class Duplicate(msgspec.Struct, gc=False):
+    """A message that was stored before; its ids are in the record at `offset`."""
+
+    offset: int
+
+
+class SentOutcome(msgspec.Struct, gc=False):
+    """What a Send decided, before the ids of duplicates are read."""
+
+    results: list[SendResult | Duplicate]
+
+
+class PeekedOffsets(msgspec.Struct, gc=False):
+    """What a Peek found, before bodies are read: messages, their states, and where to go on (0: none left)."""
+
+    messages: list[Taken]
+    states: list[str]
+    next_sequence: int
+
+
+Command = (
+    Send
+    | Receive
+    | Delete
+    | ChangeVisibility
+    | Purge
+    | SetQueue
+    | DeleteQueue
+    | CountMessages
+    | Peek
+    | StartMoveTask
+    | CancelMoveTask
+    | ListMoveTasks
+)
+"""What a front end may ask."""
+
+InternalCommand = ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask
+Outcome = SendOutcome | ReceiveOutcome | EntriesOutcome | Done | QueueCounts | PeekOutcome | MoveTasksOutcome
+"""What a front end is answered."""
+
+Decided = SentOutcome | TakenOutcome | EntriesOutcome | Done | QueueCounts | PeekedOffsets | MoveTasksOutcome
+"""What the core decides; the broker reads the bodies that an `Outcome` has besides."""

@@ -1,0 +1,283 @@
+"""Where each message of a partition lies in the journal: sequence number -> record offset, send time, group.
+
+Dense and positional: the newest entries are packed columns in memory; older ones go, 4,096 at a time, into chunks
+kept by a `ChunkKeeper` (a file in a broker, a dict in tests), of which the few last used stay in memory. So a
+queued message costs no memory, whatever the backlog.
+
+    chunk:  version u8 · has_groups u8 · reserved u16 · count u32 · first sequence u64
+            offsets u64[count] · times u64[count] · groups u64[count] (only with groups)
+    time:   send time in ms << 15 | own or queue delay in 50 ms slots
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from quaymaster.core.timers import SLOT_MS
+
+CHUNK_ENTRIES = 4_096
+TAIL_ENTRIES_MAX = 2 * CHUNK_ENTRIES
+CHUNKS_CACHED = 3
+CHUNK_VERSION = 1
+
+_DELAY_BITS = 15
+_DELAY_MASK = (1 << _DELAY_BITS) - 1
+_CHUNK_HEAD = struct.Struct("<BBHIQ")
+_STATE_HEAD = struct.Struct("<BBHIQQ")
+_CHUNK_REF = struct.Struct("<QQ")
+
+
+class ChunkKeeper(Protocol):
+    """Keeps chunks by number. A freed one may still be read by a snapshot that names it; the keeper sees to that."""
+
+    def write(self, tag: bytes, data: bytes) -> int:
+        """Store a chunk; return the number to read it by."""
+        ...
+
+    def read(self, number: int, tag: bytes) -> bytes:
+        """Return a chunk's bytes."""
+        ...
+
+    def free(self, number: int) -> None:
+        """The live state no longer needs the chunk."""
+        ...
+
+
+class MemoryChunks:
+    """The in-memory twin of a chunk file."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, bytes] = {}
+        self._next = 0
+
+    def write(self, tag: bytes, data: bytes) -> int:
+        self._next += 1
+        self._chunks[self._next] = data
+        return self._next
+
+    def read(self, number: int, tag: bytes) -> bytes:
+        return self._chunks[number]
+
+    def free(self, number: int) -> None:
+        """Kept: a snapshot may name it."""
+
+
+class IndexEntry(NamedTuple):
+    """What the index knows of one message. `due_ms` is when its delay ends."""
+
+    offset: int
+    sent_ms: int
+    due_ms: int
+    group: int
+
+
+class _Columns:
+    __slots__ = ("first", "groups", "offsets", "times")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.offsets = array("Q")
+        self.times = array("Q")
+        self.groups: array[int] | None = None
+
+    def cut(self, count: int) -> _Columns:
+        """Split off and return the first `count` entries."""
+        head = _Columns(self.first)
+        head.offsets, self.offsets = self.offsets[:count], self.offsets[count:]
+        head.times, self.times = self.times[:count], self.times[count:]
+        if self.groups is not None:
+            head.groups, self.groups = self.groups[:count], self.groups[count:]
+        self.first += count
+        return head
+
+    def to_bytes(self) -> bytes:
+        groups = self.groups
+        head = _CHUNK_HEAD.pack(CHUNK_VERSION, groups is not None, 0, len(self.offsets), self.first)
+        return b"".join(
+            (
+                head,
+                self.offsets.tobytes(),
+                self.times.tobytes(),
+                groups.tobytes() if groups is not None else b"",
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _Columns:
+        version, has_groups, _, count, first = _CHUNK_HEAD.unpack_from(data)
+        assert version == CHUNK_VERSION, f"index chunk version {version} is not known"
+        columns = cls(first)
+        at, size = _CHUNK_HEAD.size, 8 * count
+        columns.offsets.frombytes(data[at : at + size])
+        columns.times.frombytes(data[at + size : at + 2 * size])
+        if has_groups:
+            columns.groups = array("Q")
+            columns.groups.frombytes(data[at + 2 * size : at + 3 * size])
+        return columns
+
+
+class SequenceIndex:
+    """The index of one partition. Sequence numbers are appended densely from `next_sequence`."""
+
+    __slots__ = ("_cache", "_chunks", "_keeper", "_tag", "_tail")
+
+    def __init__(self, keeper: ChunkKeeper, tag: bytes, first: int = 1) -> None:
+        self._keeper = keeper
+        self._tag = tag
+        self._tail = _Columns(first)
+        self._chunks: OrderedDict[int, int] = OrderedDict()  # chunk's first sequence -> the keeper's number
+        self._cache: OrderedDict[int, _Columns] = OrderedDict()
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number the next entry gets."""
+        return self._tail.first + len(self._tail.offsets)
+
+    def append(self, offset: int, sent_ms: int, delay_ms: int, group: int) -> None:
+        """Add the entry of the next sequence number."""
+        tail = self._tail
+        if group:
+            if tail.groups is None:
+                tail.groups = array("Q", bytes(8 * len(tail.offsets)))
+            tail.groups.append(group)
+        elif tail.groups is not None:
+            tail.groups.append(0)
+        tail.offsets.append(offset)
+        tail.times.append(sent_ms << _DELAY_BITS | -(-delay_ms // SLOT_MS))
+        if len(tail.offsets) >= TAIL_ENTRIES_MAX:
+            self._seal()
+
+    def entry(self, sequence: int) -> IndexEntry:
+        """Return the entry of a sequence number that was appended and not dropped."""
+        columns = self._tail
+        if sequence < columns.first:
+            columns = self._load(sequence)
+        at = sequence - columns.first
+        packed = columns.times[at]
+        sent_ms = packed >> _DELAY_BITS
+        delay = packed & _DELAY_MASK
+        due_ms = -(-(sent_ms + delay * SLOT_MS) // SLOT_MS) * SLOT_MS if delay else sent_ms
+        return IndexEntry(
+            columns.offsets[at], sent_ms, due_ms, columns.groups[at] if columns.groups is not None else 0
+        )
+
+    def sent_ms(self, sequence: int) -> int:
+        """Return when the message was sent."""
+        columns = self._tail
+        if sequence < columns.first:
+            columns = self._load(sequence)
+        return columns.times[sequence - columns.first] >> _DELAY_BITS
+
+    def group(self, sequence: int) -> int:
+        """Return the hash of the message's group, 0 without one."""
+        columns = self._tail
+        if sequence < columns.first:
+            columns = self._load(sequence)
+        return columns.groups[sequence - columns.first] if columns.groups is not None else 0
+
+    def offsets(self, start: int, stop: int) -> Iterator[array[int]]:
+        """Yield the record offsets of [start, stop) in packed runs."""
+        while start < stop:
+            columns = self._tail if start >= self._tail.first else self._load(start)
+            at = start - columns.first
+            run = columns.offsets[at : at + stop - start]
+            if not run:
+                return
+            yield run
+            start += len(run)
+
+    def first_due_after(self, start: int, stop: int, now_ms: int, delay_ms: int | None) -> int:
+        """Return the first sequence in [start, stop) that is not due at `now_ms`, or `stop`.
+
+        With `delay_ms` the delay is the queue's present one (FIFO, retroactive), else each message's own. Due
+        times must not fall from one sequence to the next.
+        """
+
+        def is_delayed(sequence: int) -> bool:
+            if delay_ms is not None:
+                return self.sent_ms(sequence) + delay_ms > now_ms
+            return self.entry(sequence).due_ms > now_ms
+
+        return bisect_left(range(start, stop), True, key=is_delayed) + start
+
+    def drop_below(self, sequence: int) -> None:
+        """Forget the entries below; whole chunks are given back to the keeper."""
+        while self._chunks:
+            first = next(iter(self._chunks))
+            if first + CHUNK_ENTRIES > sequence:
+                break
+            self._keeper.free(self._chunks.pop(first))
+            self._cache.pop(first, None)
+        tail = self._tail
+        done = sequence - tail.first
+        if done > 0 and (done >= CHUNK_ENTRIES or done == len(tail.offsets)):
+            tail.cut(min(done, len(tail.offsets)))
+
+    def clear(self) -> None:
+        """Forget every entry (the queue is gone)."""
+        for number in self._chunks.values():
+            self._keeper.free(number)
+        self._chunks.clear()
+        self._cache.clear()
+        self._tail = _Columns(self.next_sequence)
+
+    def chunk_numbers(self) -> list[int]:
+        """Return the keeper's numbers of all chunks in use."""
+        return list(self._chunks.values())
+
+    def to_bytes(self) -> bytes:
+        """Return chunk references and the tail, for a snapshot."""
+        refs = b"".join(_CHUNK_REF.pack(first, number) for first, number in self._chunks.items())
+        head = _STATE_HEAD.pack(CHUNK_VERSION, 0, 0, len(self._chunks), self.next_sequence, 0)
+        return head + refs + self._tail.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, keeper: ChunkKeeper, tag: bytes) -> SequenceIndex:
+        """Rebuild from `to_bytes`."""
+        _, _, _, count, _, _ = _STATE_HEAD.unpack_from(data)
+        index = cls(keeper, tag)
+        at = _STATE_HEAD.size
+        for _ in range(count):
+            first, number = _CHUNK_REF.unpack_from(data, at)
+            index._chunks[first] = number
+            at += _CHUNK_REF.size
+        index._tail = _Columns.from_bytes(data[at:])
+        return index
+
+    def _seal(self) -> None:
+        head = self._tail.cut(CHUNK_ENTRIES)
+        self._chunks[head.first] = self._keeper.write(self._tag, head.to_bytes())
+        self._remember(head)
+
+    def _load(self, sequence: int) -> _Columns:
+        for columns in reversed(self._cache.values()):
+            if columns.first <= sequence < columns.first + CHUNK_ENTRIES:
+                return columns
+        first = self._chunk_of(sequence)
+        columns = _Columns.from_bytes(self._keeper.read(self._chunks[first], self._tag))
+        self._remember(columns)
+        return columns
+
+    def _chunk_of(self, sequence: int) -> int:
+        anchor = next(iter(self._chunks), None)
+        assert anchor is not None, f"sequence {sequence} has no index entry"
+        first = sequence - (sequence - anchor) % CHUNK_ENTRIES
+        if first in self._chunks:
+            return first
+        # Chunks are dense except where the tail was cut between two of them.
+        for candidate in self._chunks:
+            if candidate <= sequence < candidate + CHUNK_ENTRIES:
+                return candidate
+        raise AssertionError(f"sequence {sequence} has no index entry")
+
+    def _remember(self, columns: _Columns) -> None:
+        cache = self._cache
+        cache[columns.first] = columns
+        cache.move_to_end(columns.first)
+        while len(cache) > CHUNKS_CACHED:
+            cache.popitem(last=False)

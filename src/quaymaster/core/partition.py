@@ -1,0 +1,690 @@
+"""One partition of a queue: every message's state, as a pure function of the journal's records.
+
+    Send ──▶ delayed ──time──▶ visible ──Receive──▶ in flight ──Delete──▶ gone
+                                  ▲                     │
+                                  └──── timeout ────────┘
+
+What is kept is only what cannot be derived: `head` (below it everything is deleted), a bitmap of deleted messages
+above it, a row for each message in flight, the delivery count of each that came back, timers of single delays,
+recent ids. Bodies, groups and send times stay in the journal and its index.
+
+The leader decides with `take_visible` and the questions below; leader and follower then change state by the same
+`apply_*` methods, which take a record's values. `advance` brings timeouts up to a time; how often it is called
+changes nothing, because due times are slot ends (`core/timers`) and nothing else happens in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+from pyroaring import BitMap64
+
+from quaymaster.core.commands import MoveTask, QueueCounts
+from quaymaster.core.fifo_order import FIFOOrder
+from quaymaster.core.index import ChunkKeeper, IndexEntry, SequenceIndex
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.recent_ids import RecentIds
+from quaymaster.core.sequences import SequenceSet
+from quaymaster.core.standard_order import StandardOrder
+from quaymaster.core.timers import TimerWheel, round_up_to_slot_ms
+
+STATE_VERSION = 1
+DEDUP_WINDOW_MS = 300_000
+ATTEMPT_WINDOW_MS = 300_000
+ATTEMPTS_MAX = 100_000
+VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
+IN_FLIGHT_MAX = 120_000
+
+
+class InFlight(msgspec.Struct, gc=False):
+    """A message that is out with a consumer. `epoch` and `delivery_count` name the delivery that holds it.
+
+    `arrived_count` is the delivery count it had when it came into this queue (0 unless moved here): the redrive
+    policy counts from there. `changed` says that its visibility was changed since it was received.
+    """
+
+    deadline_ms: int
+    delivery_count: int
+    first_receive_ms: int
+    received_ms: int
+    epoch: int
+    arrived_count: int
+    changed: bool = False
+
+
+class Returned(msgspec.Struct, gc=False):
+    """What is remembered of a message that was handed out before and is visible again."""
+
+    delivery_count: int
+    first_receive_ms: int
+    arrived_count: int
+
+
+class Attempt(msgspec.Struct, gc=False):
+    """What a receive with a ReceiveRequestAttemptId handed out."""
+
+    time_ms: int
+    messages: list[tuple[int, int]]
+
+
+class _State(msgspec.Struct, array_like=True):
+    version: int
+    applied: int
+    head: int
+    deleted: bytes
+    cursor: int
+    uneven_until: int
+    passed: bytes
+    own: bytes
+    returned_order: list[int]
+    groups: list[tuple[int, bytes]]
+    in_flight: list[tuple[int, int, int, int, int, int, int, bool]]
+    returned: list[tuple[int, int, int, int]]
+    timers: list[tuple[int, bytes]]
+    dedup: bytes
+    retries: bytes
+    attempts: list[tuple[bytes, int, list[tuple[int, int]]]]
+    tasks: list[MoveTask]
+    has_moved_in: bool
+    index: bytes
+
+
+class Partition:
+    """The state of one partition. Times are queue time in ms; sequences are the partition's own."""
+
+    __slots__ = (
+        "_expiry_scan",
+        "_retry_window_ms",
+        "alive",
+        "applied",
+        "attempts",
+        "committed",
+        "dedup",
+        "definition",
+        "deleted",
+        "dirty",
+        "has_moved_in",
+        "head",
+        "in_flight",
+        "index",
+        "moving",
+        "number",
+        "order",
+        "retries",
+        "returned",
+        "tasks",
+        "timed",
+        "timers",
+        "watched",
+        "wheel",
+    )
+
+    def __init__(
+        self, definition: QueueDefinition, number: int, keeper: ChunkKeeper, *, retry_window_ms: int
+    ) -> None:
+        self.definition = definition
+        self.number = number
+        self.index = SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number))
+        self.applied = 0
+        self.head = 1
+        self.alive = 0
+        self.deleted: BitMap64 = BitMap64()
+        self.in_flight: dict[int, InFlight] = {}
+        self.returned: dict[int, Returned] = {}
+        self.timed = SequenceSet()
+        self.timers = TimerWheel()
+        self.wheel = TimerWheel()
+        self.dedup: RecentIds | None = None
+        self.retries: RecentIds | None = None
+        self.attempts: dict[bytes, Attempt] = {}
+        self.tasks: list[MoveTask] = []
+        self.has_moved_in = False
+        # Only the leader's: what is committed, what is on its way to another queue, who waits for messages.
+        self.committed = 1
+        self.moving: dict[int, int] = {}
+        self.watched = False
+        self.dirty = True
+        self._retry_window_ms = retry_window_ms
+        self._expiry_scan = 1
+        self.order: StandardOrder | FIFOOrder = self._new_order()
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number the next message gets."""
+        return self.index.next_sequence
+
+    # Questions
+
+    def is_live(self, sequence: int) -> bool:
+        """Return whether the message exists: sent, and neither deleted nor expired nor moved away."""
+        return self.head <= sequence < self.index.next_sequence and sequence not in self.deleted
+
+    def counts(self, now_ms: int) -> QueueCounts:
+        """Return how many messages are visible, in flight and delayed at `now_ms`."""
+        self.advance(now_ms)
+        in_flight = len(self.in_flight)
+        delayed = len(self.timed) + self._waiting_for_queue_delay(now_ms)
+        oldest = self.index.sent_ms(self.head) if self.alive else 0
+        return QueueCounts(
+            visible=max(0, self.alive - in_flight - delayed),
+            in_flight=in_flight,
+            delayed=delayed,
+            oldest_sent_ms=oldest,
+            noisy_groups=self.order.noisy_groups(now_ms, in_flight),
+        )
+
+    def next_change_ms(self) -> int | None:
+        """Return when, by time alone, a message may become visible next; None: never."""
+        times = (self.wheel.next_due_ms(), self.timers.next_due_ms(), self.order.next_due_ms)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def state_of(self, sequence: int) -> str:
+        """Return visible, in_flight or delayed for a live message, as of the last `advance`."""
+        if sequence in self.in_flight:
+            return "in_flight"
+        return "delayed" if sequence in self.timed else "visible"
+
+    def is_expired(self, sequence: int, now_ms: int) -> bool:
+        """Return whether the message is older than the queue keeps messages."""
+        return self.index.sent_ms(sequence) + self.definition.retention_ms <= now_ms
+
+    def find_expired(self, now_ms: int, count_max: int) -> tuple[int, list[int]]:
+        """Return (first sequence that is kept, single expired ones above it); the caller proposes their end."""
+        retention_ms = self.definition.retention_ms
+        stop = min(self.committed, self.index.next_sequence)
+        if not self.alive or self.head >= stop:
+            return self.head, []
+        if not self.has_moved_in:
+            if self.index.sent_ms(self.head) + retention_ms > now_ms:
+                return self.head, []
+            return self.index.first_due_after(self.head, stop, now_ms, retention_ms), []
+        # Messages moved here keep the time they were first sent: look at each, a stretch at a time.
+        expired: list[int] = []
+        start = max(self._expiry_scan, self.head)
+        end = min(stop, start + 4 * count_max)
+        for sequence in range(start, end):
+            if len(expired) == count_max:
+                end = sequence
+                break
+            if sequence not in self.deleted and self.index.sent_ms(sequence) + retention_ms <= now_ms:
+                expired.append(sequence)
+        self._expiry_scan = end if end < stop else self.head
+        return self.head, expired
+
+    def find_duplicate(self, dedup: bytes | None, retry: bytes | None, now_ms: int) -> int | None:
+        """Return the offset of the record that stored the same message within the window, or None."""
+        if dedup is not None and self.dedup is not None:
+            offset = self.dedup.find(dedup, now_ms)
+            if offset is not None:
+                return offset
+        if retry is not None and self.retries is not None:
+            return self.retries.find(retry, now_ms)
+        return None
+
+    def find_attempt(self, attempt: bytes, now_ms: int) -> Attempt | None:
+        """Return an earlier receive of this attempt id whose messages are all still out, untouched; or None."""
+        found = self.attempts.get(attempt)
+        if found is None or found.time_ms + ATTEMPT_WINDOW_MS <= now_ms:
+            return None
+        for sequence, delivery_count in found.messages:
+            row = self.in_flight.get(sequence)
+            if row is None or row.delivery_count != delivery_count or row.changed:
+                return None
+        return found
+
+    # Time
+
+    def advance(self, now_ms: int) -> bool:
+        """Bring timeouts and delays up to `now_ms`; return whether a message became visible."""
+        changed = False
+        wheel = self.wheel
+        while wheel.is_due(now_ms):
+            slot = wheel.take_due(now_ms)
+            if slot is None:
+                break
+            for sequence in slot:
+                row = self.in_flight.get(sequence)
+                if row is not None and row.deadline_ms <= now_ms:
+                    self._return(sequence, row, row.deadline_ms)
+                    changed = True
+        timers = self.timers
+        while timers.is_due(now_ms):
+            slot = timers.take_due(now_ms)
+            if slot is None:
+                break
+            for sequence in slot:
+                if self.timed.discard(sequence):
+                    self.order.became_due(sequence)
+                    changed = True
+        return changed
+
+    def defer(self, sequence: int, due_ms: int) -> None:
+        """Give a message a timer of its own."""
+        if self.timed.add(sequence):
+            self.timers.add(sequence, due_ms)
+
+    # Deciding (leader)
+
+    def take_visible(self, count_max: int, now_ms: int) -> list[int]:
+        """Remove up to `count_max` visible, committed messages from the order; each must be decided upon."""
+        return self.order.take(count_max, now_ms, self.committed, len(self.in_flight))
+
+    def put_back(self, sequence: int, now_ms: int) -> None:
+        """Undo `take_visible` for a message that is not handed out after all."""
+        self.moving.pop(sequence, None)
+        self.order.give_back(sequence, now_ms)
+
+    # Applying records
+
+    def apply_send(
+        self,
+        sequence: int,
+        offset: int,
+        time_ms: int,
+        delay_ms: int,
+        own_delay: bool,
+        group: int,
+        dedup: bytes | None,
+        retry: bytes | None,
+    ) -> None:
+        """A message was stored. `own_delay`: its delay is its own, not the queue's."""
+        index = self.index
+        assert sequence == index.next_sequence, (
+            f"sequence {sequence} stored where {index.next_sequence} is next (queue {self.definition.queue_id})"
+        )
+        index.append(offset, time_ms, delay_ms, group)
+        self.alive += 1
+        self.dirty = True
+        if own_delay:
+            assert isinstance(self.order, StandardOrder), "a FIFO queue has no delays of single messages"
+            self.order.own.add(sequence)
+            self.defer(sequence, round_up_to_slot_ms(time_ms + delay_ms))
+        if group:
+            self.order.sent(group, time_ms)
+        if dedup is not None:
+            if self.dedup is None:
+                self.dedup = RecentIds(DEDUP_WINDOW_MS)
+            self.dedup.add(dedup, offset, time_ms)
+        if retry is not None:
+            if self.retries is None:
+                self.retries = RecentIds(self._retry_window_ms)
+            self.retries.add(retry, offset, time_ms)
+
+    def apply_move_in(
+        self,
+        sequence: int,
+        offset: int,
+        time_ms: int,
+        sent_ms: int,
+        delivery_count: int,
+        first_receive_ms: int,
+        group: int,
+    ) -> None:
+        """A message came from another queue. It keeps its count and, if `sent_ms` is older, its age.
+
+        Neither deduplication nor the window of retried sends hears of it: a sender's id must not swallow a dead
+        letter.
+        """
+        self.apply_send(sequence, offset, sent_ms, 0, False, group, None, None)
+        if delivery_count:
+            self.returned[sequence] = Returned(delivery_count, first_receive_ms, delivery_count)
+        if sent_ms < time_ms:
+            self.has_moved_in = True
+
+    def apply_receive(
+        self,
+        messages: Sequence[tuple[int, int]],
+        time_ms: int,
+        timeout_ms: int,
+        epoch: int,
+        attempt: bytes | None,
+        *,
+        taken: bool,
+    ) -> None:
+        """Messages, as (sequence, delivery count), are out until `time_ms + timeout_ms`.
+
+        `taken`: they were taken from the order already (the leader), else they are claimed now (replay).
+        """
+        deadline_ms = time_ms + timeout_ms
+        in_flight, returned, order = self.in_flight, self.returned, self.order
+        self.dirty = True
+        for sequence, delivery_count in messages:
+            before = returned.pop(sequence, None)
+            row = in_flight.get(sequence)
+            if before is not None:
+                first_ms, arrived = before.first_receive_ms or time_ms, before.arrived_count
+            elif row is not None:
+                first_ms, arrived = row.first_receive_ms, row.arrived_count
+            else:
+                first_ms, arrived = time_ms, 0
+            if not taken and row is None:
+                self.timed.discard(sequence)
+                order.claim(sequence, time_ms)
+            row = InFlight(deadline_ms, delivery_count, first_ms, time_ms, epoch, arrived)
+            in_flight[sequence] = row
+            if timeout_ms:
+                self.wheel.add(sequence, deadline_ms)
+            else:
+                self._return(sequence, row, time_ms)
+        if attempt is not None:
+            self.attempts.pop(attempt, None)
+            self.attempts[attempt] = Attempt(time_ms, list(messages))
+            self._forget_attempts(time_ms)
+
+    def apply_change_visibility(
+        self, sequence: int, time_ms: int, timeout_ms: int, delivery_count: int, epoch: int, *, changed: bool
+    ) -> None:
+        """A message is hidden until `time_ms + timeout_ms`, or with 0 visible now, whoever holds it."""
+        row = self.in_flight.get(sequence)
+        self.dirty = True
+        if row is None:
+            if not timeout_ms:
+                return
+            before = self.returned.pop(sequence, None)
+            self.timed.discard(sequence)
+            self.order.claim(sequence, time_ms)
+            if before is not None:
+                row = InFlight(
+                    0, before.delivery_count, before.first_receive_ms, time_ms, epoch, before.arrived_count
+                )
+            else:
+                row = InFlight(0, delivery_count, time_ms, time_ms, epoch, 0)
+            self.in_flight[sequence] = row
+        row.changed = changed
+        row.deadline_ms = time_ms + timeout_ms
+        if timeout_ms:
+            self.wheel.add(sequence, row.deadline_ms)
+        else:
+            self._return(sequence, row, time_ms)
+
+    def apply_delete(self, sequences: Sequence[int], time_ms: int) -> None:
+        """Messages are gone: deleted, expired or moved away. Ones that are gone already are skipped."""
+        self.dirty = True
+        next_sequence = self.index.next_sequence
+        for sequence in sequences:
+            if not self.head <= sequence < next_sequence or sequence in self.deleted:
+                continue
+            row = self.in_flight.pop(sequence, None)
+            if row is not None:
+                self.order.settle(sequence, time_ms, row.received_ms)
+            elif self.moving.pop(sequence, None) is not None:
+                self.order.settle(sequence, time_ms, time_ms)
+                self.returned.pop(sequence, None)
+            else:
+                self.returned.pop(sequence, None)
+                self.timed.discard(sequence)
+                self.order.discard(sequence, time_ms)
+            self.alive -= 1
+            if sequence == self.head:
+                self.head += 1
+            else:
+                self.deleted.add(sequence)
+        self._move_head()
+
+    def apply_delete_below(self, stop: int) -> None:
+        """Every message below is gone (purge, expiry of the oldest)."""
+        if stop <= self.head:
+            return
+        self.dirty = True
+        for table in (self.in_flight, self.returned, self.moving):
+            for sequence in [sequence for sequence in table if sequence < stop]:
+                del table[sequence]
+        self.timed.discard_below(stop)
+        self.deleted.remove_range(0, stop)
+        self.head = stop
+        self.alive = self.index.next_sequence - stop - len(self.deleted)
+        self.order.discard_below(stop)
+        self.order.reset_in_flight([*self.in_flight, *self.moving])
+        self._move_head()
+
+    def apply_purge(self, stop: int) -> None:
+        """The queue was purged: messages below are gone, and so is what deduplication remembers."""
+        self.apply_delete_below(stop)
+        self.dedup = None
+        self.retries = None
+        self.attempts.clear()
+        self.dirty = True
+
+    def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
+        """The queue has new attributes."""
+        before = self.definition
+        self.definition = definition
+        self.dirty = True
+        order = self.order
+        if isinstance(order, FIFOOrder):
+            order.delay_ms = definition.delay_ms
+        elif definition.delay_ms < before.delay_ms:
+            # Those that wait already keep their delay, and may now be due later than newer ones.
+            order.uneven_until = self.index.next_sequence
+
+    def apply_task(self, task: MoveTask) -> None:
+        """A move task began or changed its status."""
+        self.dirty = True
+        for at, known in enumerate(self.tasks):
+            if known.task_id == task.task_id:
+                self.tasks[at] = task
+                return
+        self.tasks.append(task)
+        del self.tasks[:-10]
+
+    # Snapshots
+
+    def to_bytes(self) -> bytes:
+        """Return the whole state, for a snapshot; `applied` says which records are in it."""
+        order = self.order
+        groups: list[tuple[int, bytes]] = []
+        returned_order: list[int] = []
+        if isinstance(order, FIFOOrder):
+            passed = own = b""
+            uneven_until = 0
+            groups = [(key, group.waiting.to_bytes()) for key, group in order.groups.items() if group.waiting]
+        else:
+            passed = order.fresh().to_bytes()
+            own = order.own.to_bytes()
+            uneven_until = order.uneven_until
+            returned_order = list(order.returned)
+        deleted = self.deleted
+        deleted.run_optimize()
+        state = _State(
+            version=STATE_VERSION,
+            applied=self.applied,
+            head=self.head,
+            deleted=deleted.serialize() if deleted else b"",
+            cursor=order.cursor,
+            uneven_until=uneven_until,
+            passed=passed,
+            own=own,
+            returned_order=returned_order,
+            groups=groups,
+            in_flight=[
+                (
+                    sequence,
+                    row.deadline_ms,
+                    row.delivery_count,
+                    row.first_receive_ms,
+                    row.received_ms,
+                    row.epoch,
+                    row.arrived_count,
+                    row.changed,
+                )
+                for sequence, row in self.in_flight.items()
+            ],
+            returned=[
+                (sequence, row.delivery_count, row.first_receive_ms, row.arrived_count)
+                for sequence, row in self.returned.items()
+            ],
+            timers=[(due_ms, slot.to_bytes()) for due_ms, slot in self.timers.slots()],
+            dedup=self.dedup.to_bytes() if self.dedup else b"",
+            retries=self.retries.to_bytes() if self.retries else b"",
+            attempts=[(key, attempt.time_ms, attempt.messages) for key, attempt in self.attempts.items()],
+            tasks=self.tasks,
+            has_moved_in=self.has_moved_in,
+            index=self.index.to_bytes(),
+        )
+        # What was taken for a move is not decided yet: to whoever loads this it is visible.
+        if self.moving and isinstance(order, FIFOOrder):
+            waiting = {key: SequenceSet.from_bytes(data) for key, data in groups}
+            for sequence in self.moving:
+                waiting.setdefault(self.index.group(sequence), SequenceSet()).add(sequence)
+            state.groups = [(key, numbers.to_bytes()) for key, numbers in waiting.items()]
+        elif self.moving:
+            state.returned_order = [*self.moving, *returned_order]
+        return _encoder.encode(state)
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: bytes,
+        definition: QueueDefinition,
+        number: int,
+        keeper: ChunkKeeper,
+        *,
+        retry_window_ms: int,
+    ) -> Partition:
+        """Rebuild the state from `to_bytes`."""
+        state = _decoder.decode(data)
+        assert state.version == STATE_VERSION, f"partition state version {state.version} is not known"
+        partition = cls(definition, number, keeper, retry_window_ms=retry_window_ms)
+        partition.index = SequenceIndex.from_bytes(
+            state.index, keeper, b"%d/%d" % (definition.queue_id, number)
+        )
+        partition.applied = state.applied
+        partition.head = partition._expiry_scan = state.head
+        partition.deleted = BitMap64.deserialize(state.deleted) if state.deleted else BitMap64()
+        partition.alive = partition.index.next_sequence - state.head - len(partition.deleted)
+        partition.committed = partition.index.next_sequence
+        for sequence, deadline_ms, count, first_ms, received_ms, epoch, arrived, changed in state.in_flight:
+            partition.in_flight[sequence] = InFlight(
+                deadline_ms, count, first_ms, received_ms, epoch, arrived, changed
+            )
+            partition.wheel.add(sequence, deadline_ms)
+        for sequence, count, first_ms, arrived in state.returned:
+            partition.returned[sequence] = Returned(count, first_ms, arrived)
+        slots = [(due_ms, SequenceSet.from_bytes(numbers)) for due_ms, numbers in state.timers]
+        partition.timers.load(slots)
+        for _, numbers in slots:
+            for sequence in numbers:
+                if partition.is_live(sequence):
+                    partition.timed.add(sequence)
+        if state.dedup:
+            partition.dedup = RecentIds.from_bytes(state.dedup, DEDUP_WINDOW_MS)
+        if state.retries:
+            partition.retries = RecentIds.from_bytes(state.retries, retry_window_ms)
+        partition.attempts = {key: Attempt(time_ms, messages) for key, time_ms, messages in state.attempts}
+        partition.tasks = state.tasks
+        partition.has_moved_in = state.has_moved_in
+        order = partition.order = partition._new_order()
+        order.cursor = state.cursor
+        if isinstance(order, FIFOOrder):
+            order.load_waiting((key, SequenceSet.from_bytes(numbers)) for key, numbers in state.groups)
+            order.reset_in_flight(list(partition.in_flight))
+            order.line_up()
+        else:
+            order.passed = SequenceSet.from_bytes(state.passed)
+            order.own = SequenceSet.from_bytes(state.own)
+            order.uneven_until = state.uneven_until
+            order.returned.update(dict.fromkeys(state.returned_order))
+            if any(partition.index.group(sequence) for sequence in partition.in_flight):
+                order.reset_in_flight(list(partition.in_flight))
+        partition.dirty = False
+        return partition
+
+    def state_hash(self, now_ms: int) -> int:
+        """Return a hash of the state as of `now_ms`: equal on all replicas that applied the same records."""
+        self.advance(now_ms)
+        visible = BitMap64(self.order.fresh().bitmap())
+        if isinstance(self.order, StandardOrder):
+            visible |= BitMap64(self.order.returned)
+        visible.add_range(self.order.cursor, self.index.next_sequence)
+        visible |= BitMap64(self.moving)
+        visible -= self.timed.bitmap()
+        visible -= BitMap64(self.in_flight)
+        visible -= self.deleted
+        content: list[Any] = [
+            self.head,
+            self.index.next_sequence,
+            self.alive,
+            list(self.deleted),
+            list(visible),
+            sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in self.in_flight.items()),
+            sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in self.returned.items()),
+            list(self.timed),
+            self.dedup.entries(now_ms) if self.dedup else [],
+            self.retries.entries(now_ms) if self.retries else [],
+            sorted(
+                (key, attempt.time_ms, attempt.messages)
+                for key, attempt in self.attempts.items()
+                if attempt.time_ms + ATTEMPT_WINDOW_MS > now_ms
+            ),
+            self.tasks,
+        ]
+        return xxhash.xxh3_64_intdigest(_encoder.encode(content))
+
+    # Helpers
+
+    def _new_order(self) -> StandardOrder | FIFOOrder:
+        if self.definition.is_fifo:
+            return FIFOOrder(self.index, self.definition.delay_ms)
+        return StandardOrder(self, self.index)
+
+    def _return(self, sequence: int, row: InFlight, time_ms: int) -> None:
+        del self.in_flight[sequence]
+        self.returned[sequence] = Returned(row.delivery_count, row.first_receive_ms, row.arrived_count)
+        self.order.give_back(sequence, time_ms)
+
+    def _move_head(self) -> None:
+        deleted = self.deleted
+        if deleted and self.head in deleted:
+            stop = self._end_of_deleted_run(self.head)
+            deleted.remove_range(self.head, stop)
+            self.head = stop
+        self.index.drop_below(self.head)
+
+    def _end_of_deleted_run(self, start: int) -> int:
+        """Return the first message from `start` on that is not deleted, in a few steps however long the run."""
+        deleted = self.deleted
+        step = 1
+        while deleted.contains_range(start, start + step):
+            start += step
+            step *= 2
+        while step:
+            if deleted.contains_range(start, start + step):
+                start += step
+            step //= 2
+        return start
+
+    def _forget_attempts(self, now_ms: int) -> None:
+        attempts = self.attempts
+        while attempts:
+            oldest = next(iter(attempts))
+            if attempts[oldest].time_ms + ATTEMPT_WINDOW_MS > now_ms and len(attempts) <= ATTEMPTS_MAX:
+                break
+            del attempts[oldest]
+
+    def _waiting_for_queue_delay(self, now_ms: int) -> int:
+        start = max(self.order.cursor, self.head)
+        stop = self.index.next_sequence
+        if start >= stop:
+            return 0
+        if self.definition.is_fifo:
+            if not self.definition.delay_ms:
+                return 0
+            return stop - self.index.first_due_after(start, stop, now_ms, self.definition.delay_ms)
+        last = self._last_entry_of_queue_delay(start, stop)
+        if last is None or last.due_ms <= now_ms:
+            return 0
+        first = self.index.first_due_after(start, stop, now_ms, None)
+        return (stop - first) - sum(1 for sequence in self.timed.bitmap().iter_equal_or_larger(first))
+
+    def _last_entry_of_queue_delay(self, start: int, stop: int) -> IndexEntry | None:
+        for sequence in range(stop - 1, max(start, stop - 1000) - 1, -1):
+            if sequence not in self.timed:
+                return self.index.entry(sequence)
+        return None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_State)

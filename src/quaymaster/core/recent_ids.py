@@ -1,0 +1,164 @@
+"""Which ids were seen within a window of time, at about 30 bytes an id: deduplication ids and retried sends.
+
+Entries lie in slots of packed columns, oldest slot first. A full slot is sorted once; a roaring bitmap of the
+hashes' top 32 bits answers almost every "not seen" without looking further. Whole slots leave when their newest
+entry is older than the window; entries are compared with the window one by one.
+
+    slot:  hash high half u64[] (sorted when full) · low half u64[] · offset u64[] · time u64[] · filter
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left
+from collections import deque
+
+from pyroaring import BitMap
+
+SLOT_ENTRIES = 4_096
+_HALVES = struct.Struct("<QQ")
+_SLOT_HEAD = struct.Struct("<I")
+
+
+class _Slot:
+    __slots__ = ("filter", "high", "low", "newest_ms", "offsets", "sealed", "times")
+
+    def __init__(self) -> None:
+        self.high = array("Q")
+        self.low = array("Q")
+        self.offsets = array("Q")
+        self.times = array("Q")
+        self.filter = BitMap()
+        self.newest_ms = 0
+        self.sealed = False
+
+    def add(self, high: int, low: int, offset: int, time_ms: int) -> None:
+        self.high.append(high)
+        self.low.append(low)
+        self.offsets.append(offset)
+        self.times.append(time_ms)
+        self.filter.add(high >> 32)
+        self.newest_ms = time_ms
+
+    def seal(self) -> None:
+        order = sorted(range(len(self.high)), key=self.high.__getitem__)
+        for name in ("high", "low", "offsets", "times"):
+            column = getattr(self, name)
+            setattr(self, name, array("Q", [column[at] for at in order]))
+        self.filter.run_optimize()
+        self.sealed = True
+
+    def find(self, high: int, low: int, since_ms: int) -> int | None:
+        """Return the newest offset of the id no older than `since_ms`, or None."""
+        column = self.high
+        found: int | None = None
+        found_ms = since_ms
+        at = bisect_left(column, high) if self.sealed else 0
+        while at < len(column):
+            if not self.sealed:
+                try:
+                    at = column.index(high, at)
+                except ValueError:
+                    break
+            elif column[at] != high:
+                break
+            if self.low[at] == low and self.times[at] >= found_ms:
+                found, found_ms = self.offsets[at], self.times[at]
+            at += 1
+        return found
+
+    def to_bytes(self) -> bytes:
+        return b"".join(
+            (
+                _SLOT_HEAD.pack(len(self.high)),
+                self.high.tobytes(),
+                self.low.tobytes(),
+                self.offsets.tobytes(),
+                self.times.tobytes(),
+            )
+        )
+
+
+class RecentIds:
+    """16-byte ids -> the offset of the record that used them, for `window_ms` of record time."""
+
+    __slots__ = ("_slots", "window_ms")
+
+    def __init__(self, window_ms: int) -> None:
+        self.window_ms = window_ms
+        self._slots: deque[_Slot] = deque()
+
+    def __len__(self) -> int:
+        return sum(len(slot.high) for slot in self._slots)
+
+    def add(self, identity: bytes, offset: int, time_ms: int) -> None:
+        """Remember an id from `time_ms` on, and forget what is past the window."""
+        slots = self._slots
+        slot = slots[-1] if slots else None
+        if slot is None or len(slot.high) >= SLOT_ENTRIES:
+            if slot is not None:
+                slot.seal()
+            slot = _Slot()
+            slots.append(slot)
+            self.forget(time_ms)
+        high, low = _HALVES.unpack(identity)
+        slot.add(high, low, offset, time_ms)
+
+    def find(self, identity: bytes, now_ms: int) -> int | None:
+        """Return the offset noted for the id less than a window ago, or None. The newest one counts."""
+        high, low = _HALVES.unpack(identity)
+        top = high >> 32
+        since_ms = now_ms - self.window_ms + 1
+        for slot in reversed(self._slots):
+            if slot.newest_ms < since_ms:
+                break
+            if top in slot.filter:
+                offset = slot.find(high, low, since_ms)
+                if offset is not None:
+                    return offset
+        return None
+
+    def forget(self, now_ms: int) -> None:
+        """Drop the slots that are wholly past the window."""
+        slots = self._slots
+        while slots and slots[0].newest_ms and slots[0].newest_ms <= now_ms - self.window_ms:
+            slots.popleft()
+
+    def memory_bytes(self) -> int:
+        """Return about how much memory the entries take."""
+        return len(self) * 32 + len(self._slots) * 40_000
+
+    def entries(self, now_ms: int) -> list[tuple[int, bytes, int]]:
+        """Return (time, id, offset) of all within the window, in a canonical order."""
+        since_ms = now_ms - self.window_ms + 1
+        return sorted(
+            (slot.times[at], _HALVES.pack(slot.high[at], slot.low[at]), slot.offsets[at])
+            for slot in self._slots
+            for at in range(len(slot.high))
+            if slot.times[at] >= since_ms
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the entries for a snapshot."""
+        return b"".join(slot.to_bytes() for slot in self._slots)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, window_ms: int) -> RecentIds:
+        """Rebuild from `to_bytes`; the filters are made anew."""
+        result = cls(window_ms)
+        at = 0
+        while at < len(data):
+            (length,) = _SLOT_HEAD.unpack_from(data, at)
+            at += _SLOT_HEAD.size
+            slot = _Slot()
+            for name in ("high", "low", "offsets", "times"):
+                column = array("Q")
+                column.frombytes(data[at : at + 8 * length])
+                setattr(slot, name, column)
+                at += 8 * length
+            slot.filter = BitMap([high >> 32 for high in slot.high])
+            slot.newest_ms = max(slot.times, default=0)
+            slot.sealed = length >= SLOT_ENTRIES
+            result._slots.append(slot)
+        return result

@@ -1,0 +1,341 @@
+"""Which message of a standard queue is handed out next, and fair shares between its tenants.
+
+Messages that come back after a receive and messages never handed out take turns, so that neither a consumer that
+returns a poison message at once nor a deep backlog can starve the other. Fresh ones are found by a cursor that
+only moves forward; what it had to pass over lies in packed sets.
+
+Fair queues: a tenant is a message group id on a standard queue. A tenant with more than its share of what is in
+flight, or of the consumers' recent time, is *noisy*: its messages are passed over, kept in a set of the tenant's
+own, while others have messages that are visible. Among noisy tenants the one with the fewest in flight is first.
+
+    never handed out:  passed ∪ tenants' held ∪ [cursor, end) without `own`
+    handed out before and visible again: returned ∪ tenants' held
+    `own`: messages at or above the cursor with a delay of their own; when due they go to `passed`, and the cursor
+    skips them
+
+Source: Amazon SQS Developer Guide, "Amazon SQS fair queues".
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+from pyroaring import BitMap64
+
+from quaymaster.core.index import SequenceIndex
+from quaymaster.core.sequences import SequenceSet
+
+SCAN_MAX = 2_000
+"""How many messages one receive may pass over before it leaves the rest to the next."""
+
+RETURNED_MAX = 100_000
+"""Above this many, messages that came back are served before fresh ones."""
+
+NOISY_IN_FLIGHT_MIN = 30
+NOISY_SHARE_PERCENT = 10
+NOISY_QUIET_AFTER_MS = 300_000
+"""A tenant that sent nothing for five minutes is not noisy any more."""
+
+BUSY_HALF_LIFE_MS = 60_000
+"""Consumers' time spent on a tenant's messages counts half after a minute."""
+
+BUSY_MIN_MS = 30_000
+"""Less processing time than this, over all tenants, says nothing about shares."""
+
+
+class Deferring(Protocol):
+    """What the order asks of its partition."""
+
+    def defer(self, sequence: int, due_ms: int) -> None:
+        """Wait for a message that is not due yet with a timer of its own."""
+        ...
+
+
+class _Tenant:
+    __slots__ = ("busy_at_ms", "busy_ms", "held", "in_flight", "last_sent_ms")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.held = SequenceSet()
+        self.busy_ms = 0.0
+        self.busy_at_ms = 0
+        self.last_sent_ms = 0
+
+
+class StandardOrder:
+    """The visible messages of one standard partition, in the order they are handed out."""
+
+    __slots__ = (
+        "_busy_at_ms",
+        "_busy_ms",
+        "_index",
+        "_partition",
+        "_returned_next",
+        "cursor",
+        "held",
+        "next_due_ms",
+        "own",
+        "passed",
+        "returned",
+        "tenants",
+        "uneven_until",
+        "unfinished",
+    )
+
+    def __init__(self, partition: Deferring, index: SequenceIndex) -> None:
+        self._partition = partition
+        self._index = index
+        self.cursor = index.next_sequence
+        self.passed = SequenceSet()
+        self.own = SequenceSet()
+        self.returned: OrderedDict[int, None] = OrderedDict()
+        self.tenants: dict[int, _Tenant] = {}
+        self.held: set[int] = set()
+        self.uneven_until = 0
+        self.next_due_ms: int | None = None
+        self.unfinished = False
+        self._returned_next = True
+        self._busy_ms = 0.0
+        self._busy_at_ms = 0
+
+    def take(self, count_max: int, now_ms: int, stop: int, in_flight: int) -> list[int]:
+        """Remove and return up to `count_max` messages to hand out; none at or above `stop` (not committed).
+
+        `unfinished` says afterwards that the scan stopped at its bound, `next_due_ms` when the message that
+        stopped it is due.
+        """
+        self.unfinished = False
+        self.next_due_ms = None
+        taken: list[int] = []
+        if self.held:
+            self._take_quietened(taken, count_max, now_ms, in_flight)
+        budget = SCAN_MAX
+        returned = self.returned
+        only_returned = len(returned) > RETURNED_MAX
+        while len(taken) < count_max and budget > 0:
+            sequence = 0
+            if returned and (self._returned_next or only_returned):
+                sequence = returned.popitem(last=False)[0]
+                self._returned_next = only_returned
+            else:
+                self._returned_next = True
+                sequence = self._next_fresh(now_ms, stop)
+                if sequence < 0:
+                    budget += sequence
+                    continue
+                if not sequence:
+                    if not returned:
+                        break
+                    continue
+            budget -= 1
+            group = self._index.group(sequence)
+            if group:
+                tenant = self._tenant(group)
+                if self._is_noisy(tenant, now_ms, in_flight + len(taken)):
+                    tenant.held.add(sequence)
+                    self.held.add(group)
+                    continue
+                tenant.in_flight += 1
+            taken.append(sequence)
+        if len(taken) < count_max:
+            if budget <= 0:
+                self.unfinished = True
+            elif self.held:
+                self._take_noisy(taken, count_max)
+        return taken
+
+    def claim(self, sequence: int, now_ms: int) -> None:
+        """Take a message because the journal says it was taken (replay, or a receipt of a lost receive)."""
+        if sequence >= self.cursor and sequence not in self.own:
+            self._pass_over(sequence, now_ms)
+            self.cursor = sequence + 1
+        else:
+            self._forget(sequence)
+        group = self._index.group(sequence)
+        if group:
+            self._tenant(group).in_flight += 1
+
+    def give_back(self, sequence: int, now_ms: int) -> None:
+        """A message that was in flight is visible again."""
+        self._left_flight(sequence)
+        self.returned[sequence] = None
+
+    def became_due(self, sequence: int) -> None:
+        """A message with a delay of its own is visible for the first time."""
+        self.passed.add(sequence)
+
+    def settle(self, sequence: int, now_ms: int, received_ms: int) -> None:
+        """A message that was in flight since `received_ms` is gone for good."""
+        group = self._left_flight(sequence)
+        if group:
+            self._count_busy(self._tenant(group), now_ms, now_ms - received_ms)
+            self._drop_idle_tenant(group)
+
+    def discard(self, sequence: int, now_ms: int) -> None:
+        """A message that was not in flight is gone for good."""
+        if sequence >= self.cursor and sequence not in self.own:
+            self._pass_over(sequence, now_ms)
+            self.cursor = sequence + 1
+        else:
+            self._forget(sequence)
+
+    def discard_below(self, stop: int) -> None:
+        """Every message below is gone, the ones in flight too."""
+        self.cursor = max(self.cursor, stop)
+        self.passed.discard_below(stop)
+        self.own.discard_below(stop)
+        for sequence in [sequence for sequence in self.returned if sequence < stop]:
+            del self.returned[sequence]
+        for group in list(self.held):
+            held = self.tenants[group].held
+            held.discard_below(stop)
+            if not held:
+                self.held.discard(group)
+
+    def sent(self, group: int, now_ms: int) -> None:
+        """A tenant sent a message."""
+        tenant = self.tenants.get(group)
+        if tenant is not None:
+            tenant.last_sent_ms = now_ms
+
+    def noisy_groups(self, now_ms: int, in_flight: int) -> int:
+        """Return how many tenants are held back now."""
+        return sum(self._is_noisy(tenant, now_ms, in_flight) for tenant in self.tenants.values())
+
+    def reset_in_flight(self, in_flight: list[int]) -> None:
+        """Count tenants' messages in flight afresh (after a bulk removal or a snapshot load)."""
+        for tenant in self.tenants.values():
+            tenant.in_flight = 0
+        for sequence in in_flight:
+            group = self._index.group(sequence)
+            if group:
+                self._tenant(group).in_flight += 1
+
+    def fresh(self) -> SequenceSet:
+        """Return what was passed over, tenants' held ones included."""
+        result = SequenceSet(self.passed)
+        for group in self.held:
+            for sequence in self.tenants[group].held:
+                result.add(sequence)
+        return result
+
+    def _next_fresh(self, now_ms: int, stop: int) -> int:
+        """Return the next message never handed out, 0 when there is none, or minus how many were skipped."""
+        if self.passed:
+            sequence = self.passed.first()
+            if sequence < stop:
+                self.passed.discard(sequence)
+                return sequence
+        own = self.own
+        skipped = 0
+        while self.cursor < stop:
+            sequence = self.cursor
+            if own and own.discard(sequence):
+                self.cursor += 1
+            else:
+                due_ms = self._index.entry(sequence).due_ms
+                if due_ms <= now_ms:
+                    self.cursor += 1
+                    return sequence
+                if sequence >= self.uneven_until:
+                    self.next_due_ms = due_ms
+                    return 0
+                self._partition.defer(sequence, due_ms)
+                self.cursor += 1
+            skipped += 1
+            if skipped >= SCAN_MAX:
+                return -skipped
+        return 0
+
+    def _pass_over(self, stop: int, now_ms: int) -> None:
+        """Move the cursor to `stop`; what lies between was seen by the leader and not taken."""
+        fresh = BitMap64()
+        fresh.add_range(self.cursor, stop)
+        if self.own:
+            fresh -= self.own.bitmap()
+            self.own.discard_below(stop)
+        if self.cursor < self.uneven_until:
+            for sequence in [sequence for sequence in fresh if sequence < self.uneven_until]:
+                due_ms = self._index.entry(sequence).due_ms
+                if due_ms > now_ms:
+                    self._partition.defer(sequence, due_ms)
+                    fresh.remove(sequence)
+        self.passed.update(fresh)
+        self.cursor = stop
+
+    def _forget(self, sequence: int) -> None:
+        if sequence in self.returned:
+            del self.returned[sequence]
+        elif not self.passed.discard(sequence) and self.held:
+            group = self._index.group(sequence)
+            if group in self.held:
+                held = self.tenants[group].held
+                held.discard(sequence)
+                if not held:
+                    self.held.discard(group)
+
+    # Tenants
+
+    def _tenant(self, group: int) -> _Tenant:
+        tenant = self.tenants.get(group)
+        if tenant is None:
+            tenant = self.tenants[group] = _Tenant()
+        return tenant
+
+    def _left_flight(self, sequence: int) -> int:
+        if not self.tenants:
+            return 0
+        group = self._index.group(sequence)
+        if group:
+            tenant = self._tenant(group)
+            tenant.in_flight = max(0, tenant.in_flight - 1)
+        return group
+
+    def _drop_idle_tenant(self, group: int) -> None:
+        tenant = self.tenants.get(group)
+        if tenant and not tenant.in_flight and not tenant.held and tenant.busy_ms < 1:
+            del self.tenants[group]
+
+    def _is_noisy(self, tenant: _Tenant, now_ms: int, in_flight: int) -> bool:
+        if tenant.last_sent_ms and now_ms - tenant.last_sent_ms > NOISY_QUIET_AFTER_MS:
+            return False
+        if (
+            tenant.in_flight >= NOISY_IN_FLIGHT_MIN
+            and tenant.in_flight * 100 > in_flight * NOISY_SHARE_PERCENT
+        ):
+            return in_flight > tenant.in_flight or len(self.tenants) > 1
+        busy = _decayed(self._busy_ms, now_ms - self._busy_at_ms)
+        if busy < BUSY_MIN_MS or len(self.tenants) < 2:
+            return False
+        own = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms)
+        return own * 100 > busy * NOISY_SHARE_PERCENT
+
+    def _count_busy(self, tenant: _Tenant, now_ms: int, spent_ms: int) -> None:
+        tenant.busy_ms = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms) + spent_ms
+        tenant.busy_at_ms = now_ms
+        self._busy_ms = _decayed(self._busy_ms, now_ms - self._busy_at_ms) + spent_ms
+        self._busy_at_ms = now_ms
+
+    def _take_quietened(self, taken: list[int], count_max: int, now_ms: int, in_flight: int) -> None:
+        for group in list(self.held):
+            tenant = self.tenants[group]
+            while len(taken) < count_max and tenant.held and not self._is_noisy(tenant, now_ms, in_flight):
+                self._take_held(group, tenant, taken)
+
+    def _take_noisy(self, taken: list[int], count_max: int) -> None:
+        while len(taken) < count_max and self.held:
+            group = min(self.held, key=lambda held: (self.tenants[held].in_flight, held))
+            self._take_held(group, self.tenants[group], taken)
+
+    def _take_held(self, group: int, tenant: _Tenant, taken: list[int]) -> None:
+        sequence = tenant.held.first()
+        tenant.held.discard(sequence)
+        tenant.in_flight += 1
+        taken.append(sequence)
+        if not tenant.held:
+            self.held.discard(group)
+
+
+def _decayed(value: float, elapsed_ms: int) -> float:
+    return value * 0.5 ** (elapsed_ms / BUSY_HALF_LIFE_MS) if value else 0.0
