@@ -112,14 +112,14 @@ def test_open_authentication_stays_on_loopback_unless_forced() -> None:
 
 
 def test_master_keys_are_never_shown() -> None:
-    environment = {"QUAYMASTER_MASTER_KEY_SOURCE": "environment", "QUAYMASTER_MASTER_KEYS": "c2VjcmV0"}
+    environment = {"QUAYMASTER_MASTER_KEY_SOURCE": "environment", "QUAYMASTER_MASTER_KEY": "c2VjcmV0"}
 
     settings = load_settings(environment=environment)
 
     assert "c2VjcmV0" not in repr(settings)
     assert "c2VjcmV0" not in str(effective_settings(settings))
-    assert settings.master_keys is not None
-    assert settings.master_keys.get_secret_value() == "c2VjcmV0"
+    assert settings.master_key is not None
+    assert settings.master_key.get_secret_value() == "c2VjcmV0"
 
 
 def test_settings_cannot_be_changed_after_start() -> None:

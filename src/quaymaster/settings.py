@@ -195,13 +195,12 @@ class Settings(BaseSettings):
     disk_low_bytes: NotNegative = Field(256 * MIB, json_schema_extra=STORAGE)
     """Free space below which sends are refused; they are taken again when there is more."""
 
-    encryption: Literal["on", "off"] = Field("on", json_schema_extra=SECRECY)
-    """Whether new messages are encrypted at rest (AES-256-GCM). Stored ones stay readable either way."""
     master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=SECRECY)
-    """Where master keys come from: `keys/` in the data directory, or the setting `master_keys`."""
-    master_keys: SecretStr | None = Field(None, json_schema_extra=SECRECY)
-    """Master keys for `master_key_source = "environment"`: 32 bytes each in base64, separated by commas; the
-    first one wraps new data keys."""
+    """Where the master key is, which wraps all other keys: `keys/` in the data directory, or `master_key`."""
+    master_key: SecretStr | None = Field(None, json_schema_extra=SECRECY)
+    """The master key for `master_key_source = "environment"`: 32 bytes in base64."""
+    master_key_previous: SecretStr | None = Field(None, json_schema_extra=SECRECY)
+    """The master key before, while it is being replaced."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", json_schema_extra=SEEING)
     """Least severe events that are logged."""
@@ -227,8 +226,8 @@ class Settings(BaseSettings):
                 'reach. Listen on loopback, use authentication = "signed", or set force_open = true if '
                 "everybody may do everything"
             )
-        if self.master_key_source == "environment" and self.master_keys is None:
-            raise ValueError('master_key_source is "environment", but master_keys is not set')
+        if self.master_key_source == "environment" and self.master_key is None:
+            raise ValueError('master_key_source is "environment", but master_key is not set')
         return self
 
     @property
@@ -325,8 +324,8 @@ def settings_as_markdown() -> str:
         "",
         "A flag (`--listen`) weighs more than the environment (`QUAYMASTER_LISTEN`), that more than the",
         'TOML file (`listen = "127.0.0.1:9324"`; `--config` or `QUAYMASTER_CONFIG` names the file), that',
-        "more than the default. Settings are read at start; a name in the file that does not exist is an error.",
-        "The unit is part of the name: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.",
+        "more than the default. Settings are read at start; a name in the file that does not exist is an",
+        "error. The unit is part of the name: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.",
         "`quaymaster settings` shows what is in effect.",
     ]
     group = ""

@@ -89,7 +89,7 @@ SECONDS_BOUNDS: Final = (
 
 
 class Sample(NamedTuple):
-    """A value a source gives. `labels` are in the order of the declaration, QUEUE_LABELS before them if any."""
+    """A value a source gives. `labels` are in the declared order, QUEUE_LABELS before them if any."""
 
     name: str
     value: float
