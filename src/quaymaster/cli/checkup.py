@@ -1,0 +1,369 @@
+"""What `quaymaster doctor` looks at: each check says what it found and, if that is not good, what to do.
+
+ok        fine
+warning   works, but will hurt under load or one day
+problem   the server will not start, or will not keep what it promises
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from quaymaster.broker.disk import RealDisk
+from quaymaster.cli.output import bytes_as_text
+from quaymaster.settings import Address, Settings
+
+OK = "ok"
+WARNING = "warning"
+PROBLEM = "problem"
+
+FSYNC_TRIES = 50
+FSYNC_BYTES = 4096
+FSYNC_SLOW_MS = 20.0
+FSYNC_BAD_MS = 200.0
+FSYNC_UNREAL_MS = 0.02
+"""No disk answers faster; a file system in memory does."""
+FILES_BESIDE_CONNECTIONS = 1024
+MEMORY_BESIDE_CACHES_BYTES = 256 << 20
+KERNEL_MIN = (4, 13)
+"""Older kernels may report a failed write-back to nobody, so that an fsync after it succeeds."""
+YEAR_MIN = 2025
+FUTURE_MAX_S = 120
+MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
+CLOCK_UNSYNCHRONISED = 0x40
+"""STA_UNSYNC of adjtimex(2)."""
+
+
+class Finding(NamedTuple):
+    """One check's result. `advice` is empty when there is nothing to do."""
+
+    check: str
+    result: str
+    found: str
+    advice: str = ""
+
+
+def check_up(settings: Settings) -> list[Finding]:
+    """Look at everything, in the order in which people would."""
+    return [
+        check_kernel(platform.system(), platform.release()),
+        *check_clock(settings.data),
+        *check_disk(settings),
+        check_permissions(settings.data),
+        check_file_limit(settings.http_connections_max),
+        check_memory(settings),
+        check_port("listen", settings.listen_address, settings.admin_address),
+        check_port("admin", settings.admin_address, settings.admin_address),
+    ]
+
+
+def check_kernel(system: str, release: str) -> Finding:
+    """Linux new enough to report write errors; macOS will do for development."""
+    found = f"{system} {release}, Python {platform.python_version()}"
+    if system == "Darwin":
+        return Finding("kernel", WARNING, found, "macOS is for development; serve from Linux.")
+    if system != "Linux":
+        return Finding("kernel", PROBLEM, found, "Quaymaster runs on Linux, and on macOS for development.")
+    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    if version < KERNEL_MIN:
+        oldest = ".".join(map(str, KERNEL_MIN))
+        return Finding(
+            "kernel", PROBLEM, found, f"Before Linux {oldest}, a failed write can go unnoticed: update it."
+        )
+    return Finding("kernel", OK, found)
+
+
+def check_clock(data: Path) -> Iterator[Finding]:
+    """The clock is plausible, behind nothing that was written here, and kept right by someone."""
+    now_s = time.time()
+    found = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now_s))
+    newest_s = max((entry.stat().st_mtime for entry in data.iterdir()), default=0.0) if data.is_dir() else 0.0
+    if time.gmtime(now_s).tm_year < YEAR_MIN:
+        yield Finding(
+            "clock", PROBLEM, found, "Set the clock: signatures, retention and timeouts depend on it."
+        )
+    elif newest_s > now_s + FUTURE_MAX_S:
+        written = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(newest_s))
+        yield Finding(
+            "clock",
+            PROBLEM,
+            f"{found}, but files here were written at {written}",
+            "The clock was set back, or was wrong before. Set it right before the server starts.",
+        )
+    else:
+        yield Finding("clock", OK, found)
+    synchronised = _is_clock_synchronised()
+    if synchronised is False:
+        yield Finding(
+            "clock synchronisation",
+            WARNING,
+            "the kernel says that nobody keeps the clock right",
+            "Run chrony or systemd-timesyncd (in a virtual machine or container: on the host).",
+        )
+    elif synchronised:
+        yield Finding("clock synchronisation", OK, "kept right")
+
+
+def check_disk(settings: Settings) -> Iterator[Finding]:
+    """There is room, and fsync reaches a disk in reasonable time."""
+    place = _existing(settings.data)
+    usage = os.statvfs(place)
+    free_bytes = usage.f_bavail * usage.f_frsize
+    needed_bytes = settings.disk_low_bytes + settings.disk_reserve_bytes + 2 * settings.segment_bytes_max
+    found = f"{bytes_as_text(free_bytes)} free in {place}"
+    if free_bytes < settings.disk_low_bytes:
+        yield Finding(
+            "disk space",
+            PROBLEM,
+            found,
+            f"Sends are refused below {bytes_as_text(settings.disk_low_bytes)} (disk_low_bytes): make room.",
+        )
+    elif free_bytes < needed_bytes:
+        yield Finding(
+            "disk space",
+            WARNING,
+            found,
+            f"Have {bytes_as_text(needed_bytes)} or more, for a reserve and two segments.",
+        )
+    elif usage.f_files and usage.f_favail < 1000:
+        yield Finding(
+            "disk space", WARNING, f"{found}, but {usage.f_favail} inodes", "Remove files, or add inodes."
+        )
+    else:
+        yield Finding("disk space", OK, found)
+    kind = _file_system_of(place)
+    if kind in MEMORY_FILE_SYSTEMS:
+        yield Finding(
+            "file system", WARNING, kind, "This is memory: nothing here survives a restart of the machine."
+        )
+    elif kind in NETWORK_FILE_SYSTEMS:
+        yield Finding(
+            "file system",
+            WARNING,
+            kind,
+            "Use a local disk: locks and fsync of network file systems promise less.",
+        )
+    elif kind:
+        yield Finding("file system", OK, kind)
+    yield _check_fsync(place)
+
+
+def _check_fsync(place: Path) -> Finding:
+    try:
+        times_ms = sorted(measure_fsync_ms(place))
+    except OSError as error:
+        return Finding(
+            "fsync", PROBLEM, f"writing in {place} failed: {error.strerror}", "Run as the user who owns it."
+        )
+    median_ms = times_ms[len(times_ms) // 2]
+    worst_ms = times_ms[-1]
+    found = f"median {median_ms:.2f} ms, worst of {len(times_ms)} {worst_ms:.1f} ms"
+    if median_ms > FSYNC_BAD_MS:
+        return Finding("fsync", PROBLEM, found, "Every send waits for one: use a faster or less busy disk.")
+    if median_ms > FSYNC_SLOW_MS:
+        return Finding("fsync", WARNING, found, "Every send waits for one: consider an SSD.")
+    if median_ms < FSYNC_UNREAL_MS:
+        return Finding(
+            "fsync",
+            WARNING,
+            found,
+            "No disk is that fast: writes may not survive a power cut on this storage.",
+        )
+    return Finding("fsync", OK, found)
+
+
+def measure_fsync_ms(place: Path, tries: int = FSYNC_TRIES) -> list[float]:
+    """Return how long each of `tries` small overwrites in `place` took to reach the disk, as the journal does
+    it."""
+    disk = RealDisk()
+    block = os.urandom(FSYNC_BYTES)
+    times_ms = []
+    with tempfile.TemporaryDirectory(prefix=".quaymaster-doctor-", dir=place) as directory:
+        fd = disk.open(os.path.join(directory, "fsync"), create=True)
+        try:
+            disk.fill_zeros(fd, 0, tries * FSYNC_BYTES)
+            disk.sync(fd)
+            for index in range(tries):
+                started_ns = time.perf_counter_ns()
+                disk.write(fd, block, index * FSYNC_BYTES)
+                disk.sync_data(fd)
+                times_ms.append((time.perf_counter_ns() - started_ns) / 1e6)
+        finally:
+            disk.close(fd)
+    return times_ms
+
+
+def check_permissions(data: Path) -> Finding:
+    """The data directory is ours, and nobody else can read it or the secrets in it."""
+    if not data.exists():
+        parent = _existing(data)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return Finding(
+                "permissions",
+                PROBLEM,
+                f"{data} is missing and cannot be made",
+                f"Make it, owned by the user who runs the server, or give that user {parent}.",
+            )
+        return Finding("permissions", OK, f"{data} will be made at first start")
+    if not data.is_dir():
+        return Finding("permissions", PROBLEM, f"{data} is not a directory", "Name another one with --data.")
+    wrong = []
+    for path in (data, *_secrets_of(data)):
+        status = path.stat()
+        if status.st_uid != os.geteuid():
+            wrong.append(f"{path} belongs to user {status.st_uid}, not {os.geteuid()}")
+        elif stat.S_IMODE(status.st_mode) & 0o077:
+            wrong.append(f"{path} has mode {stat.S_IMODE(status.st_mode):04o}")
+    if wrong:
+        return Finding(
+            "permissions",
+            PROBLEM,
+            "; ".join(wrong),
+            f"chown -R the server's user {data}; chmod -R go= {data}",
+        )
+    return Finding("permissions", OK, f"{data} is private")
+
+
+def _secrets_of(data: Path) -> Iterator[Path]:
+    for name in ("client.json", "metadata.sqlite", "keys"):
+        path = data / name
+        if path.exists():
+            yield path
+            if path.is_dir():
+                yield from sorted(path.iterdir())
+
+
+def check_file_limit(connections_max: int) -> Finding:
+    """Each connection takes a file descriptor, and so do segments."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections_max + FILES_BESIDE_CONNECTIONS
+    # The server raises its soft limit to the hard one by itself.
+    reachable = hard if hard != resource.RLIM_INFINITY else sys.maxsize
+    found = f"open files: {soft}, may be raised to {'any' if reachable == sys.maxsize else hard}"
+    if reachable < needed:
+        return Finding(
+            "file limit",
+            WARNING,
+            found,
+            f"http_connections_max = {connections_max} needs {needed}: raise it (LimitNOFILE= in systemd, "
+            "ulimit -n), or allow fewer connections.",
+        )
+    return Finding("file limit", OK, found)
+
+
+def check_memory(settings: Settings) -> Finding:
+    """There is memory for the caches and the process around them."""
+    needed_bytes = settings.body_cache_bytes + settings.dedup_memory_bytes + MEMORY_BESIDE_CACHES_BYTES
+    available_bytes = _memory_available_bytes()
+    if available_bytes is None:
+        return Finding("memory", OK, "this system does not say how much is available")
+    found = f"{bytes_as_text(available_bytes)} available"
+    if available_bytes < needed_bytes:
+        return Finding(
+            "memory",
+            WARNING,
+            found,
+            f"With these caches have {bytes_as_text(needed_bytes)}, or lower body_cache_bytes.",
+        )
+    return Finding("memory", OK, found)
+
+
+def check_port(name: str, address: Address, admin: Address) -> Finding:
+    """The port is free, or taken by a Quaymaster that answers."""
+    check = f"port ({name})"
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address.host, address.port))
+    except OSError as error:
+        if _answers_as_ready(admin):
+            return Finding(check, OK, f"{address} is used by the server that runs")
+        return Finding(
+            check,
+            PROBLEM,
+            f"{address} cannot be used: {error.strerror}",
+            f"Stop what listens there, or serve with another --{name}.",
+        )
+    return Finding(check, OK, f"{address} is free")
+
+
+def _answers_as_ready(admin: Address) -> bool:
+    connection = HTTPConnection(admin.host, admin.port, timeout=2)
+    try:
+        connection.request("GET", "/health/live")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _file_system_of(path: Path) -> str:
+    """Return the type of the file system a path is on; empty where the system does not say."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    resolved = str(path.resolve())
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        point = fields[1].replace("\\040", " ")
+        is_above = resolved == point or resolved.startswith(point.rstrip("/") + "/")
+        if is_above and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def _memory_available_bytes() -> int | None:
+    """Return what this process may still take, by the machine and by its control group; None when unknown."""
+    amounts = []
+    try:
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        amounts += [int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:")]
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        if limit.isdigit():
+            amounts.append(max(0, int(limit) - used))
+    except OSError:
+        pass  # not Linux, or no control groups
+    return min(amounts, default=None)
+
+
+def _is_clock_synchronised() -> bool | None:
+    """Return what the kernel says about its clock; None where it does not say."""
+    if sys.platform != "linux":
+        return None
+    # struct timex begins with `unsigned modes` (0: only read); `status` follows four longs later.
+    long_bytes = ctypes.sizeof(ctypes.c_long)
+    buffer = ctypes.create_string_buffer(512)
+    try:
+        if ctypes.CDLL(None, use_errno=True).adjtimex(buffer) < 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    at = 5 * long_bytes
+    status = int.from_bytes(buffer.raw[at : at + 4], sys.byteorder)
+    return not status & CLOCK_UNSYNCHRONISED

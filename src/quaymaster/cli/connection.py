@@ -1,0 +1,115 @@
+"""Where the server is and who we are to it: from flags, environment or data directory.
+
+First found wins:
+
+    1. `--endpoint-url`, with credentials from the AWS environment variables
+    2. `--data`, whose `client.json` the server wrote at its start
+    3. `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`, with credentials from the environment
+    4. `client.json` in QUAYMASTER_DATA, else in ./quaymaster-data
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from quaymaster.cli.failures import NoServer, WrongUsage
+
+CLIENT_FILE = "client.json"
+DATA_VARIABLE = "QUAYMASTER_DATA"
+DATA_DEFAULT = Path("quaymaster-data")
+REGION_DEFAULT = "us-east-1"
+
+
+class Connection(NamedTuple):
+    """All a client needs. `admin_url` and `account_id` are None where only an SQS endpoint is known."""
+
+    endpoint_url: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+    session_token: str | None = None
+    account_id: str | None = None
+    admin_url: str | None = None
+
+
+def data_directory(data: Path | None, environment: Mapping[str, str] | None = None) -> Path:
+    """Return the data directory that a command without `--data` means."""
+    environment = os.environ if environment is None else environment
+    return data if data is not None else Path(environment.get(DATA_VARIABLE) or DATA_DEFAULT)
+
+
+def read_client_file(directory: Path) -> Connection:
+    """Return what the server in `directory` wrote about itself at its last start.
+
+    Raises:
+        NoServer: there is no such file, it may not be read, or it is not whole.
+    """
+    path = directory / CLIENT_FILE
+    try:
+        fields = json.loads(path.read_bytes())
+        return Connection(
+            endpoint_url=fields["endpoint_url"],
+            region=fields["region"],
+            access_key_id=fields["access_key_id"],
+            secret_access_key=fields["secret_access_key"],
+            account_id=fields["account_id"],
+            admin_url=fields["admin_url"],
+        )
+    except FileNotFoundError:
+        raise NoServer(
+            f"{path} does not exist: no server was started on this data directory. "
+            f"Start one with `quaymaster serve --data {directory}`, or name the directory with --data."
+        ) from None
+    except PermissionError:
+        raise NoServer(f"{path} may only be read by the user who runs the server.") from None
+    except OSError as error:
+        raise NoServer(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError):
+        raise NoServer(f"{path} is not whole; start the server again to write it anew.") from None
+
+
+def find_connection(
+    data: Path | None,
+    endpoint_url: str | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Connection:
+    """Return how to reach the server that the flags and the environment mean.
+
+    Raises:
+        NoServer: no data directory with a `client.json`.
+        WrongUsage: an endpoint without credentials, or two ways at once.
+    """
+    environment = os.environ if environment is None else environment
+    if endpoint_url is not None and data is not None:
+        raise WrongUsage("--data and --endpoint-url exclude each other: each says where the server is.")
+    if endpoint_url is not None:
+        return _from_environment(endpoint_url, environment)
+    if data is None:
+        inherited = environment.get("AWS_ENDPOINT_URL_SQS") or environment.get("AWS_ENDPOINT_URL")
+        if inherited:
+            return _from_environment(inherited, environment)
+    return read_client_file(data_directory(data, environment))
+
+
+def _from_environment(endpoint_url: str, environment: Mapping[str, str]) -> Connection:
+    if not endpoint_url.startswith(("http://", "https://")):
+        raise WrongUsage(f"The endpoint {endpoint_url!r} is no URL; write http://host:port.")
+    access_key_id = environment.get("AWS_ACCESS_KEY_ID")
+    secret_access_key = environment.get("AWS_SECRET_ACCESS_KEY")
+    if not access_key_id or not secret_access_key:
+        raise WrongUsage(
+            f"The endpoint {endpoint_url} needs credentials: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or use --data with a data directory of this machine."
+        )
+    return Connection(
+        endpoint_url=endpoint_url.rstrip("/"),
+        region=environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or REGION_DEFAULT,
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        session_token=environment.get("AWS_SESSION_TOKEN"),
+    )

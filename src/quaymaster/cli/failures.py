@@ -1,0 +1,44 @@
+"""How a command says that it could not do what it was asked: one clear line, and an exit code for scripts.
+
+0  done
+1  refused: the service said no, or `doctor` found something wrong
+2  usage: the command line, a setting or a file named in it is wrong
+3  no server: not found, not reachable, or not able to answer now; worth trying again
+130  interrupted
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+EXIT_NO_SERVER = 3
+EXIT_INTERRUPTED = 130
+
+
+class CommandFailed(Exception):
+    """A command ends here. `message` is a sentence; `code` the service's error code, if it gave one."""
+
+    exit_code: ClassVar[int] = EXIT_REFUSED
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class Refused(CommandFailed):
+    """The service understood, and said no."""
+
+
+class WrongUsage(CommandFailed):
+    """What was asked for cannot be right, whatever the server's state."""
+
+    exit_code = EXIT_USAGE
+
+
+class NoServer(CommandFailed):
+    """There is nobody to ask, or nobody who can answer now."""
+
+    exit_code = EXIT_NO_SERVER

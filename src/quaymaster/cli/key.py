@@ -1,0 +1,150 @@
+"""`quaymaster key`: access keys of accounts, and the server's own keys. Over the admin API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import find_connection
+from quaymaster.cli.output import print_json, print_line, print_table, progress_bar, time_as_text
+
+ROTATION_WAIT_S = 600.0
+
+app = options.new_group("Create, disable and delete access keys; rotate the server's own keys.")
+
+AccessKeyID = Annotated[str, typer.Argument(help="Access key id.", metavar="ACCESS-KEY-ID")]
+AccountID = Annotated[
+    str | None, typer.Option("--account", help="Account; otherwise the caller's own.", metavar="ID")
+]
+
+
+@app.command("list")
+def list_keys(
+    account: AccountID = None,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """List the access keys of an account. Secrets are never shown again."""
+    from quaymaster.cli.client import AdminClient
+
+    connection = find_connection(data, None)
+    with AdminClient(connection, admin_url) as admin:
+        result = admin.call("GET", "keys", query={"account_id": account or connection.account_id})
+    if as_json:
+        print_json(result)
+    else:
+        print_table(
+            ("ACCESS KEY ID", "ACCOUNT ID", "ENABLED", "CREATED"),
+            (
+                (key["access_key_id"], key["account_id"], key["enabled"], time_as_text(key["created_ms"]))
+                for key in result["keys"]
+            ),
+        )
+
+
+@app.command()
+def create(
+    account: AccountID = None,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Create an access key. Its secret is shown only now."""
+    from quaymaster.cli.client import AdminClient
+
+    connection = find_connection(data, None)
+    account_id = account or connection.account_id
+    with AdminClient(connection, admin_url) as admin:
+        result = admin.call("POST", "keys", fields={"account_id": account_id} if account_id else {})
+    if as_json:
+        print_json(result)
+    else:
+        print_table(
+            ("FIELD", "VALUE"), [(key, value) for key, value in result.items() if key != "created_ms"]
+        )
+
+
+@app.command()
+def disable(
+    access_key_id: AccessKeyID,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Refuse requests signed with a key, until it is enabled again."""
+    _change(data, admin_url, as_json, "POST", access_key_id, "disable")
+
+
+@app.command()
+def enable(
+    access_key_id: AccessKeyID,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Take requests signed with a disabled key again."""
+    _change(data, admin_url, as_json, "POST", access_key_id, "enable")
+
+
+@app.command()
+def delete(
+    access_key_id: AccessKeyID,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Delete a key for good."""
+    _change(data, admin_url, as_json, "DELETE", access_key_id)
+
+
+@app.command("rotate-master")
+def rotate_master(
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Make a new master key and wrap every data key with it; the server goes on serving."""
+    _rotate(data, admin_url, as_json, "rotate-master", "Wrapping data keys")
+
+
+@app.command("rotate-receipts")
+def rotate_receipts(
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Sign new receipt handles with a new key. Handles given out before stay good for 12 hours."""
+    _rotate(data, admin_url, as_json, "rotate-receipts", "Making a receipt key")
+
+
+def _change(
+    data: options.Data,
+    admin_url: options.AdminURL,
+    as_json: bool,
+    method: str,
+    access_key_id: str,
+    *verb: str,
+) -> None:
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        result = admin.call(method, "keys", access_key_id, *verb)
+    if as_json:
+        print_json(result or {"access_key_id": access_key_id})
+
+
+def _rotate(data: options.Data, admin_url: options.AdminURL, as_json: bool, what: str, label: str) -> None:
+    from quaymaster.cli.client import AdminClient
+
+    with (
+        AdminClient(find_connection(data, None), admin_url) as admin,
+        progress_bar(label, quiet=as_json),
+    ):
+        result: dict[str, Any] = admin.call("POST", "keys", what, wait_s=ROTATION_WAIT_S)
+    if as_json:
+        print_json(result)
+    else:
+        print_line(", ".join(f"{name} {value}" for name, value in result.items()) or "done")

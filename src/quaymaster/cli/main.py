@@ -1,0 +1,75 @@
+"""The `quaymaster` command: which subcommands there are, and how it ends when one fails.
+
+Modules of subcommands import only what their options need; what does the work is imported when they run, so
+that `--help`, `--version`, completion and `env` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import quaymaster
+from quaymaster.cli import account, bench, key, message, options, queue, server
+from quaymaster.cli.failures import EXIT_INTERRUPTED, CommandFailed
+
+app = options.new_group("Quaymaster: Amazon SQS that anyone can run.")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"quaymaster {quaymaster.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def quaymaster_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Quaymaster: Amazon SQS that anyone can run."""
+
+
+app.command()(server.serve)
+app.command()(server.env)
+app.add_typer(queue.app, name="queue")
+app.add_typer(message.app, name="message")
+app.add_typer(account.app, name="account")
+app.add_typer(key.app, name="key")
+app.command("settings")(server.show_settings)
+app.command()(server.doctor)
+app.command()(server.backup)
+app.command()(server.restore)
+app.command()(bench.bench)
+
+
+def main() -> None:
+    """Run the command line. Every failure is one line on stderr (an object with --json) and an exit code."""
+    try:
+        app(prog_name="quaymaster")
+    except CommandFailed as failure:
+        _print_failure(failure)
+        sys.exit(failure.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _print_failure(failure: CommandFailed) -> None:
+    if "--json" in sys.argv:
+        error = {"code": failure.code, "message": failure.message}
+        sys.stderr.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
+    else:
+        sys.stderr.write(f"quaymaster: {failure.message}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""`quaymaster message`: send, receive and delete by hand or from scripts, over the SQS API."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import find_connection
+from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.output import print_json, print_line, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from quaymaster.cli.client import SQSClient
+
+BATCH_ENTRIES_MAX = 10
+BATCH_BYTES_MAX = 1_048_576
+
+app = options.new_group("Send, receive and delete messages.")
+
+
+def parse_message_attribute(text: str) -> tuple[str, dict[str, str]]:
+    """Return `NAME=VALUE` or `NAME:TYPE=VALUE` as a message attribute. A Binary one's value is base64."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise WrongUsage(f"{text!r} is no message attribute; write NAME=VALUE or NAME:TYPE=VALUE.")
+    name, _, data_type = name.partition(":")
+    data_type = data_type or "String"
+    if data_type.startswith("Binary"):
+        try:
+            base64.b64decode(value, validate=True)
+        except binascii.Error:
+            raise WrongUsage(f"The value of the Binary attribute {name} is not base64.") from None
+        return name, {"DataType": data_type, "BinaryValue": value}
+    return name, {"DataType": data_type, "StringValue": value}
+
+
+@app.command()
+def send(
+    queue: options.QueueName,
+    body: Annotated[
+        str | None,
+        typer.Argument(help="The body; without it, and without --file, standard input.", metavar="BODY"),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Take the body from a file.")] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Each line of the input is a message of its own.")
+    ] = False,
+    group: Annotated[str | None, typer.Option("--group", help="Message group id.", metavar="ID")] = None,
+    dedup_id: Annotated[
+        str | None, typer.Option("--dedup-id", help="Deduplication id (FIFO).", metavar="ID")
+    ] = None,
+    delay: Annotated[int | None, typer.Option("--delay", help="Seconds before it is visible.")] = None,
+    attribute: Annotated[
+        list[str] | None,
+        typer.Option("--attribute", help="Message attribute.", metavar="NAME[:TYPE]=VALUE"),
+    ] = None,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Send a message, or with --lines one for each line of a file or of standard input."""
+    if body is not None and file is not None:
+        raise WrongUsage("Give the body as an argument or with --file, not both.")
+    if lines and dedup_id is not None:
+        raise WrongUsage("--dedup-id is for one message: with --lines all but the first would be duplicates.")
+    fields: dict[str, Any] = {}
+    if group is not None:
+        fields["MessageGroupId"] = group
+    if dedup_id is not None:
+        fields["MessageDeduplicationId"] = dedup_id
+    if delay is not None:
+        fields["DelaySeconds"] = delay
+    if attribute:
+        fields["MessageAttributes"] = dict(map(parse_message_attribute, attribute))
+
+    from quaymaster.cli.client import SQSClient
+
+    with SQSClient(find_connection(data, endpoint_url)) as sqs:
+        url = sqs.queue_url(queue)
+        if lines:
+            count = _send_lines(sqs, url, _read_lines(body, file), fields, quiet=as_json)
+            if as_json:
+                print_json({"sent": count})
+            else:
+                print_line(f"{count} messages sent")
+            return
+        text = body if body is not None else _read_text(file)
+        result = sqs.call("SendMessage", {"QueueUrl": url, "MessageBody": text, **fields})
+    if as_json:
+        print_json(result)
+    else:
+        print_line(result["MessageId"])
+
+
+@app.command()
+def receive(
+    queue: options.QueueName,
+    count: Annotated[int, typer.Option("--max", "-n", help="Messages at most.", min=1, max=10)] = 1,
+    wait: Annotated[
+        int | None, typer.Option("--wait", help="Seconds to wait for a message.", min=0, max=20)
+    ] = None,
+    visibility_timeout: Annotated[
+        int | None, typer.Option("--visibility-timeout", help="Seconds to hide what is received.")
+    ] = None,
+    attempt_id: Annotated[
+        str | None, typer.Option("--attempt-id", help="Receive request attempt id (FIFO).", metavar="ID")
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete what was printed.")] = False,
+    body_only: Annotated[bool, typer.Option("--body-only", help="Print bodies, one after another.")] = False,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Receive messages and print them; with --delete, delete them then."""
+    from quaymaster.cli.client import SQSClient
+
+    with SQSClient(find_connection(data, endpoint_url)) as sqs:
+        url = sqs.queue_url(queue)
+        fields: dict[str, Any] = {
+            "QueueUrl": url,
+            "MaxNumberOfMessages": count,
+            "MessageAttributeNames": ["All"],
+            "MessageSystemAttributeNames": ["All"],
+        }
+        if wait is not None:
+            fields["WaitTimeSeconds"] = wait
+        if visibility_timeout is not None:
+            fields["VisibilityTimeout"] = visibility_timeout
+        if attempt_id is not None:
+            fields["ReceiveRequestAttemptId"] = attempt_id
+        # A queue may have a wait of its own, of up to 20 seconds.
+        messages = sqs.call("ReceiveMessage", fields, wait_s=20).get("Messages") or []
+        if as_json:
+            print_json({"messages": messages})
+        elif body_only:
+            for message in messages:
+                print_line(message["Body"])
+        else:
+            for message in messages:
+                _print_message(message, with_receipt=not delete)
+        if delete and messages:
+            sys.stdout.flush()
+            _delete(sqs, url, [message["ReceiptHandle"] for message in messages])
+
+
+@app.command("delete")
+def delete_messages(
+    queue: options.QueueName,
+    receipt_handles: Annotated[list[str], typer.Argument(help="Receipt handles.", metavar="RECEIPT-HANDLE")],
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Delete received messages by their receipt handles."""
+    from quaymaster.cli.client import SQSClient
+
+    with SQSClient(find_connection(data, endpoint_url)) as sqs:
+        _delete(sqs, sqs.queue_url(queue), receipt_handles)
+    if as_json:
+        print_json({"deleted": len(receipt_handles)})
+
+
+def _read_text(file: Path | None) -> str:
+    try:
+        text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise WrongUsage(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise WrongUsage(f"{file or 'standard input'} is not UTF-8 text.") from None
+    # What `echo` and editors put at the end of the last line is not meant.
+    return text.removesuffix("\n")
+
+
+def _read_lines(body: str | None, file: Path | None) -> Iterator[str]:
+    if body is not None:
+        yield from body.splitlines()
+        return
+    try:
+        source = sys.stdin if file is None else file.open(encoding="utf-8")
+        with source:
+            for line in source:
+                text = line.rstrip("\r\n")
+                if text:
+                    yield text
+    except OSError as error:
+        raise WrongUsage(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise WrongUsage(f"{file or 'standard input'} is not UTF-8 text.") from None
+
+
+def _batches(texts: Iterable[str], overhead_bytes: int) -> Iterator[list[str]]:
+    """Group texts as SendMessageBatch takes them, each with `overhead_bytes` of attributes.
+
+    A text that is too large for any batch goes alone, and is refused by the service.
+    """
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        text_bytes = len(text.encode()) + overhead_bytes
+        if batch and (len(batch) == BATCH_ENTRIES_MAX or size + text_bytes > BATCH_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += text_bytes
+    if batch:
+        yield batch
+
+
+def _attributes_bytes(attributes: Mapping[str, Mapping[str, str]]) -> int:
+    """Return what attributes count for in a message's size; for a binary one its base64, which is more."""
+    return sum(
+        len(text.encode()) for name, attribute in attributes.items() for text in (name, *attribute.values())
+    )
+
+
+def _send_lines(
+    sqs: SQSClient, url: str, texts: Iterable[str], fields: dict[str, Any], *, quiet: bool
+) -> int:
+    sent = 0
+    overhead_bytes = _attributes_bytes(fields.get("MessageAttributes", {}))
+    with progress_bar("Sending", quiet=quiet) as bar:
+        for batch in _batches(texts, overhead_bytes):
+            entries = [{"Id": str(at), "MessageBody": text, **fields} for at, text in enumerate(batch)]
+            result = sqs.call("SendMessageBatch", {"QueueUrl": url, "Entries": entries})
+            for failed in result.get("Failed") or []:
+                code = failed["Code"]
+                which = sent + int(failed["Id"]) + 1
+                sent += len(result.get("Successful") or [])
+                raise Refused(
+                    f"Message {which} was refused ({code}): {failed.get('Message')} Sent so far: {sent}.",
+                    code=code,
+                )
+            sent += len(batch)
+            bar.update(sent)
+    return sent
+
+
+def _delete(sqs: SQSClient, url: str, receipt_handles: list[str]) -> None:
+    for start in range(0, len(receipt_handles), BATCH_ENTRIES_MAX):
+        handles = receipt_handles[start : start + BATCH_ENTRIES_MAX]
+        entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
+        result = sqs.call("DeleteMessageBatch", {"QueueUrl": url, "Entries": entries})
+        for failed in result.get("Failed") or []:
+            raise Refused(f"{failed.get('Message')} ({failed['Code']})", code=failed["Code"])
+
+
+def _print_message(message: dict[str, Any], *, with_receipt: bool) -> None:
+    rows: list[tuple[str, str]] = [("MessageId", message["MessageId"])]
+    rows += sorted((message.get("Attributes") or {}).items())
+    for name, attribute in sorted((message.get("MessageAttributes") or {}).items()):
+        value = attribute.get("StringValue", attribute.get("BinaryValue", ""))
+        rows.append((f"{name} ({attribute['DataType']})", value))
+    if with_receipt:
+        rows.append(("ReceiptHandle", message["ReceiptHandle"]))
+    rows.append(("Body", message["Body"]))
+    print_table(("FIELD", "VALUE"), rows)

@@ -1,0 +1,118 @@
+"""How commands print: tables on a terminal, tab-separated lines in a pipe, JSON when asked.
+
+Only what was asked for goes to stdout, so that `$(quaymaster ...)` and pipes get nothing else; notes and
+progress bars go to stderr. Rich takes longer to import than most commands to run, so it is imported by those
+that draw.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_line(text: str = "") -> None:
+    """Print one line of the answer."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """Say something beside the answer: on stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows under headers on a terminal, else as tab-separated lines without headers."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    if not sys.stdout.isatty():
+        for row in texts:
+            print_line("\t".join(" ".join(cell.split()) for cell in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for index, header in enumerate(headers):
+        is_number = bool(texts) and all(row[index].replace(".", "").isdigit() for row in texts)
+        table.add_column(header, justify="right" if is_number else "left", overflow="fold")
+    for row in texts:
+        # Text, not str: what users stored must not be read as markup.
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def time_as_text(time_ms: int | None) -> str:
+    """Return a time as people read it, in UTC; `-` for none."""
+    if not time_ms:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000)) + "Z"
+
+
+def duration_as_text(duration_ms: int) -> str:
+    """Return a duration in its largest two units: 3d 4h, 2m 5s, 450ms."""
+    if duration_ms < 1000:
+        return f"{duration_ms}ms"
+    parts = []
+    rest = duration_ms // 1000
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, seconds)
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def bytes_as_text(count: float) -> str:
+    """Return a size in binary units with three significant digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+class Bar:
+    """One progress bar, or nothing at all when stderr is not a terminal."""
+
+    def __init__(self, progress: Progress | None, total: float | None, what: str) -> None:
+        self._progress = progress
+        self._task = None if progress is None else progress.add_task(what, total=total)
+
+    def update(self, done: float, *, total: float | None = None) -> None:
+        """Show that `done` of `total` is reached."""
+        if self._progress is not None and self._task is not None:
+            if total is not None:
+                self._progress.update(self._task, total=total)
+            self._progress.update(self._task, completed=done)
+
+
+@contextmanager
+def progress_bar(what: str, *, total: float | None = None, quiet: bool = False) -> Iterator[Bar]:
+    """Show a progress bar on stderr while the block runs; `total` None means that nobody knows how much."""
+    if quiet or not sys.stderr.isatty():
+        yield Bar(None, total, what)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, total, what)

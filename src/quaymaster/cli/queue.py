@@ -1,0 +1,388 @@
+"""`quaymaster queue`: queues themselves, over the SQS API.
+
+Peek and delete go to the admin API where it is known: SQS has no peek, and an operator may have closed
+DeleteQueue to applications.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import Connection, find_connection
+from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
+
+if TYPE_CHECKING:
+    from quaymaster.cli.client import SQSClient
+
+POLL_INTERVAL_S = 0.5
+FIFO_SUFFIX = ".fifo"
+COUNTS = {
+    "visible": "ApproximateNumberOfMessages",
+    "in_flight": "ApproximateNumberOfMessagesNotVisible",
+    "delayed": "ApproximateNumberOfMessagesDelayed",
+}
+
+app = options.new_group("Create, look at, change and delete queues.")
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Argument(help="Attributes, as in VisibilityTimeout=60.", metavar="NAME=VALUE"),
+]
+
+
+def parse_assignments(texts: Iterable[str], what: str) -> dict[str, str]:
+    """Return `NAME=VALUE` texts as a dict; WrongUsage names the first that is none, or repeats a name."""
+    values: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise WrongUsage(f"{text!r} is no {what}; write NAME=VALUE.")
+        if name in values:
+            raise WrongUsage(f"The {what} {name} is given twice.")
+        values[name] = value
+    return values
+
+
+def _open(data: options.Data, endpoint_url: options.EndpointURL) -> SQSClient:
+    from quaymaster.cli.client import SQSClient
+
+    return SQSClient(find_connection(data, endpoint_url))
+
+
+def name_of(queue: str) -> str:
+    """Return the name of a queue given by name or URL."""
+    return queue.rstrip("/").rpartition("/")[2]
+
+
+def delete_queue(connection: Connection, sqs: SQSClient, url: str, admin_url: str | None = None) -> None:
+    """Delete a queue: over the admin API where it is known, else over SQS, which an operator may have
+    forbidden."""
+    from quaymaster.cli.client import AdminClient
+
+    if connection.admin_url is None and admin_url is None:
+        sqs.call("DeleteQueue", {"QueueUrl": url})
+        return
+    with AdminClient(connection, admin_url) as admin:
+        admin.call("DELETE", "queues", name_of(url))
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name; a FIFO queue's ends in .fifo.", metavar="NAME")],
+    attributes: Assignments = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", help="Tag the queue.", metavar="KEY=VALUE")
+    ] = None,
+    fifo: Annotated[bool, typer.Option("--fifo", help="Make a FIFO queue (implied by .fifo).")] = False,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Create a queue and print its URL."""
+    values = parse_assignments(attributes or (), "attribute")
+    if fifo and not name.endswith(FIFO_SUFFIX):
+        raise WrongUsage(f"The name of a FIFO queue ends in .fifo: {name}{FIFO_SUFFIX}")
+    if name.endswith(FIFO_SUFFIX):
+        values.setdefault("FifoQueue", "true")
+    fields: dict[str, Any] = {"QueueName": name}
+    if values:
+        fields["Attributes"] = values
+    if tag:
+        fields["tags"] = parse_assignments(tag, "tag")
+    with _open(data, endpoint_url) as sqs:
+        url = sqs.call("CreateQueue", fields)["QueueUrl"]
+    if as_json:
+        print_json({"name": name, "url": url})
+    else:
+        print_line(url)
+
+
+@app.command("list")
+def list_queues(
+    prefix: Annotated[str, typer.Argument(help="Only queues whose name starts so.", metavar="PREFIX")] = "",
+    names_only: Annotated[
+        bool, typer.Option("--names-only", help="Don't ask each queue for its counts.")
+    ] = False,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """List the account's queues with their message counts."""
+    rows: list[dict[str, Any]] = []
+    with _open(data, endpoint_url) as sqs:
+        urls = list(sqs.queue_urls(prefix))
+        with progress_bar("Counting messages", total=len(urls), quiet=names_only) as bar:
+            for done, url in enumerate(urls, 1):
+                row: dict[str, Any] = {"name": name_of(url), "url": url}
+                if not names_only:
+                    try:
+                        row |= _counts(sqs.attributes(url, *COUNTS.values()))
+                    except Refused as error:
+                        if error.code != "AWS.SimpleQueueService.NonExistentQueue":
+                            raise
+                        continue  # deleted since it was listed
+                rows.append(row)
+                bar.update(done)
+    if as_json:
+        print_json({"queues": rows})
+    elif names_only:
+        for row in rows:
+            print_line(row["name"])
+    else:
+        print_table(
+            ("QUEUE", "VISIBLE", "IN FLIGHT", "DELAYED"),
+            ((row["name"], row["visible"], row["in_flight"], row["delayed"]) for row in rows),
+        )
+
+
+@app.command()
+def show(
+    queue: options.QueueName,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show a queue's attributes, counts and tags.
+
+    Also which queues use it for their dead letters.
+    """
+    with _open(data, endpoint_url) as sqs:
+        url = sqs.queue_url(queue)
+        attributes = sqs.attributes(url)
+        tags = sqs.call("ListQueueTags", {"QueueUrl": url}).get("Tags") or {}
+        sources = sqs.call("ListDeadLetterSourceQueues", {"QueueUrl": url}).get("queueUrls") or []
+    if as_json:
+        print_json(
+            {
+                "name": name_of(url),
+                "url": url,
+                "attributes": attributes,
+                "tags": tags,
+                "dead_letter_sources": [name_of(source) for source in sources],
+            }
+        )
+        return
+    rows = [("QueueUrl", url), *sorted(attributes.items())]
+    rows += [(f"tag {key}", value) for key, value in sorted(tags.items())]
+    rows += [("dead letters from", name_of(source)) for source in sources]
+    print_table(("ATTRIBUTE", "VALUE"), rows)
+
+
+@app.command("set")
+def set_attributes(
+    queue: options.QueueName,
+    attributes: Annotated[
+        list[str], typer.Argument(help="Attributes, as in VisibilityTimeout=60.", metavar="NAME=VALUE")
+    ],
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Change attributes of a queue."""
+    values = parse_assignments(attributes, "attribute")
+    with _open(data, endpoint_url) as sqs:
+        sqs.call("SetQueueAttributes", {"QueueUrl": sqs.queue_url(queue), "Attributes": values})
+    if as_json:
+        print_json({"name": name_of(queue), "set": values})
+
+
+@app.command()
+def purge(
+    queue: options.QueueName,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Delete every message of a queue; the queue stays."""
+    with _open(data, endpoint_url) as sqs:
+        url = sqs.queue_url(queue)
+        if not yes:
+            counts = _counts(sqs.attributes(url, *COUNTS.values()))
+            total = sum(counts.values())
+            answer = _ask(f"Delete all {total} messages of {name_of(url)}? [y/N] ", "--yes")
+            if answer.lower() not in ("y", "yes"):
+                raise Refused("Nothing was deleted.")
+        sqs.call("PurgeQueue", {"QueueUrl": url})
+    if as_json:
+        print_json({"name": name_of(url), "purged": True})
+
+
+@app.command()
+def delete(
+    queue: options.QueueName,
+    yes: Annotated[
+        str | None,
+        typer.Option("--yes", help="The queue's name once more, instead of typing it.", metavar="NAME"),
+    ] = None,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Delete a queue with all its messages. Asks for the queue's name."""
+    from quaymaster.cli.client import SQSClient
+
+    connection = find_connection(data, endpoint_url)
+    with SQSClient(connection) as sqs:
+        url = sqs.queue_url(queue)
+        name = name_of(url)
+        if yes is None:
+            counts = _counts(sqs.attributes(url, *COUNTS.values()))
+            note(f"This deletes the queue {name} and its {sum(counts.values())} messages for good.")
+            yes = _ask("Type the queue's name to go on: ", f"--yes {name}")
+        if yes.strip() != name:
+            raise Refused(f"{yes.strip()!r} is not the name of the queue, {name}: nothing was deleted.")
+        delete_queue(connection, sqs, url, admin_url)
+    if as_json:
+        print_json({"name": name, "deleted": True})
+
+
+@app.command()
+def redrive(
+    queue: Annotated[str, typer.Argument(help="The dead-letter queue.", metavar="QUEUE")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", help="Target; without it each message goes back whence it came.", metavar="QUEUE"
+        ),
+    ] = None,
+    rate: Annotated[int | None, typer.Option("--rate", help="Messages per second at most (1-500).")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is done.")] = True,
+    status: Annotated[bool, typer.Option("--status", help="Only show this and earlier redrives.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the one that runs.")] = False,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Move dead letters back, or to another queue.
+
+    Without --to, each message goes back to the queue it came from. Ctrl-C leaves the redrive running.
+    """
+    with _open(data, endpoint_url) as sqs:
+        source_arn = _arn(sqs, queue)
+        if status:
+            tasks = _tasks(sqs, source_arn, count=10)
+            _print_tasks(tasks, as_json)
+            return
+        if cancel:
+            running = [task for task in _tasks(sqs, source_arn) if task.get("TaskHandle")]
+            if not running:
+                raise Refused(f"No redrive of {name_of(queue)} is running.")
+            result = sqs.call("CancelMessageMoveTask", {"TaskHandle": running[0]["TaskHandle"]})
+            moved = result.get("ApproximateNumberOfMessagesMoved", 0)
+            if as_json:
+                print_json({"cancelled": True, "moved": moved})
+            else:
+                print_line(f"Cancelled after {moved} messages.")
+            return
+        fields: dict[str, Any] = {"SourceArn": source_arn}
+        if to is not None:
+            fields["DestinationArn"] = _arn(sqs, to)
+        if rate is not None:
+            fields["MaxNumberOfMessagesPerSecond"] = rate
+        sqs.call("StartMessageMoveTask", fields)
+        task = _follow(sqs, source_arn, quiet=as_json) if wait else _tasks(sqs, source_arn)[0]
+    _print_tasks([task], as_json)
+    if task.get("Status") == "FAILED":
+        raise Refused(f"The redrive failed: {task.get('FailureReason', 'no reason was given')}.")
+
+
+@app.command()
+def peek(
+    queue: options.QueueName,
+    count: Annotated[int, typer.Option("--count", "-n", help="Messages to show.", min=1, max=1000)] = 10,
+    from_sequence: Annotated[int, typer.Option("--from", help="Sequence number to start at.", min=0)] = 0,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Look at messages without receiving them.
+
+    Shows visible, in-flight and delayed ones, in the order they were sent, and changes nothing.
+    """
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        result = admin.call(
+            "GET", "queues", name_of(queue), "messages", query={"count": count, "from": from_sequence or None}
+        )
+    messages = result.get("messages") or []
+    if as_json:
+        print_json(result)
+        return
+    print_table(
+        ("SEQUENCE", "STATE", "RECEIVED", "SENT", "MESSAGE ID", "BODY"),
+        (
+            (
+                message["sequence"],
+                message["state"],
+                message["delivery_count"],
+                time_as_text(message["sent_ms"]),
+                message["message_id"],
+                message["body"],
+            )
+            for message in messages
+        ),
+    )
+    if result.get("next_sequence"):
+        note(f"There are more: --from {result['next_sequence']}")
+
+
+def _counts(attributes: dict[str, str]) -> dict[str, int]:
+    return {name: int(attributes.get(attribute, 0)) for name, attribute in COUNTS.items()}
+
+
+def _ask(question: str, option: str) -> str:
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"This asks before it deletes; give {option} where nobody can answer.")
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip()
+
+
+def _arn(sqs: SQSClient, queue: str) -> str:
+    return sqs.attributes(sqs.queue_url(queue), "QueueArn")["QueueArn"]
+
+
+def _tasks(sqs: SQSClient, source_arn: str, count: int = 1) -> list[dict[str, Any]]:
+    result = sqs.call("ListMessageMoveTasks", {"SourceArn": source_arn, "MaxResults": count})
+    tasks: list[dict[str, Any]] = result.get("Results") or []
+    return tasks
+
+
+def _follow(sqs: SQSClient, source_arn: str, *, quiet: bool) -> dict[str, Any]:
+    with progress_bar("Moving messages", quiet=quiet) as bar:
+        while True:
+            task = _tasks(sqs, source_arn)[0]
+            moved = task.get("ApproximateNumberOfMessagesMoved", 0)
+            bar.update(moved, total=max(moved, task.get("ApproximateNumberOfMessagesToMove", 0)))
+            if task["Status"] not in ("RUNNING", "CANCELLING"):
+                return task
+            time.sleep(POLL_INTERVAL_S)
+
+
+def _print_tasks(tasks: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json({"tasks": tasks})
+        return
+    print_table(
+        ("STATUS", "MOVED", "TO MOVE", "TARGET", "STARTED"),
+        (
+            (
+                task.get("Status"),
+                task.get("ApproximateNumberOfMessagesMoved"),
+                task.get("ApproximateNumberOfMessagesToMove"),
+                (task.get("DestinationArn") or "their sources").rpartition(":")[2],
+                time_as_text(task.get("StartedTimestamp")),
+            )
+            for task in tasks
+        ),
+    )

@@ -1,0 +1,268 @@
+"""`quaymaster serve`, `env`, `settings`, `doctor`, `backup`, `restore`: the server, from its own machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import data_directory, find_connection, read_client_file
+from quaymaster.cli.failures import EXIT_REFUSED, Refused, WrongUsage
+from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from quaymaster.settings import Settings
+
+FILES_WANTED = 65_536
+BACKUP_WAIT_S = 24 * 3600.0
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="TOML file with settings (else QUAYMASTER_CONFIG).", metavar="FILE"),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any other setting, as in --set authentication=open.", metavar="NAME=VALUE"),
+]
+ServedData = Annotated[
+    Path | None, typer.Option("--data", help="Data directory, made at first start.", metavar="DIR")
+]
+Listen = Annotated[str | None, typer.Option("--listen", help="Address of the SQS API.", metavar="HOST:PORT")]
+Admin = Annotated[
+    str | None, typer.Option("--admin", help="Address of health, metrics and admin API.", metavar="HOST:PORT")
+]
+
+
+def serve(
+    data: ServedData = None,
+    listen: Listen = None,
+    admin: Admin = None,
+    config: Config = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run the server until SIGTERM or Ctrl-C.
+
+    It then takes no more requests, finishes those it has, and ends with 0.
+    """
+    settings, _ = _load(config, data, listen, admin, overrides)
+    _warn_of_unknown_variables()
+
+    _raise_file_limit()
+
+    import asyncio
+
+    from quaymaster.cli.compose import run_server
+
+    try:
+        import uvloop
+    except ImportError:  # it has no wheel everywhere; the loop of the standard library does the same, slower
+        code = asyncio.run(run_server(settings))
+    else:
+        code = uvloop.run(run_server(settings))
+    raise typer.Exit(code)
+
+
+def env(
+    data: options.Data = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Print how to reach the server, for `eval`.
+
+    The lines set the variables that AWS SDKs and the AWS CLI read. The server writes what they say to
+    client.json in its data directory at each start.
+    """
+    connection = read_client_file(data_directory(data))
+    if as_json:
+        print_json(
+            {
+                "endpoint_url": connection.endpoint_url,
+                "admin_url": connection.admin_url,
+                "region": connection.region,
+                "account_id": connection.account_id,
+                "access_key_id": connection.access_key_id,
+                "secret_access_key": connection.secret_access_key,
+            }
+        )
+        return
+    for name, value in (
+        ("AWS_ENDPOINT_URL_SQS", connection.endpoint_url),
+        ("AWS_ENDPOINT_URL", connection.endpoint_url),
+        ("AWS_DEFAULT_REGION", connection.region),
+        ("AWS_REGION", connection.region),
+        ("AWS_ACCESS_KEY_ID", connection.access_key_id),
+        ("AWS_SECRET_ACCESS_KEY", connection.secret_access_key),
+    ):
+        print_line(f"export {name}={shlex.quote(value)}")
+
+
+def show_settings(
+    data: ServedData = None,
+    listen: Listen = None,
+    admin: Admin = None,
+    config: Config = None,
+    overrides: Overrides = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show every setting's value and origin.
+
+    They are those that `serve` would have with the same flags, here and now.
+    """
+    from quaymaster.settings import effective_settings
+
+    settings, origins = _load(config, data, listen, admin, overrides)
+    values = effective_settings(settings)
+    _warn_of_unknown_variables()
+    if as_json:
+        print_json({name: {"value": value, "origin": origins[name]} for name, value in values.items()})
+    else:
+        print_table(
+            ("SETTING", "VALUE", "ORIGIN"), ((name, value, origins[name]) for name, value in values.items())
+        )
+
+
+def doctor(
+    data: ServedData = None,
+    listen: Listen = None,
+    admin: Admin = None,
+    config: Config = None,
+    overrides: Overrides = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Check that this machine is fit to serve.
+
+    Looks at clock, disk, limits, permissions, ports, memory and kernel, and says what to do about what it
+    finds. Ends with 1 when something is wrong.
+    """
+    from quaymaster.cli.checkup import check_up
+
+    settings, _ = _load(config, data, listen, admin, overrides)
+    with progress_bar("Checking", quiet=as_json):
+        findings = check_up(settings)
+    if as_json:
+        print_json({"checks": [finding._asdict() for finding in findings]})
+    else:
+        print_table(
+            ("CHECK", "RESULT", "FOUND"),
+            ((finding.check, finding.result, finding.found) for finding in findings),
+        )
+        for finding in findings:
+            if finding.advice:
+                print_line(f"\n{finding.check}: {finding.advice}")
+    if any(finding.result == "problem" for finding in findings):
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def backup(
+    destination: Annotated[Path, typer.Argument(help="Where to; must not exist yet.", metavar="DESTINATION")],
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Write a consistent copy of the server's data.
+
+    The running server writes it, to a path on its own machine.
+    """
+    from quaymaster.cli.client import AdminClient
+
+    path = destination.absolute()
+    with (
+        AdminClient(find_connection(data, None), admin_url) as admin,
+        progress_bar("Backing up", quiet=as_json),
+    ):
+        result = admin.call("POST", "backup", fields={"path": str(path)}, wait_s=BACKUP_WAIT_S)
+    if as_json:
+        print_json(result)
+    else:
+        print_line(f"backed up to {result.get('path', path)}")
+        note("It holds no master key: keep the data directory's keys/ somewhere else, or it cannot be read.")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(help="What `quaymaster backup` wrote.", metavar="BACKUP")],
+    data: options.Data = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Make a data directory from a backup.
+
+    The directory must be missing or empty.
+    """
+    directory = data_directory(data)
+    if not source.exists():
+        raise WrongUsage(f"{source} does not exist.")
+    if directory.exists() and any(directory.iterdir()):
+        raise Refused(f"{directory} is not empty. Restore into a new directory, then serve from that.")
+    from quaymaster.broker.backup import restore as restore_backup
+
+    with progress_bar("Restoring", quiet=as_json):
+        restore_backup(source, directory)
+    if as_json:
+        print_json({"backup": str(source), "data": str(directory)})
+    else:
+        print_line(f"restored to {directory}; start it with `quaymaster serve --data {directory}`")
+
+
+def _load(
+    config: Path | None,
+    data: Path | None,
+    listen: str | None,
+    admin: str | None,
+    overrides: list[str] | None,
+) -> tuple[Settings, dict[str, str]]:
+    """Return the settings, and for each where its value is from."""
+    from quaymaster.cli.queue import parse_assignments
+    from quaymaster.settings import SettingsError, load_settings
+
+    flags: dict[str, Any] = dict(parse_assignments(overrides or (), "setting"))
+    named = {"data": data, "listen": listen, "admin": admin}
+    flags |= {name: value for name, value in named.items() if value is not None}
+    try:
+        settings = load_settings(config, flags=flags)
+    except SettingsError as error:
+        raise WrongUsage(str(error)) from None
+    return settings, _origins(config, flags, os.environ)
+
+
+def _origins(
+    config: Path | None, flags: Mapping[str, object], environment: Mapping[str, str]
+) -> dict[str, str]:
+    import tomllib
+
+    from quaymaster.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, Settings
+
+    path = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    in_file = set(tomllib.loads(path.read_text(encoding="utf-8"))) if path is not None else set()
+    origins = {}
+    for name in Settings.model_fields:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if name in flags:
+            origins[name] = "command line"
+        elif variable in environment:
+            origins[name] = variable
+        else:
+            origins[name] = str(path) if name in in_file else "default"
+    return origins
+
+
+def _raise_file_limit() -> None:
+    """Take as many file descriptors as this process may: connections and segments need one each."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    if soft < wanted:
+        with suppress(OSError, ValueError):  # macOS refuses more than it has, whatever it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _warn_of_unknown_variables() -> None:
+    from quaymaster.settings import unknown_variables
+
+    for variable, nearest in unknown_variables(os.environ).items():
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        note(f"quaymaster: {variable} is in the environment, but there is no such setting{hint}")

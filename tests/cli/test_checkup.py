@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from quaymaster.cli import checkup
+from quaymaster.cli.checkup import OK, PROBLEM, WARNING, Finding
+from quaymaster.settings import Settings, load_settings, parse_address
+
+from .conftest import PlayedServer, Run
+
+
+def settings_of(data: Path, **flags: object) -> Settings:
+    return load_settings(flags={"data": data, **flags}, environment={})
+
+
+def disk_findings(data: Path, **flags: object) -> dict[str, Finding]:
+    return {finding.check: finding for finding in checkup.check_disk(settings_of(data, **flags))}
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "result"),
+    [
+        ("Linux", "6.1.0-18-amd64", OK),
+        ("Linux", "4.13", OK),
+        ("Linux", "4.4.0-210-generic", PROBLEM),
+        ("Darwin", "23.1.0", WARNING),
+        ("Windows", "11", PROBLEM),
+    ],
+)
+def test_kernels_that_lose_write_errors_are_a_problem(system: str, release: str, result: str) -> None:
+    assert checkup.check_kernel(system, release).result == result
+
+
+def test_a_clock_behind_what_was_written_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    good = next(checkup.check_clock(tmp_path))
+    an_hour_ahead_s = time.time() + 3600
+    os.utime(tmp_path / "file", (an_hour_ahead_s, an_hour_ahead_s))
+
+    bad = next(checkup.check_clock(tmp_path))
+
+    assert good.result == OK
+    assert (bad.result, bool(bad.advice)) == (PROBLEM, True)
+
+
+def test_little_disk_space_is_a_warning_and_too_little_a_problem(tmp_path: Path) -> None:
+    tib = 1 << 40
+
+    assert disk_findings(tmp_path, disk_low_bytes=0, disk_reserve_bytes=0)["disk space"].result == OK
+    assert disk_findings(tmp_path, disk_reserve_bytes=999 * tib)["disk space"].result == WARNING
+    assert disk_findings(tmp_path, disk_low_bytes=999 * tib)["disk space"].result == PROBLEM
+
+
+def test_disk_checks_look_at_the_place_where_a_missing_directory_will_be(tmp_path: Path) -> None:
+    findings = disk_findings(tmp_path / "not" / "there")
+
+    assert str(tmp_path) in findings["disk space"].found
+    assert "median" in findings["fsync"].found
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("median_ms", "result"), [(0.001, WARNING), (1.0, OK), (50.0, WARNING), (500.0, PROBLEM)]
+)
+def test_fsync_is_judged_by_its_median(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, median_ms: float, result: str
+) -> None:
+    monkeypatch.setattr(checkup, "measure_fsync_ms", lambda place: [0.0005, median_ms, median_ms * 3])
+
+    assert disk_findings(tmp_path)["fsync"].result == result
+
+
+def test_a_disk_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(place: Path) -> list[float]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkup, "measure_fsync_ms", refuse)
+
+    finding = disk_findings(tmp_path)["fsync"]
+
+    assert finding.result == PROBLEM
+    assert "Permission denied" in finding.found
+
+
+def test_fsync_is_measured_on_real_files_and_leaves_none_behind(tmp_path: Path) -> None:
+    times_ms = checkup.measure_fsync_ms(tmp_path, tries=3)
+
+    assert len(times_ms) == 3
+    assert min(times_ms) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_directory_others_can_read_is_a_problem(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "keys").mkdir(parents=True)
+    key = data / "keys" / "master"
+    key.touch(mode=0o600)
+    for path, mode in ((data, 0o700), (data / "keys", 0o700)):
+        path.chmod(mode)
+    private = checkup.check_permissions(data)
+    key.chmod(0o640)
+
+    readable = checkup.check_permissions(data)
+
+    assert private.result == OK
+    assert readable.result == PROBLEM
+    assert f"{key} has mode 0640" in readable.found
+
+
+def test_a_missing_data_directory_is_fine_where_it_can_be_made(tmp_path: Path) -> None:
+    assert checkup.check_permissions(tmp_path / "new" / "data").result == OK
+
+
+def test_a_file_in_the_place_of_the_data_directory_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+
+    assert checkup.check_permissions(tmp_path / "data").result == PROBLEM
+
+
+def test_too_few_file_descriptors_for_the_connections_are_a_warning() -> None:
+    assert checkup.check_file_limit(1).result == OK
+    assert checkup.check_file_limit(1 << 40).result == WARNING
+
+
+def test_too_little_memory_for_the_caches_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(checkup, "_memory_available_bytes", lambda: 2 * gib)
+
+    assert checkup.check_memory(settings_of(tmp_path, body_cache_bytes=gib)).result == OK
+    assert checkup.check_memory(settings_of(tmp_path, body_cache_bytes=2 * gib)).result == WARNING
+
+
+def test_a_free_port_is_fine_and_a_taken_one_a_problem(server: PlayedServer) -> None:
+    nobody = parse_address("127.0.0.1:1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = parse_address(f"127.0.0.1:{taken.getsockname()[1]}")
+
+        finding = checkup.check_port("listen", address, nobody)
+
+    assert finding.result == PROBLEM
+    assert "--listen" in finding.advice
+    assert checkup.check_port("listen", address, nobody).result == OK
+
+
+def test_a_port_taken_by_our_own_server_is_fine(server: PlayedServer) -> None:
+    address = parse_address(server.url.removeprefix("http://"))
+    server.answers["GET /health/live"] = {}
+    server.is_verified = False
+
+    assert checkup.check_port("listen", address, address).result == OK
+
+
+def test_doctor_ends_with_one_when_something_is_wrong(run: Run, tmp_path: Path) -> None:
+    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+
+    wrong = run("doctor", "--data", tmp_path / "new", *ports, "--set", f"disk_low_bytes={1 << 60}", "--json")
+
+    found = {check["check"]: check for check in wrong.json["checks"]}
+    assert wrong.code == 1
+    assert found["disk space"]["result"] == "problem"
+    assert found["disk space"]["advice"]
+
+
+def test_doctor_says_what_to_do(run: Run, tmp_path: Path) -> None:
+    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+
+    result = run("doctor", "--data", tmp_path / "new", *ports, "--set", f"disk_low_bytes={1 << 60}")
+
+    assert "disk space\tproblem\t" in result.out
+    assert "disk space: Sends are refused below" in result.out

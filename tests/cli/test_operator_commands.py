@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from .conftest import PlayedServer, Refusal, Run
+
+KEY = {"access_key_id": "AK", "account_id": "000000000000", "enabled": True, "created_ms": 1_700_000_000_000}
+
+
+def test_accounts_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
+    account = {"account_id": "000000000000", "name": "default", "created_ms": 1_700_000_000_000}
+    server.answers["GET /admin/v1/accounts"] = {"accounts": [account]}
+
+    assert run("account", "list", "--data", data).out == "000000000000\tdefault\t2023-11-14 22:13:20Z\n"
+    assert run("account", "list", "--data", data, "--json").json == {"accounts": [account]}
+
+
+def test_a_new_account_comes_with_a_key_whose_secret_is_shown_once(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    server.answers["POST /admin/v1/accounts"] = {
+        "account_id": "111111111111",
+        "name": "shop",
+        "created_ms": 5,
+        "access_key_id": "AK",
+        "secret_access_key": "once",
+    }
+
+    result = run("account", "create", "shop", "--id", "111111111111", "--data", data)
+
+    assert "secret_access_key\tonce\n" in result.out
+    assert server.called("POST /admin/v1/accounts") == [{"name": "shop", "account_id": "111111111111"}]
+
+
+def test_keys_of_the_own_account_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
+    server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY]}
+
+    assert run("key", "list", "--data", data).out == "AK\t000000000000\ttrue\t2023-11-14 22:13:20Z\n"
+
+
+def test_a_key_is_created_for_the_account_named(run: Run, data: Path, server: PlayedServer) -> None:
+    run("key", "create", "--data", data)
+    run("key", "create", "--account", "111111111111", "--data", data)
+
+    assert server.called("POST /admin/v1/keys") == [
+        {"account_id": "000000000000"},
+        {"account_id": "111111111111"},
+    ]
+
+
+def test_keys_are_disabled_enabled_and_deleted_by_id(run: Run, data: Path, server: PlayedServer) -> None:
+    for command in ("disable", "enable", "delete"):
+        assert run("key", command, "A/K", "--data", data).code == 0
+
+    assert [call.what for call in server.calls] == [
+        "POST /admin/v1/keys/A%2FK/disable",
+        "POST /admin/v1/keys/A%2FK/enable",
+        "DELETE /admin/v1/keys/A%2FK",
+    ]
+
+
+def test_rotation_says_what_was_done(run: Run, data: Path, server: PlayedServer) -> None:
+    server.answers["POST /admin/v1/keys/rotate-master"] = {"master_key_id": 2, "data_keys": 40}
+
+    assert run("key", "rotate-master", "--data", data).out == "master_key_id 2, data_keys 40\n"
+    assert run("key", "rotate-receipts", "--data", data).code == 0
+
+
+def test_an_error_of_the_admin_api_is_one_line(run: Run, data: Path, server: PlayedServer) -> None:
+    server.answers["POST /admin/v1/accounts"] = Refusal(400, "AccountExists", "The account exists.")
+
+    result = run("account", "create", "shop", "--data", data)
+
+    assert result.code == 1
+    assert result.err == "quaymaster: The account exists. (AccountExists)\n"
+
+
+def test_operator_commands_need_to_know_the_admin_port(run: Run, server: PlayedServer) -> None:
+    environment = {
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_ACCESS_KEY_ID": "QMTESTKEY",
+        "AWS_SECRET_ACCESS_KEY": "a secret only the tests know",
+        "AWS_DEFAULT_REGION": "eu-test-1",
+    }
+
+    without = run("account", "list", environment=environment)
+    server.answers["GET /admin/v1/accounts"] = {"accounts": []}
+    with_url = run("account", "list", "--admin-url", server.url, environment=environment)
+
+    assert without.code == 2
+    assert "--admin-url" in without.err
+    assert with_url.code == 0
