@@ -142,7 +142,8 @@ class HeadParser:
         if end == -1:
             return None
         self.end = end = end + 4
-        self._headers = headers = []
+        headers: list[tuple[bytes, bytes]] = []
+        self._headers = headers
         try:
             self._feed(data[start:end])
             method: bytes = self._parser.get_method()
@@ -166,7 +167,21 @@ class HeadParser:
             raise _malformed("The Host header is missing.")
         if method == b"CONNECT":
             raise RequestRefused(405, "rejected_malformed", "This is no proxy.")
-        self._frame(first, is_current)
+        length = first.get(b"content-length")
+        if b"transfer-encoding" in first:
+            self._check_encoding(first, is_current=is_current)
+            self.body_length = CHUNKED
+        elif length is None:
+            self.body_length = 0
+        elif length.isdigit() and len(length) <= 15:
+            self.body_length = int(length)
+        else:
+            raise _malformed("Content-Length is not a number.")
+        self.expects_continue = False
+        if b"expect" in first:
+            if first[b"expect"].lower() != b"100-continue":
+                raise RequestRefused(417, "rejected_malformed", "Only 100-continue can be expected.")
+            self.expects_continue = is_current and self.body_length != 0
         line = CONNECTION_PERSISTS if is_current else CONNECTION_CLOSE
         connection = first.get(b"connection")
         if connection is not None:
@@ -178,31 +193,13 @@ class HeadParser:
         path, _, query = (target if target[0] == 47 else _origin_form(target)).partition(b"?")
         return HTTPRequest(method, target, path, query, headers, peer, received_ms, first, line, sink)
 
-    def _frame(self, first: dict[bytes, bytes], is_current: bool) -> None:
-        """Decide where the body ends."""
-        length = first.get(b"content-length")
-        encoding = first.get(b"transfer-encoding")
-        if encoding is not None:
-            if length is not None:
-                raise _malformed("Content-Length and Transfer-Encoding exclude each other.")
-            if not is_current:
-                raise _malformed("HTTP/1.0 has no Transfer-Encoding.")
-            if encoding.lower() != b"chunked":
-                raise _unknown_encoding()
-            self.body_length = CHUNKED
-        elif length is not None:
-            if not length.isdigit() or len(length) > 15:
-                raise _malformed("Content-Length is not a number.")
-            self.body_length = int(length)
-        else:
-            self.body_length = 0
-        expectation = first.get(b"expect")
-        if expectation is None:
-            self.expects_continue = False
-        else:
-            if expectation.lower() != b"100-continue":
-                raise RequestRefused(417, "rejected_malformed", "Only 100-continue can be expected.")
-            self.expects_continue = is_current and self.body_length != 0
+    def _check_encoding(self, first: dict[bytes, bytes], *, is_current: bool) -> None:
+        if b"content-length" in first:
+            raise _malformed("Content-Length and Transfer-Encoding exclude each other.")
+        if not is_current:
+            raise _malformed("HTTP/1.0 has no Transfer-Encoding.")
+        if first[b"transfer-encoding"].lower() != b"chunked":
+            raise _unknown_encoding()
 
     def _target_too_large(self) -> RequestRefused:
         return RequestRefused(
@@ -243,8 +240,16 @@ def _origin_form(target: bytes) -> bytes:
 class ChunkedBody:
     """Takes a chunked body apart. Feed it all unread bytes again and again until `is_complete`."""
 
-    __slots__ = ("_body_bytes_max", "_in_trailers", "_left", "_parts", "_size", "_trailer_bytes_max")
-    __slots__ += ("_trailer_bytes", "is_complete")
+    __slots__ = (
+        "_body_bytes_max",
+        "_in_trailers",
+        "_left",
+        "_parts",
+        "_size",
+        "_trailer_bytes",
+        "_trailer_bytes_max",
+        "is_complete",
+    )
 
     def __init__(self, limits: HTTPLimits) -> None:
         self._body_bytes_max = limits.body_bytes_max

@@ -84,7 +84,10 @@ kernel reset the connection, and the client might never see why it was refused."
 LISTEN_BACKLOG = 1024
 SMALL_BODY_BYTES = 64 * 1024
 """Reply bodies up to this size are copied behind their head; larger ones are handed over as they are."""
+LENGTHS_READY = 1024
+"""Bodies shorter than this find their Content-Length line ready made."""
 
+_LENGTH_LINES = tuple(b"Content-Length: %d\r\n\r\n" % length for length in range(LENGTHS_READY))
 _HEAD, _BODY, _CHUNKS, _NOTHING_MORE = range(4)
 """What a connection reads next."""
 _IDLE, _IN_HEAD, _IN_BODY, _SERVING, _WRITING, _LINGERING, _CLOSING = range(7)
@@ -121,7 +124,7 @@ class HTTPServer:
         self.is_draining = False
         self._open: set[_Connection] = set()
         self._dirty: list[_Connection] = []
-        self._reply_starts: dict[int, bytes] = {}
+        self.reply_starts: dict[int, bytes] = {}
         self._reply_starts_s = 0
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -208,14 +211,14 @@ class HTTPServer:
 
     def reply_start(self, status: int) -> bytes:
         """Return the status line and the headers every reply has."""
-        start = self._reply_starts.get(status)
+        start = self.reply_starts.get(status)
         if start is None:
             start = b"HTTP/1.1 %d %b\r\nServer: quaymaster\r\nDate: %b\r\n" % (
                 status,
                 _phrase(status),
                 formatdate(self._reply_starts_s or time.time(), usegmt=True).encode(),
             )
-            self._reply_starts[status] = start
+            self.reply_starts[status] = start
         return start
 
     def _flush(self) -> None:
@@ -229,7 +232,7 @@ class HTTPServer:
         wall_s = int(time.time())
         if wall_s != self._reply_starts_s:
             self._reply_starts_s = wall_s
-            self._reply_starts.clear()
+            self.reply_starts.clear()
         for connection in list(self._open):
             connection.sweep(now_ms)
         self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
@@ -568,21 +571,29 @@ class _Connection(asyncio.Protocol):
             request._connection_line = CONNECTION_CLOSE
             self._phase = _NOTHING_MORE
         line = request._connection_line
-        rendered = self._render(status, headers, body, line, is_head=request.method == b"HEAD")
+        length = len(body)
+        if length >= LENGTHS_READY or status in _NO_CONTENT or request.method == b"HEAD":
+            rendered = self._render(status, headers, body, line, is_head=request.method == b"HEAD")
+        else:
+            server = self._server
+            start = server.reply_starts.get(status) or server.reply_start(status)
+            rendered = (b"".join((start, headers, line, _LENGTH_LINES[length], body)),)
         request._reply = rendered
         if pending[0] is not request:
             return
         out = self._out
-        while pending:
-            request = pending[0]
-            reply = request._reply
-            if reply is None:
-                break
+        while True:
             pending.popleft()
-            out += reply
-            request._reply = ()
+            out += rendered
             if request._connection_line is CONNECTION_CLOSE:
                 self._close_after_replies = True
+            if not pending:
+                break
+            request = pending[0]
+            if request._reply is None:
+                break
+            rendered = request._reply
+            request._reply = ()
         if not self._corked:
             self._schedule_turn()
 
