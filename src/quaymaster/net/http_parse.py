@@ -122,12 +122,12 @@ class HeadParser:
         Raises:
             RequestRefused: malformed, too large, or not to be framed without doubt.
         """
+        if not 65 <= data[start] <= 90:  # no method; a TLS client would wait for us, and we for it
+            raise _malformed("This is not an HTTP request.")
         line_end = data.find(b"\n", start)
         if (line_end if line_end != -1 else len(data)) - start > self._line_bytes_max:
             raise self._target_too_large()
         if line_end == -1:
-            if not 65 <= data[start] <= 90:  # no method; a TLS client would wait for us, and we for it
-                raise _malformed("This is not an HTTP request.")
             return None
         version = data[line_end - 9 : line_end] if line_end >= 9 else b""
         is_current = version == b"HTTP/1.1\r"

@@ -402,9 +402,12 @@ class _Connection(asyncio.Protocol):
         try:
             while position < size:
                 if self._phase == _HEAD:
-                    if data[position] == 13 and data.startswith(b"\r\n", position):
-                        position += 2  # RFC 9112, 2.2: empty lines before a request are let pass
-                        continue
+                    if data[position] == 13:  # RFC 9112, 2.2: empty lines before a request are let pass
+                        if position + 1 == size:
+                            break
+                        if data[position + 1] == 10:
+                            position += 2
+                            continue
                     if not turns or len(self._pending) >= self._pipeline_max or self._write_paused:
                         self._stalled = True
                         break
