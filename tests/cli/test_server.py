@@ -168,7 +168,7 @@ def test_a_server_that_is_not_running_is_said_so(run: Run, tmp_path: Path) -> No
     result = run("queue", "list", "--data", tmp_path)
 
     assert result.code == 3
-    assert "is the server running?" in result.err
+    assert "Is the server running?" in result.err
 
 
 def test_endpoint_url_takes_credentials_from_the_environment(run: Run, server: PlayedServer) -> None:

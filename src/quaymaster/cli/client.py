@@ -2,15 +2,13 @@
 
     command ──▶ SQSClient.call(action, fields) ──▶ signed POST ──▶ dict, or Refused / NoServer
 
-A command makes a few calls and ends, so a blocking connection that is kept between calls is all it needs.
-When the server has closed it in between, the call is made again on a fresh one, if repeating it is harmless.
+A command makes a few calls and ends, so a blocking connection that is kept between calls is all it needs. No
+call is made twice: what may have been carried out is for people to look at.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -19,44 +17,27 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from quaymaster.cli.connection import Connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.net.http_client import HTTPClient, HTTPReply, HTTPRequestFailed
 from quaymaster.protocol.sigv4 import sign
 
 JSON_TYPE = b"application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
-TIMEOUT_S = 30.0
+TIMEOUT_MS = 30_000
 """On top of the time a call may take by itself: a long poll's wait, a backup."""
 
 
-class Answer:
-    """Status, headers (lower case) and body of one HTTP response."""
-
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-
-
-class HTTPChannel:
-    """One kept-alive connection to one address; signs what it sends."""
+class SignedChannel:
+    """One address, and the credentials that sign what goes there."""
 
     def __init__(self, base_url: str, connection: Connection) -> None:
+        try:
+            self._http = HTTPClient(base_url)
+        except ValueError as error:
+            raise WrongUsage(f"{error}.") from None
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise WrongUsage(f"{base_url!r} is no URL of a server; write http://host:port.")
-        self.base_url = base_url
+        self._host = parts.netloc
         self._path = parts.path.rstrip("/")
-        self._host = parts.netloc.rpartition("@")[2]
         self._credentials = connection
-        self._is_new = True
-        self._http: http.client.HTTPConnection
-        if parts.scheme == "https":
-            self._http = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=TIMEOUT_S, context=ssl.create_default_context()
-            )
-        else:
-            self._http = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
 
     def close(self) -> None:
         self._http.close()
@@ -64,47 +45,22 @@ class HTTPChannel:
     def exchange(
         self,
         method: str,
-        path: str,
+        target: str,
         *,
-        query: str = "",
         headers: Mapping[bytes, bytes] | None = None,
         body: bytes = b"",
-        timeout_s: float = TIMEOUT_S,
-        repeatable: bool = False,
-    ) -> Answer:
-        """Send one signed request and return its answer, whatever its status.
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> HTTPReply:
+        """Send one signed request and return its reply, whatever its status.
 
         Raises:
-            NoServer: the server cannot be reached, or broke off.
+            NoServer: the server cannot be reached, or broke off; the message says what is known of the request.
         """
-        path = self._path + path
-        try:
-            return self._exchange_once(method, path, query, headers, body, timeout_s)
-        except (OSError, http.client.HTTPException) as error:
-            # The server may close a kept connection at any time; that is no news worth an error.
-            stale = not self._is_new and isinstance(error, (http.client.RemoteDisconnected, ConnectionError))
-            self._http.close()
-            if not (stale and repeatable):
-                raise self._unreachable(error) from error
-        try:
-            return self._exchange_once(method, path, query, headers, body, timeout_s)
-        except (OSError, http.client.HTTPException) as error:
-            self._http.close()
-            raise self._unreachable(error) from error
-
-    def _exchange_once(
-        self,
-        method: str,
-        path: str,
-        query: str,
-        headers: Mapping[bytes, bytes] | None,
-        body: bytes,
-        timeout_s: float,
-    ) -> Answer:
+        path, _, query = target.partition("?")
         credentials = self._credentials
         signed = sign(
             method=method.encode(),
-            raw_path=path.encode() or b"/",
+            raw_path=(self._path + path).encode(),
             raw_query=query.encode(),
             headers=[(b"host", self._host.encode()), *(headers or {}).items()],
             body=body,
@@ -114,36 +70,20 @@ class HTTPChannel:
             now_ms=time.time_ns() // 1_000_000,
             token=credentials.session_token,
         )
-        connection = self._http
-        self._is_new = connection.sock is None
-        connection.timeout = timeout_s
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout_s)
-        target = f"{path or '/'}?{query}" if query else path or "/"
-        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        for name, value in signed:
-            connection.putheader(name.decode(), value)
-        connection.putheader("content-length", str(len(body)))
-        connection.endheaders(body or None)
-        response = connection.getresponse()
-        names = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, names, response.read())
-
-    def _unreachable(self, error: Exception) -> NoServer:
-        if isinstance(error, ConnectionRefusedError):
-            reason = "nobody listens there; is the server running?"
-        elif isinstance(error, TimeoutError):
-            reason = "no answer in time; whether the request was carried out is unknown."
-        else:
-            reason = f"{str(error) or type(error).__name__}."
-        return NoServer(f"{self.base_url}: {reason}")
+        fields = {name.decode(): value.decode() for name, value in signed}
+        try:
+            return self._http.request(method, target, headers=fields, body=body, timeout_ms=timeout_ms)
+        except HTTPRequestFailed as error:
+            if not error.may_have_been_done:
+                raise NoServer(f"{error}. Is the server running?") from None
+            raise NoServer(f"{error}. Whether the request was carried out is unknown.") from None
 
 
 class SQSClient:
     """Calls SQS actions by name, with the members the service model gives them."""
 
     def __init__(self, connection: Connection) -> None:
-        self._channel = HTTPChannel(connection.endpoint_url, connection)
+        self._channel = SignedChannel(connection.endpoint_url, connection)
         self._queue_urls: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -154,8 +94,8 @@ class SQSClient:
     ) -> None:
         self._channel.close()
 
-    def call(self, action: str, fields: Mapping[str, Any], *, wait_s: float = 0.0) -> dict[str, Any]:
-        """Return the members of the action's result; `wait_s` is how long the server may take on purpose.
+    def call(self, action: str, fields: Mapping[str, Any], *, wait_ms: int = 0) -> dict[str, Any]:
+        """Return the members of the action's result; `wait_ms` is how long the server may take on purpose.
 
         Raises:
             Refused: the service answered with an error of the caller.
@@ -166,8 +106,7 @@ class SQSClient:
             "/",
             headers={b"content-type": JSON_TYPE, b"x-amz-target": (TARGET_PREFIX + action).encode()},
             body=json.dumps(fields).encode(),
-            timeout_s=TIMEOUT_S + wait_s,
-            repeatable=action.startswith(("Get", "List")),
+            timeout_ms=TIMEOUT_MS + wait_ms,
         )
         if answer.status != 200:
             raise _sqs_error(answer)
@@ -212,7 +151,7 @@ class AdminClient:
             raise WrongUsage(
                 "This command speaks to the admin port: say where it is with --admin-url, or use --data."
             )
-        self._channel = HTTPChannel(url, connection)
+        self._channel = SignedChannel(url, connection)
 
     def __enter__(self) -> Self:
         return self
@@ -228,21 +167,20 @@ class AdminClient:
         *path: str,
         query: Mapping[str, object] | None = None,
         fields: Mapping[str, Any] | None = None,
-        wait_s: float = 0.0,
+        wait_ms: int = 0,
     ) -> dict[str, Any]:
         """Call `/admin/v1/<path>`, whose parts are quoted here, and return the answer's JSON object.
 
         Raises:
             Refused, NoServer: as `SQSClient.call`.
         """
+        text = urlencode({name: str(value) for name, value in (query or {}).items() if value is not None})
         answer = self._channel.exchange(
             method,
-            "/admin/v1/" + "/".join(quote(part, safe="") for part in path),
-            query=urlencode({name: str(value) for name, value in (query or {}).items() if value is not None}),
+            "/admin/v1/" + "/".join(quote(part, safe="") for part in path) + (f"?{text}" if text else ""),
             headers={b"content-type": b"application/json"} if fields is not None else {},
             body=b"" if fields is None else json.dumps(fields).encode(),
-            timeout_s=TIMEOUT_S + wait_s,
-            repeatable=method == "GET",
+            timeout_ms=TIMEOUT_MS + wait_ms,
         )
         if answer.status >= 300:
             raise _admin_error(answer)
@@ -250,7 +188,7 @@ class AdminClient:
         return result
 
 
-def _sqs_error(answer: Answer) -> Refused | NoServer:
+def _sqs_error(answer: HTTPReply) -> Refused | NoServer:
     try:
         fields = json.loads(answer.body)
         message = fields.get("message") or fields.get("Message") or ""
@@ -261,7 +199,7 @@ def _sqs_error(answer: Answer) -> Refused | NoServer:
     return _error(answer.status, code, message)
 
 
-def _admin_error(answer: Answer) -> Refused | NoServer:
+def _admin_error(answer: HTTPReply) -> Refused | NoServer:
     try:
         fields = json.loads(answer.body)
         error = fields.get("error")

@@ -10,7 +10,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.output import print_json, print_line, print_table, progress_bar, time_as_text
 
-ROTATION_WAIT_S = 600.0
+ROTATION_WAIT_MS = 600_000
 
 app = options.new_group("Create, disable and delete access keys; rotate the server's own keys.")
 
@@ -143,7 +143,7 @@ def _rotate(data: options.Data, admin_url: options.AdminURL, as_json: bool, what
         AdminClient(find_connection(data, None), admin_url) as admin,
         progress_bar(label, quiet=as_json),
     ):
-        result: dict[str, Any] = admin.call("POST", "keys", what, wait_s=ROTATION_WAIT_S)
+        result: dict[str, Any] = admin.call("POST", "keys", what, wait_ms=ROTATION_WAIT_MS)
     if as_json:
         print_json(result)
     else:

@@ -136,7 +136,7 @@ def receive(
         if attempt_id is not None:
             fields["ReceiveRequestAttemptId"] = attempt_id
         # A queue may have a wait of its own, of up to 20 seconds.
-        messages = sqs.call("ReceiveMessage", fields, wait_s=20).get("Messages") or []
+        messages = sqs.call("ReceiveMessage", fields, wait_ms=20_000).get("Messages") or []
         if as_json:
             print_json({"messages": messages})
         elif body_only:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quaymaster.settings import Settings
 
 FILES_WANTED = 65_536
-BACKUP_WAIT_S = 24 * 3600.0
+BACKUP_WAIT_MS = 24 * 3600 * 1000
 
 Config = Annotated[
     Path | None,
@@ -175,7 +175,7 @@ def backup(
         AdminClient(find_connection(data, None), admin_url) as admin,
         progress_bar("Backing up", quiet=as_json),
     ):
-        result = admin.call("POST", "backup", fields={"path": str(path)}, wait_s=BACKUP_WAIT_S)
+        result = admin.call("POST", "backup", fields={"path": str(path)}, wait_ms=BACKUP_WAIT_MS)
     if as_json:
         print_json(result)
     else:
