@@ -1,0 +1,108 @@
+"""Which queue a request means, by URL or ARN, and whether the caller may use it."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from quaymaster.core.errors import AccessDenied, QueueDoesNotExist, ResourceNotFound
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.net.http_message import HTTPRequest
+from quaymaster.protocol.queue_names import (
+    QueueAddress,
+    parse_queue_arn,
+    parse_queue_url,
+    queue_url_base,
+    render_queue_url,
+)
+
+PARSED_URLS_MAX: Final = 16_384
+_REMEMBERED_URL_CHARS_MAX: Final = 256
+
+
+class QueueFinder(Protocol):
+    """The part of the metadata that the path of every request needs; answers from memory."""
+
+    def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return an active queue, or None."""
+        ...
+
+
+class Routes:
+    """Finds the queue of a request. Only its owner may use a queue; policies are not evaluated yet."""
+
+    def __init__(self, queues: QueueFinder, *, region: str, public_url: str | None, listen_url: str) -> None:
+        self._queues = queues
+        self.region = region
+        self._public_url = public_url
+        self._listen_url = listen_url
+        self._parsed: dict[str, QueueAddress] = {}
+
+    def queue_of_url(self, url: str, account_id: str) -> QueueDefinition:
+        """Return the queue that a caller of `account_id` means by `url`.
+
+        Raises:
+            QueueDoesNotExist: there is none.
+            AccessDenied: it belongs to another account.
+        """
+        address = self._parsed.get(url)
+        if address is None:
+            address = self._parse(url)
+        owner = address.account_id
+        if owner is None or owner == account_id:
+            definition = self._queues.find_queue(account_id, address.name)
+            if definition is None:
+                raise QueueDoesNotExist
+            return definition
+        if self._queues.find_queue(owner, address.name) is None:
+            raise QueueDoesNotExist
+        raise AccessDenied.to_resource(url)
+
+    def queue_of_name(self, name: str, owner: str | None, account_id: str) -> QueueDefinition:
+        """Return the queue called `name` of the account `owner` (None: the caller's). Raises as above."""
+        definition = self._queues.find_queue(owner or account_id, name)
+        if definition is None:
+            raise QueueDoesNotExist
+        if definition.account_id != account_id:
+            raise AccessDenied.to_resource(self.arn(definition))
+        return definition
+
+    def queue_of_arn(self, arn: str, account_id: str, parameter: str) -> QueueDefinition:
+        """Return the queue that the request's `parameter` names by its ARN.
+
+        Raises:
+            ResourceNotFound: there is no such queue in this region, or it is not the caller's.
+        """
+        parts = parse_queue_arn(arn)
+        definition = None
+        if parts is not None and parts.region == self.region and parts.account_id == account_id:
+            definition = self._queues.find_queue(account_id, parts.name)
+        if definition is None:
+            raise ResourceNotFound.arn(parameter)
+        return definition
+
+    def arn(self, definition: QueueDefinition) -> str:
+        """Return the ARN of a queue."""
+        return f"arn:aws:sqs:{self.region}:{definition.account_id}:{definition.name}"
+
+    def url(self, definition: QueueDefinition, request: HTTPRequest) -> str:
+        """Return a queue's URL, with the host by which the client that sent `request` reached us."""
+        return render_queue_url(self._base(request), definition.account_id, definition.name)
+
+    def _base(self, request: HTTPRequest) -> str:
+        host = request.header(b"host")
+        # A proxy in front that ends TLS says so.
+        scheme = "https" if request.header(b"x-forwarded-proto") == b"https" else "http"
+        return queue_url_base(
+            None if host is None else host.decode("latin-1"),
+            scheme=scheme,
+            public_url=self._public_url,
+            otherwise=self._listen_url,
+        )
+
+    def _parse(self, url: str) -> QueueAddress:
+        address = parse_queue_url(url)
+        if len(url) <= _REMEMBERED_URL_CHARS_MAX:
+            if len(self._parsed) >= PARSED_URLS_MAX:
+                self._parsed.clear()
+            self._parsed[url] = address
+        return address

@@ -1,0 +1,300 @@
+"""The SQS endpoint: from an HTTP request to its reply.
+
+    request ──▶ preflight? ──▶ wire form and action ──▶ authenticate ──▶ decode ──▶ handler ──▶ reply
+                                     │
+              X-Amz-Target: AmazonSQS.<Action>      AWS JSON 1.0
+              Action=<Action> in body or URL        AWS Query: XML, or older JSON if asked with Accept
+
+Actions on messages run as callbacks; actions on queues as one task each, bounded in number and time. Nothing
+of a request but its head and the name of its action is looked at before its signature is verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from quaymaster.core.errors import (
+    AccessDenied,
+    CallerError,
+    InternalFailure,
+    InvalidAction,
+    MissingAuthenticationToken,
+    NotNow,
+    Overloaded,
+    Timeout,
+    UnknownOperation,
+)
+from quaymaster.frontend.authentication import Authentication
+from quaymaster.frontend.call import Call, Calls, render_headers, respond_error
+from quaymaster.monitoring.logs import log_failure
+from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
+from quaymaster.net.http_message import HTTPRequest
+from quaymaster.protocol import sqs_json, sqs_query
+from quaymaster.protocol.errors import render_error, wire_error
+from quaymaster.protocol.queue_names import parse_queue_path
+from quaymaster.protocol.response import WireForm
+from quaymaster.protocol.shapes import ACTIONS, Action, Shape
+
+UNKNOWN_ACTION: Final = "Unknown"
+"""The action under which requests without a known one are counted."""
+
+MessageHandler = Callable[[Call, Any], None]
+"""Answers the call itself, now or when the broker has; never waits."""
+QueueHandler = Callable[[Call, Any], Awaitable[Shape | None]]
+"""Returns the output; runs as a task."""
+
+_LOOPBACK_ORIGIN: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
+_EXPOSED: Final = b"x-amzn-RequestId, x-amzn-query-error, Content-Type, Content-Length, Date"
+_ALLOWED: Final = (
+    b"authorization, cache-control, content-length, content-md5, content-type, location, x-amz-target, "
+    b"x-amz-date, x-amz-content-sha256, x-amz-security-token, x-amz-user-agent, x-amzn-trace-id, "
+    b"x-amzn-query-mode, x-amz-api-version, amz-sdk-invocation-id, amz-sdk-request"
+)
+_PREFLIGHT_MAX_AGE_S: Final = 3600
+
+log = logging.getLogger(__name__)
+
+_monotonic = time.monotonic
+
+
+class RequestIds:
+    """Makes request ids in the form of a UUID: random at each start, then counted up."""
+
+    def __init__(self) -> None:
+        random = os.urandom(16).hex()
+        self._prefix = f"{random[:8]}-{random[8:12]}-4{random[13:16]}-a{random[17:20]}-"
+        self._numbers = itertools.count(int(random[20:], 16) >> 8)
+
+    def next(self) -> str:
+        """Return an id that no other request of any start has."""
+        return f"{self._prefix}{next(self._numbers):012x}"
+
+
+class CORS:
+    """Which web pages may call the API.
+
+    `origins` is the setting `cors_origins`. Signed requests prove who sends them, so `*` is safe there. With
+    open authentication everybody on this machine is let in, and a web page must not borrow that: `*` then
+    means pages of this machine, and requests from any other page are refused, not only left unreadable.
+    """
+
+    def __init__(self, origins: str, *, is_open: bool) -> None:
+        listed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+        self._any = "*" in listed
+        self._listed = frozenset(listed) - {"*"}
+        self._is_open = is_open
+
+    def allows(self, origin: str) -> bool:
+        """Tell whether a page from `origin` may call the API."""
+        if origin in self._listed:
+            return True
+        return self._any and (not self._is_open or _LOOPBACK_ORIGIN.fullmatch(origin) is not None)
+
+    def refuses(self, origin: str) -> bool:
+        """Tell whether a request that a page from `origin` made must not be carried out."""
+        return self._is_open and not self.allows(origin)
+
+    def headers(self, origin: str) -> bytes:
+        """Return the header lines of a reply to a page from `origin`; none when it may not read it."""
+        if not self.allows(origin):
+            return b""
+        allowed = b"*" if self._any and not self._is_open else origin.encode("latin-1")
+        lines = b"Access-Control-Allow-Origin: %b\r\nAccess-Control-Expose-Headers: %b\r\n" % (
+            allowed,
+            _EXPOSED,
+        )
+        return lines if allowed == b"*" else lines + b"Vary: Origin\r\n"
+
+    def preflight(self, request: HTTPRequest, origin: str) -> bytes:
+        """Return the header lines that answer a browser's question."""
+        asked = request.header(b"access-control-request-headers")
+        return self.headers(origin) + (
+            b"Access-Control-Allow-Methods: GET, POST, OPTIONS\r\n"
+            b"Access-Control-Allow-Headers: %b\r\n"
+            b"Access-Control-Max-Age: %d\r\n"
+        ) % (asked or _ALLOWED, _PREFLIGHT_MAX_AGE_S)
+
+
+class FrontEnd:
+    """Answers the requests of the SQS port. Give `handle` and `admit` to the HTTP server."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        *,
+        authentication: Authentication,
+        metrics: Metrics,
+        cors: CORS,
+        message_handlers: dict[str, MessageHandler],
+        queue_handlers: dict[str, QueueHandler],
+        control_actions_max: int,
+        control_timeout_ms: int,
+    ) -> None:
+        assert message_handlers.keys() | queue_handlers.keys() == ACTIONS.keys(), "every action has a handler"
+        self._calls = calls
+        self._authentication = authentication
+        self._cors = cors
+        self._message_handlers = message_handlers
+        self._queue_handlers = queue_handlers
+        self._control_actions_max = control_actions_max
+        self._control_timeout_s = control_timeout_ms / 1000
+        self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in ACTIONS}
+        self._unknown = metrics.action(UNKNOWN_ACTION)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_id = RequestIds().next
+        metrics.add_source(self._samples)
+
+    def start(self) -> None:
+        """Begin to watch over requests in progress; call on the loop."""
+        self._calls.start()
+
+    async def stop(self) -> None:
+        """End what is still in progress; call after the HTTP server was drained."""
+        self._calls.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
+        """Refuse a request whose body is not worth reading: it says in its head that nobody signed it."""
+        if request.method != b"POST" or not self._authentication.refuses_unread(request):
+            return None
+        form = WireForm.QUERY if request.header(b"x-amz-target") is None else WireForm.JSON
+        response = render_error(MissingAuthenticationToken(), form, self._next_id())
+        self._unknown.observe("MissingAuthenticationToken", 0.0)
+        return response.status, render_headers(response), response.body
+
+    def handle(self, request: HTTPRequest) -> None:
+        """Answer `request`, now or later."""
+        started_ms = _monotonic() * 1000
+        request_id = self._next_id()
+        origin = request.header(b"origin")
+        cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
+        target = request.header(b"x-amz-target")
+        form = WireForm.JSON if target is not None else _query_form(request)
+        counted = self._unknown
+        call: Call | None = None
+        try:
+            if origin is not None:
+                if request.method == b"OPTIONS":
+                    self._answer_preflight(request, origin.decode("latin-1"))
+                    return
+                if self._cors.refuses(origin.decode("latin-1")):
+                    raise AccessDenied(
+                        "Web pages from this origin may not call this service (see cors_origins)."
+                    )
+            if target is not None:
+                if request.method != b"POST":
+                    raise UnknownOperation
+                principal = self._authentication.authenticate(request)
+                action = sqs_json.parse_target(target)
+                counted = self._counted[action.name]
+                call = Call(
+                    self._calls, request, request_id, form, action, counted, principal, cors, started_ms
+                )
+                given = sqs_json.decode_request(action, request.body)
+            else:
+                encoded = _query_parameters(request)
+                principal = self._authentication.authenticate(request)
+                parameters = sqs_query.parse_parameters(encoded)
+                action = sqs_query.action_of(parameters)
+                counted = self._counted[action.name]
+                call = Call(
+                    self._calls, request, request_id, form, action, counted, principal, cors, started_ms
+                )
+                given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
+            handler = self._message_handlers.get(action.name)
+            if handler is not None:
+                handler(call, given)
+            else:
+                self._run(call, given)
+        except Exception as error:
+            if call is not None:
+                call.fail(error)
+                return
+            if not isinstance(error, CallerError | NotNow):
+                log_failure(log, "request failed", error, request_id=request_id)
+                error = InternalFailure()
+            respond_error(request, error, form, request_id, cors)
+            counted.observe(wire_error(error).code, _monotonic() - request.received_ms / 1000)
+
+    def _answer_preflight(self, request: HTTPRequest, origin: str) -> None:
+        if self._cors.allows(origin):
+            request.respond(200, self._cors.preflight(request, origin), b"")
+        else:
+            request.respond(403, b"Vary: Origin\r\n", b"")
+
+    def _run(self, call: Call, given: Shape) -> None:
+        if len(self._tasks) >= self._control_actions_max:
+            raise Overloaded
+        handler = self._queue_handlers[call.action.name]
+        task = asyncio.get_running_loop().create_task(self._answer(call, handler, given))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, call: Call, handler: QueueHandler, given: Shape) -> None:
+        try:
+            async with asyncio.timeout(self._control_timeout_s):
+                output = await handler(call, given)
+        except TimeoutError:
+            call.fail(Timeout())
+        except asyncio.CancelledError:
+            call.fail(Timeout())
+            raise
+        except Exception as error:
+            call.fail(error)
+        else:
+            call.succeed(output)
+
+    def _samples(self) -> Iterable[Sample]:
+        return [Sample("quaymaster_long_polls", self._calls.long_polls)]
+
+
+def _query_form(request: HTTPRequest) -> WireForm:
+    if request.header(b"accept") == b"application/json":
+        return WireForm.QUERY_JSON
+    content_type = request.header(b"content-type")
+    if content_type is not None and content_type.startswith(b"application/x-amz-json"):
+        return WireForm.JSON
+    return WireForm.QUERY
+
+
+def _query_parameters(request: HTTPRequest) -> bytes:
+    """Return the encoded parameters of a Query request; UnknownOperation when they name no action at all.
+
+    That is said without looking at the signature, as the service does to a browser that opens its address.
+    """
+    if request.method == b"POST":
+        encoded = request.body
+        if request.query:
+            encoded = encoded + b"&" + request.query if encoded else request.query
+    elif request.method == b"GET":
+        encoded = request.query
+    else:
+        raise UnknownOperation
+    if b"Action=" not in encoded:
+        raise UnknownOperation
+    return encoded
+
+
+def _queue_of_path(request: HTTPRequest, action: Action) -> str | None:
+    """Return the path if it is a queue's, where it stands for the QueueUrl; InvalidAction if it may not."""
+    path = request.path
+    if path in (b"/", b""):
+        return None
+    decoded = sqs_query.percent_decode(path.replace(b"+", b"%2B")).decode("utf-8", "replace")
+    if parse_queue_path(decoded) is None:
+        return None
+    if action.name in _NOT_AT_A_QUEUE:
+        raise InvalidAction(action.name)
+    return decoded
+
+
+_NOT_AT_A_QUEUE: Final = frozenset({"CreateQueue", "ListQueues"})

@@ -1,0 +1,555 @@
+"""A front end on a real HTTP server, with a small broker in memory behind it, and a client to talk to both.
+
+async with serving() as service:
+    answer = await service.json("SendMessage", {"QueueUrl": url, "MessageBody": "hello"})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+from xml.etree import ElementTree
+
+from quaymaster.core import commands
+from quaymaster.core.commands import (
+    RECEIPT_HANDLE_PLACEHOLDER,
+    Command,
+    Delivery,
+    Outcome,
+    Receipt,
+)
+from quaymaster.core.errors import (
+    InvalidParameterValue,
+    NotNow,
+    QueueDoesNotExist,
+    UnsupportedOperation,
+)
+from quaymaster.core.messages import decode_message
+from quaymaster.core.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.records import RecordType
+from quaymaster.frontend.authentication import Open, Signed
+from quaymaster.frontend.call import Call, Calls
+from quaymaster.frontend.encryption import MessageCipher
+from quaymaster.frontend.message_actions import MessageActions, message_of
+from quaymaster.frontend.routing import Routes
+from quaymaster.frontend.server import CORS, FrontEnd, QueueHandler
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.http_server import HTTPLimits, HTTPServer
+from quaymaster.protocol.receipts import ReceiptHandles
+from quaymaster.protocol.shapes import ACTIONS
+from quaymaster.protocol.sigv4 import sign
+
+ACCOUNT = "000000000000"
+REGION = "us-east-1"
+KEY_ID = "AKIATEST00000000TEST"
+SECRET = "a secret that only tests know"
+EPOCH = 3
+
+
+class FakeMessage:
+    """A message as the fake broker keeps it."""
+
+    def __init__(self, sequence: int, new: commands.NewMessage, sent_ms: int) -> None:
+        self.sequence = sequence
+        self.new = new
+        self.sent_ms = sent_ms
+        self.count = 0
+        self.first_receive_ms = 0
+        self.visible_ms = 0
+
+
+class FakeQueue:
+    """The messages of one queue."""
+
+    def __init__(self, definition: QueueDefinition) -> None:
+        self.definition = definition
+        self.messages: dict[int, FakeMessage] = {}
+        self.last_sequence = 0
+        self.dedup: dict[bytes, tuple[int, bytes]] = {}
+        self.tasks: list[commands.MoveTask] = []
+
+
+class FakeSubmitted:
+    """A command on its way to the fake broker."""
+
+    def __init__(self, command: Command, reply: Callable[[Any], None]) -> None:
+        self.command = command
+        self.reply = reply
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeBroker:
+    """Enough of a broker for the front end: no log, no fairness, timeouts by the clock.
+
+    `failure` is answered to everything while it is set; `is_silent` answers nothing at all.
+    """
+
+    def __init__(self) -> None:
+        self.queues: dict[int, FakeQueue] = {}
+        self.commands: list[Command] = []
+        self.parked: list[tuple[FakeSubmitted, commands.Receive]] = []
+        self.failure: NotNow | None = None
+        self.is_silent = False
+
+    def submit(self, command: Command, reply: Callable[[Outcome | Exception], None]) -> FakeSubmitted:
+        self.commands.append(command)
+        submitted = FakeSubmitted(command, reply)
+        asyncio.get_running_loop().call_soon(self._answer, submitted)
+        return submitted
+
+    def _answer(self, submitted: FakeSubmitted) -> None:
+        if self.is_silent or submitted.is_cancelled:
+            return
+        if self.failure is not None:
+            submitted.reply(self.failure)
+            return
+        command = submitted.command
+        try:
+            outcome = self._carry_out(command)
+        except Exception as error:
+            submitted.reply(error)
+            return
+        if isinstance(command, commands.Receive) and command.wait_ms:
+            assert isinstance(outcome, commands.ReceiveOutcome)
+            if not outcome.deliveries:
+                self.parked.append((submitted, command))
+                asyncio.get_running_loop().call_later(command.wait_ms / 1000, self._give_up, submitted)
+                return
+        submitted.reply(outcome)
+        if isinstance(command, commands.Send):
+            self._serve_parked()
+
+    def _give_up(self, submitted: FakeSubmitted) -> None:
+        for waiting in list(self.parked):
+            if waiting[0] is submitted:
+                self.parked.remove(waiting)
+                if not submitted.is_cancelled:
+                    submitted.reply(commands.ReceiveOutcome(EPOCH, []))
+
+    def _serve_parked(self) -> None:
+        for waiting in list(self.parked):
+            submitted, command = waiting
+            if submitted.is_cancelled:
+                self.parked.remove(waiting)
+                continue
+            outcome = self._receive(command)
+            if outcome.deliveries:
+                self.parked.remove(waiting)
+                submitted.reply(outcome)
+
+    def _carry_out(self, command: Command) -> Outcome:
+        match command:
+            case commands.SetQueue(definition):
+                known = self.queues.setdefault(definition.queue_id, FakeQueue(definition))
+                known.definition = definition
+                return commands.Done()
+            case commands.DeleteQueue(queue_id):
+                self.queues.pop(queue_id, None)
+                return commands.Done()
+            case commands.Send():
+                return self._send(command)
+            case commands.Receive():
+                return self._receive(command)
+            case commands.Delete():
+                errors = [self._delete(command.queue_id, receipt) for receipt in command.receipts]
+                return commands.EntriesOutcome(errors)
+            case commands.ChangeVisibility():
+                pairs = zip(command.receipts, command.visibility_timeouts_ms, strict=True)
+                return commands.EntriesOutcome([self._change(command.queue_id, *pair) for pair in pairs])
+            case commands.Purge(queue_id):
+                self._queue(queue_id).messages.clear()
+                return commands.Done()
+            case commands.CountMessages(queue_id):
+                return self._counts(queue_id)
+            case commands.Peek():
+                return self._peek(command)
+            case commands.StartMoveTask():
+                return self._start_task(command)
+            case commands.CancelMoveTask():
+                task = next(t for t in self._queue(command.queue_id).tasks if t.task_id == command.task_id)
+                task.status = "CANCELLING"
+                return commands.MoveTasksOutcome([task])
+            case commands.ListMoveTasks(queue_id):
+                return commands.MoveTasksOutcome(list(reversed(self._queue(queue_id).tasks)))
+
+    def _queue(self, queue_id: int) -> FakeQueue:
+        queue = self.queues.get(queue_id)
+        if queue is None:
+            raise QueueDoesNotExist
+        return queue
+
+    def _send(self, command: commands.Send) -> commands.SendOutcome:
+        queue = self._queue(command.queue_id)
+        results = []
+        for new in command.messages:
+            keys = [key for key in (new.dedup, new.retry if new.may_be_retry else None) if key is not None]
+            known = next((queue.dedup[key] for key in keys if key in queue.dedup), None)
+            if known is not None:
+                results.append(commands.SendResult(*known, duplicate=True))
+                continue
+            queue.last_sequence += 1
+            sequence = queue.last_sequence
+            message = FakeMessage(sequence, new, now_ms())
+            message.visible_ms = now_ms() + max(0, new.delay_ms)
+            queue.messages[sequence] = message
+            for key in (new.dedup, new.retry):
+                if key is not None:
+                    queue.dedup[key] = (sequence, new.message_id)
+            results.append(commands.SendResult(sequence, new.message_id))
+        return commands.SendOutcome(results)
+
+    def _receive(self, command: commands.Receive) -> commands.ReceiveOutcome:
+        queue = self._queue(command.queue_id)
+        timeout_ms = command.visibility_timeout_ms
+        if timeout_ms == commands.QUEUE_DEFAULT:
+            timeout_ms = queue.definition.visibility_timeout_ms
+        deliveries: list[Delivery] = []
+        for message in queue.messages.values():
+            if len(deliveries) == command.count_max:
+                break
+            if message.visible_ms > now_ms():
+                continue
+            message.count += 1
+            message.first_receive_ms = message.first_receive_ms or now_ms()
+            message.visible_ms = now_ms() + timeout_ms
+            deliveries.append(
+                Delivery(
+                    message.sequence,
+                    message.count,
+                    message.first_receive_ms,
+                    message.sent_ms,
+                    RecordType.SEND,
+                    message.new.flags,
+                    message.new.payload,
+                )
+            )
+        return commands.ReceiveOutcome(EPOCH, deliveries)
+
+    def _delete(self, queue_id: int, receipt: Receipt) -> Exception | None:
+        queue = self._queue(queue_id)
+        message = queue.messages.get(receipt.sequence)
+        if message is not None and queue.definition.is_fifo and message.visible_ms <= now_ms():
+            return InvalidParameterValue.of(
+                "ReceiptHandle", RECEIPT_HANDLE_PLACEHOLDER, "The receipt handle has expired."
+            )
+        queue.messages.pop(receipt.sequence, None)
+        return None
+
+    def _change(self, queue_id: int, receipt: Receipt, timeout_ms: int) -> Exception | None:
+        message = self._queue(queue_id).messages.get(receipt.sequence)
+        if message is None:
+            return InvalidParameterValue.of(
+                "ReceiptHandle",
+                RECEIPT_HANDLE_PLACEHOLDER,
+                "Message does not exist or is not available for visibility timeout change.",
+            )
+        message.visible_ms = now_ms() + timeout_ms
+        return None
+
+    def _counts(self, queue_id: int) -> commands.QueueCounts:
+        messages = self._queue(queue_id).messages.values()
+        hidden = [message for message in messages if message.visible_ms > now_ms()]
+        in_flight = sum(1 for message in hidden if message.count)
+        oldest_ms = min((message.sent_ms for message in messages), default=0)
+        return commands.QueueCounts(
+            len(messages) - len(hidden), in_flight, len(hidden) - in_flight, oldest_ms
+        )
+
+    def _peek(self, command: commands.Peek) -> commands.PeekOutcome:
+        rows = [
+            commands.PeekedMessage(
+                message.sequence,
+                "in_flight" if message.visible_ms > now_ms() else "visible",
+                message.count,
+                message.first_receive_ms,
+                message.sent_ms,
+                RecordType.SEND,
+                message.new.flags,
+                message.new.payload,
+            )
+            for message in self._queue(command.queue_id).messages.values()
+            if message.sequence >= command.from_sequence
+        ]
+        shown = rows[: command.count_max]
+        more = rows[command.count_max :]
+        return commands.PeekOutcome(shown, more[0].sequence if more else 0)
+
+    def _start_task(self, command: commands.StartMoveTask) -> commands.MoveTasksOutcome:
+        queue = self._queue(command.queue_id)
+        if any(task.status == "RUNNING" for task in queue.tasks):
+            raise InvalidParameterValue(
+                "There is already a task running. Only one active task is allowed for a source queue arn at a "
+                "given time."
+            )
+        task = commands.MoveTask(
+            command.task_id,
+            command.source_arn,
+            command.target_arn,
+            command.target_queue_id,
+            command.rate_per_s,
+            "RUNNING",
+            now_ms(),
+            to_move=len(queue.messages),
+        )
+        queue.tasks.append(task)
+        return commands.MoveTasksOutcome([task])
+
+    def stored(self, queue_id: int) -> list[Any]:
+        """Return the heads of all messages of a queue, as they lie in the broker."""
+        return [
+            decode_message(message_of(message.new.flags, message.new.payload))
+            for message in self.queues[queue_id].messages.values()
+        ]
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Answer(NamedTuple):
+    """One HTTP response; header names are lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def xml(self) -> ElementTree.Element:
+        """The parsed body; tags are without their namespace."""
+        root = ElementTree.fromstring(self.body)
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]
+        return root
+
+    def value(self, path: str) -> str | None:
+        """Return the text of the first element at `path` below the XML root."""
+        return self.xml.findtext(path)
+
+
+class Client:
+    """Sends requests by hand, each on a connection of its own unless one is given."""
+
+    def __init__(
+        self, port: int, *, key_id: str | None = KEY_ID, secret: str = SECRET, region: str = REGION
+    ) -> None:
+        self.port = port
+        self.key_id = key_id
+        self.secret = secret
+        self.region = region
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def url(self, name: str, account: str = ACCOUNT) -> str:
+        return f"{self.base}/{account}/{name}"
+
+    async def json(
+        self, action: str, given: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send an action as AWS JSON."""
+        every = {
+            "x-amz-target": f"AmazonSQS.{action}",
+            "content-type": "application/x-amz-json-1.0",
+            **(headers or {}),
+        }
+        return await self.request("POST", "/", every, json.dumps(given).encode())
+
+    async def query(
+        self, action: str, given: Mapping[str, str], path: str = "/", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send an action as AWS Query in a POST body."""
+        every = {"content-type": "application/x-www-form-urlencoded", **(headers or {})}
+        return await self.request("POST", path, every, urlencode({"Action": action, **given}).encode())
+
+    async def request(
+        self, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
+        """Send any request, signed when there is a key."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(self.render(method, target, headers or {}, body))
+            return await read_answer(reader, is_head=method == "HEAD")
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    def render(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
+        """Return the bytes of a request."""
+        path, _, query = target.partition("?")
+        every: Sequence[tuple[bytes, bytes]] = [
+            (b"host", f"127.0.0.1:{self.port}".encode()),
+            *((name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()),
+        ]
+        if self.key_id is not None:
+            every = sign(
+                method=method.encode(),
+                raw_path=path.encode(),
+                raw_query=query.encode(),
+                headers=every,
+                body=body,
+                access_key_id=self.key_id,
+                secret=self.secret,
+                region=self.region,
+                now_ms=now_ms(),
+            )
+        lines = [f"{method} {target} HTTP/1.1".encode()]
+        lines += [name + b": " + value for name, value in every]
+        lines += [b"content-length: %d" % len(body), b"", b""]
+        return b"\r\n".join(lines) + body
+
+
+async def read_answer(reader: asyncio.StreamReader, *, is_head: bool = False) -> Answer:
+    """Read one response."""
+    async with asyncio.timeout(20):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {}
+        for line in head[1:]:
+            if line:
+                name, _, value = line.partition(":")
+                headers[name.lower()] = value.strip()
+        body = b""
+        if not is_head:
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+        return Answer(int(head[0].split()[1]), headers, body)
+
+
+class FakeKey(NamedTuple):
+    """An access key as metadata would give it."""
+
+    access_key_id: str = KEY_ID
+    secret: str = SECRET
+    account_id: str = ACCOUNT
+    principal_id: str = "AIDATESTUSER"
+    is_enabled: bool = True
+    session_token: str | None = None
+    expires_ms: int | None = None
+
+
+class FakeQueues:
+    """Queues that exist because a test says so."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.definitions: dict[tuple[str, str], QueueDefinition] = {}
+        self.last_id = 100
+
+    def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
+        return self.definitions.get((account_id, name))
+
+    def add(self, name: str, account_id: str = ACCOUNT, **attributes: str) -> QueueDefinition:
+        """Create a queue in metadata and broker."""
+        self.last_id += 1
+        if name.endswith(".fifo"):
+            attributes["FifoQueue"] = "true"
+        definition = QueueDefinition(
+            self.last_id,
+            account_id,
+            name,
+            "active",
+            1,
+            now_ms(),
+            now_ms(),
+            attributes,
+            {},
+            1,
+            one_partition(),
+        )
+        self.definitions[account_id, name] = definition
+        self.broker.queues[definition.queue_id] = FakeQueue(definition)
+        return definition
+
+
+class Service(NamedTuple):
+    """A running front end and all that stands behind it."""
+
+    server: HTTPServer
+    front_end: FrontEnd
+    calls: Calls
+    broker: FakeBroker
+    queues: FakeQueues
+    keys: dict[str, FakeKey]
+    metrics: Metrics
+    handles: ReceiptHandles
+    client: Client
+
+
+async def refuse(call: Call, given: Any) -> None:
+    raise UnsupportedOperation(f"{call.action.name} is not what this test is about.")
+
+
+@asynccontextmanager
+async def serving(
+    *,
+    authentication: str = "signed",
+    cors_origins: str = "*",
+    broker_timeout_ms: int = 5_000,
+    slow_request_ms: int = 0,
+    long_polls_max: int = 100,
+    control_actions_max: int = 100,
+    control_timeout_ms: int = 5_000,
+    queue_handlers: Callable[[FakeQueues, Routes], dict[str, Any]] | None = None,
+) -> AsyncIterator[Service]:
+    """Start a front end on a free port, and stop it."""
+    broker = FakeBroker()
+    queues = FakeQueues(broker)
+    metrics = Metrics("0.0.0")
+    keys = {KEY_ID: FakeKey()}
+    routes = Routes(queues, region=REGION, public_url=None, listen_url="http://127.0.0.1:9324")
+    calls = Calls(broker, metrics, broker_timeout_ms=broker_timeout_ms, slow_request_ms=slow_request_ms)
+    handles = ReceiptHandles({1: b"r" * 32}, 1)
+    messages = MessageActions(
+        routes,
+        MessageCipher({1: b"k" * 32}.__getitem__),
+        handles,
+        metrics,
+        long_polls_max=long_polls_max,
+        remembers_sends=True,
+    )
+    is_open = authentication == "open"
+    message_handlers = messages.handlers()
+    others: dict[str, QueueHandler] = {name: refuse for name in ACTIONS if name not in message_handlers}
+    if queue_handlers is not None:
+        others |= queue_handlers(queues, routes)
+    front_end = FrontEnd(
+        calls,
+        authentication=Open(ACCOUNT)
+        if is_open
+        else Signed(keys.get, region=REGION, skew_ms=900_000, now_ms=now_ms),
+        metrics=metrics,
+        cors=CORS(cors_origins, is_open=is_open),
+        message_handlers=message_handlers,
+        queue_handlers=others,
+        control_actions_max=control_actions_max,
+        control_timeout_ms=control_timeout_ms,
+    )
+    server = HTTPServer(front_end.handle, HTTPLimits(), name="sqs", admit=front_end.admit)
+    _, port = await server.start("127.0.0.1", 0)
+    front_end.start()
+    try:
+        client = Client(port, key_id=None if is_open else KEY_ID)
+        yield Service(server, front_end, calls, broker, queues, keys, metrics, handles, client)
+    finally:
+        await server.drain(1)
+        await front_end.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something is so that only the other side of a connection can bring about."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("what was waited for did not happen")
