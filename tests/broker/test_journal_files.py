@@ -220,6 +220,27 @@ def test_whole_batches_behind_a_torn_one_of_the_same_write_are_cut_with_it(tmp_p
     again.close()
 
 
+def test_stale_bytes_of_an_earlier_life_are_not_taken_for_the_next_batch(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "j")
+    source = BatchSource.behind(journal)
+    fill(journal, source, batches=1)
+    base, chain = source.end_offset, source.chain
+    lost = [source.batch([b"l" * 300]), source.batch([b"m" * 300])]
+    written = BatchSource(end_offset=base, chain=chain).batch([b"w" * 300])
+    journal.append([written])
+    position = DATA_AT + journal.segments()[-1].data_bytes
+    del journal
+    path = segment_paths(tmp_path / "j")[-1]
+    data = bytearray(path.read_bytes())
+    data[position : position + len(lost[1].data)] = lost[1].data
+    path.write_bytes(data)
+
+    again = open_journal(tmp_path / "j")
+
+    assert (again.end_offset, again.end_chain) == (written.next_offset, written.chain)
+    again.close()
+
+
 def test_damage_that_a_later_batch_knew_to_be_durable_is_not_cut(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
     source = BatchSource.behind(journal)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from harness.batches import BatchSource, payloads_of
+from harness.sim_disk import SimDisk
 
 from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.journal_files import JournalFiles
@@ -50,6 +53,14 @@ class Owner:
             while not self.failures:
                 self._changed.clear()
                 await self._changed.wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it did not happen in time")
 
 
 def test_everything_given_becomes_durable_in_order(tmp_path: Path) -> None:
@@ -131,3 +142,131 @@ def test_closing_writes_what_was_given(tmp_path: Path) -> None:
 
     assert journal.durable_end == 300
     journal.close()
+
+
+def test_a_failed_fsync_ends_the_writer_and_is_told_once() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        owner.writer.start()
+        owner.writer.append([source.batch([b"fine"])])
+        await owner.until_durable(1)
+        disk.fail_next_sync(".seg")
+        owner.writer.append([source.batch([b"lost"])])
+        await owner.until_failed()
+        owner.writer.append([source.batch([b"dropped"])])
+        assert owner.writer.close()
+        await asyncio.sleep(0)
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.progress == [(1, 1)]
+    assert len(owner.failures) == 1
+    assert owner.writer.failed is owner.failures[0]
+    assert disk.exists("/j/tainted")
+
+
+def test_an_fsync_that_fails_for_a_promise_ends_the_writer_too() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        owner.writer.start()
+        disk.fail_next_sync(".seg")
+        with pytest.raises(OSError, match="Input/output"):
+            journal.persist_promise(3)
+        owner.writer.append([source.batch([b"never written"])])
+        await owner.until_failed()
+        assert owner.writer.close()
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.progress == []
+    assert journal.end_offset == 0
+    assert journal.promised_epoch == 0
+
+
+def test_a_full_disk_holds_batches_back_and_goes_on_by_itself_when_there_is_room() -> None:
+    disk = SimDisk(capacity_bytes=600 << 10)
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        owner.writer.start()
+        for _ in range(30):
+            owner.writer.append([source.batch([b"x" * 30_000])])
+        await until(lambda: owner.writer.counters.full_disk_waits > 0)
+        await until(lambda: owner.writer.disk_low)
+        assert owner.writer.pending_bytes > 0
+        assert not disk.exists("/j/reserve")
+        assert 0 < owner.progress[-1][1] < source.end_offset
+        disk.capacity_bytes = 10 << 20
+        await owner.until_durable(source.end_offset)
+        await until(lambda: not owner.writer.disk_low)
+        assert owner.writer.close()
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.writer.pending_bytes == 0
+    assert disk.exists("/j/reserve")
+    assert payloads_of(journal) == source.payloads
+
+
+def test_the_reserve_lets_deletes_through_when_nothing_else_fits() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+    journal.append([source.batch([b"x" * 50_000])])
+    disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes("/j")
+
+    journal.append([source.batch([b"delete" * 3000])])
+
+    assert journal.end_offset == 2
+    assert journal.space.reserve_bytes == 0
+    journal.space.check()
+    assert journal.space.disk_low
+
+
+def test_closing_on_a_full_disk_ends_in_time() -> None:
+    disk = SimDisk(capacity_bytes=300 << 10)
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+
+    async def run() -> None:
+        owner = Owner(journal)
+        owner.writer.start()
+        for _ in range(30):
+            owner.writer.append([source.batch([b"x" * 30_000])])
+        await until(lambda: owner.writer.counters.full_disk_waits > 0)
+        assert await asyncio.to_thread(owner.writer.close, 10)
+
+    asyncio.run(run())
+
+    assert journal.durable_end == journal.end_offset
+    assert journal.end_offset < 30
+
+
+def test_low_space_is_noticed_before_the_disk_is_full() -> None:
+    limits = JournalLimits(
+        segment_bytes_min=64 << 10, segment_bytes_max=64 << 10, reserve_segments=1, disk_low_bytes=1 << 20
+    )
+    disk = SimDisk(capacity_bytes=2 << 20)
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=limits)
+    seen = [journal.space.disk_low]
+
+    for capacity_bytes in (1 << 20, 2 << 20):
+        disk.capacity_bytes = capacity_bytes
+        journal.space.check()
+        seen.append(journal.space.disk_low)
+
+    assert seen == [False, True, False]
+    assert journal.space.reserve_bytes > 0

@@ -86,6 +86,7 @@ class JournalWriter:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._given_bytes = 0  # the loop's thread
         self._done_bytes = 0  # the writer's thread
+        self._told_end = journal.durable_end
         self._closing = threading.Event()
         self._keeper_wake = threading.Event()
         self._failed_lock = threading.Lock()
@@ -189,6 +190,7 @@ class JournalWriter:
         self.counters.appended_bytes += group_bytes
         self.counters.appended_batches += len(group)
         self._done_bytes += group_bytes
+        self._told_end = durable_end
         self._call(self._on_progress, durable_end, durable_end)
         if journal.segment_count != segments:
             self._keeper_wake.set()
@@ -207,8 +209,10 @@ class JournalWriter:
                 return True
             group = [batch for batch in group if batch.base_offset >= journal.end_offset]
             journal.space.disk_low = True
-            if journal.durable_end < journal.end_offset:
-                self._call(self._on_progress, journal.end_offset, journal.sync())
+            durable_end = journal.sync()
+            if durable_end > self._told_end:
+                self._told_end = durable_end
+                self._call(self._on_progress, durable_end, durable_end)
             self.counters.full_disk_waits += 1
             if self._closing.wait(FULL_DISK_RETRY_S):
                 return False
