@@ -1,0 +1,1 @@
+"""The SQS API as its clients see it, tested from outside against the real process."""

@@ -1,0 +1,170 @@
+"""One real server for all tests of this folder, and clients of it.
+
+`COMPAT_ENDPOINT_URL` (with `COMPAT_ACCOUNT_ID`, `COMPAT_ACCESS_KEY_ID`, `COMPAT_SECRET_ACCESS_KEY`) runs the
+same tests against a server that is already there; tests that need a server of their own are skipped then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.process import QuaymasterProcess
+from harness.sqs import Endpoint, HTTPAnswer
+
+from .support import unique
+
+StartServer = Callable[..., Endpoint]
+MakeQueue = Callable[..., str]
+
+_running: list[QuaymasterProcess] = []
+
+
+def endpoint_of(process: QuaymasterProcess) -> Endpoint:
+    """Return how to reach a started process with its first account's key."""
+    env = process.env()
+    return Endpoint(
+        process.endpoint_url, env.region, env.account_id, env.access_key_id, env.secret_access_key
+    )
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show the server's log under a failed test."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if report.failed and item.path.parent == Path(__file__).parent:
+        for process in _running:
+            report.sections.append(
+                (f"log of the server on port {process.listen_port}", process.log()[-6000:])
+            )
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """The shared server: signed requests, no waiting after purge and delete."""
+    given = os.environ.get("COMPAT_ENDPOINT_URL")
+    if given:
+        yield Endpoint(
+            given,
+            os.environ.get("COMPAT_REGION", "us-east-1"),
+            os.environ.get("COMPAT_ACCOUNT_ID", "000000000000"),
+            os.environ["COMPAT_ACCESS_KEY_ID"],
+            os.environ["COMPAT_SECRET_ACCESS_KEY"],
+        )
+        return
+    process = QuaymasterProcess(
+        tmp_path_factory.mktemp("compat") / "data",
+        settings={"authentication": "signed", "purge_interval_s": "0", "queue_name_reuse_s": "0"},
+    )
+    process.start()
+    _running.append(process)
+    try:
+        yield endpoint_of(process)
+    finally:
+        _running.remove(process)
+        process.stop()
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[Callable[..., QuaymasterProcess]]:
+    """Start servers of this test's own; keyword arguments are settings, `None` leaves the default."""
+    if os.environ.get("COMPAT_ENDPOINT_URL"):
+        pytest.skip("needs a server of its own")
+    started: list[QuaymasterProcess] = []
+
+    def start(**settings: str) -> QuaymasterProcess:
+        process = QuaymasterProcess(tmp_path / f"data-{len(started)}", settings=settings)
+        process.start()
+        started.append(process)
+        _running.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            _running.remove(process)
+        for process in started:
+            process.stop()
+
+
+@pytest.fixture
+def start_server(start_process: Callable[..., QuaymasterProcess]) -> StartServer:
+    """Like `start_process`, for tests that only need the endpoint."""
+
+    def start(**settings: str) -> Endpoint:
+        return endpoint_of(start_process(**settings))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def sqs(server: Endpoint) -> Any:
+    """A boto3 client, which speaks AWS JSON."""
+    return server.client()
+
+
+@pytest.fixture(scope="session")
+def loose_sqs(server: Endpoint) -> Any:
+    """A boto3 client that sends what it is given, right or wrong."""
+    return server.client(check_parameters=False)
+
+
+@pytest.fixture(scope="session")
+def query_call(server: Endpoint) -> Callable[..., HTTPAnswer]:
+    """`query_call(action, params, method="POST"|"GET", path="/")`: a signed request in the Query form."""
+    return server.query_call
+
+
+@pytest.fixture
+def make_queue(sqs: Any) -> Iterator[MakeQueue]:
+    """Create standard queues; keyword arguments are attributes. They are deleted after the test."""
+    urls: list[str] = []
+
+    def make(**attributes: str) -> str:
+        url: str = sqs.create_queue(QueueName=unique(), Attributes=attributes)["QueueUrl"]
+        urls.append(url)
+        return url
+
+    yield make
+    _delete_queues(sqs, urls)
+
+
+@pytest.fixture
+def make_fifo_queue(sqs: Any) -> Iterator[MakeQueue]:
+    """Create FIFO queues; keyword arguments are attributes. They are deleted after the test."""
+    urls: list[str] = []
+
+    def make(**attributes: str) -> str:
+        url: str = sqs.create_queue(
+            QueueName=unique(fifo=True), Attributes={"FifoQueue": "true", **attributes}
+        )["QueueUrl"]
+        urls.append(url)
+        return url
+
+    yield make
+    _delete_queues(sqs, urls)
+
+
+@pytest.fixture
+def queue(make_queue: MakeQueue) -> str:
+    """The URL of a standard queue with default attributes."""
+    return make_queue()
+
+
+@pytest.fixture
+def fifo_queue(make_fifo_queue: MakeQueue) -> str:
+    """The URL of a FIFO queue with default attributes."""
+    return make_fifo_queue()
+
+
+def _delete_queues(sqs: Any, urls: list[str]) -> None:
+    for url in urls:
+        try:
+            sqs.delete_queue(QueueUrl=url)
+        except sqs.exceptions.QueueDoesNotExist:
+            continue  # the test deleted it itself

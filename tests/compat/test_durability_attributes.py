@@ -1,0 +1,65 @@
+"""Attributes SQS does not have: Durability, and those that are refused until they are built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .conftest import MakeQueue
+from .support import attributes_of, bodies, refused, send, unique
+
+NOT_BUILT = [
+    ("ReplicationMode", "Peers"),
+    ("DeliveryGuarantee", "AtMostOnce"),
+    ("DeliveryGuarantee", "ExactlyOnce"),
+    ("RetentionMode", "Log"),
+    ("PushEndpoint", "http://127.0.0.1:1/"),
+]
+
+
+@pytest.mark.parametrize("value", ["Memory", "Async", "Sync"])
+def test_durability_is_chosen_per_queue(sqs: Any, make_queue: MakeQueue, value: str) -> None:
+    url = make_queue(Durability=value)
+
+    send(sqs, url, "m")
+
+    assert attributes_of(sqs, url, "Durability") == {"Durability": value}
+    assert bodies(sqs.receive_message(QueueUrl=url, WaitTimeSeconds=2)) == ["m"]
+
+
+def test_durability_is_sync_unless_chosen(sqs: Any, queue: str) -> None:
+    assert attributes_of(sqs, queue, "Durability") == {"Durability": "Sync"}
+
+
+def test_durability_can_be_changed(sqs: Any, queue: str) -> None:
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Durability": "Async"})
+
+    assert attributes_of(sqs, queue, "Durability") == {"Durability": "Async"}
+
+
+def test_other_durability_is_refused(sqs: Any, queue: str) -> None:
+    with refused("InvalidAttributeValue", containing="Durability"):
+        sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Durability": "Forever"})
+
+
+@pytest.mark.parametrize(("name", "value"), NOT_BUILT)
+def test_attribute_that_is_not_built_is_refused_by_name(sqs: Any, queue: str, name: str, value: str) -> None:
+    codes = ("InvalidAttributeValue", "InvalidAttributeName", "AWS.SimpleQueueService.UnsupportedOperation")
+
+    with refused(codes, containing=name):
+        sqs.create_queue(QueueName=unique(), Attributes={name: value})
+    with refused(codes, containing=name):
+        sqs.set_queue_attributes(QueueUrl=queue, Attributes={name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ReplicationMode", "Leader"), ("DeliveryGuarantee", "AtLeastOnce"), ("RetentionMode", "Delete")],
+)
+def test_value_that_is_the_only_one_yet_is_taken(
+    sqs: Any, make_queue: MakeQueue, name: str, value: str
+) -> None:
+    url = make_queue(**{name: value})
+
+    assert attributes_of(sqs, url, name) == {name: value}

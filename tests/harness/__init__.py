@@ -1,0 +1,1 @@
+"""What several test folders share: the real process, and clients that speak to it byte by byte."""
