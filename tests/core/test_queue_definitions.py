@@ -12,7 +12,6 @@ from quaymaster.core.queue_definitions import (
     decode_queue_definition,
     encode_queue_definition,
     first_difference,
-    merge_attributes,
     one_partition,
     parse_queue_arn,
     queue_arn,
@@ -146,20 +145,6 @@ def test_json_attributes_are_compared_by_meaning() -> None:
         first_difference(queue, {"RedrivePolicy": '{"maxReceiveCount":6,"deadLetterTargetArn":"arn:a"}'})
         == "RedrivePolicy"
     )
-
-
-def test_empty_value_removes_an_attribute() -> None:
-    assert merge_attributes({"Policy": "{}", "DelaySeconds": "1"}, {"Policy": ""}) == {"DelaySeconds": "1"}
-
-
-def test_the_kind_of_encryption_asked_for_last_stays() -> None:
-    with_kms = merge_attributes({"SqsManagedSseEnabled": "true"}, {"KmsMasterKeyId": "alias/quay"})
-    back = merge_attributes(
-        {**with_kms, "KmsDataKeyReusePeriodSeconds": "60"}, {"SqsManagedSseEnabled": "true"}
-    )
-
-    assert with_kms == {"KmsMasterKeyId": "alias/quay", "SqsManagedSseEnabled": "false"}
-    assert back == {"SqsManagedSseEnabled": "true"}
 
 
 def test_arn_is_parsed_as_it_was_made() -> None:

@@ -15,7 +15,7 @@ Source of names, defaults and units: Amazon SQS API Reference, SetQueueAttribute
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Literal
@@ -241,7 +241,7 @@ def parse_queue_arn(arn: str) -> tuple[str, str, str] | None:
     return parts[3], parts[4], parts[5]
 
 
-# Comparing and merging attributes
+# Comparing attributes
 
 
 def normalize_attribute(name: str, value: str) -> object:
@@ -275,29 +275,6 @@ def first_difference(definition: QueueDefinition, requested: Mapping[str, str]) 
     return None
 
 
-def merge_attributes(current: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes after a SetQueueAttributes: an empty value removes one.
-
-    The two kinds of server-side encryption exclude each other; the one asked for last stays. `changes` must
-    not ask for both (the caller's checks refuse that).
-    """
-    merged = {**current, **changes}
-    if changes.get("KmsMasterKeyId"):
-        merged["SqsManagedSseEnabled"] = "false"
-    elif changes.get("SqsManagedSseEnabled", "").lower() == "true":
-        merged.pop("KmsMasterKeyId", None)
-        merged.pop(KMS_REUSE_PERIOD, None)
-    return {name: value for name, value in merged.items() if value != ""}
-
-
-def dead_letter_target(attributes: Mapping[str, str]) -> str | None:
-    """Return the ARN a RedrivePolicy among `attributes` names, or None."""
-    text = attributes.get("RedrivePolicy")
-    if not text:
-        return None
-    return str(json.loads(text)["deadLetterTargetArn"])
-
-
 def replace_definition(definition: QueueDefinition, **changes: Any) -> QueueDefinition:
     """Return a copy with some fields changed; computed properties start afresh."""
     return msgspec.structs.replace(definition, **changes)
@@ -306,8 +283,3 @@ def replace_definition(definition: QueueDefinition, **changes: Any) -> QueueDefi
 def one_partition(journal_id: int = 0) -> tuple[Partition, ...]:
     """Return the partitions of a queue that is not split."""
     return (Partition(0, journal_id),)
-
-
-def partition_numbers(partitions: Iterable[Partition]) -> tuple[int, ...]:
-    """Return the numbers of the partitions, in order."""
-    return tuple(partition.number for partition in partitions)

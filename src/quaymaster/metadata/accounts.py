@@ -1,0 +1,302 @@
+"""Accounts, their access keys, and session credentials. Secrets are stored wrapped and shown in no repr."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.core.errors import InvalidParameterValue, OverLimit, ResourceNotFound
+from quaymaster.metadata.data_keys import secret_purpose, session_token_purpose
+from quaymaster.metadata.master_keys import MasterKeys
+from quaymaster.metadata.mirror import Mirror, Table
+from quaymaster.metadata.rows import (
+    ACCESS_KEYS,
+    ACCOUNTS,
+    AccessKeyRow,
+    AccountRow,
+    encode_row,
+    row_decoder,
+)
+
+ACCOUNT_DIGITS: Final = 12
+ACCESS_KEYS_PER_ACCOUNT_MAX: Final = 1_000
+NAME_CHARS_MAX: Final = 128
+SESSION_MIN_MS: Final = 60_000
+SESSION_MAX_MS: Final = 36 * 3_600_000
+_BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+
+Account = AccountRow
+
+
+class AccessKey(msgspec.Struct, frozen=True):
+    """An access key with its secret. `session_token` and `expires_ms` are set for session credentials only.
+
+    `principal_id` is the id of the user it belongs to, which receivers see as SenderId.
+    """
+
+    access_key_id: str
+    secret: str
+    account_id: str
+    principal_id: str
+    name: str
+    is_enabled: bool
+    created_ms: int
+    rotated_ms: int
+    session_token: str | None = None
+    expires_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return f"AccessKey({self.access_key_id!r}, account_id={self.account_id!r}, name={self.name!r})"
+
+    __str__ = __repr__
+
+
+class Accounts:
+    """Who may ask. `access_key` and `account` answer from RAM."""
+
+    def __init__(self, mirror: Mirror, master_keys: MasterKeys, now_ms: Callable[[], int]) -> None:
+        self._mirror = mirror
+        self._master_keys = master_keys
+        self._now_ms = now_ms
+        self._accounts: Table[AccountRow] = mirror.table(ACCOUNTS, row_decoder(AccountRow))
+        self._rows: Table[AccessKeyRow] = mirror.table(
+            ACCESS_KEYS, row_decoder(AccessKeyRow), self._on_access_key
+        )
+        # Unwrapped once each: bounded by the keys that exist.
+        self._keys: dict[str, AccessKey] = {}
+
+    # Accounts
+
+    def account(self, account_id: str) -> Account | None:
+        """Return an account, or None."""
+        return self._accounts.get(account_id)
+
+    def list_accounts(self) -> list[Account]:
+        """Return all accounts, by id."""
+        return sorted((row for _, row in self._accounts.items()), key=lambda row: row.account_id)
+
+    async def create_account(self, name: str, account_id: str | None = None) -> Account:
+        """Make an account, of 12 random digits unless they are given; InvalidParameterValue if it exists."""
+        _check_name("Name", name)
+        while True:
+            chosen = account_id or str(secrets.randbelow(9 * 10**11) + 10**11)
+            if len(chosen) != ACCOUNT_DIGITS or not (chosen.isascii() and chosen.isdigit()):
+                raise InvalidParameterValue.of("AccountId", chosen, f"Must be {ACCOUNT_DIGITS} digits.")
+            account = Account(chosen, name, self._now_ms())
+            try:
+                await self._mirror.transact(
+                    [Compare(ACCOUNTS + chosen, 0)], [Put(ACCOUNTS + chosen, encode_row(account))]
+                )
+            except RevisionMismatch:
+                if account_id is None:
+                    continue
+                raise InvalidParameterValue.of("AccountId", chosen, "Already exists.") from None
+            return account
+
+    async def ensure_default(self, account_id: str) -> AccessKey | None:
+        """Make the default account and its first access key, if they are not there; return the key to show.
+
+        None when the operator has disabled every key of the account.
+        """
+        if self.account(account_id) is None:
+            await self.create_account("default", account_id)
+        if not self.list_access_keys(account_id):
+            await self.create_access_key(account_id, "default")
+        enabled = [key for key in self.list_access_keys(account_id) if key.is_enabled]
+        return enabled[0] if enabled else None
+
+    # Access keys
+
+    def access_key(self, access_key_id: str) -> AccessKey | None:
+        """Return an access key, or None; whether it is enabled and not expired is for the caller to judge."""
+        key = self._keys.get(access_key_id)
+        if key is None:
+            row = self._rows.get(access_key_id)
+            if row is None:
+                return None
+            key = self._keys[access_key_id] = self._unwrap(row)
+        return key
+
+    def list_access_keys(self, account_id: str) -> list[AccessKey]:
+        """Return an account's keys, oldest first, session credentials left out."""
+        rows = [
+            row for _, row in self._rows.items() if row.account_id == account_id and row.expires_ms is None
+        ]
+        rows.sort(key=lambda row: (row.created_ms, row.access_key_id))
+        return [self._unwrap(row) for row in rows]
+
+    async def create_access_key(
+        self, account_id: str, name: str = "", principal_id: str | None = None
+    ) -> AccessKey:
+        """Make a key for a user of an account (a new user unless `principal_id` says which)."""
+        _check_name("Name", name)
+        self._check_room(account_id)
+        now_ms = self._now_ms()
+        key = AccessKey(
+            access_key_id=_random_id("AKIA", 16),
+            secret=_random_secret(),
+            account_id=account_id,
+            principal_id=principal_id or _random_id("AIDA", 17),
+            name=name,
+            is_enabled=True,
+            created_ms=now_ms,
+            rotated_ms=now_ms,
+        )
+        await self._store_new(key)
+        return key
+
+    async def create_session(self, access_key_id: str, duration_ms: int) -> AccessKey:
+        """Make temporary credentials of the same user as a key: they need their session token, and end."""
+        if not SESSION_MIN_MS <= duration_ms <= SESSION_MAX_MS:
+            raise InvalidParameterValue.of(
+                "DurationSeconds",
+                duration_ms // 1000,
+                f"Must be between {SESSION_MIN_MS // 1000} and {SESSION_MAX_MS // 1000}.",
+            )
+        parent = self._existing(access_key_id)
+        self._check_room(parent.account_id)
+        now_ms = self._now_ms()
+        session = AccessKey(
+            access_key_id=_random_id("ASIA", 16),
+            secret=_random_secret(),
+            account_id=parent.account_id,
+            principal_id=parent.principal_id,
+            name=parent.name,
+            is_enabled=True,
+            created_ms=now_ms,
+            rotated_ms=now_ms,
+            session_token=secrets.token_urlsafe(96),
+            expires_ms=now_ms + duration_ms,
+        )
+        await self._store_new(session)
+        return session
+
+    async def set_enabled(self, access_key_id: str, *, enabled: bool) -> AccessKey:
+        """Switch a key off or on."""
+        return await self._change(access_key_id, lambda _: {"is_enabled": enabled})
+
+    async def rotate_secret(self, access_key_id: str) -> AccessKey:
+        """Give a key a new secret; the old one is refused at once."""
+
+        def new_secret(row: AccessKeyRow) -> dict[str, object]:
+            wrapped = self._master_keys.wrap(secret_purpose(row.access_key_id), _random_secret().encode())
+            return {"wrapped_secret": wrapped, "rotated_ms": self._now_ms()}
+
+        return await self._change(access_key_id, new_secret)
+
+    async def delete_access_key(self, access_key_id: str) -> None:
+        """Delete a key for good; ResourceNotFound when there is none."""
+        self._existing(access_key_id)
+        await self._mirror.transact([], deletes=[ACCESS_KEYS + access_key_id])
+
+    async def drop_expired_sessions(self) -> int:
+        """Delete session credentials that ended over an hour ago; return how many."""
+        # The hour lets a caller be told "expired" rather than "unknown".
+        ended_before_ms = self._now_ms() - 3_600_000
+        expired = [
+            row
+            for _, row in self._rows.items()
+            if row.expires_ms is not None and row.expires_ms < ended_before_ms
+        ]
+        for row in expired:
+            await self._mirror.transact([], deletes=[ACCESS_KEYS + row.access_key_id])
+        return len(expired)
+
+    async def _store_new(self, key: AccessKey) -> None:
+        while True:
+            try:
+                await self._mirror.transact(
+                    [self._master_keys.compare(), Compare(ACCESS_KEYS + key.access_key_id, 0)],
+                    [Put(ACCESS_KEYS + key.access_key_id, encode_row(self._wrap(key)))],
+                )
+            except RevisionMismatch as mismatch:
+                if mismatch.key.startswith(ACCESS_KEYS):
+                    raise
+                continue  # the master key was rotated meanwhile
+            return
+
+    async def _change(
+        self, access_key_id: str, changes: Callable[[AccessKeyRow], dict[str, object]]
+    ) -> AccessKey:
+        while True:
+            row = self._existing(access_key_id)
+            new = msgspec.structs.replace(row, **changes(row))
+            try:
+                await self._mirror.transact(
+                    [self._master_keys.compare(), self._rows.compare(access_key_id)],
+                    [Put(ACCESS_KEYS + access_key_id, encode_row(new))],
+                )
+            except RevisionMismatch:
+                continue
+            return self._unwrap(new)
+
+    def _existing(self, access_key_id: str) -> AccessKeyRow:
+        row = self._rows.get(access_key_id)
+        if row is None:
+            raise ResourceNotFound(f"The access key {access_key_id} does not exist.")
+        return row
+
+    def _check_room(self, account_id: str) -> None:
+        if self.account(account_id) is None:
+            raise ResourceNotFound(f"The account {account_id} does not exist.")
+        count = sum(row.account_id == account_id for _, row in self._rows.items())
+        if count >= ACCESS_KEYS_PER_ACCOUNT_MAX:
+            raise OverLimit(f"The account has {count} access keys; at most {ACCESS_KEYS_PER_ACCOUNT_MAX}.")
+
+    def _on_access_key(self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None) -> None:
+        self._keys.pop(access_key_id, None)
+
+    def _wrap(self, key: AccessKey) -> AccessKeyRow:
+        wrap = self._master_keys.wrap
+        token = key.session_token
+        return AccessKeyRow(
+            access_key_id=key.access_key_id,
+            account_id=key.account_id,
+            principal_id=key.principal_id,
+            name=key.name,
+            wrapped_secret=wrap(secret_purpose(key.access_key_id), key.secret.encode()),
+            is_enabled=key.is_enabled,
+            created_ms=key.created_ms,
+            rotated_ms=key.rotated_ms,
+            wrapped_session_token=(
+                None if token is None else wrap(session_token_purpose(key.access_key_id), token.encode())
+            ),
+            expires_ms=key.expires_ms,
+        )
+
+    def _unwrap(self, row: AccessKeyRow) -> AccessKey:
+        unwrap = self._master_keys.unwrap
+        token = row.wrapped_session_token
+        return AccessKey(
+            access_key_id=row.access_key_id,
+            secret=unwrap(secret_purpose(row.access_key_id), row.wrapped_secret).decode(),
+            account_id=row.account_id,
+            principal_id=row.principal_id,
+            name=row.name,
+            is_enabled=row.is_enabled,
+            created_ms=row.created_ms,
+            rotated_ms=row.rotated_ms,
+            session_token=(
+                None if token is None else unwrap(session_token_purpose(row.access_key_id), token).decode()
+            ),
+            expires_ms=row.expires_ms,
+        )
+
+
+def _random_id(prefix: str, characters: int) -> str:
+    return prefix + "".join(secrets.choice(_BASE32) for _ in range(characters))
+
+
+def _random_secret() -> str:
+    return secrets.token_urlsafe(30)  # 40 characters
+
+
+def _check_name(parameter: str, name: str) -> None:
+    if len(name) > NAME_CHARS_MAX or not (name == "" or name.isprintable()):
+        raise InvalidParameterValue.of(
+            parameter, name[:NAME_CHARS_MAX], f"Must be at most {NAME_CHARS_MAX} printable characters."
+        )

@@ -1,0 +1,208 @@
+"""Everything metadata keeps, mirrored in RAM and kept fresh by one watch; readers never wait.
+
+    start ──list──▶ tables ◀──watch── store ◀──transact── this process
+                       ▲                                      │
+                       └──────────── applied at once ─────────┘
+
+Own writes are applied as soon as they are durable, so who was answered reads what it wrote. Each row carries
+its revision; an older event never overwrites a newer row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from quaymaster.coordination.interface import (
+    ABSENT,
+    Compare,
+    Coordination,
+    KeyValue,
+    Put,
+    RevisionMismatch,
+    WatchLost,
+)
+from quaymaster.core.errors import NotNow
+from quaymaster.metadata.rows import ROOT
+
+log = logging.getLogger(__name__)
+
+RETRY_MIN_S: Final = 0.1
+RETRY_MAX_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+class Table(Generic[T]):
+    """The rows under one prefix, decoded. `on_change` hears each change as (suffix, old, new); None: absent."""
+
+    def __init__(
+        self,
+        prefix: str,
+        decode: Callable[[bytes], T],
+        on_change: Callable[[str, T | None, T | None], None] | None = None,
+    ) -> None:
+        self.prefix = prefix
+        self._decode = decode
+        self._on_change = on_change
+        self._rows: dict[str, tuple[int, T]] = {}
+        # Own deletions the watch has not reported yet: a late event must not bring the row back.
+        self._gone: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, suffix: str) -> T | None:
+        """Return a row, or None."""
+        row = self._rows.get(suffix)
+        return None if row is None else row[1]
+
+    def revision(self, suffix: str) -> int:
+        """Return the revision to compare with in a transaction."""
+        row = self._rows.get(suffix)
+        return ABSENT if row is None else row[0]
+
+    def compare(self, suffix: str) -> Compare:
+        """Return the condition that the row is still as it is here."""
+        return Compare(self.prefix + suffix, self.revision(suffix))
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Iterate over a copy of the rows."""
+        return iter([(suffix, row) for suffix, (_, row) in self._rows.items()])
+
+    def apply(self, suffix: str, value: bytes | None, revision: int) -> None:
+        """Take over a change, unless a newer one is known."""
+        known = self._rows.get(suffix)
+        if known is not None and known[0] >= revision:
+            return
+        gone = self._gone.get(suffix)
+        if gone is not None and gone >= revision:
+            return
+        old = None if known is None else known[1]
+        new = None if value is None else self._decode(value)
+        if new is None:
+            self._rows.pop(suffix, None)
+            self._gone[suffix] = revision
+        else:
+            self._rows[suffix] = (revision, new)
+        if self._on_change and (old is not None or new is not None):
+            self._on_change(suffix, old, new)
+
+    def forget_deletions(self, up_to_revision: int) -> None:
+        """Drop what is known of deletions the watch has passed."""
+        if self._gone:
+            self._gone = {
+                suffix: revision for suffix, revision in self._gone.items() if revision > up_to_revision
+            }
+
+    def keep_only(self, suffixes: set[str], revision: int) -> None:
+        """Drop the rows that a whole listing at `revision` no longer has."""
+        for suffix in [key for key, row in self._rows.items() if key not in suffixes and row[0] <= revision]:
+            # One of exactly this revision was deleted while we listed; the watch says so.
+            self.apply(suffix, None, revision)
+
+
+class Mirror:
+    """The tables, the store behind them, and the task that follows it."""
+
+    def __init__(self, store: Coordination) -> None:
+        self.store = store
+        self._tables: dict[str, Table[Any]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def table(
+        self,
+        prefix: str,
+        decode: Callable[[bytes], T],
+        on_change: Callable[[str, T | None, T | None], None] | None = None,
+    ) -> Table[T]:
+        """Add a table. Every row of the store under `prefix` is mirrored in it from `start` on."""
+        table = Table(prefix, decode, on_change)
+        self._tables[prefix] = table
+        return table
+
+    async def start(self) -> None:
+        """Fill the tables and begin to follow the store."""
+        revision = await self._list()
+        self._task = asyncio.create_task(self._follow(revision), name="metadata-mirror")
+
+    async def close(self) -> None:
+        """Stop following. The store stays open."""
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def transact(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        """Run a transaction and show its result in the tables; on RevisionMismatch, the row as it is now."""
+        try:
+            revision = await self.store.transaction(compares, puts, deletes)
+        except RevisionMismatch as mismatch:
+            await self.refresh(mismatch.key)
+            raise
+        for put in puts:
+            self._apply(put.key, put.value, revision)
+        for key in deletes:
+            self._apply(key, None, revision)
+        return revision
+
+    async def refresh(self, key: str) -> None:
+        """Read one key anew: the table was behind."""
+        row = await self.store.get(key)
+        if row is not None:
+            self._apply(key, row.value, row.revision)
+            return
+        table, suffix = self._table_of(key)
+        if table is not None and table.revision(suffix) != ABSENT:
+            table.apply(suffix, None, table.revision(suffix) + 1)
+
+    def _table_of(self, key: str) -> tuple[Table[Any] | None, str]:
+        end = key.find("/", 1) + 1
+        prefix = key[:end] if end else key
+        return self._tables.get(prefix), key[len(prefix) :]
+
+    def _apply(self, key: str, value: bytes | None, revision: int) -> None:
+        table, suffix = self._table_of(key)
+        if table is not None:
+            table.apply(suffix, value, revision)
+
+    async def _list(self) -> int:
+        items, revision = await self.store.list_all(ROOT)
+        found: dict[str, set[str]] = {prefix: set() for prefix in self._tables}
+        for item in items:
+            self._take_listed(item, found)
+        for prefix, table in self._tables.items():
+            table.keep_only(found[prefix], revision)
+        return revision
+
+    def _take_listed(self, item: KeyValue, found: dict[str, set[str]]) -> None:
+        table, suffix = self._table_of(item.key)
+        if table is not None:
+            found[table.prefix].add(suffix)
+            table.apply(suffix, item.value, item.revision)
+
+    async def _follow(self, revision: int) -> None:
+        retry_s = RETRY_MIN_S
+        while True:
+            try:
+                async for events in self.store.watch(ROOT, revision):
+                    for event in events:
+                        self._apply(event.key, event.value, event.revision)
+                    revision = events[-1].revision
+                    for table in self._tables.values():
+                        table.forget_deletions(revision)
+                    retry_s = RETRY_MIN_S
+            except WatchLost:
+                log.info("metadata watch lost revision=%d", revision)
+                with contextlib.suppress(NotNow):
+                    revision = await self._list()
+            except NotNow as error:
+                log.warning("metadata watch interrupted error=%s retry_s=%.1f", error, retry_s)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)

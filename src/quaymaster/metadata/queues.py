@@ -1,0 +1,663 @@
+"""Queues: their definitions, and the two steps that keep metadata and journal of one mind.
+
+    create_queue ──▶ creating ──QUEUE_SET──▶ active ──delete_queue──▶ deleting ──QUEUE_DELETE──▶ gone, name resting
+                                              │  ▲
+                                set_attributes└──┘ QUEUE_SET of the next revision
+
+Each arrow starts with a transaction that also leaves a `pending` row, then tells the journal (idempotent by
+revision), then takes the row away. What a crash or an unreachable journal cuts in half, `reconcile` finishes: the
+pending rows say where. Only active queues are found.
+
+A caller is answered when metadata and journal are both durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from quaymaster.coordination.interface import Put, RevisionMismatch
+from quaymaster.core.errors import (
+    InvalidParameterValue,
+    NotNow,
+    Overloaded,
+    PurgeQueueInProgress,
+    QueueDeletedRecently,
+    QueueDoesNotExist,
+    QueueNameExists,
+    Timeout,
+)
+from quaymaster.core.queue_definitions import (
+    FIFO_DEFAULTS,
+    STANDARD_DEFAULTS,
+    QueueDefinition,
+    decode_queue_definition,
+    encode_queue_definition,
+    first_difference,
+    one_partition,
+    replace_definition,
+)
+from quaymaster.metadata.data_keys import DataKeys
+from quaymaster.metadata.ids import IdAllocator
+from quaymaster.metadata.mirror import Mirror, Table
+from quaymaster.metadata.permissions import add_permission, remove_permission
+from quaymaster.metadata.rows import (
+    DELETED,
+    PENDING,
+    PURGES,
+    QUEUES,
+    DeletedRow,
+    PendingRow,
+    PurgeRow,
+    encode_row,
+    id_text,
+    row_decoder,
+)
+from quaymaster.protocol.queue_attributes import (
+    QueueAttributes,
+    change_attributes,
+    create_attributes,
+    invalid_redrive_policy,
+)
+from quaymaster.protocol.queue_names import QueueArn
+
+log = logging.getLogger(__name__)
+
+PAGE_MAX: Final = 1_000
+ATTEMPTS_MAX: Final = 16
+JOURNAL_TIMEOUT_MS: Final = 30_000
+RECONCILED_PER_CALL_MAX: Final = 10_000
+_TOKEN_VERSION: Final = b"\x01"
+
+
+class QueueJournal(Protocol):
+    """The journal's side of a queue's life. Each call returns when its record is committed and durable."""
+
+    async def set_queue(self, definition: QueueDefinition) -> None:
+        """Make the journal know the queue at least at this revision; idempotent."""
+        ...
+
+    async def delete_queue(self, queue_id: int) -> None:
+        """Make the journal forget the queue and its messages; idempotent, also for a queue it never knew."""
+        ...
+
+
+class QueuePage(msgspec.Struct, frozen=True):
+    """Some queues in order of their names. `next_token` None: these were the last."""
+
+    queues: list[QueueDefinition]
+    next_token: str | None
+
+
+class Queues:
+    """Queue definitions. `find` and `queue` answer from RAM; what changes anything is async."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        data_keys: DataKeys,
+        *,
+        region: str,
+        now_ms: Callable[[], int],
+        purge_interval_s: int = 60,
+        queue_name_reuse_s: int = 60,
+        journal_id: int = 0,
+        journal_timeout_ms: int = JOURNAL_TIMEOUT_MS,
+    ) -> None:
+        self._mirror = mirror
+        self._data_keys = data_keys
+        self._region = region
+        self._now_ms = now_ms
+        self._purge_interval_s = purge_interval_s
+        self._reuse_s = queue_name_reuse_s
+        self._journal_id = journal_id
+        self._journal_timeout_ms = journal_timeout_ms
+        self._journal: QueueJournal | None = None
+        self._ids = IdAllocator(mirror.store, "queue")
+        self._rows: Table[QueueDefinition] = mirror.table(QUEUES, decode_queue_definition, self._on_queue)
+        self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
+        self._deleted: Table[DeletedRow] = mirror.table(DELETED, row_decoder(DeletedRow))
+        self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
+        # Active queues only:
+        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
+        self._by_id: dict[int, QueueDefinition] = {}
+        self._names: dict[str, list[str]] = {}
+        self._dead_letter_sources: dict[str, set[tuple[str, str]]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def attach_journal(self, journal: QueueJournal) -> None:
+        """Say who writes QUEUE_SET and QUEUE_DELETE. Needed before anything is created, set or deleted."""
+        self._journal = journal
+
+    @property
+    def has_journal(self) -> bool:
+        """Tell whether queues can be created, set and deleted."""
+        return self._journal is not None
+
+    # Finding
+
+    def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return an active queue, or None."""
+        return self._by_name.get((account_id, name))
+
+    def queue(self, account_id: str, name: str) -> QueueDefinition:
+        """Return an active queue; QueueDoesNotExist."""
+        definition = self._by_name.get((account_id, name))
+        if definition is None:
+            raise QueueDoesNotExist
+        return definition
+
+    def queue_by_id(self, queue_id: int) -> QueueDefinition | None:
+        """Return an active queue by its id, or None."""
+        return self._by_id.get(queue_id)
+
+    def active_queues(self) -> Iterable[QueueDefinition]:
+        """Return all active queues, of all accounts, in no order."""
+        return list(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def arn(self, definition: QueueDefinition) -> str:
+        """Return a queue's ARN."""
+        return str(QueueArn(self._region, definition.account_id, definition.name))
+
+    def list_queues(
+        self,
+        account_id: str,
+        *,
+        prefix: str = "",
+        max_results: int | None = None,
+        next_token: str | None = None,
+    ) -> QueuePage:
+        """Return an account's queues whose names start with `prefix`, up to 1000.
+
+        There is a `next_token` only where `max_results` was given. Raises InvalidParameterValue for a token that
+        is none of ours.
+        """
+        names = self._names.get(account_id, [])
+        after = _parse_token(next_token)
+        start = bisect_left(names, prefix) if after is None else bisect_right(names, max(after, prefix))
+        limit = min(max_results or PAGE_MAX, PAGE_MAX)
+        found: list[str] = []
+        for name in names[start : start + limit + 1]:
+            if not name.startswith(prefix):
+                break
+            found.append(name)
+        return self._page(account_id, found, limit, max_results)
+
+    def list_dead_letter_source_queues(
+        self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
+    ) -> QueuePage:
+        """Return the queues whose redrive policy names `target`, up to 1000; tokens as in `list_queues`."""
+        after = _parse_token(next_token)
+        sources = self._dead_letter_sources.get(self.arn(target), set())
+        names = sorted(name for _, name in sources if after is None or name > after)
+        limit = min(max_results or PAGE_MAX, PAGE_MAX)
+        return self._page(target.account_id, names[: limit + 1], limit, max_results)
+
+    def _page(self, account_id: str, names: list[str], limit: int, max_results: int | None) -> QueuePage:
+        more = len(names) > limit and max_results is not None
+        names = names[:limit]
+        return QueuePage(
+            [self._by_name[account_id, name] for name in names], _render_token(names[-1]) if more else None
+        )
+
+    # Creating
+
+    async def create_queue(
+        self,
+        account_id: str,
+        name: str,
+        attributes: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> QueueDefinition:
+        """Create a queue, or return the one that exists with the attributes given (others are not compared).
+
+        Raises:
+            QueueNameExists: it has another value for an attribute, which the error names.
+            QueueDeletedRecently: the name has not rested for `queue_name_reuse_s`.
+            InvalidParameterValue, InvalidAttributeName, InvalidAttributeValue: name or attributes cannot be.
+        """
+        given = dict(attributes or {})
+        checked = create_attributes(QueueArn(self._region, account_id, name), given)
+        asked = {attribute: checked.values.get(attribute, "") for attribute in given}
+        suffix = f"{account_id}/{name}"
+        async with self._only_one(suffix):
+            async for _ in _attempts(suffix):
+                existing = self._rows.get(suffix)
+                if existing is None:
+                    self._check_dead_letter_target(account_id, name, checked, given)
+                    self._check_name_has_rested(suffix)
+                    existing = await self._begin_creation(account_id, name, checked, given, tags or {})
+                elif existing.state == "deleting":
+                    if self._reuse_s:
+                        raise QueueDeletedRecently(self._reuse_s)
+                    await self._finish_deletion(existing)
+                    continue
+                else:
+                    difference = first_difference(existing, asked)
+                    if difference is not None:
+                        raise QueueNameExists(difference)
+                if existing is not None:
+                    active = await self._finish_creation(existing)
+                    if active is not None:
+                        return active
+            raise Overloaded
+
+    async def _begin_creation(
+        self,
+        account_id: str,
+        name: str,
+        checked: QueueAttributes,
+        given: Mapping[str, str],
+        tags: Mapping[str, str],
+    ) -> QueueDefinition | None:
+        """Store the queue as `creating`; None when something it rests on changed meanwhile."""
+        suffix = f"{account_id}/{name}"
+        queue_id = await self._ids.next_id()
+        data_key_id, compares, put_data_key = await self._data_keys.new_data_key()
+        now_ms = self._now_ms()
+        definition = QueueDefinition(
+            queue_id=queue_id,
+            account_id=account_id,
+            name=name,
+            state="creating",
+            revision=1,
+            created_ms=now_ms,
+            modified_ms=now_ms,
+            attributes=_without_defaults(checked.values, given),
+            tags=dict(tags),
+            data_key_id=data_key_id,
+            partitions=one_partition(self._journal_id),
+        )
+        try:
+            await self._mirror.transact(
+                [*compares, self._rows.compare(suffix), self._deleted.compare(suffix)],
+                [
+                    put_data_key,
+                    Put(QUEUES + suffix, encode_queue_definition(definition)),
+                    Put(PENDING + suffix, encode_row(PendingRow(queue_id, now_ms))),
+                ],
+                [DELETED + suffix],
+            )
+        except RevisionMismatch:
+            return None
+        return definition
+
+    async def _finish_creation(self, definition: QueueDefinition) -> QueueDefinition | None:
+        """Tell the journal and make the queue active; None when it became another one meanwhile."""
+        if definition.state == "active":
+            return definition
+        suffix = _suffix(definition)
+        compare = self._rows.compare(suffix)
+        active = replace_definition(definition, state="active")
+        await self._tell_journal(active)
+        try:
+            await self._mirror.transact(
+                [compare], [Put(QUEUES + suffix, encode_queue_definition(active))], [PENDING + suffix]
+            )
+        except RevisionMismatch:
+            return None
+        log.info("queue created queue=%s queue_id=%d", suffix, active.queue_id)
+        return active
+
+    def _check_name_has_rested(self, suffix: str) -> None:
+        deleted = self._deleted.get(suffix)
+        if deleted is not None and self._now_ms() < deleted.deleted_ms + self._reuse_s * 1000:
+            raise QueueDeletedRecently(self._reuse_s)
+
+    def _check_dead_letter_target(
+        self, account_id: str, name: str, attributes: QueueAttributes, given: Mapping[str, str]
+    ) -> None:
+        policy = attributes.redrive_policy
+        if policy is None or not given.get("RedrivePolicy"):
+            return
+        target = self.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
+        if target is None:
+            raise invalid_redrive_policy(given["RedrivePolicy"], "Dead letter target does not exist.")
+        if not target.redrive_allow_policy.allows(str(QueueArn(self._region, account_id, name))):
+            raise invalid_redrive_policy(
+                given["RedrivePolicy"], "The dead letter target does not allow this queue as a source."
+            )
+
+    # Changing
+
+    async def set_attributes(self, account_id: str, name: str, changes: Mapping[str, str]) -> QueueDefinition:
+        """Change attributes (an empty value removes those that can be) and return the next revision.
+
+        Raises QueueDoesNotExist and what `create_queue` raises for attributes.
+        """
+
+        def edit(current: QueueDefinition) -> dict[str, str]:
+            arn = QueueArn(self._region, account_id, name)
+            defaults = {**STANDARD_DEFAULTS, **(FIFO_DEFAULTS if current.is_fifo else {})}
+            changed = change_attributes(arn, QueueAttributes.of({**defaults, **current.attributes}), changes)
+            self._check_dead_letter_target(account_id, name, changed, changes)
+            return _without_defaults(changed.values, {**current.attributes, **changes})
+
+        return await self._change_attributes(account_id, name, edit)
+
+    async def add_permission(
+        self, account_id: str, name: str, label: str, account_ids: Sequence[str], actions: Sequence[str]
+    ) -> QueueDefinition:
+        """Add a statement to the queue's Policy. Raises as `permissions.add_permission` does."""
+        arn = str(QueueArn(self._region, account_id, name))
+        return await self._change_policy(
+            account_id,
+            name,
+            lambda policy: add_permission(
+                policy, queue_arn=arn, label=label, account_ids=account_ids, actions=actions
+            ),
+        )
+
+    async def remove_permission(self, account_id: str, name: str, label: str) -> QueueDefinition:
+        """Remove a statement from the queue's Policy; without the last one there is no Policy."""
+        arn = str(QueueArn(self._region, account_id, name))
+        return await self._change_policy(
+            account_id, name, lambda policy: remove_permission(policy, queue_arn=arn, label=label)
+        )
+
+    async def tag(self, account_id: str, name: str, tags: Mapping[str, str]) -> QueueDefinition:
+        """Set tags; the journal does not hear of them."""
+        return await self._change_tags(account_id, name, lambda current: {**current, **tags})
+
+    async def untag(self, account_id: str, name: str, keys: Iterable[str]) -> QueueDefinition:
+        """Remove tags; those that are not there are no error."""
+        gone = frozenset(keys)
+        return await self._change_tags(
+            account_id,
+            name,
+            lambda current: {key: value for key, value in current.items() if key not in gone},
+        )
+
+    async def _change_policy(
+        self, account_id: str, name: str, edit_policy: Callable[[str | None], str]
+    ) -> QueueDefinition:
+        def edit(current: QueueDefinition) -> dict[str, str]:
+            policy = edit_policy(current.attributes.get("Policy"))
+            attributes = {**current.attributes, "Policy": policy}
+            if not policy:
+                del attributes["Policy"]
+            return attributes
+
+        return await self._change_attributes(account_id, name, edit)
+
+    async def _change_attributes(
+        self, account_id: str, name: str, edit: Callable[[QueueDefinition], dict[str, str]]
+    ) -> QueueDefinition:
+        suffix = f"{account_id}/{name}"
+        async with self._only_one(suffix):
+            async for _ in _attempts(suffix):
+                current = self.queue(account_id, name)
+                compare = self._rows.compare(suffix)
+                now_ms = self._now_ms()
+                changed = replace_definition(
+                    current, attributes=edit(current), revision=current.revision + 1, modified_ms=now_ms
+                )
+                try:
+                    await self._mirror.transact(
+                        [compare],
+                        [
+                            Put(QUEUES + suffix, encode_queue_definition(changed)),
+                            Put(PENDING + suffix, encode_row(PendingRow(changed.queue_id, now_ms))),
+                        ],
+                    )
+                except RevisionMismatch:
+                    continue
+                await self._settle(changed)
+                log.info("queue attributes set queue=%s revision=%d", suffix, changed.revision)
+                return changed
+            raise Overloaded
+
+    async def _change_tags(
+        self, account_id: str, name: str, edit: Callable[[dict[str, str]], dict[str, str]]
+    ) -> QueueDefinition:
+        suffix = f"{account_id}/{name}"
+        async with self._only_one(suffix):
+            async for _ in _attempts(suffix):
+                current = self.queue(account_id, name)
+                compare = self._rows.compare(suffix)
+                changed = replace_definition(current, tags=edit(current.tags))
+                try:
+                    await self._mirror.transact(
+                        [compare], [Put(QUEUES + suffix, encode_queue_definition(changed))]
+                    )
+                except RevisionMismatch:
+                    continue
+                return changed
+            raise Overloaded
+
+    async def _settle(self, definition: QueueDefinition) -> None:
+        """Tell the journal of an active queue's revision, and take the pending row away if it is still ours."""
+        suffix = _suffix(definition)
+        pending = self._pending.compare(suffix)
+        await self._tell_journal(definition)
+        latest = self._rows.get(suffix)
+        if latest is None or latest.queue_id != definition.queue_id or latest.state == "deleting":
+            # Another node deleted the queue while we set it: the journal must not keep what we wrote after.
+            await self._tell_journal_deleted(definition.queue_id)
+            return
+        try:
+            await self._mirror.transact([pending], deletes=[PENDING + suffix])
+        except RevisionMismatch:
+            return  # a newer change is pending, and whoever made it settles that
+
+    # Deleting
+
+    async def delete_queue(self, account_id: str, name: str) -> QueueDefinition:
+        """Delete a queue and its messages; QueueDoesNotExist. Its data key stays, its dead letters need it."""
+        async with self._only_one(f"{account_id}/{name}"):
+            deleting = await self._begin_delete(account_id, name)
+            await self._finish_deletion(deleting)
+            return deleting
+
+    async def _begin_delete(self, account_id: str, name: str) -> QueueDefinition:
+        suffix = f"{account_id}/{name}"
+        async for _ in _attempts(suffix):
+            current = self.queue(account_id, name)
+            compare = self._rows.compare(suffix)
+            now_ms = self._now_ms()
+            deleting = replace_definition(current, state="deleting", modified_ms=now_ms)
+            try:
+                await self._mirror.transact(
+                    [compare],
+                    [
+                        Put(QUEUES + suffix, encode_queue_definition(deleting)),
+                        Put(PENDING + suffix, encode_row(PendingRow(deleting.queue_id, now_ms))),
+                    ],
+                )
+            except RevisionMismatch:
+                continue
+            return deleting
+        raise Overloaded
+
+    async def _finish_deletion(self, definition: QueueDefinition) -> None:
+        suffix = _suffix(definition)
+        compare = self._rows.compare(suffix)
+        await self._tell_journal_deleted(definition.queue_id)
+        try:
+            await self._mirror.transact(
+                [compare],
+                [Put(DELETED + suffix, encode_row(DeletedRow(definition.queue_id, definition.modified_ms)))],
+                [QUEUES + suffix, PENDING + suffix, PURGES + id_text(definition.queue_id)],
+            )
+        except RevisionMismatch:
+            return  # another node finished it
+        log.info("queue deleted queue=%s queue_id=%d", suffix, definition.queue_id)
+
+    # Purging
+
+    async def begin_purge(self, definition: QueueDefinition) -> None:
+        """Note that a purge begins; PurgeQueueInProgress within `purge_interval_s` of the one before."""
+        if not self._purge_interval_s:
+            return
+        suffix = id_text(definition.queue_id)
+        now_ms = self._now_ms()
+        purged = self._purges.get(suffix)
+        if purged is None or now_ms >= purged.purged_ms + self._purge_interval_s * 1000:
+            try:
+                await self._mirror.transact(
+                    [self._purges.compare(suffix)], [Put(PURGES + suffix, encode_row(PurgeRow(now_ms)))]
+                )
+            except RevisionMismatch:
+                pass  # another purge came first
+            else:
+                return
+        raise PurgeQueueInProgress(definition.name, self._purge_interval_s)
+
+    async def cancel_purge(self, definition: QueueDefinition) -> None:
+        """Take back what `begin_purge` noted: the journal refused, and the caller may try again at once."""
+        suffix = id_text(definition.queue_id)
+        if self._purges.get(suffix) is not None:
+            await self._mirror.transact([], deletes=[PURGES + suffix])
+
+    # Finishing what was cut in half
+
+    async def reconcile(self, *, older_than_ms: int = 0) -> int:
+        """Finish creations, changes and deletions that are pending for `older_than_ms`; return how many.
+
+        At the start everything pending was cut in half; later only what is older than any request lasts. What
+        the journal cannot take now stays pending. Rows whose time is over are dropped.
+        """
+        finished = 0
+        pending_before_ms = self._now_ms() - older_than_ms
+        waiting = [suffix for suffix, row in self._pending.items() if row.since_ms <= pending_before_ms]
+        for suffix in waiting[:RECONCILED_PER_CALL_MAX]:
+            async with self._only_one(suffix):
+                try:
+                    finished += await self._finish(suffix)
+                except NotNow as error:
+                    log.warning("queue still pending queue=%s error=%s", suffix, error)
+        await self._drop_old_rows()
+        return finished
+
+    async def _finish(self, suffix: str) -> bool:
+        if self._pending.get(suffix) is None:
+            return False  # settled while we waited for the lock
+        definition = self._rows.get(suffix)
+        match definition:
+            case None:
+                await self._mirror.transact([], deletes=[PENDING + suffix])
+            case QueueDefinition(state="creating"):
+                await self._finish_creation(definition)
+            case QueueDefinition(state="deleting"):
+                await self._finish_deletion(definition)
+            case _:
+                await self._settle(definition)
+        log.info("queue reconciled queue=%s", suffix)
+        return True
+
+    async def _drop_old_rows(self) -> None:
+        now_ms = self._now_ms()
+        rested_ms = now_ms - self._reuse_s * 1000
+        purgeable_ms = now_ms - self._purge_interval_s * 1000
+        old = [
+            self._deleted.compare(key) for key, row in self._deleted.items() if row.deleted_ms <= rested_ms
+        ]
+        old += [
+            self._purges.compare(key) for key, row in self._purges.items() if row.purged_ms <= purgeable_ms
+        ]
+        for compare in old[:RECONCILED_PER_CALL_MAX]:
+            try:
+                await self._mirror.transact([compare], deletes=[compare.key])
+            except RevisionMismatch:
+                continue  # the name was used, or the queue purged, again
+
+    # Inside
+
+    async def _tell_journal(self, definition: QueueDefinition) -> None:
+        assert self._journal is not None, "a journal is attached before queues are created or set"
+        await self._in_time(self._journal.set_queue(definition))
+
+    async def _tell_journal_deleted(self, queue_id: int) -> None:
+        assert self._journal is not None, "a journal is attached before queues are deleted"
+        await self._in_time(self._journal.delete_queue(queue_id))
+
+    async def _in_time(self, call: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._journal_timeout_ms / 1000):
+                await call
+        except TimeoutError:
+            raise Timeout from None
+
+    @asynccontextmanager
+    async def _only_one(self, suffix: str) -> AsyncIterator[None]:
+        """Let one change of a queue at a time through, so that the journal hears of them in order."""
+        lock = self._locks.get(suffix)
+        if lock is None:
+            lock = self._locks[suffix] = asyncio.Lock()
+        async with lock:
+            yield
+
+    def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
+        if old is not None and old.state == "active":
+            self._unindex(old)
+        if new is not None and new.state == "active":
+            self._index(new)
+
+    def _index(self, definition: QueueDefinition) -> None:
+        key = (definition.account_id, definition.name)
+        self._by_name[key] = definition
+        self._by_id[definition.queue_id] = definition
+        insort(self._names.setdefault(definition.account_id, []), definition.name)
+        policy = definition.redrive_policy
+        if policy is not None:
+            self._dead_letter_sources.setdefault(policy.target_arn, set()).add(key)
+
+    def _unindex(self, definition: QueueDefinition) -> None:
+        key = (definition.account_id, definition.name)
+        del self._by_name[key]
+        del self._by_id[definition.queue_id]
+        names = self._names[definition.account_id]
+        del names[bisect_left(names, definition.name)]
+        policy = definition.redrive_policy
+        if policy is not None:
+            sources = self._dead_letter_sources[policy.target_arn]
+            sources.discard(key)
+            if not sources:
+                del self._dead_letter_sources[policy.target_arn]
+
+
+def _suffix(definition: QueueDefinition) -> str:
+    return f"{definition.account_id}/{definition.name}"
+
+
+def _without_defaults(values: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
+    """Return what was said of a queue: the attributes named in `kept`, and those that differ from the defaults."""
+    defaults = {**STANDARD_DEFAULTS, **FIFO_DEFAULTS}
+    return {name: value for name, value in values.items() if name in kept or defaults.get(name) != value}
+
+
+async def _attempts(suffix: str) -> AsyncIterator[int]:
+    """Count tries of a change that others may get in the way of, a little apart."""
+    for attempt in range(ATTEMPTS_MAX):
+        yield attempt
+        await asyncio.sleep(0.001 * attempt)
+    log.warning("queue change gave up queue=%s attempts=%d", suffix, ATTEMPTS_MAX)
+
+
+def _render_token(name: str) -> str:
+    return base64.urlsafe_b64encode(_TOKEN_VERSION + name.encode()).decode()
+
+
+def _parse_token(token: str | None) -> str | None:
+    if token is None:
+        return None
+    try:
+        data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
+        name = data[1:].decode("ascii")
+    except (UnicodeError, binascii.Error, ValueError):
+        data, name = b"", ""
+    if data[:1] != _TOKEN_VERSION or not name:
+        raise InvalidParameterValue.of("NextToken", token, "The token is not one that was given out.")
+    return name

@@ -1,0 +1,138 @@
+"""What metadata keeps in the store: the keys' names and the bytes of each kind of row.
+
+    /queues/ACCOUNT/NAME        QueueDefinition                        (core/queue_definitions)
+    /pending/ACCOUNT/NAME       PendingRow: the journal may not know the queue's newest state yet
+    /deleted/ACCOUNT/NAME       DeletedRow: the name was in use lately
+    /purges/QUEUE-ID            PurgeRow: when the queue was purged last
+    /accounts/ID                AccountRow
+    /access_keys/ID             AccessKeyRow                           secrets wrapped
+    /data_keys/ID               DataKeyRow                             key wrapped; never deleted
+    /receipt_keys/ID            ReceiptKeyRow                          key wrapped
+    /master_key                 MasterKeyRow: which master key wraps
+    /ids/KIND                   the last number of a kind that was set aside (text)
+
+Rows are a version byte and a MessagePack array. To change one: append fields with defaults, or raise
+ROW_VERSION and keep decoding the old one. Ids in keys are 16 hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from quaymaster.coordination.interface import StoreUnusable
+
+ROW_VERSION: Final = 1
+ROOT: Final = "/"
+QUEUES: Final = "/queues/"
+PENDING: Final = "/pending/"
+DELETED: Final = "/deleted/"
+PURGES: Final = "/purges/"
+ACCOUNTS: Final = "/accounts/"
+ACCESS_KEYS: Final = "/access_keys/"
+DATA_KEYS: Final = "/data_keys/"
+RECEIPT_KEYS: Final = "/receipt_keys/"
+MASTER_KEY: Final = "/master_key"
+IDS: Final = "/ids/"
+
+
+class PendingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something was decided about a queue that its journal may not have heard of."""
+
+    queue_id: int
+    since_ms: int
+
+
+class DeletedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A queue of this name was deleted at this time."""
+
+    queue_id: int
+    deleted_ms: int
+
+
+class PurgeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The queue's last purge began at this time."""
+
+    purged_ms: int
+
+
+class AccountRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Who owns queues: 12 digits, and a name for people."""
+
+    account_id: str
+    name: str
+    created_ms: int
+
+
+class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An access key with its wrapped secret. Session credentials have a wrapped token and an end, too."""
+
+    access_key_id: str
+    account_id: str
+    principal_id: str
+    name: str
+    wrapped_secret: bytes
+    is_enabled: bool
+    created_ms: int
+    rotated_ms: int
+    wrapped_session_token: bytes | None = None
+    expires_ms: int | None = None
+
+
+class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The wrapped key that the messages of one queue are encrypted with."""
+
+    key_id: int
+    wrapped: bytes
+    created_ms: int
+
+
+class ReceiptKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A wrapped key that receipt handles are signed with."""
+
+    key_id: int
+    wrapped: bytes
+    created_ms: int
+
+
+class MasterKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The master key that wraps from now on, and those that are on their way out (none between rotations)."""
+
+    current_key_id: str
+    retiring_key_ids: tuple[str, ...] = ()
+
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+_encoder = msgspec.msgpack.Encoder()
+_VERSION_BYTE = bytes([ROW_VERSION])
+
+
+def encode_row(row: msgspec.Struct) -> bytes:
+    """Return the stored bytes of a row."""
+    return _VERSION_BYTE + _encoder.encode(row)
+
+
+def row_decoder(row_type: type[Row]) -> Callable[[bytes], Row]:
+    """Return what reads `encode_row`'s bytes; StoreUnusable names the kind of row, never its content."""
+    decoder = msgspec.msgpack.Decoder(row_type)
+
+    def decode(data: bytes) -> Row:
+        if not data or data[0] != ROW_VERSION:
+            raise StoreUnusable(
+                f"a {row_type.__name__} has format {data[0] if data else 'none'}, this program knows "
+                f"{ROW_VERSION}: it was written by a newer Quaymaster."
+            )
+        try:
+            return decoder.decode(memoryview(data)[1:])
+        except msgspec.MsgspecError:
+            raise StoreUnusable(f"a {row_type.__name__} in the metadata store is damaged.") from None
+
+    return decode
+
+
+def id_text(number: int) -> str:
+    """Return how a 64-bit id is written in a key."""
+    return f"{number:016x}"

@@ -1,0 +1,160 @@
+"""The metadata service: the one door to queues, accounts and keys.
+
+    service = MetadataService(store, key_provider, region=..., account_id=..., now_ms=...)
+    await service.start()                  # tables filled, first account and keys made
+    service.attach_journal(journal)
+    await service.reconcile()              # finish what a crash cut in half
+    definition = service.queue(account_id, name)      # plain look-ups from here on
+    ...
+    await service.close()
+
+Reading is synchronous and from RAM; changing is async and answered when durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from quaymaster.coordination.interface import Coordination
+from quaymaster.core.errors import NotNow
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.metadata.accounts import AccessKey, Accounts
+from quaymaster.metadata.data_keys import DataKeys, MasterKeyRotation
+from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
+from quaymaster.metadata.master_keys import KeyProvider, MasterKeys
+from quaymaster.metadata.mirror import Mirror
+from quaymaster.metadata.queues import QueueJournal, Queues
+from quaymaster.metadata.rows import ROOT
+from quaymaster.protocol.receipts import ReceiptHandles
+
+log = logging.getLogger(__name__)
+
+UPKEEP_INTERVAL_MS: Final = 30_000
+PENDING_TOO_LONG_MS: Final = 60_000
+
+
+class MetadataService:
+    """Queues, accounts and keys over one coordination store."""
+
+    def __init__(
+        self,
+        store: Coordination,
+        key_provider: KeyProvider,
+        *,
+        region: str,
+        account_id: str,
+        now_ms: Callable[[], int],
+        purge_interval_s: int = 60,
+        queue_name_reuse_s: int = 60,
+        journal_id: int = 0,
+        upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
+    ) -> None:
+        self.region = region
+        self.account_id = account_id
+        self._store = store
+        self._upkeep_interval_ms = upkeep_interval_ms
+        self._mirror = Mirror(store)
+        self.master_keys = MasterKeys(key_provider, self._mirror)
+        self.data_keys = DataKeys(self._mirror, self.master_keys, now_ms)
+        self.accounts = Accounts(self._mirror, self.master_keys, now_ms)
+        self.queues = Queues(
+            self._mirror,
+            self.data_keys,
+            region=region,
+            now_ms=now_ms,
+            purge_interval_s=purge_interval_s,
+            queue_name_reuse_s=queue_name_reuse_s,
+            journal_id=journal_id,
+        )
+        self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
+        self._default_key: AccessKey | None = None
+        self._upkeep_task: asyncio.Task[None] | None = None
+        # The look-ups of every request, without a step in between.
+        self.queue = self.queues.queue
+        self.find_queue = self.queues.find
+        self.access_key = self.accounts.access_key
+        self.data_key = self.data_keys.data_key
+
+    async def start(self) -> None:
+        """Read everything, make what a first start needs, and take up a rotation that was cut short.
+
+        Raises:
+            KeysUnusable: a master key is missing or damaged.
+            StoreUnusable: the store holds what this program cannot read.
+        """
+        is_empty = not (await self._store.list_prefix(ROOT, limit=1)).items
+        await self._mirror.start()
+        try:
+            await self.master_keys.start(store_is_empty=is_empty)
+            await self.data_keys.start()
+            self._default_key = await self.accounts.ensure_default(self.account_id)
+        except BaseException:
+            await self._mirror.close()
+            raise
+        self._upkeep_task = asyncio.create_task(self._upkeep(), name="metadata-upkeep")
+
+    async def close(self) -> None:
+        """Stop following the store, which stays open."""
+        if self._upkeep_task:
+            self._upkeep_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._upkeep_task
+        await self._mirror.close()
+
+    @property
+    def default_access_key(self) -> AccessKey | None:
+        """The default account's key that `quaymaster env` shows, as of the start; None: all are disabled."""
+        return self._default_key
+
+    @property
+    def receipt_handles(self) -> ReceiptHandles:
+        """Mints and parses receipt handles with the keys of the moment."""
+        return self.data_keys.receipt_handles
+
+    def queue_by_id(self, queue_id: int) -> QueueDefinition | None:
+        """Return an active queue by its id, or None."""
+        return self.queues.queue_by_id(queue_id)
+
+    def attach_journal(self, journal: QueueJournal) -> None:
+        """Say who writes QUEUE_SET and QUEUE_DELETE."""
+        self.queues.attach_journal(journal)
+
+    async def reconcile(self) -> int:
+        """Finish, at the start, every creation, change and deletion that a crash cut in half."""
+        return await self.queues.reconcile()
+
+    async def load_queues_file(self, path: Path) -> int:
+        """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed."""
+        declared = load_declared_queues(path, region=self.region, account_id=self.account_id)
+        return await apply_declared_queues(self.queues, declared, path=path, account_id=self.account_id)
+
+    async def rotate_master_key(self) -> str:
+        """Make a new master key, wrap everything with it, retire the old one; return its id."""
+        return await self._rotation.rotate()
+
+    async def rotate_receipt_key(self) -> int:
+        """Sign receipt handles with a new key; those given out stay good for 12 h. Returns its id."""
+        return await self.data_keys.rotate_receipt_key()
+
+    async def run_upkeep(self) -> None:
+        """Do what is due: a rotation cut short, queues pending too long, keys and sessions past their time."""
+        await self._rotation.finish()
+        await self.data_keys.drop_old_receipt_keys()
+        await self.accounts.drop_expired_sessions()
+        if self.queues.has_journal:
+            await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
+
+    async def _upkeep(self) -> None:
+        while True:
+            try:
+                await self.run_upkeep()
+            except NotNow as error:
+                log.warning("metadata upkeep failed error=%s", error)
+            except Exception:
+                log.exception("metadata upkeep failed")
+            await asyncio.sleep(self._upkeep_interval_ms / 1000)

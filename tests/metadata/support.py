@@ -1,0 +1,112 @@
+"""A metadata service over a store that lives on, with a clock and a journal the test owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.metadata.service import MetadataService
+
+ACCOUNT = "000000000000"
+REGION = "us-east-1"
+START_MS = 1_700_000_000_000
+
+
+class Clock:
+    """The time, moved by the test."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def __call__(self) -> int:
+        return self.ms
+
+    def pass_s(self, seconds: float) -> None:
+        self.ms += int(seconds * 1000)
+
+
+class FakeJournal:
+    """A journal that keeps the newest revision of each queue, as the real one does; `error` makes calls fail."""
+
+    def __init__(self) -> None:
+        self.queues: dict[int, QueueDefinition] = {}
+        self.deleted: list[int] = []
+        self.calls = 0
+        self.error: Exception | None = None
+        self.before: Callable[[], Awaitable[None]] | None = None
+
+    async def set_queue(self, definition: QueueDefinition) -> None:
+        await self._enter()
+        known = self.queues.get(definition.queue_id)
+        if known is None or known.revision < definition.revision:
+            self.queues[definition.queue_id] = definition
+
+    async def delete_queue(self, queue_id: int) -> None:
+        await self._enter()
+        self.queues.pop(queue_id, None)
+        self.deleted.append(queue_id)
+
+    async def _enter(self) -> None:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if self.before is not None:
+            await self.before()
+        if self.error is not None:
+            raise self.error
+
+
+class World:
+    """What survives the service: store, keys, journal, clock."""
+
+    def __init__(self, keys: Path, store: Coordination | None = None) -> None:
+        self.clock = Clock()
+        self.journal = FakeJournal()
+        self.keys = keys
+        self.memory = MemoryCoordination()
+        self.store: Coordination = store or self.memory
+        self.provider: KeyProvider | None = None
+
+    @asynccontextmanager
+    async def service(
+        self, *, purge_interval_s: int = 60, queue_name_reuse_s: int = 60
+    ) -> AsyncIterator[MetadataService]:
+        """Start a service as a process would; several in a row (or at once) see the same store."""
+        service = MetadataService(
+            self.store,
+            self.provider or FileKeyProvider(self.keys),
+            region=REGION,
+            account_id=ACCOUNT,
+            now_ms=self.clock,
+            purge_interval_s=purge_interval_s,
+            queue_name_reuse_s=queue_name_reuse_s,
+            upkeep_interval_ms=3_600_000,
+        )
+        await service.start()
+        service.attach_journal(self.journal)
+        try:
+            yield service
+        finally:
+            await service.close()
+
+
+def run(scenario: Callable[[World], Awaitable[None]], keys: Path) -> None:
+    """Run a scenario in a world of its own."""
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await scenario(World(keys))
+
+    asyncio.run(main())
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Let other tasks run until something holds; fail after five seconds."""
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
