@@ -204,8 +204,8 @@ class MasterKeys:
             if not store_is_empty:
                 raise KeysUnusable("The metadata store does not say which master key it is encrypted with.")
             await self._set_row(MasterKeyRow(await self._first_key_id()))
-        for key_id in (self.row.current_key_id, *self.row.retiring_key_ids):
-            await asyncio.to_thread(self._cipher, key_id)
+        # A retiring key may be gone already (step 5). Were it still needed, unwrapping would say so.
+        await asyncio.to_thread(self._cipher, self.row.current_key_id)
         demanded = self._provider.wanted_key_id()
         if demanded is not None and demanded != self.row.current_key_id:
             await self.begin_rotation()
