@@ -42,6 +42,7 @@ _EMPTY_SHA256 = sha256(b"").hexdigest().encode()
 # The Authorization header of a real client has about 250 bytes; a longer one is not worth remembering.
 _REMEMBERED_PREFIX_BYTES_MAX = 1_024
 _PLAIN_PATH = re.compile(rb"/(?:[A-Za-z0-9_~-][A-Za-z0-9_.~-]*/?)*")
+_YEAR_10000_S = 253_402_300_800
 _TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -275,7 +276,7 @@ def _join_duplicates(headers: Headers) -> dict[bytes, bytes]:
 
 
 def _parse_header_slowly(authorization: bytes, headers: dict[bytes, bytes]) -> tuple[Scope, bytes, bytes]:
-    """Return scope, signature and time of a header seen for the first time, or raise what is wrong with it."""
+    """Return scope, signature and time of a header not seen before, or raise what is wrong with it."""
     algorithm, _, rest = authorization.strip().partition(b" ")
     if algorithm != ALGORITHM:
         raise IncompleteSignature(
@@ -311,11 +312,21 @@ def _request_time(headers: dict[bytes, bytes]) -> bytes | None:
     value = headers.get(b"x-amz-date")
     if value is None:
         value = headers.get(b"date")
-        parsed = None if value is None else parsedate_tz(value.decode("latin-1"))
-        if parsed is not None:
-            moment_s = calendar.timegm(parsed[:6]) - (parsed[9] or 0)
-            return render_time(moment_s * 1000).encode()
+        moment_ms = None if value is None else _parse_http_date_ms(value)
+        if moment_ms is not None:
+            return render_time(moment_ms).encode()
     return None if value is None else value.strip()
+
+
+def _parse_http_date_ms(value: bytes) -> int | None:
+    try:
+        parsed = parsedate_tz(value.decode("latin-1"))
+        if parsed is None:
+            return None
+        moment_s = calendar.timegm(parsed[:6]) - (parsed[9] or 0)
+    except (ValueError, OverflowError):
+        return None
+    return moment_s * 1000 if 0 <= moment_s < _YEAR_10000_S else None
 
 
 def _hashed(authorization: bytes) -> str:
