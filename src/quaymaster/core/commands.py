@@ -11,6 +11,9 @@ import msgspec
 
 from quaymaster.core.queue_definitions import QueueDefinition
 
+RECEIPT_HANDLE_PLACEHOLDER = "{receipt_handle}"
+"""Partitions know receipts, not handles: where an error quotes the handle, it has this in its place."""
+
 QUEUE_DEFAULT = -1
 """Stands for "what the queue says" in `delay_ms` and `visibility_timeout_ms`."""
 
@@ -91,15 +94,11 @@ class ReceiveOutcome(msgspec.Struct, gc=False):
 
 
 class Receipt(msgspec.Struct, gc=False, frozen=True):
-    """The part of a receipt handle that a partition judges: which delivery of which message.
-
-    `handle` is the handle as the caller wrote it, for the words of an error.
-    """
+    """The part of a receipt handle that a partition judges: which delivery of which message."""
 
     sequence: int
     epoch: int
     delivery_count: int
-    handle: str = ""
 
 
 class Delete(msgspec.Struct, gc=False):

@@ -15,7 +15,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from quaymaster.core.timers import SLOT_MS
@@ -74,6 +74,9 @@ class IndexEntry(NamedTuple):
     sent_ms: int
     due_ms: int
     group: int
+
+
+_GONE = IndexEntry(0, 0, 0, 0)
 
 
 class _Columns:
@@ -229,6 +232,31 @@ class SequenceIndex:
     def chunk_numbers(self) -> list[int]:
         """Return the keeper's numbers of all chunks in use."""
         return list(self._chunks.values())
+
+    def lost_chunks(self, lost: type[Exception]) -> list[int]:
+        """Read every chunk; return the first sequences of those the keeper raises `lost` for."""
+        found: list[int] = []
+        for first, number in self._chunks.items():
+            try:
+                self._keeper.read(number, self._tag)
+            except lost:
+                found.append(first)
+        return found
+
+    def restore_chunk(self, first: int, entries: Mapping[int, IndexEntry]) -> None:
+        """Make a lost chunk anew. A sequence without an entry is of a message that is gone."""
+        columns = _Columns(first)
+        columns.groups = array("Q")
+        for sequence in range(first, first + CHUNK_ENTRIES):
+            entry = entries.get(sequence, _GONE)
+            delay = -(-(entry.due_ms - entry.sent_ms) // SLOT_MS)
+            columns.offsets.append(entry.offset)
+            columns.times.append(entry.sent_ms << _DELAY_BITS | delay)
+            columns.groups.append(entry.group)
+        if not any(columns.groups):
+            columns.groups = None
+        self._chunks[first] = self._keeper.write(self._tag, columns.to_bytes())
+        self._cache.pop(first, None)
 
     def to_bytes(self) -> bytes:
         """Return chunk references and the tail, for a snapshot."""

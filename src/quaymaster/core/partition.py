@@ -187,10 +187,6 @@ class Partition:
             return "in_flight"
         return "delayed" if sequence in self.timed else "visible"
 
-    def is_expired(self, sequence: int, now_ms: int) -> bool:
-        """Return whether the message is older than the queue keeps messages."""
-        return self.index.sent_ms(sequence) + self.definition.retention_ms <= now_ms
-
     def find_expired(self, now_ms: int, count_max: int) -> tuple[int, list[int]]:
         """Return (first sequence that is kept, single expired ones above it); the caller proposes their end."""
         retention_ms = self.definition.retention_ms

@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from quaymaster.core.commands import (
+    RECEIPT_HANDLE_PLACEHOLDER,
     CancelMoveTask,
     ChangeVisibility,
     Command,
@@ -71,7 +72,7 @@ from quaymaster.core.errors import (
     ResourceNotFound,
 )
 from quaymaster.core.fifo_order import FIFOOrder
-from quaymaster.core.index import ChunkKeeper
+from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, encode_moved, prefix_bytes, split_payload
 from quaymaster.core.partition import (
     IN_FLIGHT_MAX,
@@ -160,6 +161,11 @@ class QueueStates:
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self.removed: set[int] = set()
         self.messages_gone = 0
+        """How many messages were deleted, expired or moved away since this was made; only grows."""
+        self.messages_moved = 0
+        self.messages_expired = 0
+        self.expiry_is_held = False
+        """Set while the clock may be wrong: no message expires."""
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided, Wait]]] = {
             Send: self._send,
             Receive: self._receive,
@@ -322,7 +328,7 @@ class QueueStates:
         definition = partition.definition
         policy = definition.redrive_policy
         target_id = self.queue_of_arn(policy.target_arn) if policy else None
-        oldest_ms = now_ms - definition.retention_ms
+        oldest_ms = -1 if self.expiry_is_held else now_ms - definition.retention_ms
         index = partition.index
         while len(taken) < count_max:
             found = partition.take_visible(count_max - len(taken), now_ms)
@@ -363,6 +369,7 @@ class QueueStates:
             )
             partition.apply_delete(expired, now_ms)
             self.messages_gone += len(expired)
+            self.messages_expired += len(expired)
             unfinished = unfinished or len(expired) >= EXPIRED_PER_SWEEP_MAX
         return taken, dead_letters, unfinished
 
@@ -414,7 +421,7 @@ class QueueStates:
             error: Exception | None = None
             if partition.is_live(sequence):
                 if is_fifo and not _holds(partition, receipt):
-                    error = _receipt_invalid(receipt, "The receipt handle has expired.")
+                    error = _receipt_invalid("The receipt handle has expired.")
                 elif sequence not in sequences:
                     sequences.append(sequence)
             errors.append(error)
@@ -468,7 +475,7 @@ class QueueStates:
             or (partition.definition.is_fifo and not _holds(partition, receipt))
         ):
             return _receipt_invalid(
-                receipt, "Message does not exist or is not available for visibility timeout change."
+                "Message does not exist or is not available for visibility timeout change."
             )
         row = partition.in_flight.get(sequence)
         if row is None:
@@ -493,6 +500,8 @@ class QueueStates:
 
     def _expire(self, command: ExpireMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
+        if self.expiry_is_held:
+            return Done(), Wait.NOTHING
         stop, singles = partition.find_expired(now_ms, EXPIRED_PER_SWEEP_MAX)
         if stop > partition.head or singles:
             payload = array("Q", singles).tobytes()
@@ -501,6 +510,7 @@ class QueueStates:
             partition.apply_delete_below(stop)
             partition.apply_delete(singles, now_ms)
             self.messages_gone += before - partition.alive
+            self.messages_expired += before - partition.alive
             if partition.watched:
                 proposal.awake.add(partition)
         return Done(), Wait.NOTHING
@@ -555,7 +565,7 @@ class QueueStates:
         sequence = max(command.from_sequence, partition.head)
         stop = min(partition.committed, sequence + 100 * command.count_max)
         while sequence < stop and len(messages) < command.count_max:
-            if partition.is_live(sequence) and not partition.is_expired(sequence, now_ms):
+            if partition.is_live(sequence):
                 entry = partition.index.entry(sequence)
                 row = partition.in_flight.get(sequence) or partition.returned.get(sequence)
                 messages.append(
@@ -625,6 +635,7 @@ class QueueStates:
         source.apply_delete((sequence,), now_ms)
         target.apply_move_in(target_sequence, offset, now_ms, sent_ms, count, first_ms, group)
         self.messages_gone += 1
+        self.messages_moved += 1
         if command.task_id is not None:
             self._count_moved(source)
         proposal.sent_to[target] = target.next_sequence
@@ -867,6 +878,16 @@ class QueueStates:
                 yield key, partition
 
 
+def entry_of_record(row: Row, payload: bytes) -> IndexEntry:
+    """Return what the index says of a SEND or MOVE record. `due_ms` is `sent_ms` plus the delay."""
+    if row.type == RecordType.MOVE:
+        sent_ms = int(_MOVE_HEAD.unpack_from(payload)[0])
+        group = split_payload(row.flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[0]
+        return IndexEntry(row.offset, sent_ms, sent_ms, group)
+    group = split_payload(row.flags & PREFIX_FLAGS, payload)[0]
+    return IndexEntry(row.offset, row.time_ms, row.time_ms + row.due_after_ms, group)
+
+
 class _First(msgspec.Struct, gc=False, frozen=True):
     first_receive_ms: int = 0
 
@@ -879,9 +900,9 @@ def _holds(partition: Partition, receipt: Receipt) -> bool:
     return row is not None and row.epoch == receipt.epoch and row.delivery_count == receipt.delivery_count
 
 
-def _receipt_invalid(receipt: Receipt, reason: str) -> InvalidParameterValue:
+def _receipt_invalid(reason: str) -> InvalidParameterValue:
     return InvalidParameterValue(
-        f"Value {receipt.handle} for parameter ReceiptHandle is invalid. Reason: {reason}"
+        f"Value {RECEIPT_HANDLE_PLACEHOLDER} for parameter ReceiptHandle is invalid. Reason: {reason}"
     )
 
 

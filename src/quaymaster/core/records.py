@@ -260,6 +260,13 @@ def iterate_rows(data: bytes | memoryview, header: BatchHeader, at: int = 0) -> 
         yield Row(base + delta, type_, flags, crc, queue, partition, sequence, time_ms, due, position, length)
 
 
+def record_at(data: bytes, at: int) -> tuple[int, int, int, bytes]:
+    """Return (type, flags, sequence, payload) of row `at` of a batch as it was first written."""
+    row = _ROW.unpack_from(data, HEADER_BYTES + at * ROW_BYTES)
+    position = row[8]
+    return row[0], row[1], row[5], data[position : position + row[9]]
+
+
 def rewrite_batch(data: bytes | memoryview, header: BatchHeader, keep: Sequence[Row], at: int = 0) -> bytes:
     """Return the batch at `at` with only the rows in `keep`, unchanged but for their payload positions.
 

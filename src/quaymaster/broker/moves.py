@@ -1,0 +1,197 @@
+"""Messages on their way to another queue: dead letters, and message move tasks.
+
+The core takes a message out of its order and says so; here its body is read and a MoveMessage proposed, which is
+one atomic record within the journal. A crash before that record leaves the message where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quaymaster.core.commands import (
+    DeadLetter,
+    FinishMoveTask,
+    MoveMessage,
+    MoveTask,
+    Outcome,
+    TakeForMove,
+    Taken,
+)
+from quaymaster.core.errors import QueueDoesNotExist
+from quaymaster.core.messages import decode_moved, split_payload
+from quaymaster.core.queue_definitions import queue_arn
+from quaymaster.core.queue_states import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
+from quaymaster.core.records import RecordType
+from quaymaster.monitoring.logs import log_event
+
+if TYPE_CHECKING:
+    from quaymaster.broker.replica import Body, ReplicaHost
+
+TAKE_MAX = 100
+"""How many messages a move task takes at a time."""
+
+IDLE_ROUNDS = 3
+"""A move task is complete when this many looks, a moment apart, found nothing visible."""
+IDLE_S = 0.05
+
+NO_SOURCE = "CouldNotDetermineMessageSource"
+NO_TARGET = "AWS.SimpleQueueService.NonExistentQueue"
+
+log = logging.getLogger(__name__)
+
+
+class Moves:
+    """Carries messages from queue to queue for one journal's leader."""
+
+    def __init__(self, host: ReplicaHost, region: str) -> None:
+        self._host = host
+        self._region = region
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+
+    def move_dead_letters(self, letters: list[DeadLetter]) -> None:
+        """Read the bodies of dead letters and propose their moves."""
+
+        def propose(bodies: dict[int, Body]) -> None:
+            for letter in letters:
+                self._propose_dead_letter(letter, bodies.get(letter.offset))
+
+        self._host.read_bodies([letter.offset for letter in letters], propose)
+
+    def start_tasks(self) -> None:
+        """Go on with every task that the state says is running and that nobody works on."""
+        for partition in list(self._host.replica.queues.partitions.values()):
+            for task in partition.tasks:
+                if task.status == "RUNNING" and task.task_id not in self._tasks:
+                    work = asyncio.get_running_loop().create_task(
+                        self._run(partition.definition.queue_id, partition.number, task)
+                    )
+                    self._tasks[task.task_id] = work
+                    work.add_done_callback(partial(self._forget, task.task_id))
+
+    async def close(self) -> None:
+        """Stop working on tasks; they go on at the next start."""
+        running = list(self._tasks.values())
+        for work in running:
+            work.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _propose_dead_letter(self, letter: DeadLetter, body: Body | None) -> None:
+        definition = self._host.replica.queues.definitions.get(letter.queue_id)
+        if definition is None:
+            return
+        arn = queue_arn(region=self._region, account_id=definition.account_id, name=definition.name)
+        record_type, flags, _, payload = body or (0, 0, 0, None)
+        command = MoveMessage(
+            letter.queue_id,
+            letter.partition,
+            letter.sequence,
+            letter.target_queue_id,
+            record_type,
+            flags,
+            payload,
+            arn,
+        )
+        self._host.submit(command, _ignore)
+
+    def _forget(self, task_id: bytes, work: asyncio.Task[None]) -> None:
+        self._tasks.pop(task_id, None)
+
+    async def _run(self, queue_id: int, number: int, task: MoveTask) -> None:
+        """Work on one task until its source has no more visible messages, or it cannot go on."""
+        log_event(log, logging.INFO, "move task started", source=task.source_arn, target=task.target_arn)
+        failure: str | None = None
+        idle = 0
+        try:
+            while failure is None and idle < IDLE_ROUNDS:
+                partition = self._host.replica.queues.partitions.get(partition_key(queue_id, number))
+                if partition is None or not any(
+                    known.task_id == task.task_id and known.status == "RUNNING" for known in partition.tasks
+                ):
+                    return
+                count = min(TAKE_MAX, task.rate_per_s) if task.rate_per_s else TAKE_MAX
+                if task.rate_per_s:
+                    count = max(1, count // 10)  # ten small steps a second rather than one large one
+                taken = await self._take(queue_id, count)
+                if not taken:
+                    idle += 1
+                    await asyncio.sleep(IDLE_S)
+                    continue
+                idle = 0
+                failure = await self._move_taken(queue_id, number, task, taken)
+                if task.rate_per_s:
+                    await asyncio.sleep(len(taken) / task.rate_per_s)
+            await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure))
+        except QueueDoesNotExist:
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log_event(log, logging.ERROR, "move task stopped", source=task.source_arn, error=str(error))
+            return
+        log_event(log, logging.INFO, "move task ended", source=task.source_arn, failure=failure)
+
+    async def _take(self, queue_id: int, count: int) -> list[Taken]:
+        outcome: asyncio.Future[list[Taken]] = asyncio.get_running_loop().create_future()
+
+        def reply(answer: object) -> None:
+            if outcome.cancelled():
+                return
+            if isinstance(answer, Exception):
+                outcome.set_exception(answer)
+            else:
+                outcome.set_result(answer.taken)  # type: ignore[attr-defined]  # a TakenOutcome
+
+        self._host.submit(TakeForMove(queue_id, count), reply)
+        return await outcome
+
+    async def _move_taken(self, queue_id: int, number: int, task: MoveTask, taken: list[Taken]) -> str | None:
+        """Move each message, or put it back; return why the task cannot go on, or None."""
+        loop = asyncio.get_running_loop()
+        read: asyncio.Future[dict[int, Body]] = loop.create_future()
+        self._host.read_bodies([message.offset for message in taken], read.set_result)
+        bodies = await read
+        failure: str | None = None
+        waiting: list[asyncio.Task[Outcome]] = []
+        queues = self._host.replica.queues
+        for message in taken:
+            body = bodies.get(message.offset)
+            target_id = task.target_queue_id
+            if target_id is None and body is not None:
+                target_id = _queue_it_came_from(body)
+                if target_id is None:
+                    failure = failure or NO_SOURCE
+            if target_id is not None and target_id not in queues.definitions:
+                failure = failure or NO_TARGET
+            record_type, flags, _, payload = body or (0, 0, 0, None)
+            command = MoveMessage(
+                queue_id,
+                number,
+                message.sequence,
+                target_id or 0,
+                record_type,
+                flags,
+                payload if failure is None else None,
+                None,
+                new_message_id=uuid.uuid4().bytes,
+                task_id=task.task_id,
+            )
+            waiting.append(loop.create_task(self._host.ask(command)))
+        await asyncio.gather(*waiting)
+        return failure
+
+
+def _queue_it_came_from(body: Body) -> int | None:
+    """Return the id of the queue a dead letter was moved from, None when it was sent here directly."""
+    record_type, flags, _, payload = body
+    if record_type != RecordType.MOVE:
+        return None
+    wrapped = split_payload(flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[3]
+    return decode_moved(wrapped).source_queue_id
+
+
+def _ignore(answer: object) -> None:
+    """What became of a dead letter shows in the queues."""

@@ -1,0 +1,154 @@
+"""From a directory to the state it holds: snapshot, journal, replay.
+
+    <data>/journals/<id>/                  segments (broker/journal_files)
+                         snapshots/        blobs and manifests (broker/snapshots)
+                         index.chunks      chunks of the partitions' indexes (broker/chunk_store): derived
+                         index.damaged     a chunk could not be read: look at all of them at the next start
+
+The index is derived from the journal. Chunks that are lost are made anew from the segments' record tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
+from quaymaster.broker.disk import Disk, write_file_durably
+from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
+from quaymaster.broker.snapshots import SnapshotStore
+from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.state_store import decode_meta, load_partitions
+from quaymaster.core.index import IndexEntry
+from quaymaster.core.partition import Partition
+from quaymaster.core.queue_states import QueueStates, entry_of_record, partition_key
+from quaymaster.core.records import RecordType, iterate_rows
+from quaymaster.monitoring.logs import log_event
+
+INDEX_NAME = "index.chunks"
+DAMAGED_NAME = "index.damaged"
+
+log = logging.getLogger(__name__)
+
+
+class IndexChunks:
+    """The chunk file as the partitions see it; it can be opened once the snapshot has said what is in use."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._store: ChunkStore | None = None
+
+    @property
+    def store(self) -> ChunkStore:
+        """The open chunk file."""
+        assert self._store is not None, "the chunk file is opened before it is used"
+        return self._store
+
+    def open(self, live_slots: Iterable[int]) -> None:
+        """Open the file; slots that are not live may be written again."""
+        self._store = ChunkStore.open(self._disk, f"{self._directory}/{INDEX_NAME}", live_slots=live_slots)
+
+    def write(self, tag: bytes, data: bytes) -> int:
+        """Store a chunk; return its slot."""
+        return self.store.write(tag, data)
+
+    def read(self, number: int, tag: bytes) -> bytes:
+        """Return a chunk. When it is lost, the next start is told to look at all of them."""
+        try:
+            return self.store.read(number, tag)
+        except ChunkLost as error:
+            with suppress(OSError):
+                write_file_durably(self._disk, self._directory, DAMAGED_NAME, f"{error}\n".encode())
+            raise
+
+    def free(self, number: int) -> None:
+        """Give a slot up."""
+        self.store.free(number)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A journal that was opened, and the state it gives."""
+
+    files: JournalFiles
+    snapshots: SnapshotStore
+    chunks: ChunkStore
+    queues: QueueStates
+    base_offset: int
+    last_time_ms: int
+    replayed_records: int
+    warnings: list[str]
+
+
+def recover(
+    disk: Disk, directory: str, *, journal_id: int, limits: JournalLimits, retry_window_ms: int
+) -> Recovered:
+    """Open the journal in `directory` and rebuild its queues. Blocks; see `JournalFiles.open` for errors."""
+    path = f"{directory}/{journal_id}"
+    disk.make_directory(path)
+    snapshots = SnapshotStore(disk, f"{path}/snapshots")
+    snapshot = snapshots.load()
+    chunks = IndexChunks(disk, path)
+    queues = QueueStates(chunks, retry_window_ms=retry_window_ms)
+    base_offset = last_time_ms = durable_floor = 0
+    if snapshot is not None:
+        base_offset, durable_floor = snapshot.base_offset, snapshot.durable_floor
+        last_time_ms = decode_meta(snapshot.meta).last_time_ms
+        load_partitions(queues, snapshot.blobs, chunks, retry_window_ms=retry_window_ms)
+    index_is_there = disk.exists(f"{path}/{INDEX_NAME}")
+    chunks.open([slot for found in queues.partitions.values() for slot in found.index.chunk_numbers()])
+    files = JournalFiles.open(disk, path, journal_id=journal_id, limits=limits, durable_floor=durable_floor)
+    warnings = [*snapshots.warnings, *files.warnings]
+    if snapshot is None and files.start_offset > 0:
+        raise JournalCorrupt(
+            f"{path}: the journal starts at offset {files.start_offset} and there is no snapshot of what came "
+            "before. Restore the directory from a backup."
+        )
+    if not index_is_there or disk.exists(f"{path}/{DAMAGED_NAME}"):
+        rebuilt = rebuild_index(queues, files)
+        if rebuilt:
+            warnings.append(f"{rebuilt} chunks of the message index were lost and made anew")
+        with suppress(FileNotFoundError):
+            disk.unlink(f"{path}/{DAMAGED_NAME}")
+    replayed = 0
+    for header, data in files.read_batches(base_offset):
+        last_time_ms = max(last_time_ms, header.time_ms)
+        for row in iterate_rows(data, header):
+            if row.offset >= base_offset:
+                payload = bytes(data[row.position : row.position + row.length])
+                queues.apply(row, payload, header.epoch)
+                replayed += 1
+    return Recovered(files, snapshots, chunks.store, queues, base_offset, last_time_ms, replayed, warnings)
+
+
+def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
+    """Make every index chunk that cannot be read anew from the journal; return how many there were."""
+    lost: dict[int, tuple[Partition, list[int]]] = {}
+    for key, partition in queues.partitions.items():
+        firsts = partition.index.lost_chunks(ChunkLost)
+        if firsts:
+            lost[key] = (partition, firsts)
+    if not lost:
+        return 0
+    log_event(log, logging.WARNING, "index rebuild started", partitions=len(lost))
+    entries: dict[int, dict[int, IndexEntry]] = {key: {} for key in lost}
+    for header, data in files.read_batches(files.start_offset):
+        for row in iterate_rows(data, header):
+            if row.type not in (RecordType.SEND, RecordType.MOVE):
+                continue
+            key = partition_key(row.queue_id, row.partition)
+            wanted = lost.get(key)
+            if wanted is None or row.sequence < wanted[0].head:
+                continue
+            payload = bytes(data[row.position : row.position + row.length])
+            entries[key][row.sequence] = entry_of_record(row, payload)
+    for key, (partition, firsts) in lost.items():
+        for first in firsts:
+            partition.index.restore_chunk(first, entries[key])
+    return sum(len(firsts) for _, firsts in lost.values())
+
+
+__all__ = ["ChunkLost", "IndexChunks", "Recovered", "rebuild_index", "recover"]

@@ -1,0 +1,472 @@
+"""The host of one journal replica: commands in, records to the writer, bodies read back, replies out.
+
+    submit ─▶ inbox ─▶ replica.propose ×n ─▶ take ─▶ writer (write, fsync) ─▶ on_progress ─▶ take ─▶ replies
+                                                └──▶ replies that wait for nothing
+
+One turn of the event loop decides everything that has come in and hands the writer one batch; a request costs no
+task and no future. Receives get their bodies from the cache, or from the segments on a reader thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from quaymaster.broker.bodies import BodyCache
+from quaymaster.broker.clock import QueueClock
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.segments import RecordUnreadable
+from quaymaster.broker.waiters import Waiter, Waiters
+from quaymaster.broker.writer import JournalWriter
+from quaymaster.core.commands import (
+    Command,
+    DeadLetter,
+    Decided,
+    Delivery,
+    Duplicate,
+    InternalCommand,
+    Outcome,
+    PeekedMessage,
+    PeekedOffsets,
+    PeekOutcome,
+    Receive,
+    ReceiveOutcome,
+    Send,
+    SendOutcome,
+    SendResult,
+    SentOutcome,
+    Taken,
+    TakenOutcome,
+)
+from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotNow, Overloaded
+from quaymaster.core.journal import JournalReplica, ToDo
+from quaymaster.core.messages import message_id_of, prefix_bytes
+from quaymaster.core.queue_states import MOVE_HEAD_BYTES, PREFIX_FLAGS
+from quaymaster.core.records import RecordType
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.net.broker_client import Reply
+
+SETTLE_MS = 2_000
+"""How long a receive waits for the dead letters it met to be moved, before it is answered without what is behind."""
+
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+"""Above this much not yet durable, sends are refused until the disk has caught up."""
+
+_MOVE = int(RecordType.MOVE)
+
+log = logging.getLogger(__name__)
+
+Body = tuple[int, int, int, bytes]
+"""Record type, flags, sequence and payload."""
+
+
+class _Sent:
+    __slots__ = ("reply",)
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+    def cancel(self) -> None:
+        """A command that was sent is carried out."""
+
+
+class _Parked:
+    __slots__ = ("waiter", "waiters")
+
+    def __init__(self, waiters: Waiters, waiter: Waiter) -> None:
+        self.waiters = waiters
+        self.waiter = waiter
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self.waiters.cancel(self.waiter)
+
+
+class ReplicaHost:
+    """Runs one `JournalReplica`. Everything happens on the loop's thread, but writing and cold reads."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        replica: JournalReplica,
+        files: JournalFiles,
+        clock: QueueClock,
+        *,
+        body_cache_bytes: int,
+        activate: Callable[[int], Coroutine[Any, Any, None]],
+        on_dead_letters: Callable[[list[DeadLetter]], None],
+        on_stopped: Callable[[Exception], None],
+    ) -> None:
+        self.replica = replica
+        self.files = files
+        self.clock = clock
+        self.bodies = BodyCache(body_cache_bytes)
+        self.readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal-reader")
+        self.writer = JournalWriter(
+            files,
+            post=loop.call_soon_threadsafe,
+            on_progress=self._on_progress,
+            on_failed=self.stop,
+        )
+        self.waiters = Waiters(
+            loop,
+            try_again=self._try_again,
+            time_ms=clock.time_ms,
+            epoch=lambda: replica.epoch,
+        )
+        self.stopped: Exception | None = None
+        self.records_since_snapshot = 0
+        self._loop = loop
+        self._inbox: list[tuple[Command | InternalCommand, object]] = []
+        self._is_scheduled = False
+        self._activate = activate
+        self._on_dead_letters = on_dead_letters
+        self._on_stopped = on_stopped
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._disk_full = DiskFull("The disk is almost full: messages can be received and deleted, not sent.")
+        self._overloaded = Overloaded("Too much waits to be written to disk.")
+
+    # Commands
+
+    def submit(self, command: Command | InternalCommand, reply: Reply) -> _Sent | _Parked:
+        """Take a command for the next turn; `reply` is called once, from a later one."""
+        submitted: _Sent | _Parked
+        if type(command) is Receive:
+            waiter = Waiter(command, reply)
+            self._inbox.append((command, waiter))
+            submitted = _Parked(self.waiters, waiter)
+        else:
+            submitted = _Sent(reply)
+            self._inbox.append((command, submitted))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+        return submitted
+
+    async def ask(self, command: Command | InternalCommand) -> Outcome:
+        """Submit a command and wait for its outcome; raises the error it is answered with."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+
+        def reply(outcome: Outcome | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.submit(command, reply)
+        return await future
+
+    def _try_again(self, waiter: Waiter) -> None:
+        self._inbox.append((waiter.command, waiter))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        try:
+            self._decide_inbox()
+        except Exception as error:
+            # A broken assumption, or a damaged index. What is undecided is answered as unknown.
+            log_failure(
+                log, "decision failed", error, journal=self.files.journal_id, epoch=self.replica.epoch
+            )
+            self.stop(error)
+
+    def _decide_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        replica = self.replica
+        now_ms = self.clock.time_ms()
+        refused = self._sends_refused()
+        for command, token in inbox:
+            if refused is not None and type(command) is Send:
+                self._answer(token, refused)
+            elif type(token) is Waiter and token.is_done:
+                continue
+            else:
+                replica.propose(command, token, now_ms)
+        self._carry_out(replica.take())
+
+    def _sends_refused(self) -> NotNow | None:
+        if self.writer.disk_low:
+            return self._disk_full
+        if self.writer.pending_bytes > PENDING_BYTES_MAX:
+            return self._overloaded
+        return None
+
+    # Doing
+
+    def start(self) -> None:
+        """Start the writer; then appoint the replica and call `carry_out`."""
+        self.writer.start()
+
+    def carry_out(self) -> None:
+        """Do what the replica asks for now."""
+        self._carry_out(self.replica.take())
+
+    def _carry_out(self, todo: ToDo) -> None:
+        if todo.promise is not None:
+            self._spawn(self._promise(todo.promise))
+        if todo.batches:
+            for batch in todo.batches:
+                self.bodies.add(batch)
+                self.records_since_snapshot += batch.next_offset - batch.base_offset
+            self.writer.append(todo.batches, tell_written=todo.needs_written)
+        if todo.activate is not None:
+            self._spawn(self._activated(todo.activate))
+        for token, answer in todo.replies:
+            self._answer(token, answer)
+        for partition in todo.awake:
+            self.waiters.wake(partition)
+
+    def _on_progress(self, written_end: int, durable_end: int) -> None:
+        self.replica.on_written(written_end)
+        self.replica.on_durable(durable_end)
+        self._carry_out(self.replica.take())
+
+    async def _promise(self, epoch: int) -> None:
+        await self._loop.run_in_executor(self.readers, self.files.persist_promise, epoch)
+        self.replica.on_promised(epoch, self.clock.time_ms())
+        self._carry_out(self.replica.take())
+
+    async def _activated(self, epoch: int) -> None:
+        await self._activate(epoch)
+        self.replica.on_activated(epoch)
+        self._carry_out(self.replica.take())
+
+    def stop(self, error: Exception) -> None:
+        """Stop for good: nothing more is decided, and whoever waits is told that the outcome is unknown."""
+        if self.stopped is not None:
+            return
+        self.stopped = error
+        log_event(
+            log,
+            logging.ERROR,
+            "journal stopped",
+            journal=self.files.journal_id,
+            epoch=self.replica.epoch,
+            durable_end=self.replica.durable_end,
+            error=str(error),
+        )
+        self.replica.stop(JournalStopped(f"The journal stopped: {error}"))
+        self._carry_out(self.replica.take())
+        self.waiters.answer_all_empty()
+        self._on_stopped(error)
+
+    async def close(self) -> None:
+        """Answer parked receives, write what was decided, stop all threads."""
+        self.waiters.answer_all_empty()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loop.run_in_executor(None, self.writer.close)
+        await asyncio.sleep(0)
+        self.readers.shutdown(wait=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    # Answering
+
+    def _answer(self, token: object, answer: Decided | Exception) -> None:
+        kind = type(answer)
+        if type(token) is Waiter:
+            self._answer_receive(token, answer)
+            return
+        assert type(token) is _Sent, "a token is what submit made"
+        reply = token.reply
+        if kind is SentOutcome:
+            self._answer_send(reply, answer)  # type: ignore[arg-type]  # by its kind
+        elif kind is PeekedOffsets:
+            self._answer_peek(reply, answer)  # type: ignore[arg-type]
+        else:
+            reply(answer)  # type: ignore[arg-type]
+
+    def _answer_send(self, reply: Reply, sent: SentOutcome) -> None:
+        results = sent.results
+        for result in results:
+            if type(result) is Duplicate:
+                break
+        else:
+            reply(SendOutcome(results))  # type: ignore[arg-type]  # no duplicates in it
+            return
+        offsets = [result.offset for result in results if isinstance(result, Duplicate)]
+
+        def resolve(bodies: dict[int, Body]) -> None:
+            resolved: list[SendResult] = []
+            for result in results:
+                if isinstance(result, SendResult):
+                    resolved.append(result)
+                    continue
+                body = bodies.get(result.offset)
+                if body is None:
+                    reply(InternalFailure("The message this one duplicates cannot be read."))
+                    return
+                _, flags, sequence, payload = body
+                message_id = message_id_of(payload[prefix_bytes(flags & PREFIX_FLAGS) :])
+                resolved.append(SendResult(sequence, message_id, duplicate=True))
+            reply(SendOutcome(resolved))
+
+        self.read_bodies(offsets, resolve)
+
+    def _answer_receive(self, waiter: Waiter, answer: Decided | Exception) -> None:
+        if isinstance(answer, Exception):
+            if not waiter.is_done:
+                waiter.finish()
+                waiter.reply(answer)
+            return
+        assert isinstance(answer, TakenOutcome), "a Receive is decided by a TakenOutcome"
+        if answer.dead_letters:
+            self._on_dead_letters(answer.dead_letters)
+        if not answer.taken:
+            if not waiter.is_done:
+                self._park(waiter, answer)
+            return
+        # The messages are out with this consumer, whether it is still there or not.
+        waiter.finish()
+        if waiter.was_woken and waiter.partition is not None:
+            self.waiters.wake(waiter.partition)
+        self._deliver(waiter.reply, answer)
+
+    def _park(self, waiter: Waiter, answer: TakenOutcome) -> None:
+        command = waiter.command
+        if answer.unfinished:
+            self._try_again(waiter)
+            return
+        partition = self.replica.queues.partitions.get(command.queue_id << 16 | command.partition)
+        wait_ms = command.wait_ms
+        if answer.dead_letters and not waiter.is_settling:
+            waiter.is_settling = True
+            wait_ms = max(wait_ms, SETTLE_MS)
+        elif waiter.is_settling and not command.wait_ms and not answer.dead_letters:
+            partition = None
+        if partition is None or (wait_ms <= 0 and not waiter.is_settling):
+            waiter.finish()
+            waiter.reply(ReceiveOutcome(answer.epoch, []))
+            return
+        self.waiters.park(waiter, partition, wait_ms)
+
+    def _deliver(self, reply: Reply, answer: TakenOutcome) -> None:
+        epoch = answer.epoch
+        deliveries: list[Delivery] = []
+        get = self.bodies.get
+        for taken in answer.taken:
+            body = get(taken.offset)
+            if body is None:
+                break
+            deliveries.append(_delivery(taken, body))
+        else:
+            reply(ReceiveOutcome(epoch, deliveries))
+            return
+
+        def finish(bodies: dict[int, Body]) -> None:
+            found = [
+                _delivery(taken, bodies[taken.offset]) for taken in answer.taken if taken.offset in bodies
+            ]
+            reply(ReceiveOutcome(epoch, found))
+
+        self.read_bodies([taken.offset for taken in answer.taken], finish)
+
+    def _answer_peek(self, reply: Reply, peeked: PeekedOffsets) -> None:
+        def finish(bodies: dict[int, Body]) -> None:
+            messages = []
+            for taken, state in zip(peeked.messages, peeked.states, strict=True):
+                body = bodies.get(taken.offset)
+                if body is not None:
+                    delivery = _delivery(taken, body)
+                    messages.append(
+                        PeekedMessage(
+                            taken.sequence,
+                            state,
+                            taken.delivery_count,
+                            taken.first_receive_ms,
+                            taken.sent_ms,
+                            delivery.record_type,
+                            delivery.flags,
+                            delivery.payload,
+                        )
+                    )
+            reply(PeekOutcome(messages, peeked.next_sequence))
+
+        self.read_bodies([taken.offset for taken in peeked.messages], finish)
+
+    # Bodies
+
+    def read_bodies(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
+        """Call `finish` with the records that can be read, now or from a later turn. A bad one is left out."""
+        found: dict[int, Body] = {}
+        missing: list[int] = []
+        for offset in offsets:
+            body = self.bodies.get(offset)
+            if body is None:
+                missing.append(offset)
+            else:
+                found[offset] = body
+        if not missing:
+            finish(found)
+            return
+        if self.stopped is not None:
+            finish(found)
+            return
+        reading = self._loop.run_in_executor(self.readers, self._read_cold, missing)
+        self._tasks.add(reading)
+
+        def done(future: asyncio.Future[dict[int, Body]]) -> None:
+            self._tasks.discard(future)
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                found.update(future.result())
+            else:
+                log_event(log, logging.ERROR, "bodies not read", offsets=len(missing), error=str(error))
+            finish(found)
+
+        reading.add_done_callback(done)
+
+    def _read_cold(self, offsets: list[int]) -> dict[int, Body]:
+        """Read records from the segments; on the reader's thread."""
+        wanted = list(offsets)
+        while wanted:
+            try:
+                records = self.files.read_records(wanted)
+            except RecordUnreadable as error:
+                log_event(
+                    log,
+                    logging.ERROR,
+                    "record unreadable",
+                    journal=self.files.journal_id,
+                    offset=error.offset,
+                    error=str(error),
+                )
+                wanted = [offset for offset in wanted if offset != error.offset]
+                continue
+            return {row.offset: (row.type, row.flags, row.sequence, payload) for row, payload in records}
+        return {}
+
+
+def _delivery(taken: Taken, body: Body) -> Delivery:
+    record_type, flags, _, payload = body
+    if record_type == _MOVE:
+        payload = payload[MOVE_HEAD_BYTES:]
+    return Delivery(
+        taken.sequence,
+        taken.delivery_count,
+        taken.first_receive_ms,
+        taken.sent_ms,
+        record_type,
+        flags & PREFIX_FLAGS,
+        payload,
+    )

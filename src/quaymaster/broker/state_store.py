@@ -1,0 +1,89 @@
+"""The queues' state on disk: what a snapshot holds, and how a start rebuilds the state from it.
+
+A snapshot is one blob for each partition, and only those that changed are written. Each carries its own applied
+offset, so they need not be taken at one moment: a long snapshot is spread over many turns of the event loop, and
+a replay skips for each partition what its blob has. The blobs of a snapshot are published only when everything
+in them is committed, because the leader's state runs ahead.
+
+    key   partition key u64 (queue id << 16 | partition)
+    blob  version u8 · definition length u32 · definition · partition state (core/partition)
+    meta  MessagePack: last stamp
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import msgspec
+
+from quaymaster.core.index import ChunkKeeper
+from quaymaster.core.partition import Partition
+from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.core.queue_states import QueueStates
+
+BLOB_VERSION = 1
+
+_KEY = struct.Struct(">Q")
+_HEAD = struct.Struct("<BI")
+
+
+class SnapshotMeta(msgspec.Struct, array_like=True):
+    """What a snapshot says besides its partitions."""
+
+    last_time_ms: int
+
+
+_meta_encoder = msgspec.msgpack.Encoder()
+_meta_decoder = msgspec.msgpack.Decoder(SnapshotMeta)
+
+
+class UnknownSnapshotFormat(Exception):
+    """The snapshot was written by another version of this program."""
+
+
+def encode_key(key: int) -> bytes:
+    """Return the snapshot key of a partition."""
+    return _KEY.pack(key)
+
+
+def encode_meta(meta: SnapshotMeta) -> bytes:
+    """Return the bytes of a snapshot's meta."""
+    return _meta_encoder.encode(meta)
+
+
+def decode_meta(data: bytes) -> SnapshotMeta:
+    """Read what `encode_meta` wrote."""
+    return _meta_decoder.decode(data)
+
+
+def encode_partition(partition: Partition, applied: int) -> bytes:
+    """Return a partition's blob as of `applied`, and note that it is clean from there on."""
+    partition.applied = applied
+    definition = encode_queue_definition(partition.definition)
+    blob = b"".join((_HEAD.pack(BLOB_VERSION, len(definition)), definition, partition.to_bytes()))
+    partition.dirty = False
+    return blob
+
+
+def load_partitions(
+    queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper, *, retry_window_ms: int
+) -> None:
+    """Fill `queues` from a snapshot's blobs."""
+    for key, blob in blobs:
+        (number_and_queue,) = _KEY.unpack(key)
+        version, length = _HEAD.unpack_from(blob)
+        if version != BLOB_VERSION:
+            raise UnknownSnapshotFormat(
+                f"snapshot blob version {version} is not known; this program reads version {BLOB_VERSION}"
+            )
+        at = _HEAD.size
+        definition = decode_queue_definition(blob[at : at + length])
+        partition = Partition.from_bytes(
+            blob[at + length :],
+            definition,
+            number_and_queue & 0xFFFF,
+            keeper,
+            retry_window_ms=retry_window_ms,
+        )
+        queues.load(definition, [partition])

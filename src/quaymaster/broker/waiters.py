@@ -1,0 +1,159 @@
+"""Parked receives: who waits for messages of which partition, and when each is tried again.
+
+    empty receive ──park──▶ in line ──wake──▶ decided again ──▶ messages: answered, and the next in line is woken
+                              ▲                     └──▶ nothing: back to the front of the line
+                              └── deadline: answered empty · client gone: forgotten
+
+First come, first served. A waiter is woken when messages were committed or came back, and at the partition's next
+due time; one at a time, because who is served wakes the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from quaymaster.core.commands import Receive, ReceiveOutcome
+from quaymaster.core.partition import Partition
+from quaymaster.net.broker_client import Reply
+
+
+class Waiter:
+    """One receive. Lives from its submission to its answer, parked or not."""
+
+    __slots__ = ("command", "deadline", "is_done", "is_settling", "partition", "reply", "timer", "was_woken")
+
+    def __init__(self, command: Receive, reply: Reply) -> None:
+        self.command = command
+        self.reply = reply
+        self.deadline = 0.0  # loop time, once it was parked
+        self.is_done = False
+        self.is_settling = False
+        self.was_woken = False
+        self.partition: Partition | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def finish(self) -> None:
+        """Nobody is to hear of it any more."""
+        self.is_done = True
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class _Line:
+    __slots__ = ("partition", "timer", "timer_at", "waiters")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.waiters: deque[Waiter] = deque()
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_at = 0.0
+
+
+class Waiters:
+    """The lines of waiters of one journal's partitions."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        try_again: Callable[[Waiter], None],
+        time_ms: Callable[[], int],
+        epoch: Callable[[], int],
+    ) -> None:
+        self._loop = loop
+        self._try_again = try_again
+        self._time_ms = time_ms
+        self._epoch = epoch
+        self._lines: dict[Partition, _Line] = {}
+        self.parked = 0
+
+    def park(self, waiter: Waiter, partition: Partition, wait_ms: int) -> None:
+        """Put a receive that found nothing in line; one that was woken goes back to the front."""
+        line = self._lines.get(partition)
+        if line is None:
+            line = self._lines[partition] = _Line(partition)
+            partition.watched = True
+        if waiter.timer is None:
+            waiter.partition = partition
+            waiter.deadline = self._loop.time() + wait_ms / 1000
+            waiter.timer = self._loop.call_at(waiter.deadline, self._expire, waiter)
+        if waiter.was_woken:
+            line.waiters.appendleft(waiter)
+        else:
+            line.waiters.append(waiter)
+        waiter.was_woken = False
+        self.parked += 1
+        self._set_timer(line)
+
+    def wake(self, partition: Partition) -> None:
+        """Something may have become visible: let the first in line try again."""
+        line = self._lines.get(partition)
+        if line is None:
+            return
+        waiters = line.waiters
+        while waiters:
+            waiter = waiters.popleft()
+            self.parked -= 1
+            if not waiter.is_done:
+                waiter.was_woken = True
+                self._try_again(waiter)
+                break
+        if not waiters:
+            self._close(line)
+
+    def cancel(self, waiter: Waiter) -> None:
+        """The client has gone. The entry in line is skipped when its turn comes."""
+        waiter.finish()
+
+    def answer_all_empty(self) -> None:
+        """End every parked receive (the broker stops)."""
+        for line in list(self._lines.values()):
+            for waiter in line.waiters:
+                if not waiter.is_done:
+                    self._answer_empty(waiter)
+            self.parked -= len(line.waiters)
+            line.waiters.clear()
+            self._close(line)
+
+    def _expire(self, waiter: Waiter) -> None:
+        if waiter.is_done:
+            return
+        self._answer_empty(waiter)
+        line = self._lines.get(waiter.partition) if waiter.partition is not None else None
+        if line is None:
+            return
+        while line.waiters and line.waiters[0].is_done:
+            line.waiters.popleft()
+            self.parked -= 1
+        if not line.waiters:
+            self._close(line)
+
+    def _answer_empty(self, waiter: Waiter) -> None:
+        waiter.finish()
+        waiter.reply(ReceiveOutcome(self._epoch(), []))
+
+    def _close(self, line: _Line) -> None:
+        if line.timer is not None:
+            line.timer.cancel()
+        line.partition.watched = False
+        self._lines.pop(line.partition, None)
+
+    def _set_timer(self, line: _Line) -> None:
+        due_ms = line.partition.next_change_ms()
+        if due_ms is None:
+            return
+        at = self._loop.time() + max(0, due_ms - self._time_ms()) / 1000
+        if line.timer is not None:
+            if line.timer_at <= at + 0.001:
+                return
+            line.timer.cancel()
+        line.timer_at = at
+        line.timer = self._loop.call_at(at, self._on_timer, line)
+
+    def _on_timer(self, line: _Line) -> None:
+        line.timer = None
+        self.wake(line.partition)
+        # Whoever was woken finds nothing only if nothing is due: parking again sets the next timer.

@@ -1,0 +1,265 @@
+"""All roles in one process: where coordination, metadata, broker, front end and admin port are put together.
+
+lock data directory ─▶ coordination (SQLite) ─▶ metadata ─▶ broker (recovers its journal) ─▶ declared queues
+    ─▶ admin port ─▶ SQS port ─▶ client.json ─▶ ready
+SIGTERM ─▶ not ready ─▶ drain both ports ─▶ front end ─▶ broker (last snapshot) ─▶ metadata ─▶ coordination ─▶ 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from quaymaster import __version__
+from quaymaster.broker.broker import Broker, BrokerOptions
+from quaymaster.broker.disk import DirectoryInUse, RealDisk, write_file_durably
+from quaymaster.broker.journal_files import JournalCorrupt
+from quaymaster.broker.snapshots import SnapshotsDamaged
+from quaymaster.broker.space import JournalLimits
+from quaymaster.cli.figures import broker_samples
+from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.frontend.admin import make_admin
+from quaymaster.frontend.assembly import make_front_end
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.declared_queues import DeclaredQueuesError
+from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider, KeysUnusable
+from quaymaster.metadata.service import MetadataService
+from quaymaster.monitoring.health import Health
+from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
+from quaymaster.monitoring.metrics import Metrics, Sample
+from quaymaster.net.http_server import HTTPLimits, HTTPServer
+from quaymaster.settings import Address, Settings
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 3
+"""The data directory, a setting or a port cannot be used; nothing was changed, and trying again will not help."""
+
+JOURNAL_ID = 0
+CLIENT_FILE = "client.json"
+DATA_FORMAT = 1
+"""Of the data directory as a whole. Raise it when a release lays files out anew, and migrate or refuse older ones."""
+FORMAT_FILE = "format"
+
+log = logging.getLogger(__name__)
+
+
+class DataDirectoryUnusable(Exception):
+    """The data directory is of another format, or cannot be used by this user."""
+
+
+async def run_server(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; return the process's exit code."""
+    configure_logs(settings.log_level, settings.log_format)
+    try:
+        async with AsyncExitStack() as stack:
+            server = Server(settings)
+            return await server.run(stack)
+    except (
+        DataDirectoryUnusable,
+        DirectoryInUse,
+        JournalCorrupt,
+        SnapshotsDamaged,
+        StoreUnusable,
+        KeysUnusable,
+        DeclaredQueuesError,
+        OSError,
+    ) as error:
+        log_event(log, logging.ERROR, "server not started", reason=str(error))
+        return EXIT_UNUSABLE
+
+
+class Server:
+    """The process: what it holds, and the order in which that starts and ends."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stop = asyncio.Event()
+        self._failure: Exception | None = None
+
+    async def run(self, stack: AsyncExitStack) -> int:
+        """Start everything, wait for the end, and stop in the opposite order."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self._stop.set)
+        data = settings.data.absolute()
+        await loop.run_in_executor(None, prepare_data_directory, data)
+        health = Health()
+        metrics = Metrics(__version__)
+        store = await SQLiteCoordination.open(data / "metadata.sqlite")
+        stack.push_async_callback(store.close)
+        metadata = MetadataService(
+            store,
+            _key_provider(settings, data),
+            region=settings.region,
+            account_id=settings.account_id,
+            now_ms=_wall_ms,
+            purge_interval_s=settings.purge_interval_s,
+            queue_name_reuse_s=settings.queue_name_reuse_s,
+            journal_id=JOURNAL_ID,
+        )
+        await metadata.start()
+        stack.push_async_callback(metadata.close)
+        broker = Broker(_broker_options(settings, data), store, on_stopped=self._on_broker_stopped)
+        await broker.start()
+        stack.push_async_callback(broker.close)
+        metadata.attach_journal(BrokerQueueJournal(broker))
+        await metadata.reconcile()
+        if settings.queues_file is not None:
+            changed = await metadata.load_queues_file(settings.queues_file)
+            log_event(log, logging.INFO, "declared queues loaded", changed=changed)
+        metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
+        front_end = make_front_end(
+            settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=_wall_ms
+        )
+        front_end.start()
+        stack.push_async_callback(front_end.stop)
+        health.add_check(
+            lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
+        )
+        admin = make_admin(
+            settings, broker=broker, metadata=metadata, metrics=metrics, health=health, operations=broker
+        )
+        limits = HTTPLimits(**settings.http_limits())
+        admin_server = HTTPServer(admin.handle, limits, name="admin", admit=admin.admit)
+        admin_address = await _listen(admin_server, settings.admin_address, "admin")
+        stack.push_async_callback(admin_server.drain, 1.0)
+        server = HTTPServer(
+            front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
+        )
+        address = await _listen(server, settings.listen_address, "listen")
+        stack.push_async_callback(server.drain, settings.drain_grace_s)
+        metrics.add_source(lambda: [Sample("quaymaster_http_connections", server.connections)])
+        await loop.run_in_executor(None, _write_client_file, data, settings, metadata, address, admin_address)
+        health.set_state("serving")
+        _greet(settings, data, address, admin_address)
+        await self._stop.wait()
+        health.set_state("draining")
+        if self._failure is not None:
+            log_failure(log, "server stopped", self._failure)
+            return EXIT_FAILED
+        return EXIT_OK
+
+    def _on_broker_stopped(self, error: Exception) -> None:
+        self._failure = error
+        self._stop.set()
+
+
+def prepare_data_directory(data: Path) -> None:
+    """Make the directory (mode 0700), or check that this program can use the one that is there.
+
+    Raises:
+        DataDirectoryUnusable: it has a newer format, or something that is no data directory is in the way.
+    """
+    disk = RealDisk()
+    try:
+        disk.make_directory(str(data))
+    except OSError as error:
+        raise DataDirectoryUnusable(f"{data} cannot be made: {error.strerror}") from error
+    path = data / FORMAT_FILE
+    if not path.exists():
+        if (data / "metadata.sqlite").exists():
+            raise DataDirectoryUnusable(
+                f"{data} has metadata but no file {FORMAT_FILE!r}; restore it from a backup"
+            )
+        write_file_durably(disk, str(data), FORMAT_FILE, b"%d\n" % DATA_FORMAT)
+        return
+    text = path.read_text().strip()
+    if text != str(DATA_FORMAT):
+        raise DataDirectoryUnusable(
+            f"{data} has format {text!r}; this version of Quaymaster ({__version__}) reads format {DATA_FORMAT}. "
+            "Start the version that wrote it."
+        )
+
+
+async def _listen(server: HTTPServer, wanted: Address, setting: str) -> Address:
+    try:
+        host, port = await server.start(wanted.host, wanted.port)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {wanted} (setting {setting!r}): {error.strerror or error}"
+        ) from error
+    return Address(host, port)
+
+
+def _broker_options(settings: Settings, data: Path) -> BrokerOptions:
+    return BrokerOptions(
+        directory=data / "journals",
+        region=settings.region,
+        journal_id=JOURNAL_ID,
+        limits=JournalLimits(
+            segment_bytes_max=settings.segment_bytes_max,
+            disk_low_bytes=settings.disk_low_bytes,
+            group_bytes_max=settings.commit_bytes_max,
+        ),
+        body_cache_bytes=settings.body_cache_bytes,
+        snapshot_interval_s=settings.snapshot_interval_s,
+        snapshot_records=settings.snapshot_records,
+        compaction_live_ratio=settings.compaction_live_ratio,
+        retry_window_ms=settings.retry_window_ms,
+    )
+
+
+def _key_provider(settings: Settings, data: Path) -> KeyProvider:
+    if settings.master_key_source == "environment":
+        assert settings.master_key is not None, "the settings were checked"
+        previous = settings.master_key_previous
+        return EnvironmentKeyProvider(
+            settings.master_key.get_secret_value(), previous.get_secret_value() if previous else None
+        )
+    return FileKeyProvider(data / "keys")
+
+
+def _write_client_file(
+    data: Path, settings: Settings, metadata: MetadataService, address: Address, admin: Address
+) -> None:
+    """Write how to reach this server, for `quaymaster env` and the other commands; mode 0600."""
+    key = metadata.default_access_key
+    fields = {
+        "endpoint_url": settings.public_url or f"http://{_reachable(address)}",
+        "admin_url": f"http://{_reachable(admin)}",
+        "region": settings.region,
+        "account_id": settings.account_id,
+        "access_key_id": key.access_key_id if key else "",
+        "secret_access_key": key.secret if key else "",
+    }
+    write_file_durably(RealDisk(), str(data), CLIENT_FILE, json.dumps(fields, indent=2).encode() + b"\n")
+
+
+def _reachable(address: Address) -> Address:
+    """Return an address a client on this machine can connect to."""
+    return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host), address.port)  # noqa: S104
+
+
+def _greet(settings: Settings, data: Path, address: Address, admin: Address) -> None:
+    log_event(
+        log,
+        logging.INFO,
+        "server started",
+        version=__version__,
+        endpoint=f"http://{_reachable(address)}",
+        admin=f"http://{_reachable(admin)}",
+        data=data,
+        authentication=settings.authentication,
+        pid=os.getpid(),
+    )
+    if sys.stdout.isatty():
+        where = "" if data == Path("quaymaster-data").absolute() else f" --data {settings.data}"
+        print(  # the one thing a person at a terminal needs to know
+            f"Quaymaster {__version__} serves SQS on http://{_reachable(address)}\n"
+            f'Point any AWS SDK at it:  eval "$(quaymaster env{where})"',
+            flush=True,
+        )
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,63 @@
+"""The broker's figures as metric samples: read when somebody scrapes, never counted twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from quaymaster.broker.broker import Broker
+from quaymaster.core.partition import Partition
+from quaymaster.monitoring.metrics import Sample
+
+
+def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[Sample]:
+    """Yield samples of journal, cache, disk and queues. States are as of each queue's last request."""
+    host = broker.host
+    segments = broker.files.segments()
+    counters = host.writer.counters
+    queues = host.replica.queues
+    yield Sample("quaymaster_log_append_bytes_total", counters.appended_bytes)
+    yield Sample("quaymaster_log_append_records_total", broker.records_appended)
+    yield Sample("quaymaster_log_segments", len(segments))
+    yield Sample("quaymaster_log_bytes", sum(segment.data_bytes for segment in segments))
+    yield Sample("quaymaster_log_end_offset", host.replica.end_offset)
+    yield Sample("quaymaster_body_cache_bytes", host.bodies.size_bytes)
+    yield Sample("quaymaster_queues", len(queues.definitions))
+    yield Sample("quaymaster_messages_redriven_total", queues.messages_moved)
+    yield Sample("quaymaster_messages_expired_total", queues.messages_expired)
+    disk = os.statvfs(data)
+    yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
+    now_ms = host.clock.time_ms()
+    if per_queue:
+        for partition in list(queues.partitions.values()):
+            labels = partition.definition.account_id, partition.definition.name
+            for state, number in _states(partition).items():
+                yield Sample("quaymaster_queue_messages", number, (*labels, state))
+            yield Sample(
+                "quaymaster_queue_oldest_message_age_seconds", _oldest_age_s(partition, now_ms), labels
+            )
+        return
+    totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
+    oldest_s = 0.0
+    for partition in list(queues.partitions.values()):
+        if partition.alive:
+            for state, number in _states(partition).items():
+                totals[state] += number
+            oldest_s = max(oldest_s, _oldest_age_s(partition, now_ms))
+    for state, number in totals.items():
+        yield Sample("quaymaster_queue_messages", number, (state,))
+    yield Sample("quaymaster_queue_oldest_message_age_seconds", oldest_s)
+
+
+def _states(partition: Partition) -> dict[str, int]:
+    in_flight, delayed = len(partition.in_flight), len(partition.timed)
+    return {
+        "visible": max(0, partition.alive - in_flight - delayed),
+        "in_flight": in_flight,
+        "delayed": delayed,
+    }
+
+
+def _oldest_age_s(partition: Partition, now_ms: int) -> float:
+    return (now_ms - partition.index.sent_ms(partition.head)) / 1000 if partition.alive else 0.0
