@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,27 @@ def test_cancelled_caller_leaves_the_store_working(tmp_path: Path) -> None:
             await task
         await store.compare_and_swap("b", ABSENT, b"2")
         assert [item.key for item in (await store.list_prefix("")).items] == ["a", "b"]
+        await store.close()
+
+    run(scenario)
+
+
+def test_store_that_does_not_answer_is_an_unknown_outcome_for_writers(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        release = threading.Event()
+        stuck = asyncio.create_task(store._call(lambda _: release.wait(10)))
+        await asyncio.sleep(0.01)
+
+        with pytest.raises(OutcomeUnknown):
+            await store._call(lambda _: None, writes=True, timeout_ms=10)
+        with pytest.raises(CoordinationUnavailable):
+            await store._call(lambda _: None, timeout_ms=10)
+
+        release.set()
+        await stuck
         await store.close()
 
     run(scenario)

@@ -60,6 +60,8 @@ JOBS_PER_COMMIT_MAX: Final = 256
 EVENTS_PER_READ_MAX: Final = 1_000
 TOMBSTONES_MAX: Final = 10_000
 BUSY_TIMEOUT_MS: Final = 5_000
+OPERATION_TIMEOUT_MS: Final = 30_000
+BACKUP_TIMEOUT_MS: Final = 3_600_000
 
 # Statements that lead from schema version n to n + 1.
 _MIGRATIONS: Final[dict[int, tuple[str, ...]]] = {
@@ -237,18 +239,30 @@ class SQLiteCoordination(Coordination):
             _fsync_directory(target.parent)
             return revision
 
-        return await self._call(copy)
+        return await self._call(copy, timeout_ms=BACKUP_TIMEOUT_MS)
 
     # On the event loop
 
-    async def _call(self, operation: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
+    async def _call(
+        self,
+        operation: Callable[[sqlite3.Connection], T],
+        *,
+        writes: bool = False,
+        timeout_ms: int = OPERATION_TIMEOUT_MS,
+    ) -> T:
         if self._closed:
             raise CoordinationUnavailable("The metadata store is closed.")
         if self._jobs.qsize() >= JOBS_MAX:
             raise CoordinationUnavailable(f"More than {JOBS_MAX} metadata operations are waiting.")
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_Job(operation, future, writes=writes))
-        return await future
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await future
+        except TimeoutError:
+            if writes:
+                raise OutcomeUnknown from None
+            raise CoordinationUnavailable("The metadata store does not answer.") from None
 
     def _deliver(self, results: _Results, *, changed: bool) -> None:
         for job, value, error in results:

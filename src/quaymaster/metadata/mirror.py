@@ -112,6 +112,8 @@ class Mirror:
         self.store = store
         self._tables: dict[str, Table[Any]] = {}
         self._task: asyncio.Task[None] | None = None
+        self.failure: BaseException | None = None
+        """Why the tables are no longer kept fresh; None while they are."""
 
     def table(
         self,
@@ -128,13 +130,14 @@ class Mirror:
         """Fill the tables and begin to follow the store."""
         revision = await self._list()
         self._task = asyncio.create_task(self._follow(revision), name="metadata-mirror")
+        self._task.add_done_callback(self._on_end)
 
     async def close(self) -> None:
         """Stop following. The store stays open."""
         if self._task:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._task  # a failure was told when it happened
             self._task = None
 
     async def transact(
@@ -198,11 +201,16 @@ class Mirror:
                     for table in self._tables.values():
                         table.forget_deletions(revision)
                     retry_s = RETRY_MIN_S
-            except WatchLost:
-                log.info("metadata watch lost revision=%d", revision)
-                with contextlib.suppress(NotNow):
-                    revision = await self._list()
+            except (WatchLost, NotNow) as error:
+                log.warning("metadata watch interrupted revision=%d error=%s", revision, error)
+            try:
+                revision = await self._list()
             except NotNow as error:
-                log.warning("metadata watch interrupted error=%s retry_s=%.1f", error, retry_s)
+                log.warning("metadata unreachable error=%s retry_s=%.1f", error, retry_s)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = task.exception()
+            log.error("metadata mirror stopped error=%s", self.failure)

@@ -112,6 +112,11 @@ class MetadataService:
         return self._default_key
 
     @property
+    def failure(self) -> BaseException | None:
+        """Why look-ups are no longer fresh (then nothing should be served); None while all is well."""
+        return self._mirror.failure
+
+    @property
     def receipt_handles(self) -> ReceiptHandles:
         """Mints and parses receipt handles with the keys of the moment."""
         return self.data_keys.receipt_handles
