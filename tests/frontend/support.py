@@ -7,6 +7,7 @@ async with serving() as service:
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from xml.etree import ElementTree
 
+from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core import commands
 from quaymaster.core.commands import (
     RECEIPT_HANDLE_PLACEHOLDER,
@@ -23,31 +25,24 @@ from quaymaster.core.commands import (
     Outcome,
     Receipt,
 )
-from quaymaster.core.errors import (
-    InvalidParameterValue,
-    NotNow,
-    QueueDoesNotExist,
-    UnsupportedOperation,
-)
+from quaymaster.core.errors import InvalidParameterValue, NotNow, QueueDoesNotExist
 from quaymaster.core.messages import decode_message
-from quaymaster.core.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.records import RecordType
-from quaymaster.frontend.authentication import Open, Signed
-from quaymaster.frontend.call import Call, Calls
-from quaymaster.frontend.encryption import MessageCipher
-from quaymaster.frontend.message_actions import MessageActions, message_of
-from quaymaster.frontend.routing import Routes
-from quaymaster.frontend.server import CORS, FrontEnd, QueueHandler
+from quaymaster.frontend.assembly import make_front_end
+from quaymaster.frontend.call import Calls
+from quaymaster.frontend.message_actions import message_of
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.frontend.server import FrontEnd
+from quaymaster.metadata.master_keys import EnvironmentKeyProvider
+from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http_server import HTTPLimits, HTTPServer
-from quaymaster.protocol.receipts import ReceiptHandles
-from quaymaster.protocol.shapes import ACTIONS
 from quaymaster.protocol.sigv4 import sign
+from quaymaster.settings import Settings, load_settings
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
-KEY_ID = "AKIATEST00000000TEST"
-SECRET = "a secret that only tests know"
 EPOCH = 3
 
 
@@ -341,9 +336,7 @@ class Answer(NamedTuple):
 class Client:
     """Sends requests by hand, each on a connection of its own unless one is given."""
 
-    def __init__(
-        self, port: int, *, key_id: str | None = KEY_ID, secret: str = SECRET, region: str = REGION
-    ) -> None:
+    def __init__(self, port: int, key_id: str | None, secret: str, *, region: str = REGION) -> None:
         self.port = port
         self.key_id = key_id
         self.secret = secret
@@ -426,124 +419,59 @@ async def read_answer(reader: asyncio.StreamReader, *, is_head: bool = False) ->
         return Answer(int(head[0].split()[1]), headers, body)
 
 
-class FakeKey(NamedTuple):
-    """An access key as metadata would give it."""
-
-    access_key_id: str = KEY_ID
-    secret: str = SECRET
-    account_id: str = ACCOUNT
-    principal_id: str = "AIDATESTUSER"
-    is_enabled: bool = True
-    session_token: str | None = None
-    expires_ms: int | None = None
-
-
-class FakeQueues:
-    """Queues that exist because a test says so."""
-
-    def __init__(self, broker: FakeBroker) -> None:
-        self.broker = broker
-        self.definitions: dict[tuple[str, str], QueueDefinition] = {}
-        self.last_id = 100
-
-    def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
-        return self.definitions.get((account_id, name))
-
-    def add(self, name: str, account_id: str = ACCOUNT, **attributes: str) -> QueueDefinition:
-        """Create a queue in metadata and broker."""
-        self.last_id += 1
-        if name.endswith(".fifo"):
-            attributes["FifoQueue"] = "true"
-        definition = QueueDefinition(
-            self.last_id,
-            account_id,
-            name,
-            "active",
-            1,
-            now_ms(),
-            now_ms(),
-            attributes,
-            {},
-            1,
-            one_partition(),
-        )
-        self.definitions[account_id, name] = definition
-        self.broker.queues[definition.queue_id] = FakeQueue(definition)
-        return definition
-
-
 class Service(NamedTuple):
-    """A running front end and all that stands behind it."""
+    """A running front end and all that stands behind it: metadata is the real one, in memory."""
 
     server: HTTPServer
     front_end: FrontEnd
     calls: Calls
     broker: FakeBroker
-    queues: FakeQueues
-    keys: dict[str, FakeKey]
+    metadata: MetadataService
     metrics: Metrics
-    handles: ReceiptHandles
+    settings: Settings
     client: Client
 
-
-async def refuse(call: Call, given: Any) -> None:
-    raise UnsupportedOperation(f"{call.action.name} is not what this test is about.")
+    async def add_queue(self, name: str, account_id: str = ACCOUNT, **attributes: str) -> QueueDefinition:
+        """Create a queue; the name's suffix says whether it is a FIFO queue."""
+        if name.endswith(".fifo"):
+            attributes["FifoQueue"] = "true"
+        definition = await self.metadata.queues.create_queue(account_id, name, attributes)
+        self.broker.commands.clear()
+        return definition
 
 
 @asynccontextmanager
-async def serving(
-    *,
-    authentication: str = "signed",
-    cors_origins: str = "*",
-    broker_timeout_ms: int = 5_000,
-    slow_request_ms: int = 0,
-    long_polls_max: int = 100,
-    control_actions_max: int = 100,
-    control_timeout_ms: int = 5_000,
-    queue_handlers: Callable[[FakeQueues, Routes], dict[str, Any]] | None = None,
-) -> AsyncIterator[Service]:
-    """Start a front end on a free port, and stop it."""
+async def serving(**flags: object) -> AsyncIterator[Service]:
+    """Start a front end with these settings on a free port, and stop it."""
+    settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
     broker = FakeBroker()
-    queues = FakeQueues(broker)
     metrics = Metrics("0.0.0")
-    keys = {KEY_ID: FakeKey()}
-    routes = Routes(queues, region=REGION, public_url=None, listen_url="http://127.0.0.1:9324")
-    calls = Calls(broker, metrics, broker_timeout_ms=broker_timeout_ms, slow_request_ms=slow_request_ms)
-    handles = ReceiptHandles({1: b"r" * 32}, 1)
-    messages = MessageActions(
-        routes,
-        MessageCipher({1: b"k" * 32}.__getitem__),
-        handles,
-        metrics,
-        long_polls_max=long_polls_max,
-        remembers_sends=True,
+    metadata = MetadataService(
+        MemoryCoordination(),
+        EnvironmentKeyProvider(base64.b64encode(b"m" * 32).decode()),
+        region=REGION,
+        account_id=ACCOUNT,
+        now_ms=now_ms,
+        purge_interval_s=settings.purge_interval_s,
+        queue_name_reuse_s=settings.queue_name_reuse_s,
     )
-    is_open = authentication == "open"
-    message_handlers = messages.handlers()
-    others: dict[str, QueueHandler] = {name: refuse for name in ACTIONS if name not in message_handlers}
-    if queue_handlers is not None:
-        others |= queue_handlers(queues, routes)
-    front_end = FrontEnd(
-        calls,
-        authentication=Open(ACCOUNT)
-        if is_open
-        else Signed(keys.get, region=REGION, skew_ms=900_000, now_ms=now_ms),
-        metrics=metrics,
-        cors=CORS(cors_origins, is_open=is_open),
-        message_handlers=message_handlers,
-        queue_handlers=others,
-        control_actions_max=control_actions_max,
-        control_timeout_ms=control_timeout_ms,
-    )
+    await metadata.start()
+    metadata.attach_journal(BrokerQueueJournal(broker))
+    front_end = make_front_end(settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=now_ms)
     server = HTTPServer(front_end.handle, HTTPLimits(), name="sqs", admit=front_end.admit)
     _, port = await server.start("127.0.0.1", 0)
     front_end.start()
+    key = metadata.default_access_key
+    assert key is not None
+    client = Client(port, key.access_key_id, key.secret)
+    if settings.authentication == "open":
+        client = Client(port, None, "")
     try:
-        client = Client(port, key_id=None if is_open else KEY_ID)
-        yield Service(server, front_end, calls, broker, queues, keys, metrics, handles, client)
+        yield Service(server, front_end, front_end.calls, broker, metadata, metrics, settings, client)
     finally:
         await server.drain(1)
         await front_end.stop()
+        await metadata.close()
 
 
 async def until(condition: Callable[[], object]) -> None:

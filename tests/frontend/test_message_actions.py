@@ -29,7 +29,7 @@ async def receive_one(service: Service, name: str, **more: Any) -> dict[str, Any
 def test_a_message_sent_as_json_is_received_and_deleted() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            queue = service.queues.add("jobs")
+            queue = await service.add_queue("jobs")
             url = service.client.url("jobs")
 
             sent = await service.client.json("SendMessage", {"QueueUrl": url, "MessageBody": "hello ö"})
@@ -54,7 +54,7 @@ def test_a_message_sent_as_json_is_received_and_deleted() -> None:
 def test_a_message_sent_as_query_is_received_and_deleted() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
             client = service.client
 
             sent = await client.query("SendMessage", {"MessageBody": "a<b"}, f"/{ACCOUNT}/jobs")
@@ -79,7 +79,7 @@ def test_a_message_sent_as_query_is_received_and_deleted() -> None:
 def test_attributes_come_back_with_the_sum_of_what_was_asked_for() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs", VisibilityTimeout="0")
+            await service.add_queue("jobs", VisibilityTimeout="0")
             attributes = {
                 "color": {"DataType": "String", "StringValue": "red"},
                 "count": {"DataType": "Number", "StringValue": "7"},
@@ -113,7 +113,7 @@ def test_attributes_come_back_with_the_sum_of_what_was_asked_for() -> None:
 def test_system_attributes_say_who_sent_when_and_how_often_it_was_received() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs", VisibilityTimeout="0")
+            await service.add_queue("jobs", VisibilityTimeout="0")
             sent = await service.client.json(
                 "SendMessage",
                 {
@@ -132,13 +132,13 @@ def test_system_attributes_say_who_sent_when_and_how_often_it_was_received() -> 
 
             attributes = got["Attributes"]
             assert len(sent.json["MD5OfMessageSystemAttributes"]) == 32
-            assert attributes["SenderId"] == "AIDATESTUSER"
+            assert attributes["SenderId"] == sender_of(service)
             assert attributes["ApproximateReceiveCount"] == "2"
             assert attributes["AWSTraceHeader"] == "Root=1-a"
             assert attributes["MessageGroupId"] == "tenant-1"
             assert int(attributes["SentTimestamp"]) <= int(attributes["ApproximateFirstReceiveTimestamp"])
             assert "SequenceNumber" not in attributes
-            assert some["Attributes"] == {"SenderId": "AIDATESTUSER"}
+            assert some["Attributes"] == {"SenderId": sender_of(service)}
 
     asyncio.run(scenario())
 
@@ -146,7 +146,7 @@ def test_system_attributes_say_who_sent_when_and_how_often_it_was_received() -> 
 def test_the_trace_header_of_the_request_becomes_an_attribute() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
 
             sent = await service.client.json(
                 "SendMessage",
@@ -164,7 +164,7 @@ def test_the_trace_header_of_the_request_becomes_an_attribute() -> None:
 def test_fifo_messages_have_sequence_numbers_of_20_digits_that_grow() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs.fifo")
+            await service.add_queue("jobs.fifo")
             url = service.client.url("jobs.fifo")
 
             numbers = []
@@ -193,7 +193,7 @@ def test_fifo_messages_have_sequence_numbers_of_20_digits_that_grow() -> None:
 def test_content_based_deduplication_uses_the_sha256_of_the_body() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs.fifo", ContentBasedDeduplication="true")
+            await service.add_queue("jobs.fifo", ContentBasedDeduplication="true")
             send = {
                 "QueueUrl": service.client.url("jobs.fifo"),
                 "MessageBody": "same",
@@ -219,7 +219,7 @@ def test_content_based_deduplication_uses_the_sha256_of_the_body() -> None:
 def test_deduplication_can_be_per_group() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs.fifo", DeduplicationScope="messageGroup")
+            await service.add_queue("jobs.fifo", DeduplicationScope="messageGroup")
             send = {
                 "QueueUrl": service.client.url("jobs.fifo"),
                 "MessageBody": "x",
@@ -236,6 +236,12 @@ def test_deduplication_can_be_per_group() -> None:
     asyncio.run(scenario())
 
 
+def sender_of(service: Service) -> str:
+    key = service.metadata.default_access_key
+    assert key is not None
+    return key.principal_id
+
+
 def sent_messages(service: Service) -> list[commands.NewMessage]:
     return [
         message
@@ -248,7 +254,7 @@ def sent_messages(service: Service) -> list[commands.NewMessage]:
 def test_a_retried_send_is_known_by_its_invocation_and_content() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
             send = {"QueueUrl": service.client.url("jobs"), "MessageBody": "x"}
             invocation = {"amz-sdk-invocation-id": "5e8a0f3c"}
 
@@ -277,7 +283,7 @@ def test_a_retried_send_is_known_by_its_invocation_and_content() -> None:
 def test_a_body_is_nowhere_in_what_the_broker_gets() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
 
             await service.client.json(
                 "SendMessage", {"QueueUrl": service.client.url("jobs"), "MessageBody": "very secret"}
@@ -292,7 +298,7 @@ def test_a_body_is_nowhere_in_what_the_broker_gets() -> None:
 def test_delays_are_the_queues_unless_the_message_has_its_own() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
             send = {"QueueUrl": service.client.url("jobs"), "MessageBody": "x"}
 
             await service.client.json("SendMessage", send)
@@ -307,7 +313,7 @@ def test_delays_are_the_queues_unless_the_message_has_its_own() -> None:
 def test_a_fifo_message_has_no_delay_of_its_own() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs.fifo", ContentBasedDeduplication="true")
+            await service.add_queue("jobs.fifo", ContentBasedDeduplication="true")
             send = {
                 "QueueUrl": service.client.url("jobs.fifo"),
                 "MessageBody": "x",
@@ -328,7 +334,7 @@ def test_a_fifo_message_has_no_delay_of_its_own() -> None:
 def test_a_batch_fails_entry_by_entry() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs", MaximumMessageSize="1024")
+            await service.add_queue("jobs", MaximumMessageSize="1024")
 
             answer = await service.client.json(
                 "SendMessageBatch",
@@ -358,7 +364,7 @@ def test_a_batch_fails_entry_by_entry() -> None:
 def test_a_batch_in_which_nothing_is_good_asks_nothing_of_the_broker() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
             url = service.client.url("jobs")
 
             sent = await service.client.json(
@@ -398,7 +404,7 @@ def test_what_is_wrong_with_a_batch_as_a_whole_fails_all_of_it(
 ) -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
 
             answer = await service.client.json(
                 "SendMessageBatch",
@@ -417,8 +423,8 @@ def test_what_is_wrong_with_a_batch_as_a_whole_fails_all_of_it(
 def test_delete_batch_tells_good_handles_from_bad() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
-            service.queues.add("others")
+            await service.add_queue("jobs")
+            await service.add_queue("others")
             url = service.client.url("jobs")
             for name in ("jobs", "others"):
                 await service.client.json(
@@ -452,7 +458,7 @@ def test_delete_batch_tells_good_handles_from_bad() -> None:
 def test_a_garbage_handle_is_quoted_in_the_error() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
 
             answer = await service.client.json(
                 "DeleteMessage", {"QueueUrl": service.client.url("jobs"), "ReceiptHandle": "garbage"}
@@ -470,7 +476,7 @@ def test_a_garbage_handle_is_quoted_in_the_error() -> None:
 def test_what_the_broker_says_of_a_receipt_quotes_its_handle() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs.fifo", ContentBasedDeduplication="true", VisibilityTimeout="0")
+            await service.add_queue("jobs.fifo", ContentBasedDeduplication="true", VisibilityTimeout="0")
             url = service.client.url("jobs.fifo")
             await service.client.json(
                 "SendMessage", {"QueueUrl": url, "MessageBody": "x", "MessageGroupId": "g"}
@@ -493,7 +499,7 @@ def test_what_the_broker_says_of_a_receipt_quotes_its_handle() -> None:
 def test_visibility_is_changed_alone_and_in_batches() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
             url = service.client.url("jobs")
             await service.client.json("SendMessage", {"QueueUrl": url, "MessageBody": "x"})
             handle = (await receive_one(service, "jobs"))["ReceiptHandle"]
@@ -532,7 +538,7 @@ def test_visibility_is_changed_alone_and_in_batches() -> None:
 def test_a_long_poll_ends_when_a_message_comes() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs", ReceiveMessageWaitTimeSeconds="20")
+            await service.add_queue("jobs", ReceiveMessageWaitTimeSeconds="20")
             url = service.client.url("jobs")
 
             poll = asyncio.create_task(service.client.json("ReceiveMessage", {"QueueUrl": url}))
@@ -552,7 +558,7 @@ def test_a_long_poll_ends_when_a_message_comes() -> None:
 def test_a_receive_may_wait_less_than_the_queue_says() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs", ReceiveMessageWaitTimeSeconds="20")
+            await service.add_queue("jobs", ReceiveMessageWaitTimeSeconds="20")
 
             answer = await service.client.json(
                 "ReceiveMessage", {"QueueUrl": service.client.url("jobs"), "WaitTimeSeconds": 0}
@@ -567,7 +573,7 @@ def test_a_receive_may_wait_less_than_the_queue_says() -> None:
 def test_a_poll_above_the_limit_is_a_short_one() -> None:
     async def scenario() -> None:
         async with serving(long_polls_max=1) as service:
-            service.queues.add("jobs", ReceiveMessageWaitTimeSeconds="20")
+            await service.add_queue("jobs", ReceiveMessageWaitTimeSeconds="20")
             url = service.client.url("jobs")
             first = asyncio.create_task(service.client.json("ReceiveMessage", {"QueueUrl": url}))
             await until(lambda: service.broker.parked)
@@ -584,7 +590,7 @@ def test_a_poll_above_the_limit_is_a_short_one() -> None:
 def test_a_poll_is_taken_back_when_its_client_hangs_up() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
             client = service.client
             url = client.url("jobs")
             body = f'{{"QueueUrl": "{url}", "WaitTimeSeconds": 20}}'.encode()
@@ -607,7 +613,7 @@ def test_a_poll_is_taken_back_when_its_client_hangs_up() -> None:
 def test_polls_end_empty_when_the_server_drains() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs", ReceiveMessageWaitTimeSeconds="20")
+            await service.add_queue("jobs", ReceiveMessageWaitTimeSeconds="20")
             poll = asyncio.create_task(
                 service.client.json("ReceiveMessage", {"QueueUrl": service.client.url("jobs")})
             )
@@ -625,8 +631,8 @@ def test_polls_end_empty_when_the_server_drains() -> None:
 def test_an_attempt_id_reaches_the_broker_of_a_fifo_queue_only() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs.fifo")
-            service.queues.add("jobs")
+            await service.add_queue("jobs.fifo")
+            await service.add_queue("jobs")
 
             for name in ("jobs.fifo", "jobs"):
                 await service.client.json(
@@ -645,8 +651,8 @@ def test_an_attempt_id_reaches_the_broker_of_a_fifo_queue_only() -> None:
 def test_a_dead_letter_names_the_queue_it_died_in() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            source = service.queues.add("jobs")
-            dead = service.queues.add("dead")
+            source = await service.add_queue("jobs")
+            dead = await service.add_queue("dead")
             client = service.client
             await client.json("SendMessage", {"QueueUrl": client.url("jobs"), "MessageBody": "x"})
             message = service.broker.queues[source.queue_id].messages.pop(1)
@@ -667,7 +673,7 @@ def test_a_damaged_message_does_not_keep_others_from_being_received(
 ) -> None:
     async def scenario() -> None:
         async with serving() as service:
-            queue = service.queues.add("jobs")
+            queue = await service.add_queue("jobs")
             url = service.client.url("jobs")
             for body in ("damaged", "whole"):
                 await service.client.json("SendMessage", {"QueueUrl": url, "MessageBody": body})
@@ -700,7 +706,7 @@ def test_a_damaged_message_does_not_keep_others_from_being_received(
 def test_a_receive_beyond_the_limits_is_refused(member: str, value: int, message: str) -> None:
     async def scenario() -> None:
         async with serving() as service:
-            service.queues.add("jobs")
+            await service.add_queue("jobs")
 
             answer = await service.client.json(
                 "ReceiveMessage", {"QueueUrl": service.client.url("jobs"), member: value}

@@ -69,24 +69,8 @@ class Calls:
             self._sweeper = None
 
     async def ask(self, command: Command) -> Outcome:
-        """Send a command for an action that runs as a task, and return the outcome. The task has the timeout.
-
-        Raises:
-            CallerError: what the broker refused.
-            NotNow: nothing can be promised.
-        """
-        answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def reply(outcome: Outcome | Exception) -> None:
-            if answered.done():
-                return
-            if isinstance(outcome, Exception):
-                answered.set_exception(outcome)
-            else:
-                answered.set_result(outcome)
-
-        self.broker.submit(command, reply)
-        return await answered
+        """Send a command for an action that runs as a task, and return the outcome. Raises as `ask` does."""
+        return await ask(self.broker, command)
 
     def expire(self, now_ms: float) -> None:
         """Answer every request whose outcome is late, as unknown."""
@@ -289,6 +273,27 @@ class Call:
             waited_ms=round(waited_ms, 1),
             render_ms=round(now_ms - self.replied_ms, 1) if self.replied_ms else None,
         )
+
+
+async def ask(broker: BrokerClient, command: Command) -> Outcome:
+    """Send a command and return its outcome. The caller's task has the timeout.
+
+    Raises:
+        CallerError: what the broker refused.
+        NotNow: nothing can be promised.
+    """
+    answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def reply(outcome: Outcome | Exception) -> None:
+        if answered.done():
+            return
+        if isinstance(outcome, Exception):
+            answered.set_exception(outcome)
+        else:
+            answered.set_result(outcome)
+
+    broker.submit(command, reply)
+    return await answered
 
 
 def respond_error(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from quaymaster.core.errors import AccessDenied, QueueDoesNotExist, ResourceNotFound
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -19,19 +20,17 @@ PARSED_URLS_MAX: Final = 16_384
 _REMEMBERED_URL_CHARS_MAX: Final = 256
 
 
-class QueueFinder(Protocol):
-    """The part of the metadata that the path of every request needs; answers from memory."""
-
-    def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
-        """Return an active queue, or None."""
-        ...
+FindQueue = Callable[[str, str], QueueDefinition | None]
+"""Returns an active queue by account and name, or None; answers from memory, since every request asks it."""
 
 
 class Routes:
     """Finds the queue of a request. Only its owner may use a queue; policies are not evaluated yet."""
 
-    def __init__(self, queues: QueueFinder, *, region: str, public_url: str | None, listen_url: str) -> None:
-        self._queues = queues
+    def __init__(
+        self, find_queue: FindQueue, *, region: str, public_url: str | None, listen_url: str
+    ) -> None:
+        self._find_queue = find_queue
         self.region = region
         self._public_url = public_url
         self._listen_url = listen_url
@@ -49,17 +48,17 @@ class Routes:
             address = self._parse(url)
         owner = address.account_id
         if owner is None or owner == account_id:
-            definition = self._queues.find_queue(account_id, address.name)
+            definition = self._find_queue(account_id, address.name)
             if definition is None:
                 raise QueueDoesNotExist
             return definition
-        if self._queues.find_queue(owner, address.name) is None:
+        if self._find_queue(owner, address.name) is None:
             raise QueueDoesNotExist
         raise AccessDenied.to_resource(url)
 
     def queue_of_name(self, name: str, owner: str | None, account_id: str) -> QueueDefinition:
         """Return the queue called `name` of the account `owner` (None: the caller's). Raises as above."""
-        definition = self._queues.find_queue(owner or account_id, name)
+        definition = self._find_queue(owner or account_id, name)
         if definition is None:
             raise QueueDoesNotExist
         if definition.account_id != account_id:
@@ -75,7 +74,7 @@ class Routes:
         parts = parse_queue_arn(arn)
         definition = None
         if parts is not None and parts.region == self.region and parts.account_id == account_id:
-            definition = self._queues.find_queue(account_id, parts.name)
+            definition = self._find_queue(account_id, parts.name)
         if definition is None:
             raise ResourceNotFound.arn(parameter)
         return definition

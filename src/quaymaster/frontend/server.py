@@ -138,7 +138,7 @@ class FrontEnd:
         control_timeout_ms: int,
     ) -> None:
         assert message_handlers.keys() | queue_handlers.keys() == ACTIONS.keys(), "every action has a handler"
-        self._calls = calls
+        self.calls = calls
         self._authentication = authentication
         self._cors = cors
         self._message_handlers = message_handlers
@@ -153,11 +153,11 @@ class FrontEnd:
 
     def start(self) -> None:
         """Begin to watch over requests in progress; call on the loop."""
-        self._calls.start()
+        self.calls.start()
 
     async def stop(self) -> None:
         """End what is still in progress; call after the HTTP server was drained."""
-        self._calls.stop()
+        self.calls.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -197,7 +197,7 @@ class FrontEnd:
                 action = sqs_json.parse_target(target)
                 counted = self._counted[action.name]
                 call = Call(
-                    self._calls, request, request_id, form, action, counted, principal, cors, started_ms
+                    self.calls, request, request_id, form, action, counted, principal, cors, started_ms
                 )
                 given = sqs_json.decode_request(action, request.body)
             else:
@@ -207,7 +207,7 @@ class FrontEnd:
                 action = sqs_query.action_of(parameters)
                 counted = self._counted[action.name]
                 call = Call(
-                    self._calls, request, request_id, form, action, counted, principal, cors, started_ms
+                    self.calls, request, request_id, form, action, counted, principal, cors, started_ms
                 )
                 given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
             handler = self._message_handlers.get(action.name)
@@ -254,7 +254,7 @@ class FrontEnd:
             call.succeed(output)
 
     def _samples(self) -> Iterable[Sample]:
-        return [Sample("quaymaster_long_polls", self._calls.long_polls)]
+        return [Sample("quaymaster_long_polls", self.calls.long_polls)]
 
 
 def _query_form(request: HTTPRequest) -> WireForm:

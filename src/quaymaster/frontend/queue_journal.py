@@ -1,0 +1,23 @@
+"""The journal's side of a queue's life, for the metadata service: QUEUE_SET and QUEUE_DELETE."""
+
+from __future__ import annotations
+
+from quaymaster.core.commands import DeleteQueue, SetQueue
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.frontend.call import ask
+from quaymaster.net.broker_client import BrokerClient
+
+
+class BrokerQueueJournal:
+    """Tells the broker of queues. Each call returns when its record is committed and durable."""
+
+    def __init__(self, broker: BrokerClient) -> None:
+        self._broker = broker
+
+    async def set_queue(self, definition: QueueDefinition) -> None:
+        """Make the journal know the queue at least at this revision; idempotent."""
+        await ask(self._broker, SetQueue(definition))
+
+    async def delete_queue(self, queue_id: int) -> None:
+        """Make the journal forget the queue and its messages; idempotent."""
+        await ask(self._broker, DeleteQueue(queue_id))

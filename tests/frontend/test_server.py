@@ -1,0 +1,641 @@
+"""Wire forms, authentication, errors, CORS and limits of the SQS endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quaymaster.core import commands
+from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotNow
+from quaymaster.frontend.message_actions import MessageIds, uuid_text
+from quaymaster.frontend.server import CORS, RequestIds
+from quaymaster.protocol.sigv4 import presign
+
+from .support import ACCOUNT, REGION, Answer, Client, Service, now_ms, serving, until
+
+LIST = {"x-amz-target": "AmazonSQS.ListQueues"}
+
+
+def error_of(answer: Answer) -> tuple[int, str, str]:
+    """Return status, JSON type without namespace, and query error code."""
+    return (
+        answer.status,
+        answer.json["__type"].rpartition("#")[2],
+        answer.headers["x-amzn-query-error"].partition(";")[0],
+    )
+
+
+def test_request_ids_are_uuids_that_never_repeat() -> None:
+    ids = RequestIds()
+
+    made = [ids.next() for _ in range(1000)]
+
+    assert len(set(made)) == 1000
+    assert all([len(part) for part in text.split("-")] == [8, 4, 4, 4, 12] for text in made)
+    assert RequestIds().next()[:8] != made[0][:8]
+
+
+def test_message_ids_are_version_4_uuids() -> None:
+    ids = MessageIds()
+
+    made = [uuid_text(ids.next()) for _ in range(1000)]
+
+    assert len(set(made)) == 1000
+    assert {text[14] for text in made} == {"4"}
+    assert {text[19] for text in made} <= set("89ab")
+
+
+def test_every_reply_has_a_request_id() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            fine = await service.client.json("ListQueues", {})
+            wrong = await service.client.json("ListQueues", {"MaxResults": 0})
+            query = await service.client.query("ListQueues", {})
+            lost = await service.client.request("GET", "/nowhere")
+
+            ids = [answer.headers["x-amzn-requestid"] for answer in (fine, wrong, query, lost)]
+            assert len(set(ids)) == 4
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["NoSuchAction", "", "ListQueues2"])
+def test_an_unknown_json_action_is_an_unknown_operation(name: str) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            answer = await service.client.json(name, {})
+
+            assert error_of(answer) == (400, "UnknownOperationException", "InvalidAction")
+
+    asyncio.run(scenario())
+
+
+def test_json_needs_post() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            answer = await service.client.request("GET", "/", LIST)
+
+            assert error_of(answer)[1] == "UnknownOperationException"
+
+    asyncio.run(scenario())
+
+
+def test_a_query_without_action_is_answered_with_404_even_unsigned() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            stranger = Client(service.client.port, None, "")
+
+            signed = await service.client.request("GET", f"/{ACCOUNT}/jobs")
+            unsigned = await stranger.request("GET", "/")
+            method = await service.client.request("PUT", "/?Action=ListQueues")
+
+            for answer in (signed, unsigned, method):
+                assert (answer.status, answer.body) == (404, b"<UnknownOperationException/>\n")
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_query_action_is_an_invalid_action() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            answer = await service.client.query("FooBar", {})
+
+            assert answer.status == 400
+            assert answer.value("Error/Code") == "InvalidAction"
+            assert answer.value("Error/Message") == "The action FooBar is not valid for this endpoint."
+            assert answer.value("Error/Type") == "Sender"
+            assert answer.value("RequestId") == answer.headers["x-amzn-requestid"]
+
+    asyncio.run(scenario())
+
+
+def test_actions_on_the_account_are_not_valid_at_a_queue() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+
+            create = await service.client.query("CreateQueue", {"QueueName": "x"}, f"/{ACCOUNT}/jobs")
+            listing = await service.client.query("ListQueues", {}, f"/{ACCOUNT}/jobs")
+            url = await service.client.query("GetQueueUrl", {"QueueName": "jobs"}, f"/{ACCOUNT}/jobs")
+
+            assert [create.value("Error/Code"), listing.value("Error/Code")] == ["InvalidAction"] * 2
+            assert url.value("GetQueueUrlResult/QueueUrl") == service.client.url("jobs")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:9324/{account}/jobs",
+        "https://sqs.us-east-1.amazonaws.com/{account}/jobs",
+        "https://queue.amazonaws.com/{account}/jobs",
+        "/{account}/jobs",
+        "jobs",
+        "http://elsewhere/queue/jobs",
+        "http://elsewhere/queue/us-east-1/{account}/jobs",
+    ],
+)
+def test_a_queue_is_found_by_the_path_of_its_url_alone(url: str) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+
+            answer = await service.client.json("ReceiveMessage", {"QueueUrl": url.format(account=ACCOUNT)})
+
+            assert answer.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_missing_queue_is_worded_for_each_wire_form() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            as_json = await service.client.json("ReceiveMessage", {"QueueUrl": service.client.url("none")})
+            as_query = await service.client.query("ReceiveMessage", {"QueueUrl": service.client.url("none")})
+            old_json = await service.client.query(
+                "ReceiveMessage", {"QueueUrl": "none"}, headers={"accept": "application/json"}
+            )
+
+            code = "AWS.SimpleQueueService.NonExistentQueue"
+            assert error_of(as_json) == (400, "QueueDoesNotExist", code)
+            assert as_json.json["message"] == "The specified queue does not exist."
+            assert as_query.value("Error/Code") == code
+            assert as_query.value("Error/Message") == (
+                "The specified queue does not exist for this wsdl version."
+            )
+            assert old_json.json["Error"]["Code"] == code
+
+    asyncio.run(scenario())
+
+
+# Who is asking
+
+
+def test_a_request_that_is_not_signed_is_refused_before_its_body_is_read() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            stranger = Client(service.client.port, None, "")
+
+            as_json = await stranger.json("ListQueues", {})
+            as_query = await stranger.query("ListQueues", {})
+            by_get = await stranger.request("GET", "/?Action=ListQueues")
+
+            assert error_of(as_json) == (
+                403,
+                "MissingAuthenticationTokenException",
+                "MissingAuthenticationToken",
+            )
+            assert as_json.headers["connection"] == "close"
+            assert as_query.status == 403
+            assert by_get.status == 403
+            assert as_query.value("Error/Code") == "MissingAuthenticationToken"
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_does_not_exist_or_is_disabled_is_refused() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            stranger = Client(service.client.port, "AKIANOBODY0000000000", "x")
+            before = await service.client.json("ListQueues", {})
+            assert service.client.key_id is not None
+            await service.metadata.accounts.set_enabled(service.client.key_id, enabled=False)
+
+            unknown = await stranger.json("ListQueues", {})
+            disabled = await service.client.json("ListQueues", {})
+
+            assert before.status == 200
+            for answer in (unknown, disabled):
+                assert error_of(answer) == (403, "UnrecognizedClientException", "InvalidClientTokenId")
+
+    asyncio.run(scenario())
+
+
+def test_a_wrong_secret_and_a_changed_body_do_not_match_the_signature() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            forger = Client(client.port, client.key_id, "wrong secret")
+            rendered = client.render("POST", "/", LIST, b'{"QueueNamePrefix": "a"}')
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+
+            forged = await forger.json("ListQueues", {})
+            writer.write(rendered[:-3] + b'b"}')
+            changed = await asyncio.wait_for(reader.readline(), 5)
+            writer.close()
+
+            assert error_of(forged) == (403, "InvalidSignatureException", "SignatureDoesNotMatch")
+            assert changed.startswith(b"HTTP/1.1 403")
+
+    asyncio.run(scenario())
+
+
+def test_a_signature_for_another_region_does_not_match() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            other = Client(client.port, client.key_id, client.secret, region="eu-west-1")
+
+            answer = await other.json("ListQueues", {})
+
+            assert error_of(answer)[1] == "InvalidSignatureException"
+            assert "eu-west-1" in answer.json["message"]
+
+    asyncio.run(scenario())
+
+
+def test_session_credentials_need_their_token() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            assert service.client.key_id is not None
+            session = await service.metadata.accounts.create_session(service.client.key_id, 900_000)
+            client = Client(service.client.port, session.access_key_id, session.secret)
+            assert session.session_token is not None
+
+            good = await client.json("ListQueues", {}, {"x-amz-security-token": session.session_token})
+            bare = await client.json("ListQueues", {})
+            wrong = await client.json("ListQueues", {}, {"x-amz-security-token": "guess"})
+            needless = await service.client.json("ListQueues", {}, {"x-amz-security-token": "guess"})
+
+            assert good.status == 200
+            for answer in (bare, wrong, needless):
+                assert error_of(answer)[2] == "InvalidClientTokenId"
+
+    asyncio.run(scenario())
+
+
+def test_a_presigned_request_needs_no_header() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+            client = service.client
+            assert client.key_id is not None
+            query = presign(
+                method=b"GET",
+                raw_path=f"/{ACCOUNT}/jobs".encode(),
+                raw_query=b"Action=SendMessage&MessageBody=by%20link",
+                headers=[(b"host", f"127.0.0.1:{client.port}".encode())],
+                access_key_id=client.key_id,
+                secret=client.secret,
+                region=REGION,
+                now_ms=now_ms(),
+                expires_s=60,
+            ).decode()
+            stranger = Client(client.port, None, "")
+
+            good = await stranger.request("GET", f"/{ACCOUNT}/jobs?{query}")
+            changed = await stranger.request("GET", f"/{ACCOUNT}/jobs?{query.replace('link', 'hand')}")
+
+            assert good.status == 200
+            assert changed.value("Error/Code") == "SignatureDoesNotMatch"
+
+    asyncio.run(scenario())
+
+
+def test_open_authentication_takes_any_credentials_or_none_for_the_default_account() -> None:
+    async def scenario() -> None:
+        async with serving(authentication="open") as service:
+            await service.add_queue("jobs")
+            strange = Client(service.client.port, "anything", "at all", region="eu-west-9")
+
+            without = await service.client.json(
+                "SendMessage", {"QueueUrl": service.client.url("jobs"), "MessageBody": "x"}
+            )
+            with_some = await strange.query(
+                "ReceiveMessage", {"QueueUrl": "jobs", "AttributeName.1": "SenderId"}
+            )
+
+            assert without.status == 200
+            assert with_some.value("ReceiveMessageResult/Message/Attribute/Value") == ACCOUNT
+
+    asyncio.run(scenario())
+
+
+def test_another_accounts_queue_is_denied_and_its_absence_is_told() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            other = await service.metadata.accounts.create_account("other", "111111111111")
+            await service.add_queue("theirs", other.account_id)
+            client = service.client
+
+            denied = await client.json("ReceiveMessage", {"QueueUrl": client.url("theirs", "111111111111")})
+            absent = await client.json("ReceiveMessage", {"QueueUrl": client.url("none", "111111111111")})
+            by_name = await client.json(
+                "GetQueueUrl", {"QueueName": "theirs", "QueueOwnerAWSAccountId": "111111111111"}
+            )
+
+            assert error_of(denied) == (403, "AccessDeniedException", "AccessDenied")
+            assert error_of(absent)[1] == "QueueDoesNotExist"
+            assert error_of(by_name)[1] == "AccessDeniedException"
+
+    asyncio.run(scenario())
+
+
+# Web pages
+
+
+def test_a_preflight_is_answered_without_a_signature() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            stranger = Client(service.client.port, None, "")
+
+            answer = await stranger.request(
+                "OPTIONS",
+                "/",
+                {
+                    "origin": "https://app.example.com",
+                    "access-control-request-method": "POST",
+                    "access-control-request-headers": "authorization,x-amz-target",
+                },
+            )
+
+            assert answer.status == 200
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert answer.headers["access-control-allow-headers"] == "authorization,x-amz-target"
+            assert "POST" in answer.headers["access-control-allow-methods"]
+
+    asyncio.run(scenario())
+
+
+def test_replies_to_pages_say_what_they_may_read() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            page = {"origin": "https://app.example.com"}
+
+            fine = await service.client.json("ListQueues", {}, page)
+            wrong = await service.client.json("GetQueueUrl", {"QueueName": "none"}, page)
+            no_page = await service.client.json("ListQueues", {})
+
+            for answer in (fine, wrong):
+                assert answer.headers["access-control-allow-origin"] == "*"
+                assert "x-amzn-requestid" in answer.headers["access-control-expose-headers"].lower()
+            assert "access-control-allow-origin" not in no_page.headers
+
+    asyncio.run(scenario())
+
+
+def test_only_listed_origins_may_read_when_there_is_a_list() -> None:
+    async def scenario() -> None:
+        async with serving(cors_origins="https://a.example, https://b.example") as service:
+            listed = await service.client.json("ListQueues", {}, {"origin": "https://b.example"})
+            other = await service.client.json("ListQueues", {}, {"origin": "https://c.example"})
+            preflight = await service.client.request("OPTIONS", "/", {"origin": "https://c.example"})
+
+            assert listed.headers["access-control-allow-origin"] == "https://b.example"
+            assert listed.headers["vary"] == "Origin"
+            assert "access-control-allow-origin" not in other.headers
+            assert other.status == 200
+            assert preflight.status == 403
+
+    asyncio.run(scenario())
+
+
+def test_with_open_authentication_a_page_from_elsewhere_can_do_nothing() -> None:
+    async def scenario() -> None:
+        async with serving(authentication="open") as service:
+            await service.add_queue("jobs")
+            send = {"QueueUrl": "jobs", "MessageBody": "x"}
+
+            local = await service.client.query(
+                "SendMessage", send, headers={"origin": "http://localhost:3000"}
+            )
+            foreign = await service.client.query(
+                "SendMessage", send, headers={"origin": "https://evil.example"}
+            )
+
+            assert local.status == 200
+            assert local.headers["access-control-allow-origin"] == "http://localhost:3000"
+            assert foreign.status == 403
+            assert foreign.value("Error/Code") == "AccessDenied"
+            assert len([c for c in service.broker.commands if isinstance(c, commands.Send)]) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("http://localhost", True),
+        ("http://127.0.0.1:8080", True),
+        ("http://[::1]:8080", True),
+        ("http://localhost.evil.example", False),
+        ("null", False),
+    ],
+)
+def test_which_origins_are_of_this_machine(origin: str, allowed: bool) -> None:
+    assert CORS("*", is_open=True).allows(origin) is allowed
+
+
+# When things go wrong
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (DiskFull(), 503, "ServiceUnavailable"),
+        (JournalStopped(), 503, "ServiceUnavailable"),
+        (InternalFailure(), 500, "InternalFailure"),
+    ],
+)
+def test_what_cannot_be_done_now_is_answered_so_that_clients_try_again(
+    failure: NotNow, status: int, code: str
+) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+            service.broker.failure = failure
+
+            as_json = await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+            as_query = await service.client.query("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+            control = await service.client.json("PurgeQueue", {"QueueUrl": "jobs"})
+
+            assert as_json.status == status
+            assert as_json.headers["x-amzn-query-error"] == f"{code};Receiver"
+            assert as_json.json["message"] == failure.message
+            assert (as_query.status, as_query.value("Error/Type")) == (status, "Receiver")
+            assert control.status == status
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_does_not_answer_ends_in_a_timeout_and_a_late_answer_is_ignored() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+            service.broker.is_silent = True
+            send = asyncio.create_task(
+                service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+            )
+            await until(lambda: service.calls.waiting)
+            (call,) = service.calls.waiting
+
+            service.calls.expire(call.deadline_ms - 1)
+            early = send.done()
+            service.calls.expire(call.deadline_ms)
+            answer = await send
+            call.on_outcome(commands.SendOutcome([commands.SendResult(1, b"0" * 16)]))
+
+            assert not early
+            assert answer.status == 503
+            assert "outcome" in answer.json["message"]
+            assert service.calls.waiting == set()
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_action_that_takes_too_long_ends_in_a_timeout() -> None:
+    async def scenario() -> None:
+        async with serving(control_timeout_ms=50) as service:
+            await service.add_queue("jobs")
+            service.broker.is_silent = True
+
+            answer = await service.client.json("PurgeQueue", {"QueueUrl": "jobs"})
+
+            assert answer.status == 503
+
+    asyncio.run(scenario())
+
+
+def test_more_queue_actions_than_allowed_at_once_are_told_to_come_back() -> None:
+    async def scenario() -> None:
+        async with serving(control_actions_max=1) as service:
+            await service.add_queue("jobs")
+            service.broker.is_silent = True
+            first = asyncio.create_task(
+                service.client.json("GetQueueAttributes", {"QueueUrl": "jobs", "AttributeNames": ["All"]})
+            )
+            await until(lambda: any(isinstance(c, commands.CountMessages) for c in service.broker.commands))
+
+            second = await service.client.json("ListQueues", {})
+            first.cancel()
+
+            assert second.status == 503
+            assert second.json["message"] == "The service is busy. Reduce your request rate."
+
+    asyncio.run(scenario())
+
+
+def test_a_bug_is_an_internal_failure_to_the_client_and_a_log_line_to_us(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+
+            def broken(command: object, reply: object) -> None:
+                raise RuntimeError("a secret detail")
+
+            monkeypatch.setattr(service.broker, "submit", broken)
+            answer = await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+
+            assert answer.status == 500
+            assert b"secret detail" not in answer.body
+            record = next(record for record in caplog.records if record.message == "request failed")
+            assert record.fields["request_id"] == answer.headers["x-amzn-requestid"]  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"QueueUrl": 7}', b"\xff\xfe", b"null"])
+def test_a_malformed_body_is_a_serialization_error(body: bytes) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            answer = await service.client.request(
+                "POST", "/", {"x-amz-target": "AmazonSQS.ReceiveMessage"}, body
+            )
+
+            assert error_of(answer) == (400, "SerializationException", "MalformedInput")
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_request_is_logged_with_the_parts_of_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with serving(slow_request_ms=20) as service:
+            await service.add_queue("jobs")
+            service.broker.is_silent = True
+            send = asyncio.create_task(
+                service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "private"})
+            )
+            await until(lambda: service.calls.waiting)
+            await asyncio.sleep(0.05)
+            (call,) = service.calls.waiting
+            call.on_outcome(commands.SendOutcome([commands.SendResult(1, b"0" * 16)]))
+            answer = await send
+
+            record = next(record for record in caplog.records if record.message == "request was slow")
+            fields = record.fields  # type: ignore[attr-defined]
+            assert (fields["action"], fields["queue"], fields["code"]) == ("SendMessage", "jobs", "OK")
+            assert fields["request_id"] == answer.headers["x-amzn-requestid"]
+            assert fields["broker_ms"] >= 40
+            assert fields["took_ms"] >= fields["broker_ms"]
+            assert "private" not in json.dumps(fields)
+
+    with caplog.at_level(logging.WARNING, "quaymaster"):
+        asyncio.run(scenario())
+
+
+def test_the_wait_of_a_long_poll_is_not_slow(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with serving(slow_request_ms=300) as service:
+            await service.add_queue("jobs")
+
+            await service.client.json("ReceiveMessage", {"QueueUrl": "jobs", "WaitTimeSeconds": 1})
+
+            assert "request was slow" not in caplog.messages
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_counted_by_action_and_code() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+            await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+            await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": ""})
+            await service.client.query("FooBar", {})
+            await service.client.json("ListQueues", {})
+
+            values = scrape(service)
+            assert values["SendMessage", "OK"] == 1
+            assert values["SendMessage", "MissingParameter"] == 1
+            assert values["ListQueues", "OK"] == 1
+            assert values["Unknown", "InvalidAction"] == 1
+
+    asyncio.run(scenario())
+
+
+def scrape(service: Service) -> dict[tuple[str, str], float]:
+    return {
+        (sample.labels["action"], sample.labels["code"]): sample.value
+        for family in text_string_to_metric_families(service.metrics.render().decode())
+        for sample in family.samples
+        if sample.name == "quaymaster_http_requests_total"
+    }
+
+
+def test_queue_urls_use_the_host_the_client_used() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            proxied = await service.client.json(
+                "CreateQueue", {"QueueName": "jobs"}, {"x-forwarded-proto": "https"}
+            )
+
+            assert proxied.json["QueueUrl"] == f"https://127.0.0.1:{service.client.port}/{ACCOUNT}/jobs"
+
+    asyncio.run(scenario())
+
+
+def test_queue_urls_use_the_public_url_when_there_is_one() -> None:
+    async def scenario() -> None:
+        async with serving(public_url="https://queue.example.com") as service:
+            answer = await service.client.json("CreateQueue", {"QueueName": "jobs"})
+
+            assert answer.json["QueueUrl"] == f"https://queue.example.com/{ACCOUNT}/jobs"
+
+    asyncio.run(scenario())
