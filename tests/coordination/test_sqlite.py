@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -303,5 +305,63 @@ def test_store_that_does_not_answer_is_an_unknown_outcome_for_writers(
         release.set()
         await stuck
         await store.close()
+
+    run(scenario)
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from quaymaster.coordination.interface import Put
+from quaymaster.coordination.sqlite import SQLiteCoordination
+
+async def write(store, worker):
+    number = int(sys.argv[2])
+    while True:
+        # Two keys in one transaction: both or none must be there.
+        await store.transaction([], [Put(f"a/{worker}/{number}", b""), Put(f"b/{worker}/{number}", b"")])
+        print(worker, number, flush=True)
+        number += 1
+
+async def main():
+    store = await SQLiteCoordination.open(Path(sys.argv[1]))
+    await asyncio.gather(*(write(store, worker) for worker in range(4)))
+
+asyncio.run(main())
+"""
+
+
+def test_killed_process_leaves_every_answered_change_and_no_half_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+    answered: set[str] = set()
+
+    for first_number in (0, 10_000, 20_000):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(first_number)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for line, _ in zip(process.stdout, range(60), strict=False):
+            worker, number = line.split()
+            answered.add(f"{worker}/{number}")
+        process.kill()
+        # What was printed before the kill was answered before it, read or not; a cut last line is none.
+        for line in process.stdout:
+            if line.endswith("\n"):
+                worker, number = line.split()
+                answered.add(f"{worker}/{number}")
+        process.stdout.close()
+        process.wait()
+
+    assert len(answered) >= 3 * 60
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(path)
+        first, _ = await store.list_all("a/")
+        second, _ = await store.list_all("b/")
+        await store.close()
+
+        names = {item.key.removeprefix("a/") for item in first}
+        assert answered <= names
+        assert names == {item.key.removeprefix("b/") for item in second}
 
     run(scenario)
