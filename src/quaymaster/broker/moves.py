@@ -95,10 +95,16 @@ class Moves:
             payload,
             arn,
         )
-        self._host.submit(command, _ignore)
+        self._host.submit(command, partial(self._moved, letter.queue_id, letter.partition))
 
     def _forget(self, task_id: bytes, work: asyncio.Task[None]) -> None:
         self._tasks.pop(task_id, None)
+
+    def _moved(self, queue_id: int, number: int, answer: object) -> None:
+        """A move is durable (or was given up): receives that met the message may see what is behind it."""
+        source = self._host.replica.queues.partitions.get(partition_key(queue_id, number))
+        if source is not None and source.watched:
+            self._host.waiters.wake(source)
 
     async def _run(self, queue_id: int, number: int, task: MoveTask) -> None:
         """Work on one task until its source has no more visible messages, or it cannot go on."""
@@ -181,6 +187,7 @@ class Moves:
             )
             waiting.append(loop.create_task(self._host.ask(command)))
         await asyncio.gather(*waiting)
+        self._moved(queue_id, number, None)
         return failure
 
 
@@ -191,7 +198,3 @@ def _queue_it_came_from(body: Body) -> int | None:
         return None
     wrapped = split_payload(flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[3]
     return decode_moved(wrapped).source_queue_id
-
-
-def _ignore(answer: object) -> None:
-    """What became of a dead letter shows in the queues."""

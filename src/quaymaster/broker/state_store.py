@@ -79,11 +79,17 @@ def load_partitions(
             )
         at = _HEAD.size
         definition = decode_queue_definition(blob[at : at + length])
-        partition = Partition.from_bytes(
-            blob[at + length :],
-            definition,
-            number_and_queue & 0xFFFF,
-            keeper,
-            retry_window_ms=retry_window_ms,
-        )
+        try:
+            partition = Partition.from_bytes(
+                blob[at + length :],
+                definition,
+                number_and_queue & 0xFFFF,
+                keeper,
+                retry_window_ms=retry_window_ms,
+            )
+        except msgspec.MsgspecError as error:
+            raise UnknownSnapshotFormat(
+                f"the snapshot of queue {definition.name} cannot be read: {error}. "
+                "Start the version of Quaymaster that wrote it."
+            ) from error
         queues.load(definition, [partition])

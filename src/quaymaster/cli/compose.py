@@ -23,6 +23,7 @@ from quaymaster.broker.disk import DirectoryInUse, RealDisk, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.sqlite import SQLiteCoordination
@@ -68,6 +69,7 @@ async def run_server(settings: Settings) -> int:
         DirectoryInUse,
         JournalCorrupt,
         SnapshotsDamaged,
+        UnknownSnapshotFormat,
         StoreUnusable,
         KeysUnusable,
         DeclaredQueuesError,

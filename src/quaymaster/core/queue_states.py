@@ -328,7 +328,7 @@ class QueueStates:
         definition = partition.definition
         policy = definition.redrive_policy
         target_id = self.queue_of_arn(policy.target_arn) if policy else None
-        oldest_ms = -1 if self.expiry_is_held else now_ms - definition.retention_ms
+        oldest_ms = self._oldest_ms(partition, now_ms)
         index = partition.index
         while len(taken) < count_max:
             found = partition.take_visible(count_max - len(taken), now_ms)
@@ -362,16 +362,25 @@ class QueueStates:
                 taken.append((sequence, before.delivery_count + 1))
             if len(dead_letters) >= DEAD_LETTERS_PER_RECEIVE_MAX or len(expired) >= EXPIRED_PER_SWEEP_MAX:
                 break
-        unfinished = partition.order.unfinished and len(taken) < count_max
+        is_bounded = (
+            len(dead_letters) >= DEAD_LETTERS_PER_RECEIVE_MAX or len(expired) >= EXPIRED_PER_SWEEP_MAX
+        )
+        unfinished = len(taken) < count_max and (partition.order.unfinished or is_bounded)
+        self._drop_expired(partition, expired, now_ms, proposal)
+        return taken, dead_letters, unfinished
+
+    def _oldest_ms(self, partition: Partition, now_ms: int) -> int:
+        """Return the send time at or before which a message has expired."""
+        return -1 if self.expiry_is_held else now_ms - partition.definition.retention_ms
+
+    def _drop_expired(
+        self, partition: Partition, expired: list[int], now_ms: int, proposal: Proposal
+    ) -> None:
         if expired:
-            self._propose(
-                proposal, RecordType.EXPIRE, partition, now_ms, payload=array("Q", expired).tobytes()
-            )
+            payload = array("Q", expired).tobytes()
+            self._propose(proposal, RecordType.EXPIRE, partition, now_ms, payload=payload)
             partition.apply_delete(expired, now_ms)
             self.messages_gone += len(expired)
-            self.messages_expired += len(expired)
-            unfinished = unfinished or len(expired) >= EXPIRED_PER_SWEEP_MAX
-        return taken, dead_letters, unfinished
 
     def _hand_out(
         self,
@@ -399,11 +408,9 @@ class QueueStates:
         taken: list[Taken] = []
         for sequence, count in messages:
             entry = entry_of(sequence)
-            first_ms = now_ms
-            if count > 1:
-                before = returned.get(sequence)
-                row = in_flight.get(sequence)
-                first_ms = (before or row or _FIRST).first_receive_ms or now_ms
+            # In flight already: the receive of an attempt is repeated.
+            before = returned.get(sequence) or in_flight.get(sequence)
+            first_ms = before.first_receive_ms or now_ms if before else now_ms
             taken.append(Taken(sequence, count, first_ms, entry.sent_ms, entry.offset))
         partition.apply_receive(messages, now_ms, timeout_ms, proposal.epoch, attempt, taken=True)
         wait = Wait.COMMIT if definition.is_fifo else Wait.NOTHING
@@ -577,8 +584,7 @@ class QueueStates:
                         entry.offset,
                     )
                 )
-                state = partition.state_of(sequence)
-                states.append("delayed" if state == "visible" and entry.due_ms > now_ms else state)
+                states.append(partition.state_of(sequence, now_ms))
             sequence += 1
         return PeekedOffsets(
             messages, states, sequence if sequence < partition.committed else 0
@@ -594,8 +600,6 @@ class QueueStates:
         target = self.partitions.get(partition_key(command.target_queue_id, 0))
         if target is None or command.payload is None:
             source.put_back(sequence, now_ms)
-            if source.watched:
-                proposal.awake.add(source)
             return Done(), Wait.NOTHING
         payload = command.payload
         if command.record_type == RecordType.MOVE:
@@ -639,20 +643,24 @@ class QueueStates:
         if command.task_id is not None:
             self._count_moved(source)
         proposal.sent_to[target] = target.next_sequence
-        if source.watched:
-            proposal.awake.add(source)
         return Done(), Wait.COMMIT
 
     def _take_for_move(self, command: TakeForMove, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partitions_of(command.queue_id)[0]
         partition.advance(now_ms)
-        found = partition.take_visible(command.count_max, now_ms)
+        oldest_ms = self._oldest_ms(partition, now_ms)
         taken: list[Taken] = []
-        for sequence in found:
+        expired: list[int] = []
+        for sequence in partition.take_visible(command.count_max, now_ms):
             partition.moving[sequence] = 0
             entry = partition.index.entry(sequence)
-            taken.append(Taken(sequence, 0, 0, entry.sent_ms, entry.offset))
-        return TakenOutcome(proposal.epoch, taken, [], partition.order.unfinished), Wait.NOTHING
+            if entry.sent_ms <= oldest_ms:
+                expired.append(sequence)
+            else:
+                taken.append(Taken(sequence, 0, 0, entry.sent_ms, entry.offset))
+        self._drop_expired(partition, expired, now_ms, proposal)
+        unfinished = not taken and (bool(expired) or partition.order.unfinished)
+        return TakenOutcome(proposal.epoch, taken, [], unfinished), Wait.NOTHING
 
     def _start_task(self, command: StartMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partitions_of(command.queue_id)[0]
@@ -673,7 +681,7 @@ class QueueStates:
             to_move=counts.visible,
         )
         self._propose_task(proposal, partition, task, now_ms)
-        return MoveTasksOutcome([task]), Wait.COMMIT
+        return MoveTasksOutcome([msgspec.structs.replace(task)]), Wait.COMMIT
 
     def _cancel_task(self, command: CancelMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partitions_of(command.queue_id)[0]
@@ -768,19 +776,19 @@ class QueueStates:
         group, _, _, wrapped = split_payload(row.flags, payload[MOVE_HEAD_BYTES:])
         moved = decode_moved(wrapped)
         source = self.partitions.get(partition_key(moved.source_queue_id, moved.source_partition))
-        if source is not None and row.offset >= source.applied:
+        target = self.partitions.get(row.queue_id << 16 | row.partition)
+        # Either may be in its snapshot already, or gone; both may be the same.
+        is_new_to_source = source is not None and row.offset >= source.applied
+        is_new_to_target = target is not None and row.offset >= target.applied
+        if source is not None and is_new_to_source:
             source.applied = row.offset + 1
             source.advance(row.time_ms)
             source.apply_delete((moved.source_sequence,), row.time_ms)
             if is_task:
                 self._count_moved(source)
-        target = self.partitions.get(row.queue_id << 16 | row.partition)
-        if target is source:
-            if target is not None:
-                target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
-            return
-        target = self._to_apply(row)
-        if target is not None:
+        if target is not None and is_new_to_target:
+            target.applied = row.offset + 1
+            target.advance(row.time_ms)
             target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
 
     def _apply_purge(self, row: Row, payload: bytes, epoch: int) -> None:
@@ -886,13 +894,6 @@ def entry_of_record(row: Row, payload: bytes) -> IndexEntry:
         return IndexEntry(row.offset, sent_ms, sent_ms, group)
     group = split_payload(row.flags & PREFIX_FLAGS, payload)[0]
     return IndexEntry(row.offset, row.time_ms, row.time_ms + row.due_after_ms, group)
-
-
-class _First(msgspec.Struct, gc=False, frozen=True):
-    first_receive_ms: int = 0
-
-
-_FIRST = _First()
 
 
 def _holds(partition: Partition, receipt: Receipt) -> bool:
