@@ -37,8 +37,8 @@ TRACE_HEADER = "AWSTraceHeader"
 # are found in the bytes; the two other forbidden ones, U+FFFE and U+FFFF, need a look only outside ASCII.
 _ALLOWED_BYTES = bytes(b for b in range(256) if b >= 0x20 or b in b"\t\n\r")
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
-_RESERVED_NAME = re.compile(r"(?:aws|amazon)\.", re.IGNORECASE)
-_TYPE = re.compile(r"(String|Number|Binary)(?:\..+)?", re.DOTALL)
+_RESERVED_PREFIXES = ("aws.", "amazon.")
+_KINDS = frozenset({"String", "Number", "Binary"})
 _ID = re.compile(r"[!-~]{1,128}")
 _NUMBER = re.compile(r"[+-]?(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]{1,6}))?", re.ASCII)
 _NUMBER_DIGITS_MAX = 38
@@ -206,52 +206,60 @@ def _check_attributes(attributes: Attributes) -> None:
                 f"{ATTRIBUTE_NAME_CHARS_MAX} alphanumeric characters, underscores, hyphens and periods, and "
                 "must not start or end with a period or have periods in succession."
             )
-        if _RESERVED_NAME.match(name) is not None:
+        if name[0] in "aA" and name.lower().startswith(_RESERVED_PREFIXES):
             raise InvalidParameterValue(
                 f"Message (user) attribute name '{name}' is invalid: "
                 "names that start with 'AWS.' or 'Amazon.' are reserved."
             )
-        _check_value(f"Message (user) attribute '{name}'", attribute)
+        _check_value("Message (user) attribute", name, attribute)
 
 
 def _check_system_attributes(attributes: Attributes) -> None:
+    what = "Message system attribute"
     for name, attribute in attributes.items():
         if name != TRACE_HEADER:
-            raise InvalidParameterValue(f"Message system attribute name '{name}' is invalid.")
-        what = f"Message system attribute '{name}'"
+            raise InvalidParameterValue(f"{what} name '{name}' is invalid.")
         if attribute.DataType != "String":
-            raise InvalidParameterValue(f"{what} must be of type 'String'.")
-        _check_value(what, attribute)
+            raise InvalidParameterValue(f"{what} '{name}' must be of type 'String'.")
+        _check_value(what, name, attribute)
 
 
-def _check_value(what: str, attribute: MessageAttributeValue) -> None:
+def _check_value(what: str, name: str, attribute: MessageAttributeValue) -> None:
     if attribute.StringListValues or attribute.BinaryListValues:
         raise UnsupportedOperation(_LISTS_UNSUPPORTED)
-    data_type = attribute.DataType
-    if not data_type:
-        raise InvalidParameterValue(f"{what} must contain a non-empty data type.")
-    match = _TYPE.fullmatch(data_type)
-    if (
-        match is None
-        or len(data_type) > ATTRIBUTE_NAME_CHARS_MAX
-        or has_invalid_characters(data_type, data_type.encode())
-    ):
-        raise InvalidParameterValue(
-            f"{what} has the invalid data type '{data_type}': "
-            "it must be String, Number or Binary, and may have a label after a period."
-        )
-    kind = match[1]
-    if kind == "Binary":
-        if not attribute.BinaryValue or attribute.StringValue is not None:
-            raise InvalidParameterValue(f"{what} must contain a non-empty value of type 'Binary'.")
-        return
+    kind = attribute.DataType
+    if kind not in _KINDS:
+        kind = _kind_with_label(what, name, kind)
     value = attribute.StringValue
-    if not value or attribute.BinaryValue is not None:
-        raise InvalidParameterValue(f"{what} must contain a non-empty value of type '{kind}'.")
+    binary = attribute.BinaryValue
+    if kind == "Binary":
+        if not binary or value is not None:
+            raise InvalidParameterValue(f"{what} '{name}' must contain a non-empty value of type 'Binary'.")
+        return
+    if not value or binary is not None:
+        raise InvalidParameterValue(f"{what} '{name}' must contain a non-empty value of type '{kind}'.")
     if has_invalid_characters(value, value.encode()):
         raise InvalidParameterValue(InvalidMessageContents().message)
     if kind == "Number" and not is_number(value):
-        raise InvalidParameterValue(f"Can't cast the value of {what[0].lower()}{what[1:]} to a number.")
+        raise InvalidParameterValue(f"Can't cast the value of message (user) attribute '{name}' to a number.")
+
+
+def _kind_with_label(what: str, name: str, data_type: str) -> str:
+    """Return what stands before the label of a type such as `Number.int`."""
+    if not data_type:
+        raise InvalidParameterValue(f"{what} '{name}' must contain a non-empty data type.")
+    kind, _, label = data_type.partition(".")
+    if (
+        kind not in _KINDS
+        or not label
+        or len(data_type) > ATTRIBUTE_NAME_CHARS_MAX
+        or has_invalid_characters(label, label.encode())
+    ):
+        raise InvalidParameterValue(
+            f"{what} '{name}' has the invalid data type '{data_type}': "
+            "it must be String, Number or Binary, and may have a label after a period."
+        )
+    return kind
 
 
 def is_number(text: str) -> bool:

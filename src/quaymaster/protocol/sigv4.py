@@ -38,10 +38,13 @@ PRESIGNED_EXPIRES_S_MAX = 604_800
 
 _TERMINATOR = "aws4_request"
 _UNSIGNED_PAYLOAD = b"UNSIGNED-PAYLOAD"
+_NO_QUERY = (b"",)
 _EMPTY_SHA256 = sha256(b"").hexdigest().encode()
 # The Authorization header of a real client has about 250 bytes; a longer one is not worth remembering.
 _REMEMBERED_PREFIX_BYTES_MAX = 1_024
 _PLAIN_PATH = re.compile(rb"/(?:[A-Za-z0-9_~-][A-Za-z0-9_.~-]*/?)*")
+# Two blanks, a tab, or a blank at an end: the values of signed headers may have to be tidied.
+_UNTIDY = re.compile(rb"  |\t|: | \n")
 _YEAR_10000_S = 253_402_300_800
 _TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
 
@@ -61,6 +64,7 @@ class Scope(msgspec.Struct):
     region: str
     date_bytes: bytes
     signed_headers: tuple[bytes, ...]
+    signs_target: bool
     request_template: bytes
     to_sign_template: bytes
     key_secret: str | None = None
@@ -147,11 +151,10 @@ class SigningKeys:
         else:
             digest = sha256(body).hexdigest().encode() if body else _EMPTY_SHA256
         path = raw_path if raw_path == b"/" else _canonical_path(raw_path)
-        for query in _canonical_queries(authorization.query):
+        for query in _canonical_queries(authorization.query) if authorization.query else _NO_QUERY:
             request = scope.request_template % (method, path, query, *values, digest)
-            # Two blanks, a tab, or a blank at an end: the values may have to be tidied. (Four searches for a
-            # constant cost a tenth of one for a pattern.)
-            if b"  " in request or b": " in request or b" \n" in request or b"\t" in request:
+            # Few signed values have a blank at all, and one byte is found faster than two.
+            if (b" " in request or b"\t" in request) and _UNTIDY.search(request) is not None:
                 values = [b" ".join(value.split()) for value in values]
                 request = scope.request_template % (method, path, query, *values, digest)
             to_sign = scope.to_sign_template % (authorization.time, sha256(request).hexdigest().encode())
@@ -362,6 +365,7 @@ def _parse_scope(credential: bytes, signed_headers: bytes) -> Scope:
         region,
         date.encode("latin-1"),
         names,
+        b"x-amz-target" in names,
         b"\n".join(lines),
         b"\n".join((ALGORITHM, b"%b", scope_text, b"%b")),
     )
@@ -376,7 +380,7 @@ def _check_scope(scope: Scope, headers: dict[bytes, bytes], time_text: bytes, re
         )
     if region is not None and scope.region != region:
         raise SignatureDoesNotMatch(f"Credential should be scoped to a valid Region, not '{scope.region}'.")
-    if b"x-amz-target" in headers and b"x-amz-target" not in scope.signed_headers:
+    if not scope.signs_target and b"x-amz-target" in headers:
         # The header says what to do: left out of the signature, anyone on the way could change it.
         raise SignatureDoesNotMatch(
             "There were headers present in the request which were not signed: x-amz-target"
@@ -427,8 +431,6 @@ def _canonical_queries(raw_query: bytes) -> Iterable[bytes]:
     They differ only for a query that was not encoded the way the algorithm asks for; clients sign what they
     send.
     """
-    if not raw_query:
-        return (b"",)
     pairs = [pair.partition(b"=") for pair in raw_query.split(b"&") if pair]
     as_sent = b"&".join(sorted_pairs((name, value) for name, _, value in pairs))
     encoded = b"&".join(sorted_pairs((_encode(name), _encode(value)) for name, _, value in pairs))
