@@ -3,7 +3,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench soak build clean env env-run
+.PHONY: help run test check format bench soak docs build clean env env-run
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ bench: env  ## run the benchmarks; ARGS="..." goes to them
 
 soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each
 	@scripts/test soak
+
+docs: env  ## write the reference pages that are made from the code
+	@.venv/bin/python scripts/render_docs.py
 
 build: env  ## build the wheel and the source distribution into dist/
 	@scripts/bootstrap uv build --out-dir dist

@@ -111,7 +111,7 @@ def test_settings_show_value_and_origin(run: Run, tmp_path: Path) -> None:
 
 def test_settings_never_show_secrets(run: Run) -> None:
     result = run(
-        "settings", environment={"QUAYMASTER_MASTER_KEYS": "c2VjcmV0", "QUAYMASTER_LOG_LEVEL": "info"}
+        "settings", environment={"QUAYMASTER_MASTER_KEY": "c2VjcmV0", "QUAYMASTER_LOG_LEVEL": "info"}
     )
 
     assert result.code == 0

@@ -14,8 +14,10 @@ from quaymaster.cli.queue import delete_queue
 
 
 def bench(
-    connections: Annotated[int, typer.Option("--connections", "-c", min=1, max=1000)] = 16,
-    seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.1, max=3600)] = 10.0,
+    connections: Annotated[
+        int, typer.Option("--connections", "-c", help="Connections at once.", min=1, max=1000)
+    ] = 16,
+    seconds: Annotated[float, typer.Option("--seconds", "-s", help="How long.", min=0.1, max=3600)] = 10.0,
     size: Annotated[int, typer.Option("--size", help="Bytes of a message.", min=1, max=1_048_576)] = 1024,
     batch: Annotated[int, typer.Option("--batch", help="Messages of a call.", min=1, max=10)] = 1,
     data: options.Data = None,

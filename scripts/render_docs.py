@@ -1,0 +1,143 @@
+"""Writes the reference pages that are made from the code: settings, command line, metrics.
+
+    python scripts/render_docs.py      (make docs)
+
+`tests/test_docs.py` fails when a page is not what this gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from quaymaster.cli.main import app
+from quaymaster.monitoring.metrics import METRICS
+from quaymaster.settings import settings_as_markdown
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+
+CLI_HEAD = """\
+# Command line
+
+<!-- Made by `make docs`; the text of a command is its docstring. -->
+
+**Which server.** `--endpoint-url` with credentials from `AWS_ACCESS_KEY_ID` and its kin; else `--data`, where a server
+left `client.json` at its start; else `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`; else `QUAYMASTER_DATA` or
+`./quaymaster-data`. Commands on accounts, keys and backups, `queue peek` and `queue delete` use the
+[admin API](admin.md), the others the SQS API.
+
+**Output.** Tables on a terminal, tab-separated lines in a pipe, JSON with `--json`. Notes and progress bars go to
+standard error. Times are UTC.
+
+**How it ends.** 0 done · 1 refused by the service, or `doctor` found a problem · 2 wrong command line, setting or
+file · 3 no server there, or it cannot answer now · 130 interrupted. A failure is one line on standard error, with
+`--json` an object `{"error": {"code", "message"}}`.
+
+**Completion.** `quaymaster --install-completion`, for bash, zsh and fish. **Version.** `quaymaster --version`.
+
+Every command but `serve` takes `--json`; those that speak to a server take `--data DIR` and `--endpoint-url URL` or
+`--admin-url URL`, which are not repeated below.
+"""
+
+METRICS_HEAD = """\
+# Metrics
+
+<!-- Made by `make docs` from monitoring/metrics.py. -->
+
+`GET /metrics` on the admin port, in Prometheus's text format. Counters start at zero with the process. With
+`metrics_per_queue = true`, the metrics of queues carry the labels `account` and `queue`; otherwise they are sums.
+Prometheus's own `process_*` metrics (CPU, memory, open files) are there too. What to watch is in the
+[operations guide](../guides/operations.md#what-to-watch).
+
+| Metric | Kind | Labels | Meaning |
+|---|---|---|---|
+"""
+
+
+def render_metrics() -> str:
+    """Return the metrics page."""
+    rows = [
+        f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
+        for name, metric in METRICS.items()
+    ]
+    return METRICS_HEAD + "\n".join(rows) + "\n"
+
+
+def commands() -> dict[str, Any]:
+    """Return every command that does something, by its words: `queue create`, and so on."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, words: str) -> None:
+        if hasattr(command, "commands"):
+            for name, child in command.commands.items():
+                walk(child, f"{words} {name}".strip())
+        else:
+            found[words] = command
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def render_cli() -> str:
+    """Return the command line page."""
+    parts = [CLI_HEAD]
+    for words, command in commands().items():
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        options = [p for p in command.params if p.param_type_name == "option" and not _is_common(p)]
+        usage = " ".join(["quaymaster", words, *(_usage(argument) for argument in arguments)])
+        parts.append(f"\n## quaymaster {words}\n\n    {usage}{' [OPTIONS]' if options else ''}\n")
+        parts.append(f"\n{inspect.cleandoc(command.help or '')}\n")
+        rows = [(f"`{_metavar(argument)}`", argument.help or "") for argument in arguments]
+        rows += [(f"`{_flags(option)}`", _help(option)) for option in options]
+        if rows:
+            parts.append("\n| | |\n|---|---|\n" + "".join(f"| {name} | {text} |\n" for name, text in rows))
+    return "".join(parts)
+
+
+def _is_common(option: Any) -> bool:
+    return option.name in ("help", "as_json", "endpoint_url", "admin_url") or (
+        option.name == "data" and "Data directory of the server" in option.help
+    )
+
+
+def _metavar(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
+def _usage(argument: Any) -> str:
+    text = _metavar(argument) + ("..." if argument.nargs == -1 else "")
+    return text if argument.required else f"[{text}]"
+
+
+def _flags(option: Any) -> str:
+    names = sorted(option.opts, key=len) + list(option.secondary_opts)
+    text = ", ".join(names)
+    if option.is_flag:
+        return text
+    return f"{text} {option.metavar or 'N'}"
+
+
+def _help(option: Any) -> str:
+    text = option.help or ""
+    default = option.default
+    is_plain = (
+        isinstance(default, int | float | str) and not isinstance(default, bool) and default not in ("", 0)
+    )
+    return f"{text} Default: {default:g}." if is_plain and not isinstance(default, str) else text
+
+
+def pages() -> dict[Path, str]:
+    """Return every generated page by its place."""
+    return {
+        REFERENCE / "settings.md": settings_as_markdown(),
+        REFERENCE / "cli.md": render_cli(),
+        REFERENCE / "metrics.md": render_metrics(),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

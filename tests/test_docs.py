@@ -1,0 +1,230 @@
+"""The documents say what is there: every name in them exists, what exists is documented, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from quaymaster.monitoring.metrics import METRICS
+from quaymaster.protocol.errors import WIRE_ERRORS
+from quaymaster.protocol.queue_attributes import COMPUTED_NAMES, is_attribute_name
+from quaymaster.protocol.shapes import ACTIONS
+from quaymaster.settings import CONFIG_VARIABLE, Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+API = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
+NOT_SETTINGS = {
+    # Ours: the words of the state, the admin API's fields, places in a result.
+    *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
+    # boto3's.
+    *("read_timeout", "max_pool_connections", "visibility_timeout", "predefined_queues"),
+    # Prometheus's.
+    *("process_cpu_seconds_total",),
+}
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """Yield what a page shows as code: lines of blocks (continued ones joined) and spans."""
+    for block in FENCE.findall(text):
+        yield from block.replace("\\\n", " ").splitlines()
+    for line in text.splitlines():
+        if line.startswith("    "):
+            yield line.strip()
+    yield from CODE.findall(FENCE.sub("", text))
+
+
+@pytest.fixture(scope="module")
+def render_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("render_docs", ROOT / "scripts" / "render_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_what_the_code_says(render_docs: ModuleType) -> None:
+    stale = [name_of(page) for page, text in render_docs.pages().items() if text_of(page) != text]
+
+    assert stale == [], "run `make docs`"
+
+
+def test_every_action_has_a_section_and_every_section_an_action() -> None:
+    sections = set(re.findall(r"^## (\w+)$", API, re.MULTILINE))
+
+    assert sections - {"Requests", "Limits", "Errors"} == set(ACTIONS)
+
+
+def test_error_codes_in_the_api_reference_exist_with_that_status() -> None:
+    statuses: dict[str, set[int]] = {}
+    for wire in WIRE_ERRORS.values():
+        statuses.setdefault(wire.code, set()).add(wire.status)
+        statuses.setdefault(wire.json_type.rpartition("#")[2], set()).add(wire.status)
+    rows = re.findall(r"^\| (`\w[^|]*`) \| ([0-9, ]+) \|", API, re.MULTILINE)
+
+    assert len(rows) >= 10
+    for codes, status in rows:
+        for code in CODE.findall(codes):
+            assert statuses.get(code), f"{code} is in the API reference, but no error has it"
+            assert statuses[code] <= {int(one) for one in status.split(",")}, code
+
+
+def test_other_error_codes_in_the_api_reference_exist() -> None:
+    known = {wire.code for wire in WIRE_ERRORS.values()} | {
+        wire.code.rpartition(".")[2] for wire in WIRE_ERRORS.values()
+    }
+    sections = API[API.index("# Queues") :]
+
+    for sentence in re.findall(r"Errors[^:]*: (.*?)(?:\n\n|$)", sections, re.DOTALL):
+        for code in CODE.findall(sentence):
+            if re.fullmatch(r"(AWS\.SimpleQueueService\.)?[A-Z]\w+", code):
+                assert code in known or is_attribute_name(code.partition("=")[0]), code
+
+
+def test_queue_attributes_in_the_api_reference_exist() -> None:
+    first_cells = re.findall(
+        r"^\| `([A-Z]\w+)` \|.*\|.*\|$", API[API.index("Attributes of a queue") :], re.MULTILINE
+    )
+
+    assert {"Durability", "ReplicationMode"} <= set(first_cells)
+    for name in re.findall(r"`(Approximate\w+)`", API):
+        assert name in COMPUTED_NAMES, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_named_in_a_page_exist(page: Path) -> None:
+    text = text_of(page)
+    known = {*Settings.model_fields, *NOT_SETTINGS}
+
+    for variable in re.findall(r"QUAYMASTER_[A-Z_]+", text):
+        name = variable.removeprefix("QUAYMASTER_").lower()
+        assert variable == CONFIG_VARIABLE or name in Settings.model_fields, variable
+    for name in re.findall(r"--set ([a-z]\w+)=", text):
+        assert name in Settings.model_fields, name
+    for code in CODE.findall(FENCE.sub("", text)):
+        name = code.partition(" = ")[0]
+        is_setting = SNAKE.fullmatch(name) and not name.startswith(("quaymaster_", "test_"))
+        if is_setting and page.parent.name != "decisions":
+            assert name in known or "`" + name + "`" in text_of(DOCS / "reference" / "metrics.md"), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_metrics_named_in_a_page_exist(page: Path) -> None:
+    for name in re.findall(r"\bquaymaster_[a-z_]+", text_of(page)):
+        assert name in METRICS, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_options_shown_in_a_page_exist(page: Path, render_docs: ModuleType) -> None:
+    commands = render_docs.commands()
+    groups = {words.split()[0] for words in commands if " " in words}
+
+    for line in code_lines(text_of(page)):
+        for shown in re.findall(r"(?:^|[\s(\"])(?:\S*/)?quaymaster ((?!\.)[a-z-][^\"#)]*)", line):
+            words = shown.split()
+            name = " ".join(words[:2]) if words[0] in groups else words[0]
+            if words[0].startswith("--") or name in groups:
+                continue
+            assert name in commands, f"quaymaster {shown}"
+            known = {flag for p in commands[name].params for flag in (*p.opts, *p.secondary_opts)}
+            for flag in re.findall(r"(?<=\s)--?[a-z][a-z-]*", shown):
+                assert flag in known, f"quaymaster {name} has no {flag}"
+
+
+def test_make_targets_in_documents_exist_and_all_are_documented() -> None:
+    targets = set(re.findall(r"^([a-z]+):.*## ", MAKEFILE, re.MULTILINE))
+    named: set[str] = set()
+    for page in PAGES:
+        for line in code_lines(text_of(page)):
+            named |= set(re.findall(r"(?:^|[\s;])make ([a-z]+)", line))
+
+    assert named <= targets
+    assert targets - named == {"help"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", text_of(page))):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), f"{target} does not exist"
+        assert goal.is_relative_to(ROOT), f"{target} is outside the project"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(goal)), re.MULTILINE)
+            assert anchor in {_anchor(heading) for heading in headings}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_modules_named_in_a_page_exist(page: Path) -> None:
+    packages = "|".join(path.name for path in (ROOT / "src" / "quaymaster").iterdir() if path.is_dir())
+
+    for name in re.findall(rf"`?\b((?:{packages})/[a-z_]+)\b(?![/.*])", text_of(page)):
+        path = ROOT / "src" / "quaymaster" / name
+        assert path.with_suffix(".py").exists() or (ROOT / "tests" / name).exists(), name
+
+
+def test_every_document_can_be_reached_from_the_readme() -> None:
+    reached = {ROOT / "README.md"}
+    todo = [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        for target in LINK.findall(text_of(page)):
+            goal = (page.parent / target.partition("#")[0]).resolve()
+            if goal.suffix == ".md" and goal.exists() and goal not in reached:
+                reached.add(goal)
+                todo.append(goal)
+
+    assert {name_of(page) for page in PAGES} == {name_of(page) for page in reached}
+
+
+def test_decisions_are_numbered_dated_and_indexed() -> None:
+    index = text_of(DOCS / "decisions" / "README.md")
+    records = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+
+    assert [int(record.name[:4]) for record in records] == list(range(1, len(records) + 1))
+    for number, record in enumerate(records, 1):
+        text = text_of(record)
+        title = text.splitlines()[0].removeprefix("# ")
+        assert title.startswith(f"{number}. ")
+        assert f"[{title}]({record.name})" in index
+        assert re.search(r"^Status: \w+.* · Date: \d{4}-\d{2}-\d{2}$", text, re.MULTILINE), record.name
+        for part in ("Context", "Decision", "What else we considered", "Consequences"):
+            assert f"\n## {part}\n" in text, f"{record.name} has no {part}"
+
+
+@pytest.mark.parametrize("note", sorted((ROOT / "changes").glob("*")), ids=lambda note: note.name)
+def test_a_change_note_is_one_sentence_of_a_known_kind(note: Path) -> None:
+    text = text_of(note).strip()
+
+    assert re.fullmatch(r"[a-z0-9-]+\.(feature|fix|removal|security|doc)\.md", note.name)
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert not re.search(r"[.!?] [A-Z]", text), "two sentences are two changes"
+
+
+def _anchor(heading: str) -> str:
+    kept = re.sub(r"[^\w\- ]", "", heading.lower())
+    return kept.strip().replace(" ", "-")
