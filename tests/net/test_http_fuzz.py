@@ -227,3 +227,18 @@ def test_empty_lines_before_a_request_are_let_pass_even_when_cut_in_half() -> No
     assert not closed
     assert refused.startswith(b"HTTP/1.1 400")
     assert closed_by_lone_cr
+
+
+def test_the_body_of_an_upgrade_is_not_read_as_the_next_request() -> None:
+    upgrade = b"POST / HTTP/1.1\r\nHost: q\r\nConnection: Upgrade\r\nUpgrade: a\r\nContent-Length: 3\r\n\r\n"
+    well_formed = upgrade + b"POS" + b"POST /next HTTP/1.1\r\nHost: q\r\n\r\n"
+    smuggled = upgrade + b"POS" + b"T /smuggled HTTP/1.1\r\nHost: q\r\n\r\n"
+
+    requests, _, closed = serve([well_formed])
+    requests_before_smuggled, _, closed_by_smuggled = serve([smuggled])
+
+    assert [request[1] for request in requests] == [b"/", b"/next"]
+    assert requests[0][3] == b"POS"
+    assert not closed
+    assert [request[1] for request in requests_before_smuggled] == [b"/"]
+    assert closed_by_smuggled

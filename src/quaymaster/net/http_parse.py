@@ -71,6 +71,7 @@ class HeadParser:
         "_header_bytes_max",
         "_header_count_max",
         "_headers",
+        "_is_spent",
         "_line_bytes_max",
         "_parser",
         "_target",
@@ -106,13 +107,16 @@ class HeadParser:
         """Forget the last request; needed unless its whole body was given to `skip_body`."""
         self._parser = httptools.HttpRequestParser(self)
         self._feed: Callable[[bytes], None] = self._parser.feed_data
+        self._is_spent = False
 
     def skip_body(self, body: bytes) -> None:
         """Let httptools see the end of the message (it copies nothing), so it is ready for the next head."""
+        if self._is_spent:
+            return
         try:
             self._feed(body)
-        except httptools.HttpParserError:  # an upgrade was asked for; we go on in HTTP/1.1
-            self.reset()
+        except httptools.HttpParserError:
+            self._is_spent = True
 
     def read(
         self, data: bytes, start: int, peer: str, received_ms: float, sink: ReplySink
@@ -142,14 +146,18 @@ class HeadParser:
         if end == -1:
             return None
         self.end = end = end + 4
+        if self._is_spent:
+            self.reset()
         headers: list[tuple[bytes, bytes]] = []
         self._headers = headers
         try:
             self._feed(data[start:end])
             method: bytes = self._parser.get_method()
-        except httptools.HttpParserUpgrade:  # no upgrades here: the request is answered as it stands
+        except httptools.HttpParserUpgrade:
+            # No upgrades here: the request is answered as it stands. But httptools takes its body for another
+            # protocol and must not see it, or it would be read as the beginning of the next head.
             method = self._parser.get_method()
-            self.reset()
+            self._is_spent = True
         except httptools.HttpParserError as error:
             raise _reason_of_failure(headers, error) from None
         target = self._target
