@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from crc32c import crc32c
 from harness.batches import BatchSource
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from quaymaster.broker.segments import (
     DATA_AT,
+    RecordGone,
     RecordUnreadable,
     Segment,
     SegmentDamaged,
@@ -23,7 +26,7 @@ from quaymaster.broker.segments import (
     render_header,
     segment_name,
 )
-from quaymaster.core.records import decode_header
+from quaymaster.core.records import decode_header, iterate_rows, rewrite_batch
 
 HEADER_FIELDS_BYTES = 88
 HEADER = SegmentHeader(0, 7, b"s" * 16, 0, 0, 0, 0, 0, 0, 0)
@@ -121,3 +124,24 @@ def test_a_damaged_header_does_not_make_a_record_look_compacted_away() -> None:
         read_records(disk, segment, [2])
 
     assert type(noticed.value) is RecordUnreadable
+
+
+def test_single_records_are_found_in_a_batch_of_thousands_compacted_or_not() -> None:
+    source = BatchSource()
+    batch = source.batch([b"%d" % number for number in range(5000)])
+    header = decode_header(batch.data)
+    kept = [row for row in iterate_rows(batch.data, header) if row.offset % 7 == 3]
+    for data, live in (
+        (batch.data, range(5000)),
+        (rewrite_batch(batch.data, header, kept), range(3, 5000, 7)),
+    ):
+        segment = make_segment(disk := SimDisk(), data, size=1 << 20)
+        segment.header = replace(HEADER, flags=1, end_offset=5000)
+        segment.note_batch(decode_header(data), DATA_AT, 16 << 10)
+        for wanted in ([live[0]], [live[-1]], list(live)[100:700:9]):
+            found = read_records(disk, segment, wanted)
+
+            assert [(row.offset, payload) for row, payload in found] == [(n, b"%d" % n) for n in wanted]
+    for gone in (0, 4, 4999):
+        with pytest.raises(RecordGone):
+            read_records(disk, segment, [gone])

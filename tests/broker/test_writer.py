@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from harness.batches import BatchSource, payloads_of
@@ -270,3 +271,71 @@ def test_low_space_is_noticed_before_the_disk_is_full() -> None:
 
     assert seen == [False, True, False]
     assert journal.space.reserve_bytes > 0
+
+
+def test_a_promise_is_kept_on_a_full_disk_by_giving_up_the_reserve() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes("/j")
+
+    journal.persist_promise(9)
+
+    assert journal.promised_epoch == 9
+    assert journal.space.reserve_bytes == 0
+    assert journal.failure is None
+
+
+def test_a_full_disk_is_no_reason_to_stop_even_when_nothing_can_be_written_aside() -> None:
+    limits = JournalLimits(
+        segment_bytes_min=64 << 10, segment_bytes_max=64 << 10, reserve_segments=0, disk_low_bytes=0
+    )
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=limits)
+    source = BatchSource.behind(journal)
+    journal.space.prepare_next()
+    disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes("/j")
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        owner.writer.start()
+        for _ in range(3):
+            owner.writer.append([source.batch([b"x" * 30_000])])
+        await owner.until_durable(3)
+        await until(lambda: owner.writer.disk_low)
+        assert await asyncio.to_thread(owner.writer.close)
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.failures == []
+    assert journal.segment_count == 2
+
+
+def test_power_cuts_under_the_writer_lose_nothing_that_was_told_durable() -> None:
+    limits = JournalLimits(
+        segment_bytes_min=16 << 10, segment_bytes_max=32 << 10, reserve_segments=1, disk_low_bytes=0
+    )
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=limits)
+    source = BatchSource.behind(journal)
+    cuts: list[tuple[int, SimDisk]] = []
+
+    async def run() -> None:
+        owner = Owner(journal)
+        owner.writer.start()
+        for number in range(200):
+            batch = source.batch([b"%d" % number * 100] * 3, floor=journal.durable_end)
+            owner.writer.append([batch], tell_written=number % 3 == 0)
+            if number % 4 == 0:
+                told = owner.progress[-1][1] if owner.progress else 0
+                cuts.append((told, disk.after_power_cut(Random(number))))
+                await asyncio.sleep(0)
+        await owner.until_durable(source.end_offset)
+        assert await asyncio.to_thread(owner.writer.close)
+
+    asyncio.run(run())
+
+    for told, after in cuts:
+        found = JournalFiles.open(after, "/j", journal_id=7, limits=limits)
+        assert found.end_offset >= told
+        assert payloads_of(found) == {offset: source.payloads[offset] for offset in range(found.end_offset)}

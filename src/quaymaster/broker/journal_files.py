@@ -599,10 +599,17 @@ class JournalFiles:
         return kept, dropped
 
     def _write_state(self, state: _State) -> None:
-        """Replace the state file; the caller holds its lock."""
+        """Replace the state file; the caller holds its lock. On a full disk the reserve is given up for it."""
         self._check_running()
+        data = _render_state(state)
         with self._stop_on_failure():
-            write_file_durably(self._disk, self._directory, STATE_NAME, _render_state(state))
+            try:
+                write_file_durably(self._disk, self._directory, STATE_NAME, data)
+            except OSError as error:
+                if not is_full(error) or not self.space.reserve_bytes:
+                    raise
+                self.space.release_reserve()
+                write_file_durably(self._disk, self._directory, STATE_NAME, data)
         self._state = state
 
 

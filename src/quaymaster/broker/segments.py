@@ -524,14 +524,27 @@ def _pick_by_position(
 
 
 def _find_rows(data: bytes, header: BatchHeader, at: int, wanted: Sequence[int]) -> Iterator[Row]:
-    rows = iterate_rows(data, header, at)
-    row = next(rows, None)
+    """Yield the rows of `wanted` without decoding those between: a batch may hold thousands."""
+    low = 0
     for offset in wanted:
-        while row is not None and row.offset < offset:
-            row = next(rows, None)
+        if header.count == header.span:
+            low = offset - header.base_offset
+        else:
+            high = header.count
+            while low < high:
+                middle = (low + high) // 2
+                if _row_at(data, header, at, middle).offset < offset:
+                    low = middle + 1
+                else:
+                    high = middle
+        row = _row_at(data, header, at, low) if 0 <= low < header.count else None
         if row is None or row.offset != offset:
             raise RecordGone(offset, "compacted away")
         yield row
+
+
+def _row_at(data: bytes, header: BatchHeader, at: int, number: int) -> Row:
+    return next(iterate_rows(data, header._replace(count=1), at + number * ROW_BYTES))
 
 
 def _check_payload(row: Row, payload: bytes) -> None:

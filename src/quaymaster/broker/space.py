@@ -53,6 +53,7 @@ class SpaceKeeper:
         self._prepared: tuple[FileHandle, int] | None = None
         self._segment_bytes = limits.segment_bytes_min
         self._reserve_bytes = 0
+        self._is_cramped = False  # the next segment found no room
         self.disk_low = False
         reserve = f"{directory}/{RESERVE_NAME}"
         if disk.exists(reserve):
@@ -108,8 +109,9 @@ class SpaceKeeper:
             except OSError as error:
                 if not is_full(error):
                     raise
-                self.disk_low = True
+                self.disk_low = self._is_cramped = True
                 return False
+            self._is_cramped = False
             return True
 
     def check(self) -> None:
@@ -118,10 +120,16 @@ class SpaceKeeper:
             free = self._disk.free_bytes(self._directory)
             target = self._limits.reserve_segments * self._segment_bytes
             if free >= self._limits.disk_low_bytes + max(0, target - self._reserve_bytes):
-                self.disk_low = self._reserve_bytes < target and not self._build_reserve(target)
+                is_low = self._reserve_bytes < target and not self._build_reserve(target)
             else:
                 # A smaller reserve than we want is no reason to refuse sends; an emptied one is.
-                self.disk_low = free < self._limits.disk_low_bytes or self._reserve_bytes == 0 < target
+                is_low = free < self._limits.disk_low_bytes or self._reserve_bytes == 0 < target
+            self.disk_low = is_low or self._is_cramped
+
+    def note_full(self) -> None:
+        """Say that there was no room to write; `disk_low` holds until a segment can be prepared again."""
+        with self._lock:
+            self.disk_low = self._is_cramped = True
 
     def release_reserve(self) -> None:
         """Give the reserve back to the file system: something that must be written found no room."""
@@ -157,14 +165,16 @@ class SpaceKeeper:
 
     def _build_reserve(self, target: int) -> bool:
         path = f"{self._directory}/{RESERVE_NAME}"
-        handle = FileHandle(self._disk, self._disk.open(path, create=not self._disk.exists(path)))
+        handle: FileHandle | None = None
         try:
+            handle = FileHandle(self._disk, self._disk.open(path, create=not self._disk.exists(path)))
             self._disk.reserve(handle.fd, target)
             self._disk.sync(handle.fd)
         except OSError as error:
             if not is_full(error):
                 raise
-            self._disk.truncate(handle.fd, self._reserve_bytes)
+            if handle is not None:
+                self._disk.truncate(handle.fd, self._reserve_bytes)
             return False
         self._reserve_bytes = target
         return True

@@ -208,7 +208,7 @@ class JournalWriter:
             else:
                 return True
             group = [batch for batch in group if batch.base_offset >= journal.end_offset]
-            journal.space.disk_low = True
+            journal.space.note_full()
             durable_end = journal.sync()
             if durable_end > self._told_end:
                 self._told_end = durable_end
@@ -226,7 +226,11 @@ class JournalWriter:
                 self._keeper_wake.clear()
                 journal.space.prepare_next()
                 journal.space.check()
-                journal.persist_floor_if_rolled()
+                try:
+                    journal.persist_floor_if_rolled()
+                except OSError as error:
+                    if not is_full(error):
+                        raise
                 journal.release_files()
                 self._keeper_wake.wait(KEEPER_INTERVAL_S)
         except JournalStopped:
@@ -234,6 +238,9 @@ class JournalWriter:
         except OSError as error:
             journal.fail(error)
             self._fail(error)
+        except Exception as error:
+            self._fail(error)
+            raise
 
     # Both.
 
