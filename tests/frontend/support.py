@@ -7,11 +7,12 @@ async with serving() as service:
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from xml.etree import ElementTree
@@ -34,7 +35,7 @@ from quaymaster.frontend.call import Calls
 from quaymaster.frontend.message_actions import message_of
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
-from quaymaster.metadata.master_keys import EnvironmentKeyProvider
+from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http_server import HTTPLimits, HTTPServer
@@ -446,9 +447,13 @@ async def serving(**flags: object) -> AsyncIterator[Service]:
     settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
     broker = FakeBroker()
     metrics = Metrics("0.0.0")
+    keys = TemporaryDirectory()
+    provider: KeyProvider = FileKeyProvider(Path(keys.name))
+    if settings.master_key is not None:
+        provider = EnvironmentKeyProvider(settings.master_key.get_secret_value())
     metadata = MetadataService(
         MemoryCoordination(),
-        EnvironmentKeyProvider(base64.b64encode(b"m" * 32).decode()),
+        provider,
         region=REGION,
         account_id=ACCOUNT,
         now_ms=now_ms,
@@ -472,6 +477,7 @@ async def serving(**flags: object) -> AsyncIterator[Service]:
         await server.drain(1)
         await front_end.stop()
         await metadata.close()
+        keys.cleanup()
 
 
 async def until(condition: Callable[[], object]) -> None:

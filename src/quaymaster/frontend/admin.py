@@ -1,0 +1,600 @@
+"""The admin port: health checks, metrics, and the API that the command line uses.
+
+    GET    /health/live                      200 while the process answers
+    GET    /health/ready                     200, or 503 and why not
+    GET    /metrics                          Prometheus text
+    GET    /admin/v1/status                  journal, disk, metadata
+    GET    /admin/v1/settings                what is in effect, secrets masked
+    GET    /admin/v1/queues                  ?prefix= &account_id= &limit= &next_token=
+    DELETE /admin/v1/queues/NAME             ?account_id=
+    GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
+    GET    /admin/v1/accounts                POST: a new one with a first key
+    GET    /admin/v1/keys                    ?account_id= ; POST: a new one, its secret is shown once
+    POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session (temporary
+    credentials) DELETE /admin/v1/keys/ID
+    POST   /admin/v1/keys/rotate-master      also rotate-receipts
+    GET    /admin/v1/backup                  how far the running or last one is; POST: make one
+
+Everything below /admin/ is signed like an SQS request, with an enabled access key of the default account,
+also where `authentication` is open: who reads the data directory is an operator, a process on this machine
+is not. Answers are JSON; a failure is `{"error": {"code": ..., "message": ...}}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from quaymaster import __version__
+from quaymaster.core.commands import CountMessages, Peek, PeekedMessage, PeekOutcome, QueueCounts
+from quaymaster.core.errors import (
+    AccessDenied,
+    CallerError,
+    InternalFailure,
+    InvalidParameterValue,
+    MalformedInput,
+    MissingAuthenticationToken,
+    MissingParameter,
+    NotNow,
+    Overloaded,
+    QueueDoesNotExist,
+    UnsupportedOperation,
+)
+from quaymaster.core.messages import UnknownMessageFormat, decode_message
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.frontend.authentication import AccessKey, Signed
+from quaymaster.frontend.call import ask
+from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
+from quaymaster.frontend.message_actions import message_of, partition_of, uuid_text
+from quaymaster.frontend.queue_actions import QueueService
+from quaymaster.monitoring.health import Health
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
+from quaymaster.net.broker_client import BrokerClient
+from quaymaster.net.http_message import HTTPRequest
+from quaymaster.protocol.errors import wire_error
+from quaymaster.protocol.sqs_query import parse_parameters, percent_decode
+from quaymaster.settings import Settings, effective_settings
+
+API: Final = "/admin/v1/"
+REQUESTS_MAX: Final = 64
+PAGE_DEFAULT: Final = 100
+PAGE_MAX: Final = 1_000
+PEEK_DEFAULT: Final = 10
+PEEK_MAX: Final = 1_000
+PEEK_PER_COMMAND: Final = 100
+SESSION_DEFAULT_S: Final = 3_600
+
+log = logging.getLogger(__name__)
+
+
+class Account(Protocol):
+    """An account as metadata keeps it."""
+
+    @property
+    def account_id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+
+
+class StoredKey(AccessKey, Protocol):
+    """An access key with what an operator wants to see of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+
+
+class AccountService(Protocol):
+    """The part of the metadata service that owns accounts and keys. Errors are those of `core.errors`."""
+
+    def list_accounts(self) -> Sequence[Account]: ...
+
+    async def create_account(self, name: str, account_id: str | None = None) -> Account: ...
+
+    def access_key(self, access_key_id: str) -> StoredKey | None: ...
+
+    def list_access_keys(self, account_id: str) -> Sequence[StoredKey]: ...
+
+    async def create_access_key(self, account_id: str, name: str = "") -> StoredKey: ...
+
+    async def create_session(self, access_key_id: str, duration_ms: int) -> StoredKey: ...
+
+    async def set_enabled(self, access_key_id: str, *, enabled: bool) -> StoredKey: ...
+
+    async def rotate_secret(self, access_key_id: str) -> StoredKey: ...
+
+    async def delete_access_key(self, access_key_id: str) -> None: ...
+
+
+class AdminMetadata(Protocol):
+    """What the admin API asks of the metadata service."""
+
+    @property
+    def queues(self) -> QueueService: ...
+
+    @property
+    def accounts(self) -> AccountService: ...
+
+    @property
+    def find_queue(self) -> Callable[[str, str], QueueDefinition | None]: ...
+
+    @property
+    def data_key(self) -> Callable[[int], bytes]: ...
+
+    async def rotate_master_key(self) -> str: ...
+
+    async def rotate_receipt_key(self) -> int: ...
+
+
+class Operations(Protocol):
+    """What the admin API asks of the parts that keep data. Whoever puts the process together hands it in."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Return figures of journal, cache and disk, ready for JSON."""
+        ...
+
+    async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
+        """Write a consistent copy of all data to a directory that does not exist yet; return what was
+        written.
+
+        `progress` is told (bytes done, bytes in all) now and then. Raises CallerError for a destination that
+        cannot be, NotNow when a backup cannot be made now.
+        """
+        ...
+
+
+class AdminCall(msgspec.Struct, frozen=True):
+    """A request of the admin API, taken apart."""
+
+    name: str
+    query: dict[str, str]
+    fields: dict[str, Any]
+    account_id: str
+
+    def number(self, parameter: str, default: int, *, largest: int, smallest: int = 1) -> int:
+        """Return a parameter of the query as a number within its limits; InvalidParameterValue otherwise."""
+        text = self.query.get(parameter)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or not smallest <= int(text) <= largest:
+            raise InvalidParameterValue.of(parameter, text, f"Must be between {smallest} and {largest}.")
+        return int(text)
+
+    def text(self, field: str, default: str | None = None) -> str:
+        """Return a text of the body; MissingParameter when there is none and no default."""
+        value = self.fields.get(field, default)
+        if value is None:
+            raise MissingParameter(field)
+        if not isinstance(value, str):
+            raise InvalidParameterValue.of(field, value, "Must be a text.")
+        return value
+
+
+Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
+
+
+class Admin:
+    """Answers the requests of the admin port. Give `handle` and `admit` to an HTTP server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        broker: BrokerClient,
+        metadata: AdminMetadata,
+        metrics: Metrics,
+        health: Health,
+        operations: Operations,
+        authentication: Signed,
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._metadata = metadata
+        self._accounts = metadata.accounts
+        self._metrics = metrics
+        self._health = health
+        self._operations = operations
+        self._authentication = authentication
+        # Only opens messages; those who send have ciphers of their own.
+        self._cipher = MessageCipher(metadata.data_key)
+        self._timeout_s = settings.control_timeout_ms / 1000
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._backup: dict[str, Any] = {"state": "none"}
+        # "*" stands for one part of the path, which the handler gets as `name`.
+        self._routes: dict[tuple[str, ...], Handler] = {
+            ("GET", "status"): self._show_status,
+            ("GET", "settings"): self._show_settings,
+            ("GET", "queues"): self._list_queues,
+            ("DELETE", "queues", "*"): self._delete_queue,
+            ("GET", "queues", "*", "messages"): self._peek,
+            ("GET", "accounts"): self._list_accounts,
+            ("POST", "accounts"): self._create_account,
+            ("GET", "keys"): self._list_keys,
+            ("POST", "keys"): self._create_key,
+            ("POST", "keys", "rotate-master"): self._rotate_master_key,
+            ("POST", "keys", "rotate-receipts"): self._rotate_receipt_key,
+            ("POST", "keys", "*", "enable"): self._enable_key,
+            ("POST", "keys", "*", "disable"): self._disable_key,
+            ("POST", "keys", "*", "rotate"): self._rotate_secret,
+            ("POST", "keys", "*", "session"): self._create_session,
+            ("DELETE", "keys", "*"): self._delete_key,
+            ("GET", "backup"): self._show_backup,
+            ("POST", "backup"): self._make_backup,
+        }
+        self._untimed: tuple[Handler, ...] = (self._make_backup, self._rotate_master_key)
+        """What may take as long as it takes."""
+
+    async def stop(self) -> None:
+        """End what is in progress; call after the HTTP server was drained."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
+        """Refuse a request of the API that nobody signed, before its body is read."""
+        if request.path.startswith(b"/admin/") and self._authentication.refuses_unread(request):
+            return _error_reply(MissingAuthenticationToken())
+        return None
+
+    def handle(self, request: HTTPRequest) -> None:
+        """Answer `request`, now or later."""
+        path = percent_decode(request.path.replace(b"+", b"%2B")).decode("utf-8", "replace")
+        try:
+            if path.startswith(API):
+                self._handle_api(request, path)
+            elif request.method not in (b"GET", b"HEAD"):
+                request.respond(405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n")
+            elif path == "/health/live":
+                _respond_json(request, 200, {"status": "live", "version": __version__})
+            elif path == "/health/ready":
+                reason = self._health.why_not_ready()
+                answer = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
+                _respond_json(request, 200 if reason is None else 503, answer)
+            elif path == "/metrics":
+                request.respond(200, f"Content-Type: {CONTENT_TYPE}\r\n".encode(), self._metrics.render())
+            else:
+                request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
+        except Exception as error:
+            _respond_error(request, error)
+
+    def _handle_api(self, request: HTTPRequest, path: str) -> None:
+        principal = self._authentication.authenticate(request)
+        if principal.account_id != self._settings.account_id:
+            raise AccessDenied("Only the default account may use the admin API.")
+        method = request.method.decode("latin-1")
+        parts = [
+            percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")
+            for part in request.path[len(API) :].split(b"/")
+        ]
+        handler, name = self._find(method, parts)
+        if handler is None:
+            request.respond(404, *_error_reply(UnsupportedOperation(f"There is no {method} {path}."))[1:])
+            return
+        call = AdminCall(name, parse_parameters(request.query), _fields(request.body), principal.account_id)
+        if len(self._tasks) >= REQUESTS_MAX:
+            raise Overloaded
+        task = asyncio.get_running_loop().create_task(self._answer(request, handler, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _find(self, method: str, parts: list[str]) -> tuple[Handler | None, str]:
+        exact = self._routes.get((method, *parts))
+        if exact is not None:
+            return exact, ""
+        if len(parts) < 2 or not parts[1]:
+            return None, ""
+        return self._routes.get((method, parts[0], "*", *parts[2:])), parts[1]
+
+    async def _answer(self, request: HTTPRequest, handler: Handler, call: AdminCall) -> None:
+        try:
+            async with asyncio.timeout(None if handler in self._untimed else self._timeout_s):
+                answer = await handler(call)
+        except asyncio.CancelledError:
+            _respond_error(request, NotNow("The server is stopping."))
+            raise
+        except Exception as error:
+            _respond_error(request, error)
+        else:
+            _respond_json(request, 200, answer)
+
+    # Looking
+
+    async def _show_status(self, call: AdminCall) -> Mapping[str, Any]:
+        reason = self._health.why_not_ready()
+        return {
+            "version": __version__,
+            "state": self._health.state,
+            "ready": reason is None,
+            "reason": reason,
+            "broker": self._operations.status(),
+            "accounts": len(self._accounts.list_accounts()),
+        }
+
+    async def _show_settings(self, call: AdminCall) -> Mapping[str, Any]:
+        return effective_settings(self._settings)
+
+    # Queues
+
+    async def _list_queues(self, call: AdminCall) -> Mapping[str, Any]:
+        page = self._metadata.queues.list_queues(
+            call.query.get("account_id") or call.account_id,
+            prefix=call.query.get("prefix", ""),
+            max_results=call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX),
+            next_token=call.query.get("next_token") or None,
+        )
+        rows = []
+        for definition in page.queues:
+            try:
+                counts = await ask(self._broker, CountMessages(definition.queue_id))
+            except QueueDoesNotExist:
+                continue  # deleted since it was listed
+            assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
+            rows.append(_queue_row(definition, counts))
+        return {"queues": rows, "next_token": page.next_token}
+
+    async def _delete_queue(self, call: AdminCall) -> Mapping[str, Any]:
+        definition = self._queue(call)
+        await self._metadata.queues.delete_queue(definition.account_id, definition.name)
+        log_event(log, logging.INFO, "queue deleted by operator", queue=definition.name)
+        return {"name": definition.name, "deleted": True}
+
+    async def _peek(self, call: AdminCall) -> Mapping[str, Any]:
+        definition = self._queue(call)
+        count = call.number("count", PEEK_DEFAULT, largest=PEEK_MAX)
+        at = call.number("from", 0, largest=2**63, smallest=0)
+        rows: list[dict[str, Any]] = []
+        while len(rows) < count:
+            wanted = min(count - len(rows), PEEK_PER_COMMAND)
+            outcome = await ask(self._broker, Peek(definition.queue_id, partition_of(definition), at, wanted))
+            assert isinstance(outcome, PeekOutcome), "a Peek is answered by a PeekOutcome"
+            rows += [self._message_row(message) for message in outcome.messages]
+            at = outcome.next_sequence
+            if not at:
+                break
+        return {"name": definition.name, "messages": rows, "next_sequence": at}
+
+    def _message_row(self, message: PeekedMessage) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "sequence": message.sequence,
+            "state": message.state,
+            "delivery_count": message.delivery_count,
+            "first_receive_ms": message.first_receive_ms,
+            "sent_ms": message.sent_ms,
+        }
+        try:
+            stored = decode_message(message_of(message.flags, message.payload))
+            row["message_id"] = uuid_text(stored.message_id)
+            content = self._cipher.open_stored(stored)
+        except (MessageDamaged, UnknownMessageFormat) as error:
+            return {"message_id": None, **row, "body": None, "damage": str(error)}
+        attributes = {
+            name: {"type": data_type, "value": value} for name, data_type, value in content.attributes
+        }
+        return row | {
+            "body": content.body,
+            "attributes": attributes,
+            "sender_id": content.sender_id,
+            "group_id": content.group_id,
+            "dedup_id": content.dedup_id,
+            "trace_header": content.trace_header,
+            "dead_letter_source_arn": stored.dead_letter_source_arn,
+        }
+
+    def _queue(self, call: AdminCall) -> QueueDefinition:
+        definition = self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
+        if definition is None:
+            raise QueueDoesNotExist
+        return definition
+
+    # Accounts and access keys
+
+    async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:
+        return {"accounts": [_account_row(account) for account in self._accounts.list_accounts()]}
+
+    async def _create_account(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.fields.get("account_id")
+        account = await self._accounts.create_account(
+            call.text("name"), None if account_id is None else call.text("account_id")
+        )
+        key = await self._accounts.create_access_key(account.account_id, "default")
+        log_event(log, logging.INFO, "account created by operator", account_id=account.account_id)
+        return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
+
+    async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
+        keys = self._accounts.list_access_keys(call.query.get("account_id") or call.account_id)
+        return {"keys": [_key_row(key) for key in keys]}
+
+    async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.create_access_key(
+            call.text("account_id", call.account_id), call.text("name", "")
+        )
+        log_event(log, logging.INFO, "access key created by operator", access_key_id=key.access_key_id)
+        return {**_key_row(key), "secret_access_key": key.secret}
+
+    async def _enable_key(self, call: AdminCall) -> Mapping[str, Any]:
+        return _key_row(await self._accounts.set_enabled(call.name, enabled=True))
+
+    async def _disable_key(self, call: AdminCall) -> Mapping[str, Any]:
+        self._check_not_last(call.name)
+        key = await self._accounts.set_enabled(call.name, enabled=False)
+        log_event(log, logging.INFO, "access key disabled by operator", access_key_id=call.name)
+        return _key_row(key)
+
+    async def _delete_key(self, call: AdminCall) -> Mapping[str, Any]:
+        self._check_not_last(call.name)
+        await self._accounts.delete_access_key(call.name)
+        log_event(log, logging.INFO, "access key deleted by operator", access_key_id=call.name)
+        return {"access_key_id": call.name, "deleted": True}
+
+    async def _rotate_secret(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.rotate_secret(call.name)
+        return {**_key_row(key), "secret_access_key": key.secret}
+
+    async def _create_session(self, call: AdminCall) -> Mapping[str, Any]:
+        duration_s = call.fields.get("duration_s", SESSION_DEFAULT_S)
+        if not isinstance(duration_s, int):
+            raise InvalidParameterValue.of("duration_s", duration_s, "Must be a number of seconds.")
+        key = await self._accounts.create_session(call.name, duration_s * 1000)
+        return {
+            **_key_row(key),
+            "secret_access_key": key.secret,
+            "session_token": key.session_token,
+            "expires_ms": key.expires_ms,
+        }
+
+    def _check_not_last(self, access_key_id: str) -> None:
+        """Keep the way in open: without an enabled key of the default account nobody could use this API."""
+        keys = self._accounts.list_access_keys(self._settings.account_id)
+        enabled = [key.access_key_id for key in keys if key.is_enabled]
+        if enabled == [access_key_id]:
+            raise UnsupportedOperation(
+                f"{access_key_id} is the last enabled key of the default account; without it nobody could "
+                "use the admin API. Create another one first."
+            )
+
+    # The server's own keys, backup
+
+    async def _rotate_master_key(self, call: AdminCall) -> Mapping[str, Any]:
+        if self._settings.master_key_source == "environment":
+            raise UnsupportedOperation(
+                "The master key is in the environment. To rotate it, start the server with the new one in "
+                "QUAYMASTER_MASTER_KEY and the present one in QUAYMASTER_MASTER_KEY_PREVIOUS."
+            )
+        master_key_id = await self._metadata.rotate_master_key()
+        log_event(log, logging.INFO, "master key rotated", master_key_id=master_key_id)
+        return {"master_key_id": master_key_id}
+
+    async def _rotate_receipt_key(self, call: AdminCall) -> Mapping[str, Any]:
+        receipt_key_id = await self._metadata.rotate_receipt_key()
+        log_event(log, logging.INFO, "receipt key rotated", receipt_key_id=receipt_key_id)
+        return {"receipt_key_id": receipt_key_id}
+
+    async def _show_backup(self, call: AdminCall) -> Mapping[str, Any]:
+        return self._backup
+
+    async def _make_backup(self, call: AdminCall) -> Mapping[str, Any]:
+        destination = Path(call.text("path"))
+        if not destination.is_absolute():
+            raise InvalidParameterValue.of("path", destination, "Must be absolute.")
+        if self._backup["state"] == "running":
+            raise UnsupportedOperation("A backup is running; there can be one at a time.")
+        progress: dict[str, Any] = {
+            "state": "running",
+            "path": str(destination),
+            "done_bytes": 0,
+            "total_bytes": 0,
+        }
+        self._backup = progress
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:
+            progress["done_bytes"] = done_bytes
+            progress["total_bytes"] = total_bytes
+
+        try:
+            result = await self._operations.backup(destination, on_progress)
+        except BaseException as error:
+            progress["state"] = "failed"
+            progress["reason"] = str(error)
+            raise
+        progress["state"] = "done"
+        log_event(log, logging.INFO, "backup made", path=destination)
+        return {"path": str(destination), **result}
+
+
+def make_admin(
+    settings: Settings,
+    *,
+    broker: BrokerClient,
+    metadata: AdminMetadata,
+    metrics: Metrics,
+    health: Health,
+    operations: Operations,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Admin:
+    """Return what answers the admin port. `now_ms` is the wall clock."""
+    authentication = Signed(
+        metadata.accounts.access_key,
+        region=settings.region,
+        skew_ms=settings.clock_skew_s * 1000,
+        now_ms=now_ms,
+    )
+    return Admin(
+        settings,
+        broker=broker,
+        metadata=metadata,
+        metrics=metrics,
+        health=health,
+        operations=operations,
+        authentication=authentication,
+    )
+
+
+def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, Any]:
+    return {
+        "name": definition.name,
+        "account_id": definition.account_id,
+        "queue_id": definition.queue_id,
+        "created_ms": definition.created_ms,
+        "visible": counts.visible,
+        "in_flight": counts.in_flight,
+        "delayed": counts.delayed,
+        "oldest_sent_ms": counts.oldest_sent_ms,
+        "noisy_groups": counts.noisy_groups,
+    }
+
+
+def _account_row(account: Account) -> dict[str, Any]:
+    return {"account_id": account.account_id, "name": account.name, "created_ms": account.created_ms}
+
+
+def _key_row(key: StoredKey) -> dict[str, Any]:
+    return {
+        "access_key_id": key.access_key_id,
+        "account_id": key.account_id,
+        "name": key.name,
+        "enabled": key.is_enabled,
+        "created_ms": key.created_ms,
+    }
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    if not body:
+        return {}
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MalformedInput("The request body is not valid JSON.") from None
+    if not isinstance(fields, dict):
+        raise MalformedInput("The request body must be a JSON object.")
+    return fields
+
+
+def _respond_json(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:
+    body = msgspec.json.encode(answer, enc_hook=str) + b"\n"
+    request.respond(status, b"Content-Type: application/json\r\nCache-Control: no-store\r\n", body)
+
+
+def _respond_error(request: HTTPRequest, error: Exception) -> None:
+    if not isinstance(error, CallerError | NotNow):
+        if isinstance(error, TimeoutError):
+            error = NotNow("No answer came in time. Whether it was carried out is unknown.")
+        else:
+            log_failure(log, "admin request failed", error, path=request.path.decode("latin-1"))
+            error = InternalFailure()
+    request.respond(*_error_reply(error))
+
+
+def _error_reply(error: CallerError | NotNow) -> tuple[int, bytes, bytes]:
+    row = wire_error(error)
+    body = msgspec.json.encode({"error": {"code": row.code, "message": error.message}})
+    return row.status, b"Content-Type: application/json\r\nCache-Control: no-store\r\n", body + b"\n"
