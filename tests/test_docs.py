@@ -29,6 +29,7 @@ SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 NOT_SETTINGS = {
     # Ours: the words of the state, the admin API's fields, places in a result.
     *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
+    *("next_token", "duration_s"),
     # boto3's.
     *("read_timeout", "max_pool_connections", "visibility_timeout", "predefined_queues"),
     # Prometheus's.
@@ -110,6 +111,20 @@ def test_queue_attributes_in_the_api_reference_exist() -> None:
     assert {"Durability", "ReplicationMode"} <= set(first_cells)
     for name in re.findall(r"`(Approximate\w+)`", API):
         assert name in COMPUTED_NAMES, name
+
+
+def test_every_request_of_the_admin_api_is_documented() -> None:
+    page = (DOCS / "reference" / "admin.md").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "quaymaster" / "frontend" / "admin.py").read_text(encoding="utf-8")
+    routes = re.findall(r'^ +\(("[A-Z]+"(?:, "[^"]+")+)\): self\._', source, re.MULTILINE)
+    served = set()
+    for route in routes:
+        method, *parts = re.findall(r'"([^"]+)"', route)
+        served.add(f"{method} /admin/v1/" + "/".join(parts))
+    documented = re.findall(r"^\| `([A-Z]+ /admin/v1/[^`]+)` \|", page, re.MULTILINE)
+
+    assert len(served) > 10
+    assert {re.sub(r"\b(NAME|ID)\b", "*", request) for request in documented} == served
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -4,7 +4,13 @@ from pathlib import Path
 
 from .conftest import PlayedServer, Refusal, Run
 
-KEY = {"access_key_id": "AK", "account_id": "000000000000", "enabled": True, "created_ms": 1_700_000_000_000}
+KEY = {
+    "access_key_id": "AK",
+    "account_id": "000000000000",
+    "name": "",
+    "enabled": True,
+    "created_ms": 1_700_000_000_000,
+}
 
 
 def test_accounts_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
@@ -35,17 +41,32 @@ def test_a_new_account_comes_with_a_key_whose_secret_is_shown_once(
 def test_keys_of_the_own_account_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
     server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY]}
 
-    assert run("key", "list", "--data", data).out == "AK\t000000000000\ttrue\t2023-11-14 22:13:20Z\n"
+    assert run("key", "list", "--data", data).out == "AK\t000000000000\t-\ttrue\t2023-11-14 22:13:20Z\n"
 
 
 def test_a_key_is_created_for_the_account_named(run: Run, data: Path, server: PlayedServer) -> None:
     run("key", "create", "--data", data)
-    run("key", "create", "--account", "111111111111", "--data", data)
+    run("key", "create", "--account", "111111111111", "--name", "shop", "--data", data)
 
     assert server.called("POST /admin/v1/keys") == [
-        {"account_id": "000000000000"},
-        {"account_id": "111111111111"},
+        {"account_id": "000000000000", "name": ""},
+        {"account_id": "111111111111", "name": "shop"},
     ]
+
+
+def test_a_new_secret_and_temporary_credentials_are_shown_once(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    server.answers["POST /admin/v1/keys/AK/rotate"] = {**KEY, "secret_access_key": "new"}
+    temporary = {**KEY, "secret_access_key": "brief", "session_token": "token", "expires_ms": 5}
+    server.answers["POST /admin/v1/keys/AK/session"] = temporary
+
+    rotated = run("key", "rotate", "AK", "--data", data)
+    session = run("key", "session", "AK", "--seconds", "900", "--data", data)
+
+    assert "secret_access_key\tnew\n" in rotated.out
+    assert "session_token\ttoken\n" in session.out
+    assert server.called("POST /admin/v1/keys/AK/session") == [{"duration_s": 900}]
 
 
 def test_keys_are_disabled_enabled_and_deleted_by_id(run: Run, data: Path, server: PlayedServer) -> None:

@@ -57,6 +57,5 @@ def create(
     if as_json:
         print_json(result)
     else:
-        print_table(
-            ("FIELD", "VALUE"), [(key, value) for key, value in result.items() if key != "created_ms"]
-        )
+        shown = ("account_id", "name", "access_key_id", "secret_access_key")
+        print_table(("FIELD", "VALUE"), [(name, result[name]) for name in shown])

@@ -3,7 +3,7 @@
     command ──▶ SQSClient.call(action, fields) ──▶ signed POST ──▶ dict, or Refused / NoServer
 
 A command makes a few calls and ends, so a blocking connection that is kept between calls is all it needs. No
-call is made twice: what may have been carried out is for people to look at.
+call that changes something is made twice: what may have been carried out is for people to look at.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ class SignedChannel:
         headers: Mapping[bytes, bytes] | None = None,
         body: bytes = b"",
         timeout_ms: int = TIMEOUT_MS,
+        is_reading: bool = False,
     ) -> HTTPReply:
         """Send one signed request and return its reply, whatever its status.
+
+        One that only reads is sent again when the server breaks off: it may have closed a kept connection just as
+        we used it.
 
         Raises:
             NoServer: the server cannot be reached, or broke off; the message says what is known of the request.
@@ -74,6 +78,8 @@ class SignedChannel:
         try:
             return self._http.request(method, target, headers=fields, body=body, timeout_ms=timeout_ms)
         except HTTPRequestFailed as error:
+            if is_reading and isinstance(error.__cause__, ConnectionError):
+                return self.exchange(method, target, headers=headers, body=body, timeout_ms=timeout_ms)
             if not error.may_have_been_done:
                 raise NoServer(f"{error}. Is the server running?") from None
             raise NoServer(f"{error}. Whether the request was carried out is unknown.") from None
@@ -107,6 +113,7 @@ class SQSClient:
             headers={b"content-type": JSON_TYPE, b"x-amz-target": (TARGET_PREFIX + action).encode()},
             body=json.dumps(fields).encode(),
             timeout_ms=TIMEOUT_MS + wait_ms,
+            is_reading=action.startswith(("Get", "List")),
         )
         if answer.status != 200:
             raise _sqs_error(answer)
@@ -181,6 +188,7 @@ class AdminClient:
             headers={b"content-type": b"application/json"} if fields is not None else {},
             body=b"" if fields is None else json.dumps(fields).encode(),
             timeout_ms=TIMEOUT_MS + wait_ms,
+            is_reading=method == "GET",
         )
         if answer.status >= 300:
             raise _admin_error(answer)

@@ -37,9 +37,15 @@ def list_keys(
         print_json(result)
     else:
         print_table(
-            ("ACCESS KEY ID", "ACCOUNT ID", "ENABLED", "CREATED"),
+            ("ACCESS KEY ID", "ACCOUNT ID", "NAME", "ENABLED", "CREATED"),
             (
-                (key["access_key_id"], key["account_id"], key["enabled"], time_as_text(key["created_ms"]))
+                (
+                    key["access_key_id"],
+                    key["account_id"],
+                    key["name"] or None,
+                    key["enabled"],
+                    time_as_text(key["created_ms"]),
+                )
                 for key in result["keys"]
             ),
         )
@@ -48,6 +54,7 @@ def list_keys(
 @app.command()
 def create(
     account: AccountID = None,
+    name: Annotated[str, typer.Option("--name", help="What it is for.", metavar="TEXT")] = "",
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -58,13 +65,40 @@ def create(
     connection = find_connection(data, None)
     account_id = account or connection.account_id
     with AdminClient(connection, admin_url) as admin:
-        result = admin.call("POST", "keys", fields={"account_id": account_id} if account_id else {})
-    if as_json:
-        print_json(result)
-    else:
-        print_table(
-            ("FIELD", "VALUE"), [(key, value) for key, value in result.items() if key != "created_ms"]
-        )
+        fields = {"name": name} | ({"account_id": account_id} if account_id else {})
+        result = admin.call("POST", "keys", fields=fields)
+    _print_secret(result, as_json)
+
+
+@app.command()
+def rotate(
+    access_key_id: AccessKeyID,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Give a key a new secret, which is shown only now."""
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        result = admin.call("POST", "keys", access_key_id, "rotate")
+    _print_secret(result, as_json)
+
+
+@app.command()
+def session(
+    access_key_id: AccessKeyID,
+    seconds: Annotated[int, typer.Option("--seconds", help="How long they are good for.", min=1)] = 3600,
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Make temporary credentials of a key, with a session token."""
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        result = admin.call("POST", "keys", access_key_id, "session", fields={"duration_s": seconds})
+    _print_secret(result, as_json)
 
 
 @app.command()
@@ -118,6 +152,14 @@ def rotate_receipts(
 ) -> None:
     """Sign new receipt handles with a new key. Handles given out before stay good for 12 hours."""
     _rotate(data, admin_url, as_json, "rotate-receipts", "Making a receipt key")
+
+
+def _print_secret(key: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(key)
+        return
+    shown = ("access_key_id", "secret_access_key", "session_token", "account_id")
+    print_table(("FIELD", "VALUE"), [(name, key[name]) for name in shown if key.get(name)])
 
 
 def _change(

@@ -105,14 +105,24 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(what: str, *, total: float | None = None, quiet: bool = False) -> Iterator[Bar]:
+def progress_bar(
+    what: str, *, total: float | None = None, quiet: bool = False, in_bytes: bool = False
+) -> Iterator[Bar]:
     """Show a progress bar on stderr while the block runs; `total` None means that nobody knows how much."""
     if quiet or not sys.stderr.isatty():
         yield Bar(None, total, what)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    amount = DownloadColumn(binary_units=True) if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield Bar(progress, total, what)

@@ -327,7 +327,7 @@ def peek(
                 message["delivery_count"],
                 time_as_text(message["sent_ms"]),
                 message["message_id"],
-                message["body"],
+                message["body"] if message["body"] is not None else f"damaged: {message['damage']}",
             )
             for message in messages
         ),

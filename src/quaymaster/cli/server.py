@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FILES_WANTED = 65_536
 BACKUP_WAIT_MS = 24 * 3600 * 1000
+BACKUP_POLL_S = 0.5
 
 Config = Annotated[
     Path | None,
@@ -48,7 +49,8 @@ def serve(
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C.
 
-    It then takes no more requests, finishes those it has, and ends with 0.
+    It then takes no more requests, finishes those it has, and ends with 0; with 1 when it had to stop by
+    itself, and with 3 when it could not start because data directory, keys or ports cannot be used.
     """
     settings, _ = _load(config, data, listen, admin, overrides)
     _warn_of_unknown_variables()
@@ -168,14 +170,24 @@ def backup(
 
     The running server writes it, to a path on its own machine.
     """
+    from concurrent.futures import ThreadPoolExecutor, wait
+
     from quaymaster.cli.client import AdminClient
 
     path = destination.absolute()
+    connection = find_connection(data, None)
     with (
-        AdminClient(find_connection(data, None), admin_url) as admin,
-        progress_bar("Backing up", quiet=as_json),
+        AdminClient(connection, admin_url) as admin,
+        AdminClient(connection, admin_url) as watcher,
+        progress_bar("Backing up", quiet=as_json, in_bytes=True) as bar,
+        ThreadPoolExecutor(1) as pool,
     ):
-        result = admin.call("POST", "backup", fields={"path": str(path)}, wait_ms=BACKUP_WAIT_MS)
+        # One connection waits for the answer while the other asks how far it is.
+        asked = pool.submit(admin.call, "POST", "backup", fields={"path": str(path)}, wait_ms=BACKUP_WAIT_MS)
+        while not wait([asked], BACKUP_POLL_S).done:
+            made = watcher.call("GET", "backup")
+            bar.update(made.get("done_bytes", 0), total=made.get("total_bytes", 0))
+        result = asked.result()
     if as_json:
         print_json(result)
     else:
