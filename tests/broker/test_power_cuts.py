@@ -280,3 +280,51 @@ def test_a_read_error_in_service_names_the_record() -> None:
         journal.read_payloads([0])
 
     assert journal.read_payloads([19]) == [b"a" * 500]
+
+
+def filled_journal(disk: SimDisk) -> tuple[JournalFiles, BatchSource]:
+    journal = JournalFiles.open(disk, DIRECTORY, journal_id=7, limits=LIMITS)
+    source = BatchSource.behind(journal)
+    for _ in range(60):
+        journal.append([source.batch([b"a" * 500, b"b" * 500], floor=journal.durable_end)])
+        journal.sync()
+    return journal, source
+
+
+def test_a_failed_fsync_of_a_compaction_stops_the_journal_and_loses_nothing() -> None:
+    disk = SimDisk()
+    journal, source = filled_journal(disk)
+    disk.fail_next_sync("compaction")
+
+    with pytest.raises(OSError, match="Input/output"):
+        journal.compact(0, lambda row: row.offset % 2 == 0)
+
+    assert journal.failure is not None
+    assert payloads_of(journal) == source.payloads
+    journal.close()
+    assert payloads_of(JournalFiles.open(disk, DIRECTORY, journal_id=7, limits=LIMITS)) == source.payloads
+
+
+def test_a_segment_that_cannot_be_read_is_not_compacted_and_the_journal_goes_on() -> None:
+    disk = SimDisk()
+    journal, source = filled_journal(disk)
+    disk.fail_reads(f"{DIRECTORY}/{0:020d}.seg", 4096, 4200)
+
+    with pytest.raises(RecordUnreadable):
+        journal.compact(0, lambda row: False)
+
+    assert journal.failure is None
+    journal.append([source.batch([b"more"])])
+    assert journal.sync() == source.end_offset
+
+
+def test_a_full_disk_does_not_stop_the_journal_when_a_compaction_finds_no_room() -> None:
+    disk = SimDisk()
+    journal, source = filled_journal(disk)
+    disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes(DIRECTORY)
+
+    with pytest.raises(OSError, match="No space"):
+        journal.compact(0, lambda row: True)
+
+    assert journal.failure is None
+    assert payloads_of(journal) == source.payloads

@@ -36,6 +36,7 @@ from crc32c import crc32c
 from quaymaster.broker.disk import Disk, FileHandle, is_full, read_file, write_file_durably
 from quaymaster.broker.segments import (
     DATA_AT,
+    READ_BYTES,
     SEGMENT_COMPACTED,
     RecordGone,
     RecordUnreadable,
@@ -55,6 +56,7 @@ from quaymaster.broker.segments import (
 )
 from quaymaster.broker.space import JournalLimits, SpaceKeeper
 from quaymaster.core.records import (
+    HEADER_BYTES,
     Batch,
     BatchHeader,
     CorruptBatch,
@@ -394,7 +396,13 @@ class JournalFiles:
             last = first + 1
             while last < len(offsets) and offsets[last] < segment.end_offset:
                 last += 1
-            found.extend(read_records(self._disk, segment, offsets[first:last]))
+            try:
+                found.extend(read_records(self._disk, segment, offsets[first:last]))
+            except RecordUnreadable:
+                if segment in self._segments:
+                    raise
+                segments, bases = self._view  # compacted or dropped under us: look again
+                continue
             first = last
         return found
 
@@ -424,8 +432,8 @@ class JournalFiles:
         merged into the same file (a fully dead segment thus disappears into its neighbour). Only for segments
         below snapshot and commit. Readers inside the old files are not disturbed.
 
-        Raises RecordUnreadable when a record to keep is damaged, and OSError; nothing has changed then. After
-        a failed fsync (any OSError but a full disk) the owner must stop the journal: see `fail`.
+        Raises RecordUnreadable when a record to keep is damaged or the disk cannot read it, and OSError
+        (is_full) on a full disk; nothing has changed then. Any other OSError has stopped the journal for good.
         """
         segments = self._segments_between(
             base_offset, base_offset if last_base_offset is None else last_base_offset
@@ -449,9 +457,10 @@ class JournalFiles:
             kept, dropped = self._copy_kept(segments, keep, compacted, handle)
             footer = render_footer(compacted)
             compacted.header = replace(compacted.header, data_end=compacted.data_end)
-            self._disk.write(handle.fd, footer, compacted.data_end)
-            self._disk.write(handle.fd, render_header(compacted.header), 0)
-            self._disk.sync(handle.fd)
+            with self._stop_on_failure():
+                self._disk.write(handle.fd, footer, compacted.data_end)
+                self._disk.write(handle.fd, render_header(compacted.header), 0)
+                self._disk.sync(handle.fd)
         except BaseException:
             with suppress(OSError):
                 self._disk.unlink(temporary)
@@ -459,18 +468,19 @@ class JournalFiles:
         compacted.capacity = compacted.data_end + len(footer)
         compacted.is_sealed = True
         compacted.hold_file(handle)
-        with self._change_lock:
+        with self._change_lock, self._stop_on_failure():
             for segment in segments:  # a reader inside the old file must not open the new one under its name
                 segment.open_file(self._disk)
             self._disk.rename(temporary, first.path)
             number = self._segments.index(first)
             rest = self._segments[number + len(segments) :]
             self._set_segments((*self._segments[:number], compacted, *rest))
-        self._disk.sync_directory(self._directory)  # before anything the new file replaces goes
-        for segment in segments[1:]:
-            self._disk.unlink(segment.path)
-        if len(segments) > 1:
-            self._disk.sync_directory(self._directory)
+        with self._stop_on_failure():
+            self._disk.sync_directory(self._directory)  # before anything the new file replaces goes
+            for segment in segments[1:]:
+                self._disk.unlink(segment.path)
+            if len(segments) > 1:
+                self._disk.sync_directory(self._directory)
         before = sum(segment.data_end - DATA_AT for segment in segments)
         return CompactionResult(kept, dropped, before, compacted.data_end - DATA_AT)
 
@@ -592,9 +602,10 @@ class JournalFiles:
                 pending.append(whole)
                 pending_bytes += len(whole)
                 if pending_bytes >= self._limits.group_bytes_max:
-                    self._disk.write_many(handle.fd, pending, position - pending_bytes)
+                    with self._stop_on_failure():
+                        self._disk.write_many(handle.fd, pending, position - pending_bytes)
                     pending, pending_bytes = [], 0
-        if pending:
+        with self._stop_on_failure():
             self._disk.write_many(handle.fd, pending, position - pending_bytes)
         return kept, dropped
 
@@ -630,22 +641,23 @@ def _read_loosely(disk: Disk, segment: Segment) -> Iterator[tuple[BatchHeader, m
     A record nobody needs may be damaged; compaction then takes the damage away.
     """
     handle = segment.open_file(disk)
+    offset = segment.base_offset
     position = DATA_AT
     at = 0
     buffer = b""
     while position < segment.data_end:
         left = segment.data_end - position
         try:
-            if len(buffer) - at < min(left, 64):
-                buffer, at = disk.read(handle.fd, min(1 << 20, left), position), 0
+            if len(buffer) - at < HEADER_BYTES:
+                buffer, at = disk.read(handle.fd, min(READ_BYTES, left), position), 0
             header = decode_header(buffer, at)
             if len(buffer) - at < header.length:
-                buffer, at = disk.read(handle.fd, max(header.length, min(1 << 20, left)), position), 0
+                buffer, at = disk.read(handle.fd, min(max(header.length, READ_BYTES), left), position), 0
             check_table(buffer, header, at)
-        except CorruptBatch as error:
-            offset = segment.base_offset if position == DATA_AT else header.next_offset
-            raise RecordUnreadable(offset, f"{segment.path} at byte {position}: {error}") from None
+        except (CorruptBatch, OSError) as error:
+            raise RecordUnreadable(offset, f"{segment.path} at byte {position}: {error}") from error
         yield header, memoryview(buffer)[at : at + header.length]
+        offset = header.next_offset
         at += header.length
         position += header.length
 
@@ -904,10 +916,9 @@ def _copy_to_fresh_files(journal: JournalFiles) -> None:
         handle = FileHandle(disk, disk.open(temporary, create=True))
         segment.header = replace(segment.header, storage_id=state.storage_id)
         disk.write(handle.fd, render_header(segment.header), 0)
-        for position in range(DATA_AT, segment.data_end, 1 << 20):
-            disk.write(
-                handle.fd, disk.read(old.fd, min(1 << 20, segment.data_end - position), position), position
-            )
+        for position in range(DATA_AT, segment.data_end, READ_BYTES):
+            length = min(READ_BYTES, segment.data_end - position)
+            disk.write(handle.fd, disk.read(old.fd, length, position), position)
         if segment.is_sealed:
             disk.write(handle.fd, render_footer(segment), segment.data_end)
         else:
