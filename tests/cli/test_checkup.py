@@ -137,26 +137,33 @@ def test_too_little_memory_for_the_caches_is_a_warning(
     assert checkup.check_memory(settings_of(tmp_path, body_cache_bytes=2 * gib)).result == WARNING
 
 
-def test_a_free_port_is_fine_and_a_taken_one_a_problem(server: PlayedServer) -> None:
-    nobody = parse_address("127.0.0.1:1")
+def test_a_free_port_is_fine_and_a_taken_one_a_problem(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = parse_address(f"127.0.0.1:{taken.getsockname()[1]}")
 
-        finding = checkup.check_port("listen", address, nobody)
+        finding = checkup.check_port("listen", address, tmp_path)
 
     assert finding.result == PROBLEM
     assert "--listen" in finding.advice
-    assert checkup.check_port("listen", address, nobody).result == OK
+    assert checkup.check_port("listen", address, tmp_path).result == OK
 
 
-def test_a_port_taken_by_our_own_server_is_fine(server: PlayedServer) -> None:
+def test_a_port_taken_by_our_own_server_is_fine(data: Path, server: PlayedServer) -> None:
     address = parse_address(server.url.removeprefix("http://"))
     server.answers["GET /health/live"] = {}
     server.is_verified = False
 
-    assert checkup.check_port("listen", address, address).result == OK
+    assert checkup.check_port("admin", address, data).result == OK
+
+
+def test_a_port_taken_by_the_server_of_other_data_is_a_problem(
+    data: Path, server: PlayedServer, tmp_path: Path
+) -> None:
+    address = parse_address(server.url.removeprefix("http://"))
+
+    assert checkup.check_port("admin", address, tmp_path / "other").result == PROBLEM
 
 
 def test_doctor_ends_with_one_when_something_is_wrong(run: Run, tmp_path: Path) -> None:

@@ -20,8 +20,11 @@ from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from quaymaster.broker.disk import RealDisk
+from quaymaster.cli.connection import read_client_file
+from quaymaster.cli.failures import NoServer
 from quaymaster.cli.output import bytes_as_text
 from quaymaster.settings import Address, Settings
 
@@ -65,8 +68,8 @@ def check_up(settings: Settings) -> list[Finding]:
         check_permissions(settings.data),
         check_file_limit(settings.http_connections_max),
         check_memory(settings),
-        check_port("listen", settings.listen_address, settings.admin_address),
-        check_port("admin", settings.admin_address, settings.admin_address),
+        check_port("listen", settings.listen_address, settings.data),
+        check_port("admin", settings.admin_address, settings.data),
     ]
 
 
@@ -281,8 +284,8 @@ def check_memory(settings: Settings) -> Finding:
     return Finding("memory", OK, found)
 
 
-def check_port(name: str, address: Address, admin: Address) -> Finding:
-    """The port is free, or taken by a Quaymaster that answers."""
+def check_port(name: str, address: Address, data: Path) -> Finding:
+    """The port is free, or taken by the server of this data directory."""
     check = f"port ({name})"
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -290,7 +293,7 @@ def check_port(name: str, address: Address, admin: Address) -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address.host, address.port))
     except OSError as error:
-        if _answers_as_ready(admin):
+        if _is_used_by_our_server(address, data):
             return Finding(check, OK, f"{address} is used by the server that runs")
         return Finding(
             check,
@@ -301,8 +304,16 @@ def check_port(name: str, address: Address, admin: Address) -> Finding:
     return Finding(check, OK, f"{address} is free")
 
 
-def _answers_as_ready(admin: Address) -> bool:
-    connection = HTTPConnection(admin.host, admin.port, timeout=2)
+def _is_used_by_our_server(address: Address, data: Path) -> bool:
+    """Tell whether the server that last ran on this data directory has the port, and lives."""
+    try:
+        server = read_client_file(data)
+    except NoServer:
+        return False
+    admin = urlsplit(server.admin_url or "")
+    if address.port not in (admin.port, urlsplit(server.endpoint_url).port) or admin.hostname is None:
+        return False
+    connection = HTTPConnection(admin.hostname, admin.port, timeout=2)
     try:
         connection.request("GET", "/health/live")
         return connection.getresponse().status == 200
