@@ -177,6 +177,8 @@ class JournalFiles:
         self._change_lock = threading.Lock()  # the list of segments
         self._state_lock = threading.Lock()  # the state file
         self._sync_lock = threading.Lock()  # so that no thread misses an fsync error another was told of
+        self._maintenance_lock = threading.Lock()  # compaction and dropping; close waits for them
+        self._closing = False
         self._closed = False
         self.space = space
         self.warnings: list[str] = []
@@ -320,18 +322,20 @@ class JournalFiles:
 
     def close(self) -> None:
         """Make everything durable, note it, and let go of the directory. A failed journal only lets go."""
-        if self._closed:
-            return
-        try:
-            if self.failure is None:
-                self.sync()
-                self.persist_floor()
-        finally:
-            self._closed = True
-            self.space.close()
-            for segment in self._segments:
-                segment.release_file()
-            self._lock = None
+        self._closing = True  # a compaction gives up at its next batch
+        with self._maintenance_lock:
+            if self._closed:
+                return
+            try:
+                if self.failure is None:
+                    self.sync()
+                    self.persist_floor()
+            finally:
+                self._closed = True
+                self.space.close()
+                for segment in self._segments:
+                    segment.release_file()
+                self._lock = None
 
     def fail(self, error: OSError) -> None:
         """Stop for good after a failed write or fsync, and mark the directory for the next open."""
@@ -433,11 +437,19 @@ class JournalFiles:
         below snapshot and commit. Readers inside the old files are not disturbed.
 
         Raises RecordUnreadable when a record to keep is damaged or the disk cannot read it, and OSError
-        (is_full) on a full disk; nothing has changed then. Any other OSError has stopped the journal for good.
+        (is_full) on a full disk, and JournalStopped when the journal is being closed; nothing has changed
+        then. Any other OSError has stopped the journal for good.
         """
-        segments = self._segments_between(
-            base_offset, base_offset if last_base_offset is None else last_base_offset
-        )
+        with self._maintenance_lock:
+            self._check_running()
+            return self._compact(
+                base_offset, keep, base_offset if last_base_offset is None else last_base_offset
+            )
+
+    def _compact(
+        self, base_offset: int, keep: Callable[[Row], bool], last_base_offset: int
+    ) -> CompactionResult:
+        segments = self._segments_between(base_offset, last_base_offset)
         temporary = f"{self._directory}/compaction.tmp"
         first, last = segments[0], segments[-1]
         compacted = Segment(
@@ -486,7 +498,8 @@ class JournalFiles:
 
     def drop_before(self, offset: int) -> None:
         """Delete whole segments below `offset`; only called past a snapshot durable on this replica."""
-        with self._change_lock:
+        with self._maintenance_lock, self._change_lock:
+            self._check_running()
             number = 0
             while number < len(self._segments) - 1 and self._segments[number].end_offset <= offset:
                 number += 1
@@ -501,6 +514,49 @@ class JournalFiles:
                 self._disk.unlink(segment.path)
             self._set_segments(self._segments[number:])
         self._disk.sync_directory(self._directory)
+
+    def copy_to(self, directory: str, told: Callable[[int], None]) -> int:
+        """Copy the journal, up to what is durable now, into an empty directory; return the offset it ends at.
+
+        `told` hears how many bytes were copied, now and then. Appends and compactions go on meanwhile: sealed
+        segments are read through the files that were theirs at the beginning. The copy has this journal's
+        identity; `renew_identity` gives it one of its own before it is opened.
+        """
+        with self._change_lock:
+            segments = self._segments
+            for segment in segments:
+                segment.open_file(self._disk)
+        end = self.durable_end  # after the view: what a compaction left out was deleted durably by then
+        for segment in segments:
+            path = f"{directory}/{segment_name(segment.base_offset)}"
+            handle = FileHandle(self._disk, self._disk.open(path, create=True))
+            header = replace(segment.header, storage_id=self.storage_id)
+            self._disk.write(handle.fd, render_header(header), 0)
+            position = DATA_AT
+            for position, chunk in self._copied_bytes(segment, end):
+                self._disk.write(handle.fd, chunk, position)
+                told(len(chunk))
+                position += len(chunk)
+            if not segment.is_sealed:  # room for a tail that does not look torn
+                self._disk.truncate(handle.fd, position + self._limits.index_every_bytes)
+            self._disk.sync(handle.fd)
+        with self._state_lock:
+            state = replace(self._state, durable_floor=end, start_offset=segments[0].base_offset)
+        write_file_durably(self._disk, directory, STATE_NAME, _render_state(state))
+        return end
+
+    def _copied_bytes(self, segment: Segment, end: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (position, bytes) of a segment's data: all of a sealed one, whole batches of the active one."""
+        if segment.is_sealed:
+            handle = segment.open_file(self._disk)
+            for position in range(DATA_AT, segment.data_end, READ_BYTES):
+                length = min(READ_BYTES, segment.data_end - position)
+                yield position, self._disk.read(handle.fd, length, position)
+            return
+        for position, header, data in iterate_batches(self._disk, segment, DATA_AT, segment.data_end):
+            if header.next_offset > end:
+                return
+            yield position, bytes(data)
 
     def release_files(self) -> None:
         """Close segment files above the limit of open ones, oldest first; they open again when read."""
@@ -589,6 +645,8 @@ class JournalFiles:
         pending_bytes = 0
         for segment in segments:
             for header, data in _read_loosely(self._disk, segment):
+                if self._closing:
+                    raise JournalStopped("the journal is being closed")
                 rows = list(iterate_rows(data, header))
                 wanted = [row for row in rows if keep(row)]
                 kept += len(wanted)
@@ -695,6 +753,14 @@ def _seal(disk: Disk, segment: Segment) -> None:
         disk.write(fd, footer, segment.data_end)
         disk.truncate(fd, segment.data_end + len(footer))
         segment.capacity = segment.data_end + len(footer)
+
+
+def renew_identity(disk: Disk, directory: str) -> None:
+    """Give a copied journal a storage id of its own, so that it is never taken for what it was copied from."""
+    path = f"{directory}/{STATE_NAME}"
+    state = _parse_state(path, read_file(disk, path))
+    renewed = replace(state, storage_id=uuid4().bytes, previous_storage_id=state.storage_id)
+    write_file_durably(disk, directory, STATE_NAME, _render_state(renewed))
 
 
 # Recovery.

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 from quaymaster.broker.chunk_store import ChunkStore
@@ -109,46 +110,55 @@ class Snapshots:
                 last = time.monotonic()
                 await self.write()
 
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[int]:
+        """Write a snapshot and keep its files as they are until the end of the block; gives its base offset."""
+        async with self._lock:
+            yield await self._write()
+
     async def write(self) -> int:
         """Write one snapshot now; return its base offset. What could not be written stays dirty."""
         async with self._lock:
-            host = self._host
-            queues = host.replica.queues
-            base_offset = host.replica.end_offset
-            host.records_since_snapshot = 0
-            removed, queues.removed = queues.removed, set()
-            self._chunks.snapshot_begun()
-            partitions: dict[int, Partition] = {}
-            changed: dict[bytes, bytes] = {}
-            until = time.perf_counter() + STEP_S
-            for key, found in queues.dirty_partitions():
-                if queues.partitions.get(key) is not found:
-                    continue
-                changed[encode_key(key)] = encode_partition(found, host.replica.end_offset)
-                partitions[key] = found
-                if time.perf_counter() > until:
-                    await asyncio.sleep(0)
-                    until = time.perf_counter() + STEP_S
-            try:
-                await self._committed(host.replica.end_offset)
-                meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
-                gone = [encode_key(key) for key in removed if key not in queues.partitions]
-                await asyncio.get_running_loop().run_in_executor(
-                    None, self._publish, base_offset, changed, gone, meta, host.replica.commit
-                )
-            except Exception as error:
-                for found in partitions.values():
-                    found.dirty = True
-                queues.removed |= removed
-                host.records_since_snapshot += 1
-                self.failed += 1
-                log_event(log, logging.WARNING, "snapshot not written", error=str(error))
-                if isinstance(error, OSError) and not is_full(error):
-                    host.stop(error)
-                return self.base_offset
-            self.base_offset = base_offset
-            self.written += 1
-            return base_offset
+            return await self._write()
+
+    async def _write(self) -> int:
+        host = self._host
+        queues = host.replica.queues
+        base_offset = host.replica.end_offset
+        host.records_since_snapshot = 0
+        removed, queues.removed = queues.removed, set()
+        self._chunks.snapshot_begun()
+        partitions: dict[int, Partition] = {}
+        changed: dict[bytes, bytes] = {}
+        until = time.perf_counter() + STEP_S
+        for key, found in queues.dirty_partitions():
+            if queues.partitions.get(key) is not found:
+                continue
+            changed[encode_key(key)] = encode_partition(found, host.replica.end_offset)
+            partitions[key] = found
+            if time.perf_counter() > until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + STEP_S
+        try:
+            await self._committed(host.replica.end_offset)
+            meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
+            gone = [encode_key(key) for key in removed if key not in queues.partitions]
+            await asyncio.get_running_loop().run_in_executor(
+                None, self._publish, base_offset, changed, gone, meta, host.replica.commit
+            )
+        except Exception as error:
+            for found in partitions.values():
+                found.dirty = True
+            queues.removed |= removed
+            host.records_since_snapshot += 1
+            self.failed += 1
+            log_event(log, logging.WARNING, "snapshot not written", error=str(error))
+            if isinstance(error, OSError) and not is_full(error):
+                host.stop(error)
+            return self.base_offset
+        self.base_offset = base_offset
+        self.written += 1
+        return base_offset
 
     def _publish(
         self,

@@ -14,10 +14,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from quaymaster import __version__
+from quaymaster.broker.backup import RESTORED_NAME, backup
 from quaymaster.broker.broker import Broker, BrokerOptions
 from quaymaster.broker.disk import DirectoryInUse, RealDisk, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt
@@ -101,10 +104,10 @@ class Server:
         stack.push_async_callback(store.close)
         metadata = MetadataService(
             store,
-            _key_provider(settings, data),
+            key_provider(settings, data),
             region=settings.region,
             account_id=settings.account_id,
-            now_ms=_wall_ms,
+            now_ms=wall_ms,
             purge_interval_s=settings.purge_interval_s,
             queue_name_reuse_s=settings.queue_name_reuse_s,
             journal_id=JOURNAL_ID,
@@ -114,14 +117,16 @@ class Server:
         broker = Broker(_broker_options(settings, data), store, on_stopped=self._on_broker_stopped)
         await broker.start()
         stack.push_async_callback(broker.close)
-        metadata.attach_journal(BrokerQueueJournal(broker))
+        journal = BrokerQueueJournal(broker)
+        metadata.attach_journal(journal)
         await metadata.reconcile()
+        await settle_restored(data, metadata, broker, journal)
         if settings.queues_file is not None:
             changed = await metadata.load_queues_file(settings.queues_file)
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
         front_end = make_front_end(
-            settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=_wall_ms
+            settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=wall_ms
         )
         front_end.start()
         stack.push_async_callback(front_end.stop)
@@ -129,7 +134,12 @@ class Server:
             lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
         )
         admin = make_admin(
-            settings, broker=broker, metadata=metadata, metrics=metrics, health=health, operations=broker
+            settings,
+            broker=broker,
+            metadata=metadata,
+            metrics=metrics,
+            health=health,
+            operations=ServerOperations(broker, store, data),
         )
         limits = HTTPLimits(**settings.http_limits())
         admin_server = HTTPServer(admin.handle, limits, name="admin", admit=admin.admit)
@@ -154,6 +164,44 @@ class Server:
     def _on_broker_stopped(self, error: Exception) -> None:
         self._failure = error
         self._stop.set()
+
+
+class ServerOperations:
+    """What the admin API asks of the parts that keep data."""
+
+    def __init__(self, broker: Broker, store: SQLiteCoordination, data: Path) -> None:
+        self._broker = broker
+        self._store = store
+        self._data = data
+
+    def status(self) -> Mapping[str, Any]:
+        """Return figures of journal, cache and disk, ready for JSON."""
+        return self._broker.status()
+
+    async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
+        """Write a consistent copy of all data but the master keys; see `broker.backup`."""
+        return await backup(self._broker, self._store.backup, self._data, destination, progress)
+
+
+async def settle_restored(
+    data: Path, metadata: MetadataService, broker: Broker, journal: BrokerQueueJournal
+) -> None:
+    """After a restore, make the journal know the queues that the metadata has, and those only."""
+    marker = data / RESTORED_NAME
+    if not marker.exists():
+        return
+    defined = {definition.queue_id: definition for definition in metadata.queues.active_queues()}
+    known = dict(broker.host.replica.queues.definitions)
+    for queue_id, definition in defined.items():
+        if queue_id not in known:
+            log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
+        await journal.set_queue(definition)
+    for queue_id, definition in known.items():
+        if queue_id not in defined:
+            log_event(log, logging.WARNING, "restored queue dropped", queue=definition.name)
+            await journal.delete_queue(queue_id)
+    marker.unlink()
+    RealDisk().sync_directory(str(data))
 
 
 def prepare_data_directory(data: Path) -> None:
@@ -211,7 +259,8 @@ def _broker_options(settings: Settings, data: Path) -> BrokerOptions:
     )
 
 
-def _key_provider(settings: Settings, data: Path) -> KeyProvider:
+def key_provider(settings: Settings, data: Path) -> KeyProvider:
+    """Return where the master keys of this data directory are."""
     if settings.master_key_source == "environment":
         assert settings.master_key is not None, "the settings were checked"
         previous = settings.master_key_previous
@@ -263,5 +312,6 @@ def _greet(settings: Settings, data: Path, address: Address, admin: Address) -> 
         )
 
 
-def _wall_ms() -> int:
+def wall_ms() -> int:
+    """Return the wall clock in milliseconds since 1970."""
     return time.time_ns() // 1_000_000

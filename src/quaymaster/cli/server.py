@@ -198,21 +198,35 @@ def backup(
 def restore(
     source: Annotated[Path, typer.Argument(help="What `quaymaster backup` wrote.", metavar="BACKUP")],
     data: options.Data = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="Copy of the server's keys/ directory.", metavar="DIR"),
+    ] = None,
     as_json: options.AsJSON = False,
 ) -> None:
     """Make a data directory from a backup.
 
-    The directory must be missing or empty.
+    The directory must be missing or empty. Refused without the master keys the backup was made under: a copy of
+    keys/, or QUAYMASTER_MASTER_KEY with QUAYMASTER_MASTER_KEY_SOURCE=environment.
     """
     directory = data_directory(data)
     if not source.exists():
         raise WrongUsage(f"{source} does not exist.")
     if directory.exists() and any(directory.iterdir()):
         raise Refused(f"{directory} is not empty. Restore into a new directory, then serve from that.")
-    from quaymaster.broker.backup import restore as restore_backup
+    settings, _ = _load(None, directory, None, None, None)
+    if keys is None and settings.master_key_source == "file":
+        raise Refused(
+            "Nothing in a backup can be read without its master keys. Name a copy of the server's keys/ "
+            "directory with --keys, or set QUAYMASTER_MASTER_KEY_SOURCE=environment and QUAYMASTER_MASTER_KEY."
+        )
+    from quaymaster.cli.restoring import RestoreRefused, restore_data_directory
 
     with progress_bar("Restoring", quiet=as_json):
-        restore_backup(source, directory)
+        try:
+            restore_data_directory(source, settings, keys)
+        except RestoreRefused as error:
+            raise Refused(str(error)) from None
     if as_json:
         print_json({"backup": str(source), "data": str(directory)})
     else:

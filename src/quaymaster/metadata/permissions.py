@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from quaymaster.core.errors import InvalidParameterValue, MissingParameter, OverLimit
+from quaymaster.protocol.queue_attributes import POLICY_STATEMENTS_MAX
 
 ACTIONS_MAX: Final = 7
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
@@ -58,6 +59,8 @@ def add_permission(
     statements = document["Statement"]
     if any(statement.get("Sid") == label for statement in statements):
         raise InvalidParameterValue.of("Label", label, "Already exists.")
+    if len(statements) >= POLICY_STATEMENTS_MAX:
+        raise OverLimit(f"A policy may have at most {POLICY_STATEMENTS_MAX} statements.")
     statements.append(
         {
             "Sid": label,

@@ -136,7 +136,8 @@ def render_error(error: CallerError | NotNow, form: WireForm, request_id: str) -
     row = wire_error(error)
     headers = response_headers(form, request_id)
     if form is WireForm.JSON:
-        headers.append((b"x-amzn-query-error", f"{row.code};{row.fault}".encode()))
+        if not isinstance(error, errors.MalformedInput):  # what cannot be parsed was never a Query request
+            headers.append((b"x-amzn-query-error", f"{row.code};{row.fault}".encode()))
         body = msgspec.json.encode({"__type": row.json_type, "message": _encodable(error.message)})
         return Response(row.status, headers, body)
     if isinstance(error, errors.UnknownOperation):

@@ -282,13 +282,13 @@ def is_number(text: str) -> bool:
 
 
 class AttributeFilter:
-    """Which message attributes a receive asks for: names, `All`, `.*`, or `prefix.*`."""
+    """Which message attributes a receive asks for: names, `All`, `*`, `.*`, or `prefix.*`."""
 
     __slots__ = ("_names", "_prefixes", "takes_all", "takes_nothing")
 
     def __init__(self, names: Iterable[str] | None) -> None:
         self._names = frozenset(names or ())
-        self.takes_all = "All" in self._names or ".*" in self._names
+        self.takes_all = not self._names.isdisjoint(("All", "*", ".*"))
         # A prefix is taken as text: `bar.*` takes `bar.one`, and `bars` too.
         self._prefixes = tuple(name[:-2] for name in self._names if name.endswith(".*"))
         self.takes_nothing = not self._names

@@ -98,7 +98,7 @@ class ListDeadLetterSourceQueuesRequest(Shape, frozen=True):
 
 
 class ListDeadLetterSourceQueuesResult(Shape, frozen=True):
-    queueUrls: list[str] = field(default_factory=list)
+    queueUrls: list[str]
     NextToken: str | None = None
 
 

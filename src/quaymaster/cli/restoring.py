@@ -1,0 +1,63 @@
+"""A restore from files to a data directory that is known to open: backup, master keys, and the check of both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+from quaymaster.broker.backup import BackupUnusable, restore
+from quaymaster.cli.compose import key_provider, wall_ms
+from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.metadata.master_keys import KeysUnusable
+from quaymaster.metadata.service import MetadataService
+from quaymaster.settings import Settings
+
+
+class RestoreRefused(Exception):
+    """The backup, or the keys given with it, cannot be used; no data directory was made."""
+
+
+def restore_data_directory(source: Path, settings: Settings, keys: Path | None) -> None:
+    """Restore `source` into the settings' data directory, with the master keys in `keys` (None: environment)."""
+    data = settings.data.absolute()
+    try:
+        restore(source, data)
+        if keys is not None:
+            _copy_keys(keys, data / "keys")
+        asyncio.run(_check_keys(settings, data))
+    except (BackupUnusable, KeysUnusable, StoreUnusable, OSError) as error:
+        if not isinstance(error, FileExistsError):
+            shutil.rmtree(data, ignore_errors=True)
+        raise RestoreRefused(str(error)) from error
+
+
+def _copy_keys(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        raise KeysUnusable(f"{source} is no directory of master keys")
+    target.mkdir(mode=0o700)
+    for path in sorted(source.iterdir()):
+        descriptor = os.open(target / path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(path.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+async def _check_keys(settings: Settings, data: Path) -> None:
+    """Unwrap every secret of the metadata once; raises KeysUnusable when the keys are not those it needs."""
+    store = await SQLiteCoordination.open(data / "metadata.sqlite")
+    try:
+        metadata = MetadataService(
+            store,
+            key_provider(settings, data),
+            region=settings.region,
+            account_id=settings.account_id,
+            now_ms=wall_ms,
+        )
+        await metadata.start()
+        await metadata.close()
+    finally:
+        await store.close()
