@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from harness.batches import BatchSource, payloads_of
@@ -12,6 +16,7 @@ from quaymaster.broker.disk import DirectoryInUse, RealDisk
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, JournalStopped
 from quaymaster.broker.segments import DATA_AT, RecordGone, RecordUnreadable
 from quaymaster.broker.space import JournalLimits
+from quaymaster.core.records import Row
 
 SMALL = JournalLimits(
     segment_bytes_min=16 << 10,
@@ -511,3 +516,77 @@ def test_a_tainted_journal_is_copied_to_fresh_files_under_a_new_storage_id(tmp_p
     assert third.warnings == []
     assert payloads_of(third).keys() == set(range(480))
     third.close()
+
+
+def test_closing_ends_a_compaction_under_way_and_waits_for_it(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "j")
+    source = BatchSource.behind(journal)
+    fill(journal, source, batches=100)
+    begun, go_on = threading.Event(), threading.Event()
+    ended: list[BaseException] = []
+
+    def keep(row: Row) -> bool:
+        begun.set()
+        go_on.wait(30)
+        return False
+
+    def compact() -> None:
+        try:
+            journal.compact(0, keep)
+        except JournalStopped as error:
+            ended.append(error)
+
+    compaction = threading.Thread(target=compact)
+    compaction.start()
+    begun.wait(30)
+    closing = threading.Thread(target=journal.close)
+    closing.start()
+    with pytest.raises(DirectoryInUse):
+        open_journal(tmp_path / "j")
+
+    while not journal._closing:
+        time.sleep(0.001)
+    go_on.set()
+    closing.join(30)
+    compaction.join(30)
+
+    assert len(ended) == 1
+    again = open_journal(tmp_path / "j")
+    assert payloads_of(again) == source.payloads
+    again.close()
+
+
+def test_readers_and_a_compaction_do_not_disturb_each_other(tmp_path: Path) -> None:
+    limits = replace(SMALL, open_segments_max=1)
+    journal = JournalFiles.open(RealDisk(), tmp_path / "j", journal_id=7, limits=limits)
+    source = BatchSource.behind(journal)
+    fill(journal, source, batches=200)
+    kept = [offset for offset in range(800) if offset % 5 == 0]
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        rng = Random(1)
+        try:
+            while not done.is_set():
+                wanted = rng.sample(kept, 10)
+                assert journal.read_payloads(wanted) == [source.payloads[offset] for offset in wanted]
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for _ in range(3):
+        bases = [segment.base_offset for segment in journal.segments() if segment.is_sealed]
+        for base in bases[1:]:
+            journal.compact(base, lambda row: row.offset % 5 == 0)
+            journal.release_files()
+        if len(bases) > 2:
+            journal.compact(bases[0], lambda row: row.offset % 5 == 0, last_base_offset=bases[1])
+    done.set()
+    for reader in readers:
+        reader.join(30)
+
+    assert failures == []
+    journal.close()

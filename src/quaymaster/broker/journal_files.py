@@ -506,9 +506,7 @@ class JournalFiles:
             dropped = self._segments[:number]
             if not dropped:
                 return
-            with (
-                self._state_lock
-            ):  # first: segments missing below the start are fine, above it they are damage
+            with self._state_lock:  # first: segments missing below the start are fine, above it damage
                 self._write_state(replace(self._state, start_offset=self._segments[number].base_offset))
             for segment in dropped:
                 self._disk.unlink(segment.path)
