@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from pyroaring import BitMap64
+
 from quaymaster.core.index import SequenceIndex
 from quaymaster.core.sequences import SequenceSet
 
@@ -45,7 +47,7 @@ class FIFOOrder:
 
     def __init__(self, index: SequenceIndex, delay_ms: int) -> None:
         self._index = index
-        self._line: deque[tuple[int, int]] = deque()  # (able to give since, group)
+        self._line: deque[tuple[int, int, _Group]] = deque()  # (able to give since, group's key, group)
         self.cursor = index.next_sequence
         self.delay_ms = delay_ms
         self.groups: dict[int, _Group] = {}
@@ -63,8 +65,7 @@ class FIFOOrder:
             budget -= scanned
             line_since_ms = self._front_of_line()
             if line_since_ms is not None and (fresh_since_ms is None or line_since_ms < fresh_since_ms):
-                key = self._line.popleft()[1]
-                group = self.groups[key]
+                _, key, group = self._line.popleft()
                 group.in_line = False
             elif fresh_since_ms is not None:
                 key = self._index.group(self.cursor)
@@ -99,6 +100,9 @@ class FIFOOrder:
         """Never called: a message of a FIFO queue has no delay of its own."""
         raise AssertionError("a FIFO queue has no timers of single messages")
 
+    def surface(self, sequence: int) -> None:
+        """Nothing to do: a message of a FIFO queue waits for what is in front of it in its group."""
+
     def settle(self, sequence: int, now_ms: int, received_ms: int) -> None:
         """A message that was in flight is gone for good."""
         self._remove(sequence, now_ms)
@@ -121,6 +125,9 @@ class FIFOOrder:
             else:
                 self._join_line(key, group, 0)
 
+    def left_flight(self, sequences: Iterable[int]) -> None:
+        """Nothing to do: `discard_below` looks at every group."""
+
     def sent(self, group: int, now_ms: int) -> None:
         """Nothing to note: the scan finds it."""
 
@@ -128,31 +135,59 @@ class FIFOOrder:
         """FIFO queues have no tenants."""
         return 0
 
-    def reset_in_flight(self, in_flight: list[int]) -> None:
-        """Note which messages are in flight (after a snapshot load)."""
-        for group in self.groups.values():
-            group.in_flight = SequenceSet()
-        for sequence in in_flight:
-            self._group(self._index.group(sequence)).in_flight.add(sequence)
+    def load_in_flight(self, in_flight: list[tuple[int, int]], now_ms: int) -> None:
+        """Note which messages, as (sequence, group), are in flight (a snapshot load)."""
+        for sequence, key in in_flight:
+            self._group(key).in_flight.add(sequence)
 
     def load_waiting(self, groups: Iterable[tuple[int, SequenceSet]]) -> None:
         """Take over the messages that wait in groups (a snapshot load)."""
         for key, waiting in groups:
             self._group(key).waiting = waiting
 
-    def line_up(self) -> None:
-        """Put every group that can give in line, oldest message first (after a snapshot load)."""
-        able = [(group.waiting.first(), key) for key, group in self.groups.items() if group.can_give()]
-        for sequence, key in sorted(able):
-            self._join_line(key, self.groups[key], self._index.sent_ms(sequence) + self.delay_ms)
+    def load_line(self, line: list[tuple[int, int]]) -> None:
+        """Take over who can give since when; others that can give go in front (a snapshot load)."""
+        named = {key for _, key in line}
+        able = [
+            (group.waiting.first(), key)
+            for key, group in self.groups.items()
+            if group.can_give() and key not in named
+        ]
+        for since_ms, key in [*((0, key) for _, key in sorted(able)), *line]:
+            self._join_line(key, self._group(key), since_ms)
+
+    def line(self) -> list[tuple[int, int]]:
+        """Return the groups that can give, as (since when, key), in the order they are served."""
+        return [
+            (since_ms, key)
+            for since_ms, key, group in self._line
+            if self.groups.get(key) is group and group.can_give()
+        ]
+
+    def is_waiting(self, sequence: int, now_ms: int) -> bool:
+        """Return whether a message waits for the queue's delay."""
+        return sequence >= self.cursor and self._index.sent_ms(sequence) + self.delay_ms > now_ms
+
+    def count_waiting(self, now_ms: int, delay_ms: int) -> int:
+        """Return how many messages wait for the queue's delay, which is `delay_ms` now."""
+        return self._index.next_sequence - self._first_waiting(now_ms, delay_ms)
+
+    def waiting(self, now_ms: int, delay_ms: int) -> BitMap64:
+        """Return the messages that wait for the queue's delay, which is `delay_ms` now."""
+        found = BitMap64()
+        found.add_range(self._first_waiting(now_ms, delay_ms), self._index.next_sequence)
+        return found
 
     def fresh(self) -> SequenceSet:
         """Return all that waits in groups, whether it was handed out before or not."""
         result = SequenceSet()
         for group in self.groups.values():
-            for sequence in group.waiting:
-                result.add(sequence)
+            result.update(group.waiting.bitmap())
         return result
+
+    def _first_waiting(self, now_ms: int, delay_ms: int) -> int:
+        end = self._index.next_sequence
+        return self._index.first_sent_after(self.cursor, end, now_ms - delay_ms) if delay_ms else end
 
     def _scan_to_free_group(self, now_ms: int, stop: int, budget: int) -> tuple[int | None, int]:
         """Move the cursor to a due message of a group nothing is known of.
@@ -234,16 +269,14 @@ class FIFOOrder:
     def _join_line(self, key: int, group: _Group, since_ms: int) -> None:
         if not group.in_line and group.can_give():
             group.in_line = True
-            self._line.append((since_ms, key))
+            self._line.append((since_ms, key, group))
 
     def _front_of_line(self) -> int | None:
         """Return since when the group in front can give; groups that no longer can are taken out of line."""
         while self._line:
-            since_ms, key = self._line[0]
-            group = self.groups.get(key)
-            if group is not None and group.in_line and group.can_give():
+            since_ms, key, group = self._line[0]
+            if self.groups.get(key) is group and group.can_give():
                 return since_ms
             self._line.popleft()
-            if group is not None:
-                group.in_line = False
+            group.in_line = False
         return None

@@ -6,7 +6,9 @@ queued message costs no memory, whatever the backlog.
 
     chunk:  version u8 · has_groups u8 · reserved u16 · count u32 · first sequence u64
             offsets u64[count] · times u64[count] · groups u64[count] (only with groups)
-    time:   send time in ms << 15 | own or queue delay in 50 ms slots
+    time:   send time in ms << 15 | own or queue delay in whole 50 ms slots
+
+A delay is whole slots, or such that it ends where a slot ends: both are found again from the whole slots in it.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ class SequenceIndex:
         elif tail.groups is not None:
             tail.groups.append(0)
         tail.offsets.append(offset)
-        tail.times.append(sent_ms << _DELAY_BITS | -(-delay_ms // SLOT_MS))
+        tail.times.append(sent_ms << _DELAY_BITS | delay_ms // SLOT_MS)
         if len(tail.offsets) >= TAIL_ENTRIES_MAX:
             self._seal()
 
@@ -176,6 +178,19 @@ class SequenceIndex:
             columns = self._load(sequence)
         return columns.times[sequence - columns.first] >> _DELAY_BITS
 
+    def due_ms(self, sequence: int) -> int:
+        """Return when the delay that the message was sent with ends."""
+        columns = self._tail
+        if sequence < columns.first:
+            columns = self._load(sequence)
+        packed = columns.times[sequence - columns.first]
+        delay = packed & _DELAY_MASK
+        return (
+            -(-((packed >> _DELAY_BITS) + delay * SLOT_MS) // SLOT_MS) * SLOT_MS
+            if delay
+            else packed >> _DELAY_BITS
+        )
+
     def group(self, sequence: int) -> int:
         """Return the hash of the message's group, 0 without one."""
         columns = self._tail
@@ -194,19 +209,15 @@ class SequenceIndex:
             yield run
             start += len(run)
 
-    def first_due_after(self, start: int, stop: int, now_ms: int, delay_ms: int | None) -> int:
-        """Return the first sequence in [start, stop) that is not due at `now_ms`, or `stop`.
+    def first_sent_after(self, start: int, stop: int, time_ms: int) -> int:
+        """Return the first sequence in [start, stop) sent after `time_ms`, or `stop`.
 
-        With `delay_ms` the delay is the queue's present one (FIFO, retroactive), else each message's own. Due
-        times must not fall from one sequence to the next.
+        Send times must not fall from one sequence to the next.
         """
-
-        def is_delayed(sequence: int) -> bool:
-            if delay_ms is not None:
-                return self.sent_ms(sequence) + delay_ms > now_ms
-            return self.entry(sequence).due_ms > now_ms
-
-        return bisect_left(range(start, stop), True, key=is_delayed) + start
+        return (
+            bisect_left(range(start, stop), True, key=lambda sequence: self.sent_ms(sequence) > time_ms)
+            + start
+        )
 
     def drop_below(self, sequence: int) -> None:
         """Forget the entries below; whole chunks are given back to the keeper."""
@@ -249,9 +260,8 @@ class SequenceIndex:
         columns.groups = array("Q")
         for sequence in range(first, first + CHUNK_ENTRIES):
             entry = entries.get(sequence, _GONE)
-            delay = -(-(entry.due_ms - entry.sent_ms) // SLOT_MS)
             columns.offsets.append(entry.offset)
-            columns.times.append(entry.sent_ms << _DELAY_BITS | delay)
+            columns.times.append(entry.sent_ms << _DELAY_BITS | (entry.due_ms - entry.sent_ms) // SLOT_MS)
             columns.groups.append(entry.group)
         if not any(columns.groups):
             columns.groups = None
@@ -292,16 +302,11 @@ class SequenceIndex:
         return columns
 
     def _chunk_of(self, sequence: int) -> int:
-        anchor = next(iter(self._chunks), None)
-        assert anchor is not None, f"sequence {sequence} has no index entry"
+        """Return the first sequence of the chunk that holds `sequence`. Chunks follow one another without a gap."""
+        anchor = next(iter(self._chunks), sequence + 1)
         first = sequence - (sequence - anchor) % CHUNK_ENTRIES
-        if first in self._chunks:
-            return first
-        # Chunks are dense except where the tail was cut between two of them.
-        for candidate in self._chunks:
-            if candidate <= sequence < candidate + CHUNK_ENTRIES:
-                return candidate
-        raise AssertionError(f"sequence {sequence} has no index entry")
+        assert first in self._chunks, f"sequence {sequence} has no index entry"
+        return first
 
     def _remember(self, columns: _Columns) -> None:
         cache = self._cache

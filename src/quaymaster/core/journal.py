@@ -110,7 +110,6 @@ class JournalReplica:
         self.durable_end = end_offset
         self.commit = 0
         self.last_time_ms = last_time_ms
-        self.sends_refused: NotNow | None = None
         self._end_chain = end_chain
         self._configuration: JournalConfiguration | None = None
         self._durable_of: dict[str, int] = {}
@@ -132,8 +131,13 @@ class JournalReplica:
     # Becoming the leader
 
     def appoint(self, configuration: JournalConfiguration) -> bool:
-        """This replica is to lead an epoch; false when it promised that epoch, or a higher one, before."""
+        """This replica is to lead an epoch; false when it promised that epoch, or a higher one, before.
+
+        Also false once it led: its queues may have run ahead of the journal, so it is made anew first.
+        """
         if configuration.epoch <= self.promised_epoch or configuration.leader != self.node:
+            return False
+        if self.role == "leading" or self.role == "stopped":
             return False
         self._configuration = configuration
         self.epoch = configuration.epoch
@@ -163,7 +167,7 @@ class JournalReplica:
         self._advance_commit()
 
     def stop(self, reason: NotNow) -> None:
-        """Lead no longer, for good or until appointed anew; whoever waits learns that the outcome is unknown."""
+        """Lead no longer, for good; whoever waits learns that the outcome is unknown."""
         self.role = "stopped"
         waiting = [*self._on_commit, *self._on_received]
         for pending in self._pending:

@@ -24,10 +24,10 @@ from pyroaring import BitMap64
 
 from quaymaster.core.commands import MoveTask, QueueCounts
 from quaymaster.core.fifo_order import FIFOOrder
-from quaymaster.core.index import ChunkKeeper, IndexEntry, SequenceIndex
+from quaymaster.core.index import ChunkKeeper, SequenceIndex
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.recent_ids import RecentIds
-from quaymaster.core.sequences import SequenceSet
+from quaymaster.core.sequences import SequenceSet, end_of_run
 from quaymaster.core.standard_order import StandardOrder
 from quaymaster.core.timers import TimerWheel, round_up_to_slot_ms
 
@@ -37,6 +37,8 @@ ATTEMPT_WINDOW_MS = 300_000
 ATTEMPTS_MAX = 100_000
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000
+FAR_DEADLINE_MS = 60_000
+"""A deleted message's entry in the wheel is taken out when it would stay there for longer than this."""
 
 
 class InFlight(msgspec.Struct, gc=False):
@@ -76,12 +78,13 @@ class _State(msgspec.Struct, array_like=True):
     head: int
     deleted: bytes
     cursor: int
-    uneven_until: int
+    stretches: list[int]
     passed: bytes
     own: bytes
     returned_order: list[int]
     groups: list[tuple[int, bytes]]
-    in_flight: list[tuple[int, int, int, int, int, int, int, bool]]
+    line: list[tuple[int, int]]
+    in_flight: list[tuple[int, int, int, int, int, int, int, bool, int]]
     returned: list[tuple[int, int, int, int]]
     timers: list[tuple[int, bytes]]
     dedup: bytes
@@ -97,6 +100,7 @@ class Partition:
 
     __slots__ = (
         "_expiry_scan",
+        "_retry_ids_max",
         "_retry_window_ms",
         "alive",
         "applied",
@@ -123,7 +127,13 @@ class Partition:
     )
 
     def __init__(
-        self, definition: QueueDefinition, number: int, keeper: ChunkKeeper, *, retry_window_ms: int
+        self,
+        definition: QueueDefinition,
+        number: int,
+        keeper: ChunkKeeper,
+        *,
+        retry_window_ms: int,
+        retry_ids_max: int | None = None,
     ) -> None:
         self.definition = definition
         self.number = number
@@ -148,6 +158,7 @@ class Partition:
         self.watched = False
         self.dirty = True
         self._retry_window_ms = retry_window_ms
+        self._retry_ids_max = retry_ids_max
         self._expiry_scan = 1
         self.order: StandardOrder | FIFOOrder = self._new_order()
 
@@ -166,7 +177,7 @@ class Partition:
         """Return how many messages are visible, in flight and delayed at `now_ms`."""
         self.advance(now_ms)
         in_flight = len(self.in_flight)
-        delayed = len(self.timed) + self._waiting_for_queue_delay(now_ms)
+        delayed = len(self.timed) + self.order.count_waiting(now_ms, self.definition.delay_ms)
         oldest = self.index.sent_ms(self.head) if self.alive else 0
         return QueueCounts(
             visible=max(0, self.alive - in_flight - delayed),
@@ -181,11 +192,12 @@ class Partition:
         times = (self.wheel.next_due_ms(), self.timers.next_due_ms(), self.order.next_due_ms)
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
-    def state_of(self, sequence: int) -> str:
-        """Return visible, in_flight or delayed for a live message, as of the last `advance`."""
+    def state_of(self, sequence: int, now_ms: int) -> str:
+        """Return visible, in_flight or delayed for a live message, after `advance`."""
         if sequence in self.in_flight:
             return "in_flight"
-        return "delayed" if sequence in self.timed else "visible"
+        is_delayed = sequence in self.timed or self.order.is_waiting(sequence, now_ms)
+        return "delayed" if is_delayed else "visible"
 
     def find_expired(self, now_ms: int, count_max: int) -> tuple[int, list[int]]:
         """Return (first sequence that is kept, single expired ones above it); the caller proposes their end."""
@@ -196,7 +208,7 @@ class Partition:
         if not self.has_moved_in:
             if self.index.sent_ms(self.head) + retention_ms > now_ms:
                 return self.head, []
-            return self.index.first_due_after(self.head, stop, now_ms, retention_ms), []
+            return self.index.first_sent_after(self.head, stop, now_ms - retention_ms), []
         # Messages moved here keep the time they were first sent: look at each, a stretch at a time.
         expired: list[int] = []
         start = max(self._expiry_scan, self.head)
@@ -236,22 +248,24 @@ class Partition:
     def advance(self, now_ms: int) -> bool:
         """Bring timeouts and delays up to `now_ms`; return whether a message became visible."""
         changed = False
-        wheel = self.wheel
+        wheel, in_flight = self.wheel, self.in_flight
         while wheel.is_due(now_ms):
-            slot = wheel.take_due(now_ms)
-            if slot is None:
+            due = wheel.take_due(now_ms)
+            if due is None:
                 break
+            due_ms, slot = due
             for sequence in slot:
-                row = self.in_flight.get(sequence)
-                if row is not None and row.deadline_ms <= now_ms:
-                    self._return(sequence, row, row.deadline_ms)
+                row = in_flight.get(sequence)
+                # A timeout that was changed has its own entry: messages come back in the order of their times.
+                if row is not None and row.deadline_ms == due_ms:
+                    self._return(sequence, row, due_ms)
                     changed = True
         timers = self.timers
         while timers.is_due(now_ms):
-            slot = timers.take_due(now_ms)
-            if slot is None:
+            due = timers.take_due(now_ms)
+            if due is None:
                 break
-            for sequence in slot:
+            for sequence in due[1]:
                 if self.timed.discard(sequence):
                     self.order.became_due(sequence)
                     changed = True
@@ -296,8 +310,11 @@ class Partition:
         self.dirty = True
         if own_delay:
             assert isinstance(self.order, StandardOrder), "a FIFO queue has no delays of single messages"
-            self.order.own.add(sequence)
-            self.defer(sequence, round_up_to_slot_ms(time_ms + delay_ms))
+            if delay_ms:
+                self.order.own.add(sequence)
+                self.defer(sequence, round_up_to_slot_ms(time_ms + delay_ms))
+            else:
+                self.order.surface(sequence)
         if group:
             self.order.sent(group, time_ms)
         if dedup is not None:
@@ -306,7 +323,7 @@ class Partition:
             self.dedup.add(dedup, offset, time_ms)
         if retry is not None:
             if self.retries is None:
-                self.retries = RecentIds(self._retry_window_ms)
+                self.retries = RecentIds(self._retry_window_ms, self._retry_ids_max)
             self.retries.add(retry, offset, time_ms)
 
     def apply_move_in(
@@ -327,6 +344,8 @@ class Partition:
         self.apply_send(sequence, offset, sent_ms, 0, False, group, None, None)
         if delivery_count:
             self.returned[sequence] = Returned(delivery_count, first_receive_ms, delivery_count)
+        if self.definition.delay_ms:
+            self.order.surface(sequence)
         if sent_ms < time_ms:
             self.has_moved_in = True
 
@@ -383,8 +402,10 @@ class Partition:
             self.timed.discard(sequence)
             self.order.claim(sequence, time_ms)
             if before is not None:
+                # A receipt of a receive that was lost may know of more deliveries than the journal does.
+                count = max(before.delivery_count, delivery_count)
                 row = InFlight(
-                    0, before.delivery_count, before.first_receive_ms, time_ms, epoch, before.arrived_count
+                    0, count, before.first_receive_ms or time_ms, time_ms, epoch, before.arrived_count
                 )
             else:
                 row = InFlight(0, delivery_count, time_ms, time_ms, epoch, 0)
@@ -405,6 +426,8 @@ class Partition:
                 continue
             row = self.in_flight.pop(sequence, None)
             if row is not None:
+                if row.deadline_ms - time_ms > FAR_DEADLINE_MS:
+                    self.wheel.discard(sequence, row.deadline_ms)
                 self.order.settle(sequence, time_ms, row.received_ms)
             elif self.moving.pop(sequence, None) is not None:
                 self.order.settle(sequence, time_ms, time_ms)
@@ -426,14 +449,16 @@ class Partition:
             return
         self.dirty = True
         for table in (self.in_flight, self.returned, self.moving):
-            for sequence in [sequence for sequence in table if sequence < stop]:
+            gone = [sequence for sequence in table if sequence < stop]
+            if table is not self.returned:
+                self.order.left_flight(gone)
+            for sequence in gone:
                 del table[sequence]
         self.timed.discard_below(stop)
         self.deleted.remove_range(0, stop)
         self.head = stop
         self.alive = self.index.next_sequence - stop - len(self.deleted)
         self.order.discard_below(stop)
-        self.order.reset_in_flight([*self.in_flight, *self.moving])
         self._move_head()
 
     def apply_purge(self, stop: int) -> None:
@@ -454,7 +479,7 @@ class Partition:
             order.delay_ms = definition.delay_ms
         elif definition.delay_ms < before.delay_ms:
             # Those that wait already keep their delay, and may now be due later than newer ones.
-            order.uneven_until = self.index.next_sequence
+            order.lower_delay()
 
     def apply_task(self, task: MoveTask) -> None:
         """A move task began or changed its status."""
@@ -472,16 +497,27 @@ class Partition:
         """Return the whole state, for a snapshot; `applied` says which records are in it."""
         order = self.order
         groups: list[tuple[int, bytes]] = []
+        line: list[tuple[int, int]] = []
         returned_order: list[int] = []
+        stretches: list[int] = []
+        passed = own = b""
+        has_groups = True
         if isinstance(order, FIFOOrder):
-            passed = own = b""
-            uneven_until = 0
-            groups = [(key, group.waiting.to_bytes()) for key, group in order.groups.items() if group.waiting]
+            waiting = {key: group.waiting for key, group in order.groups.items() if group.waiting}
+            # What was taken for a move is not decided yet: to whoever loads this it is visible.
+            for sequence in self.moving:
+                key = self.index.group(sequence)
+                waiting[key] = SequenceSet(waiting.get(key, ()))
+                waiting[key].add(sequence)
+            groups = [(key, numbers.to_bytes()) for key, numbers in waiting.items()]
+            line = order.line()
         else:
             passed = order.fresh().to_bytes()
             own = order.own.to_bytes()
-            uneven_until = order.uneven_until
-            returned_order = list(order.returned)
+            stretches = order.stretches
+            returned_order = [*self.moving, *order.returned]
+            has_groups = bool(order.tenants)
+        group_of = self.index.group
         deleted = self.deleted
         deleted.run_optimize()
         state = _State(
@@ -490,11 +526,12 @@ class Partition:
             head=self.head,
             deleted=deleted.serialize() if deleted else b"",
             cursor=order.cursor,
-            uneven_until=uneven_until,
+            stretches=stretches,
             passed=passed,
             own=own,
             returned_order=returned_order,
             groups=groups,
+            line=line,
             in_flight=[
                 (
                     sequence,
@@ -505,8 +542,9 @@ class Partition:
                     row.epoch,
                     row.arrived_count,
                     row.changed,
+                    group_of(sequence) if has_groups else 0,
                 )
-                for sequence, row in self.in_flight.items()
+                for sequence, row in sorted(self.in_flight.items())
             ],
             returned=[
                 (sequence, row.delivery_count, row.first_receive_ms, row.arrived_count)
@@ -520,14 +558,6 @@ class Partition:
             has_moved_in=self.has_moved_in,
             index=self.index.to_bytes(),
         )
-        # What was taken for a move is not decided yet: to whoever loads this it is visible.
-        if self.moving and isinstance(order, FIFOOrder):
-            waiting = {key: SequenceSet.from_bytes(data) for key, data in groups}
-            for sequence in self.moving:
-                waiting.setdefault(self.index.group(sequence), SequenceSet()).add(sequence)
-            state.groups = [(key, numbers.to_bytes()) for key, numbers in waiting.items()]
-        elif self.moving:
-            state.returned_order = [*self.moving, *returned_order]
         return _encoder.encode(state)
 
     @classmethod
@@ -539,11 +569,14 @@ class Partition:
         keeper: ChunkKeeper,
         *,
         retry_window_ms: int,
+        retry_ids_max: int | None = None,
     ) -> Partition:
-        """Rebuild the state from `to_bytes`."""
+        """Rebuild the state from `to_bytes`. Index chunks are not read: the keeper may not be open yet."""
         state = _decoder.decode(data)
         assert state.version == STATE_VERSION, f"partition state version {state.version} is not known"
-        partition = cls(definition, number, keeper, retry_window_ms=retry_window_ms)
+        partition = cls(
+            definition, number, keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max
+        )
         partition.index = SequenceIndex.from_bytes(
             state.index, keeper, b"%d/%d" % (definition.queue_id, number)
         )
@@ -552,11 +585,25 @@ class Partition:
         partition.deleted = BitMap64.deserialize(state.deleted) if state.deleted else BitMap64()
         partition.alive = partition.index.next_sequence - state.head - len(partition.deleted)
         partition.committed = partition.index.next_sequence
-        for sequence, deadline_ms, count, first_ms, received_ms, epoch, arrived, changed in state.in_flight:
+        in_flight: list[tuple[int, int]] = []
+        last_ms = 0
+        for (
+            sequence,
+            deadline_ms,
+            count,
+            first_ms,
+            received_ms,
+            epoch,
+            arrived,
+            changed,
+            group,
+        ) in state.in_flight:
             partition.in_flight[sequence] = InFlight(
                 deadline_ms, count, first_ms, received_ms, epoch, arrived, changed
             )
             partition.wheel.add(sequence, deadline_ms)
+            in_flight.append((sequence, group))
+            last_ms = max(last_ms, received_ms)
         for sequence, count, first_ms, arrived in state.returned:
             partition.returned[sequence] = Returned(count, first_ms, arrived)
         slots = [(due_ms, SequenceSet.from_bytes(numbers)) for due_ms, numbers in state.timers]
@@ -568,7 +615,7 @@ class Partition:
         if state.dedup:
             partition.dedup = RecentIds.from_bytes(state.dedup, DEDUP_WINDOW_MS)
         if state.retries:
-            partition.retries = RecentIds.from_bytes(state.retries, retry_window_ms)
+            partition.retries = RecentIds.from_bytes(state.retries, retry_window_ms, retry_ids_max)
         partition.attempts = {key: Attempt(time_ms, messages) for key, time_ms, messages in state.attempts}
         partition.tasks = state.tasks
         partition.has_moved_in = state.has_moved_in
@@ -576,29 +623,30 @@ class Partition:
         order.cursor = state.cursor
         if isinstance(order, FIFOOrder):
             order.load_waiting((key, SequenceSet.from_bytes(numbers)) for key, numbers in state.groups)
-            order.reset_in_flight(list(partition.in_flight))
-            order.line_up()
+            order.load_in_flight(in_flight, last_ms)
+            order.load_line(state.line)
         else:
             order.passed = SequenceSet.from_bytes(state.passed)
             order.own = SequenceSet.from_bytes(state.own)
-            order.uneven_until = state.uneven_until
+            order.load_stretches(state.stretches)
             order.returned.update(dict.fromkeys(state.returned_order))
-            if any(partition.index.group(sequence) for sequence in partition.in_flight):
-                order.reset_in_flight(list(partition.in_flight))
+            order.load_in_flight(in_flight, last_ms)
         partition.dirty = False
         return partition
 
     def state_hash(self, now_ms: int) -> int:
         """Return a hash of the state as of `now_ms`: equal on all replicas that applied the same records."""
         self.advance(now_ms)
-        visible = BitMap64(self.order.fresh().bitmap())
-        if isinstance(self.order, StandardOrder):
-            visible |= BitMap64(self.order.returned)
-        visible.add_range(self.order.cursor, self.index.next_sequence)
+        order = self.order
+        delayed = order.waiting(now_ms, self.definition.delay_ms) | self.timed.bitmap()
+        visible = BitMap64()
+        visible.add_range(order.cursor, self.index.next_sequence)
+        if isinstance(order, StandardOrder):
+            order.own.remove_from(visible)
+            visible |= BitMap64(order.returned)
+        visible |= order.fresh().bitmap()
         visible |= BitMap64(self.moving)
-        visible -= self.timed.bitmap()
-        visible -= BitMap64(self.in_flight)
-        visible -= self.deleted
+        visible -= delayed
         content: list[Any] = [
             self.head,
             self.index.next_sequence,
@@ -607,7 +655,7 @@ class Partition:
             list(visible),
             sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in self.in_flight.items()),
             sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in self.returned.items()),
-            list(self.timed),
+            list(delayed),
             self.dedup.entries(now_ms) if self.dedup else [],
             self.retries.entries(now_ms) if self.retries else [],
             sorted(
@@ -634,23 +682,10 @@ class Partition:
     def _move_head(self) -> None:
         deleted = self.deleted
         if deleted and self.head in deleted:
-            stop = self._end_of_deleted_run(self.head)
+            stop = end_of_run(deleted, self.head)
             deleted.remove_range(self.head, stop)
             self.head = stop
         self.index.drop_below(self.head)
-
-    def _end_of_deleted_run(self, start: int) -> int:
-        """Return the first message from `start` on that is not deleted, in a few steps however long the run."""
-        deleted = self.deleted
-        step = 1
-        while deleted.contains_range(start, start + step):
-            start += step
-            step *= 2
-        while step:
-            if deleted.contains_range(start, start + step):
-                start += step
-            step //= 2
-        return start
 
     def _forget_attempts(self, now_ms: int) -> None:
         attempts = self.attempts
@@ -659,27 +694,6 @@ class Partition:
             if attempts[oldest].time_ms + ATTEMPT_WINDOW_MS > now_ms and len(attempts) <= ATTEMPTS_MAX:
                 break
             del attempts[oldest]
-
-    def _waiting_for_queue_delay(self, now_ms: int) -> int:
-        start = max(self.order.cursor, self.head)
-        stop = self.index.next_sequence
-        if start >= stop:
-            return 0
-        if self.definition.is_fifo:
-            if not self.definition.delay_ms:
-                return 0
-            return stop - self.index.first_due_after(start, stop, now_ms, self.definition.delay_ms)
-        last = self._last_entry_of_queue_delay(start, stop)
-        if last is None or last.due_ms <= now_ms:
-            return 0
-        first = self.index.first_due_after(start, stop, now_ms, None)
-        return (stop - first) - sum(1 for sequence in self.timed.bitmap().iter_equal_or_larger(first))
-
-    def _last_entry_of_queue_delay(self, start: int, stop: int) -> IndexEntry | None:
-        for sequence in range(stop - 1, max(start, stop - 1000) - 1, -1):
-            if sequence not in self.timed:
-                return self.index.entry(sequence)
-        return None
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -153,9 +153,18 @@ def partition_key(queue_id: int, number: int) -> int:
 class QueueStates:
     """The queues of one journal and their partitions."""
 
-    def __init__(self, keeper: ChunkKeeper, *, retry_window_ms: int) -> None:
+    def __init__(
+        self,
+        keeper: ChunkKeeper,
+        *,
+        retry_window_ms: int,
+        retry_ids_max: int | None = None,
+        in_flight_max: int = IN_FLIGHT_MAX,
+    ) -> None:
         self._keeper = keeper
-        self._retry_window_ms = retry_window_ms
+        self.retry_window_ms = retry_window_ms
+        self.retry_ids_max = retry_ids_max
+        self._in_flight_max = in_flight_max
         self.definitions: dict[int, QueueDefinition] = {}
         self.partitions: dict[int, Partition] = {}
         self._ids_by_name: dict[tuple[str, str], int] = {}
@@ -303,10 +312,10 @@ class QueueStates:
                 return self._hand_out(
                     partition, earlier.messages, [], now_ms, timeout_ms, command.attempt, proposal, False
                 )
-        room = IN_FLIGHT_MAX - len(partition.in_flight)
+        room = self._in_flight_max - len(partition.in_flight)
         if room <= 0:
             if not is_fifo and not command.wait_ms:
-                raise OverLimit(f"The maximum number of messages in flight is reached: {IN_FLIGHT_MAX}.")
+                raise OverLimit.in_flight(self._in_flight_max)
             return TakenOutcome(proposal.epoch, [], [], False), Wait.NOTHING
         count_max = min(command.count_max, room)
         taken, dead_letters, unfinished = self._take(partition, count_max, now_ms, proposal)
@@ -471,9 +480,8 @@ class QueueStates:
             proposal.awake.add(partition)
         return EntriesOutcome(errors), Wait.COMMIT
 
-    @staticmethod
     def _visibility_error(
-        partition: Partition, receipt: Receipt, timeout_ms: int, now_ms: int
+        self, partition: Partition, receipt: Receipt, timeout_ms: int, now_ms: int
     ) -> Exception | None:
         sequence = receipt.sequence
         if (
@@ -486,8 +494,8 @@ class QueueStates:
             )
         row = partition.in_flight.get(sequence)
         if row is None:
-            if len(partition.in_flight) >= IN_FLIGHT_MAX and timeout_ms:
-                return OverLimit(f"The maximum number of messages in flight is reached: {IN_FLIGHT_MAX}.")
+            if len(partition.in_flight) >= self._in_flight_max and timeout_ms:
+                return OverLimit.in_flight(self._in_flight_max)
             return None
         elapsed_ms = (now_ms - row.received_ms) // 1000 * 1000
         if timeout_ms and elapsed_ms + timeout_ms > VISIBILITY_TIMEOUT_MAX_MS:
@@ -835,7 +843,11 @@ class QueueStates:
             partition = self.partitions.get(key)
             if partition is None:
                 partition = self.partitions[key] = Partition(
-                    definition, slice_.number, self._keeper, retry_window_ms=self._retry_window_ms
+                    definition,
+                    slice_.number,
+                    self._keeper,
+                    retry_window_ms=self.retry_window_ms,
+                    retry_ids_max=self.retry_ids_max,
                 )
                 partition.applied = applied
             else:

@@ -40,8 +40,10 @@ class _Slot:
         self.times.append(time_ms)
         self.filter.add(high >> 32)
         self.newest_ms = time_ms
+        if len(self.high) >= SLOT_ENTRIES:
+            self._seal()
 
-    def seal(self) -> None:
+    def _seal(self) -> None:
         order = sorted(range(len(self.high)), key=self.high.__getitem__)
         for name in ("high", "low", "offsets", "times"):
             column = getattr(self, name)
@@ -81,12 +83,16 @@ class _Slot:
 
 
 class RecentIds:
-    """16-byte ids -> the offset of the record that used them, for `window_ms` of record time."""
+    """16-byte ids -> the offset of the record that used them, for `window_ms` of record time.
 
-    __slots__ = ("_slots", "window_ms")
+    With `entries_max` the oldest slots go when there are more entries, whatever their age.
+    """
 
-    def __init__(self, window_ms: int) -> None:
+    __slots__ = ("_slots", "entries_max", "window_ms")
+
+    def __init__(self, window_ms: int, entries_max: int | None = None) -> None:
         self.window_ms = window_ms
+        self.entries_max = entries_max
         self._slots: deque[_Slot] = deque()
 
     def __len__(self) -> int:
@@ -96,12 +102,12 @@ class RecentIds:
         """Remember an id from `time_ms` on, and forget what is past the window."""
         slots = self._slots
         slot = slots[-1] if slots else None
-        if slot is None or len(slot.high) >= SLOT_ENTRIES:
-            if slot is not None:
-                slot.seal()
+        if slot is None or slot.sealed:
             slot = _Slot()
             slots.append(slot)
             self.forget(time_ms)
+            while self.entries_max is not None and len(slots) * SLOT_ENTRIES > self.entries_max + SLOT_ENTRIES:
+                slots.popleft()
         high, low = _HALVES.unpack(identity)
         slot.add(high, low, offset, time_ms)
 
@@ -125,10 +131,6 @@ class RecentIds:
         while slots and slots[0].newest_ms and slots[0].newest_ms <= now_ms - self.window_ms:
             slots.popleft()
 
-    def memory_bytes(self) -> int:
-        """Return about how much memory the entries take."""
-        return len(self) * 32 + len(self._slots) * 40_000
-
     def entries(self, now_ms: int) -> list[tuple[int, bytes, int]]:
         """Return (time, id, offset) of all within the window, in a canonical order."""
         since_ms = now_ms - self.window_ms + 1
@@ -144,9 +146,9 @@ class RecentIds:
         return b"".join(slot.to_bytes() for slot in self._slots)
 
     @classmethod
-    def from_bytes(cls, data: bytes, window_ms: int) -> RecentIds:
+    def from_bytes(cls, data: bytes, window_ms: int, entries_max: int | None = None) -> RecentIds:
         """Rebuild from `to_bytes`; the filters are made anew."""
-        result = cls(window_ms)
+        result = cls(window_ms, entries_max)
         at = 0
         while at < len(data):
             (length,) = _SLOT_HEAD.unpack_from(data, at)

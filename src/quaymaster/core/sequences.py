@@ -123,17 +123,32 @@ class SequenceSet:
         assert self._numbers, "an empty set has no first number"
         return self._numbers[0]
 
-    def first_many(self, count: int) -> list[int]:
-        """Return up to `count` of the smallest numbers, in order."""
+    def end_of_run(self, start: int) -> int:
+        """Return the first number from `start` on that is not in the set."""
         if self._bitmap is not None:
-            found: list[int] = []
-            for number in self._bitmap:
-                found.append(number)
-                if len(found) == count:
-                    break
-            return found
-        assert self._numbers is not None, "a set is an array or a bitmap"
-        return list(self._numbers[:count])
+            return end_of_run(self._bitmap, start)
+        numbers = self._numbers
+        assert numbers is not None, "a set is an array or a bitmap"
+        at = bisect_left(numbers, start)
+        while at < len(numbers) and numbers[at] == start:
+            at += 1
+            start += 1
+        return start
+
+    def count_between(self, start: int, stop: int) -> int:
+        """Return how many numbers of [start, stop) are in the set."""
+        if self._bitmap is not None:
+            return int(self._bitmap.range_cardinality(start, stop))
+        numbers = self._numbers
+        assert numbers is not None, "a set is an array or a bitmap"
+        return bisect_left(numbers, stop) - bisect_left(numbers, start)
+
+    def remove_from(self, bitmap: BitMap64) -> None:
+        """Take the numbers of this set out of a bitmap."""
+        if self._bitmap is not None:
+            bitmap -= self._bitmap
+        else:
+            bitmap.difference_update(BitMap64(self._numbers or ()))
 
     def bitmap(self) -> BitMap64:
         """Return a copy as a bitmap."""
@@ -160,3 +175,16 @@ class SequenceSet:
             bitmap = BitMap64.deserialize(data[1:])
             result._bitmap, result._numbers, result._size = bitmap, None, len(bitmap)
         return result
+
+
+def end_of_run(bitmap: BitMap64, start: int) -> int:
+    """Return the first number from `start` on that is not in a bitmap, in a few steps however long the run."""
+    step = 1
+    while bitmap.contains_range(start, start + step):
+        start += step
+        step *= 2
+    while step:
+        if bitmap.contains_range(start, start + step):
+            start += step
+        step //= 2
+    return start

@@ -10,8 +10,12 @@ own, while others have messages that are visible. Among noisy tenants the one wi
 
     never handed out:  passed ∪ tenants' held ∪ [cursor, end) without `own`
     handed out before and visible again: returned ∪ tenants' held
-    `own`: messages at or above the cursor with a delay of their own; when due they go to `passed`, and the cursor
-    skips them
+    `own`: numbers at or above the cursor that it skips: messages with a delay of their own (when due they go to
+    `passed`), ones that are to be visible before what waits in front of them, and ones that are gone
+
+What waits for the queue's delay lies at the cursor. Due times rise from one message to the next, but for the
+messages in `own`, and where the queue's delay was lowered: there a new *stretch* starts. In all but the last
+stretch the cursor does not wait: it gives what is not due a timer of its own.
 
 Source: Amazon SQS Developer Guide, "Amazon SQS fair queues".
 """
@@ -19,6 +23,8 @@ Source: Amazon SQS Developer Guide, "Amazon SQS fair queues".
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Protocol
 
 from pyroaring import BitMap64
@@ -43,6 +49,9 @@ BUSY_HALF_LIFE_MS = 60_000
 BUSY_MIN_MS = 30_000
 """Less processing time than this, over all tenants, says nothing about shares."""
 
+TENANTS_MAX = 1_000
+"""Above this many, tenants that have nothing here are forgotten."""
+
 
 class Deferring(Protocol):
     """What the order asks of its partition."""
@@ -55,12 +64,12 @@ class Deferring(Protocol):
 class _Tenant:
     __slots__ = ("busy_at_ms", "busy_ms", "held", "in_flight", "last_sent_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, last_sent_ms: int) -> None:
         self.in_flight = 0
         self.held = SequenceSet()
         self.busy_ms = 0.0
         self.busy_at_ms = 0
-        self.last_sent_ms = 0
+        self.last_sent_ms = last_sent_ms
 
 
 class StandardOrder:
@@ -72,12 +81,14 @@ class StandardOrder:
         "_index",
         "_partition",
         "_returned_next",
+        "_tenants_max",
         "cursor",
         "held",
         "next_due_ms",
         "own",
         "passed",
         "returned",
+        "stretches",
         "tenants",
         "uneven_until",
         "unfinished",
@@ -92,12 +103,14 @@ class StandardOrder:
         self.returned: OrderedDict[int, None] = OrderedDict()
         self.tenants: dict[int, _Tenant] = {}
         self.held: set[int] = set()
+        self.stretches: list[int] = []
         self.uneven_until = 0
         self.next_due_ms: int | None = None
         self.unfinished = False
         self._returned_next = True
         self._busy_ms = 0.0
         self._busy_at_ms = 0
+        self._tenants_max = TENANTS_MAX
 
     def take(self, count_max: int, now_ms: int, stop: int, in_flight: int) -> list[int]:
         """Remove and return up to `count_max` messages to hand out; none at or above `stop` (not committed).
@@ -131,7 +144,7 @@ class StandardOrder:
             budget -= 1
             group = self._index.group(sequence)
             if group:
-                tenant = self._tenant(group)
+                tenant = self._tenant(group, now_ms)
                 if self._is_noisy(tenant, now_ms, in_flight + len(taken)):
                     tenant.held.add(sequence)
                     self.held.add(group)
@@ -139,10 +152,10 @@ class StandardOrder:
                 tenant.in_flight += 1
             taken.append(sequence)
         if len(taken) < count_max:
-            if budget <= 0:
-                self.unfinished = True
-            elif self.held:
+            # Also when the scan stopped at its bound: a deep backlog of a noisy tenant must not stand still.
+            if self.held:
                 self._take_noisy(taken, count_max)
+            self.unfinished = budget <= 0 and len(taken) < count_max
         return taken
 
     def claim(self, sequence: int, now_ms: int) -> None:
@@ -154,7 +167,7 @@ class StandardOrder:
             self._forget(sequence)
         group = self._index.group(sequence)
         if group:
-            self._tenant(group).in_flight += 1
+            self._tenant(group, now_ms).in_flight += 1
 
     def give_back(self, sequence: int, now_ms: int) -> None:
         """A message that was in flight is visible again."""
@@ -165,20 +178,32 @@ class StandardOrder:
         """A message with a delay of its own is visible for the first time."""
         self.passed.add(sequence)
 
+    def surface(self, sequence: int) -> None:
+        """The newest message is visible at once, whatever waits in front of it."""
+        self.own.add(sequence)
+        self.passed.add(sequence)
+
     def settle(self, sequence: int, now_ms: int, received_ms: int) -> None:
         """A message that was in flight since `received_ms` is gone for good."""
+        if not self.tenants:
+            return
         group = self._left_flight(sequence)
+        spent_ms = now_ms - received_ms
+        self._busy_ms = _decayed(self._busy_ms, now_ms - self._busy_at_ms) + spent_ms
+        self._busy_at_ms = now_ms
         if group:
-            self._count_busy(self._tenant(group), now_ms, now_ms - received_ms)
-            self._drop_idle_tenant(group)
+            tenant = self._tenant(group, now_ms)
+            tenant.busy_ms = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms) + spent_ms
+            tenant.busy_at_ms = now_ms
 
     def discard(self, sequence: int, now_ms: int) -> None:
         """A message that was not in flight is gone for good."""
-        if sequence >= self.cursor and sequence not in self.own:
-            self._pass_over(sequence, now_ms)
-            self.cursor = sequence + 1
-        else:
+        if sequence < self.cursor or sequence in self.own:
             self._forget(sequence)
+        elif sequence == self.cursor:
+            self.cursor += 1
+        else:
+            self.own.add(sequence)
 
     def discard_below(self, stop: int) -> None:
         """Every message below is gone, the ones in flight too."""
@@ -193,6 +218,11 @@ class StandardOrder:
             if not held:
                 self.held.discard(group)
 
+    def left_flight(self, sequences: Iterable[int]) -> None:
+        """Messages that were in flight are gone with a stretch of others."""
+        for sequence in sequences:
+            self._left_flight(sequence)
+
     def sent(self, group: int, now_ms: int) -> None:
         """A tenant sent a message."""
         tenant = self.tenants.get(group)
@@ -203,22 +233,67 @@ class StandardOrder:
         """Return how many tenants are held back now."""
         return sum(self._is_noisy(tenant, now_ms, in_flight) for tenant in self.tenants.values())
 
-    def reset_in_flight(self, in_flight: list[int]) -> None:
-        """Count tenants' messages in flight afresh (after a bulk removal or a snapshot load)."""
-        for tenant in self.tenants.values():
-            tenant.in_flight = 0
-        for sequence in in_flight:
-            group = self._index.group(sequence)
+    def load_in_flight(self, in_flight: list[tuple[int, int]], now_ms: int) -> None:
+        """Note which messages, as (sequence, group), are in flight (a snapshot load)."""
+        for _, group in in_flight:
             if group:
-                self._tenant(group).in_flight += 1
+                self._tenant(group, now_ms).in_flight += 1
+
+    def lower_delay(self) -> None:
+        """The queue's delay was lowered: messages may now be due before the ones in front of them."""
+        end = self._index.next_sequence
+        self.load_stretches([*(start for start in self.stretches if self.cursor < start < end), end])
+
+    def load_stretches(self, stretches: list[int]) -> None:
+        """Take over where the stretches of rising due times start (a snapshot load)."""
+        self.stretches = stretches
+        self.uneven_until = stretches[-1] if stretches else 0
+
+    def is_waiting(self, sequence: int, now_ms: int) -> bool:
+        """Return whether a message waits for the queue's delay."""
+        return sequence >= self.cursor and sequence not in self.own and self._index.due_ms(sequence) > now_ms
+
+    def count_waiting(self, now_ms: int, delay_ms: int) -> int:
+        """Return how many messages wait for the queue's delay, which is `delay_ms` now."""
+        own = self.own
+        ranges = self._waiting(now_ms, delay_ms)
+        return sum(stop - start - own.count_between(start, stop) for start, stop in ranges)
+
+    def waiting(self, now_ms: int, delay_ms: int) -> BitMap64:
+        """Return the messages that wait for the queue's delay, which is `delay_ms` now."""
+        found = BitMap64()
+        for start, stop in self._waiting(now_ms, delay_ms):
+            found.add_range(start, stop)
+        self.own.remove_from(found)
+        return found
 
     def fresh(self) -> SequenceSet:
         """Return what was passed over, tenants' held ones included."""
-        result = SequenceSet(self.passed)
+        result = SequenceSet()
+        result.update(self.passed.bitmap())
         for group in self.held:
-            for sequence in self.tenants[group].held:
-                result.add(sequence)
+            result.update(self.tenants[group].held.bitmap())
         return result
+
+    def _waiting(self, now_ms: int, delay_ms: int) -> list[tuple[int, int]]:
+        """Return ranges of what waits; numbers in `own` among them count for nothing."""
+        end = self._index.next_sequence
+        bounds = [self.cursor, *(start for start in self.stretches if self.cursor < start < end), end]
+        if not delay_ms and self.cursor >= self.uneven_until:
+            return []
+        found: list[tuple[int, int]] = []
+        own, due_ms = self.own, self._index.due_ms
+        for start, stop in pairwise(bounds):
+            low, high = start, stop
+            while low < high:
+                middle = (low + high) // 2
+                probe = own.end_of_run(middle)
+                if probe >= stop or due_ms(probe) > now_ms:
+                    high = middle
+                else:
+                    low = probe + 1
+            found.append((low, stop))
+        return found
 
     def _next_fresh(self, now_ms: int, stop: int) -> int:
         """Return the next message never handed out, 0 when there is none, or minus how many were skipped."""
@@ -234,7 +309,7 @@ class StandardOrder:
             if own and own.discard(sequence):
                 self.cursor += 1
             else:
-                due_ms = self._index.entry(sequence).due_ms
+                due_ms = self._index.due_ms(sequence)
                 if due_ms <= now_ms:
                     self.cursor += 1
                     return sequence
@@ -250,19 +325,20 @@ class StandardOrder:
 
     def _pass_over(self, stop: int, now_ms: int) -> None:
         """Move the cursor to `stop`; what lies between was seen by the leader and not taken."""
-        fresh = BitMap64()
-        fresh.add_range(self.cursor, stop)
+        if stop > self.cursor:
+            fresh = BitMap64()
+            fresh.add_range(self.cursor, stop)
+            self.own.remove_from(fresh)
+            if self.cursor < self.uneven_until:
+                for sequence in [sequence for sequence in fresh if sequence < self.uneven_until]:
+                    due_ms = self._index.due_ms(sequence)
+                    if due_ms > now_ms:
+                        self._partition.defer(sequence, due_ms)
+                        fresh.remove(sequence)
+            self.passed.update(fresh)
+            self.cursor = stop
         if self.own:
-            fresh -= self.own.bitmap()
             self.own.discard_below(stop)
-        if self.cursor < self.uneven_until:
-            for sequence in [sequence for sequence in fresh if sequence < self.uneven_until]:
-                due_ms = self._index.entry(sequence).due_ms
-                if due_ms > now_ms:
-                    self._partition.defer(sequence, due_ms)
-                    fresh.remove(sequence)
-        self.passed.update(fresh)
-        self.cursor = stop
 
     def _forget(self, sequence: int) -> None:
         if sequence in self.returned:
@@ -277,10 +353,13 @@ class StandardOrder:
 
     # Tenants
 
-    def _tenant(self, group: int) -> _Tenant:
+    def _tenant(self, group: int, now_ms: int) -> _Tenant:
         tenant = self.tenants.get(group)
         if tenant is None:
-            tenant = self.tenants[group] = _Tenant()
+            if len(self.tenants) >= self._tenants_max:
+                self._drop_idle_tenants(now_ms)
+            # When it last sent is not known; it is taken as just now.
+            tenant = self.tenants[group] = _Tenant(now_ms)
         return tenant
 
     def _left_flight(self, sequence: int) -> int:
@@ -288,34 +367,33 @@ class StandardOrder:
             return 0
         group = self._index.group(sequence)
         if group:
-            tenant = self._tenant(group)
-            tenant.in_flight = max(0, tenant.in_flight - 1)
+            tenant = self.tenants.get(group)
+            if tenant is not None and tenant.in_flight:
+                tenant.in_flight -= 1
         return group
 
-    def _drop_idle_tenant(self, group: int) -> None:
-        tenant = self.tenants.get(group)
-        if tenant and not tenant.in_flight and not tenant.held and tenant.busy_ms < 1:
-            del self.tenants[group]
+    def _drop_idle_tenants(self, now_ms: int) -> None:
+        """Forget tenants that have nothing here and take less than a hundredth of the consumers' time."""
+        busy_ms = _decayed(self._busy_ms, now_ms - self._busy_at_ms)
+        for group, tenant in list(self.tenants.items()):
+            own_ms = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms)
+            if not tenant.in_flight and not tenant.held and own_ms * 100 <= busy_ms:
+                del self.tenants[group]
+        self._tenants_max = max(TENANTS_MAX, 2 * len(self.tenants))
 
     def _is_noisy(self, tenant: _Tenant, now_ms: int, in_flight: int) -> bool:
-        if tenant.last_sent_ms and now_ms - tenant.last_sent_ms > NOISY_QUIET_AFTER_MS:
+        if now_ms - tenant.last_sent_ms > NOISY_QUIET_AFTER_MS:
             return False
         if (
             tenant.in_flight >= NOISY_IN_FLIGHT_MIN
             and tenant.in_flight * 100 > in_flight * NOISY_SHARE_PERCENT
         ):
-            return in_flight > tenant.in_flight or len(self.tenants) > 1
-        busy = _decayed(self._busy_ms, now_ms - self._busy_at_ms)
-        if busy < BUSY_MIN_MS or len(self.tenants) < 2:
+            return True
+        busy_ms = _decayed(self._busy_ms, now_ms - self._busy_at_ms)
+        if busy_ms < BUSY_MIN_MS:
             return False
-        own = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms)
-        return own * 100 > busy * NOISY_SHARE_PERCENT
-
-    def _count_busy(self, tenant: _Tenant, now_ms: int, spent_ms: int) -> None:
-        tenant.busy_ms = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms) + spent_ms
-        tenant.busy_at_ms = now_ms
-        self._busy_ms = _decayed(self._busy_ms, now_ms - self._busy_at_ms) + spent_ms
-        self._busy_at_ms = now_ms
+        own_ms = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms)
+        return own_ms * 100 > busy_ms * NOISY_SHARE_PERCENT
 
     def _take_quietened(self, taken: list[int], count_max: int, now_ms: int, in_flight: int) -> None:
         for group in list(self.held):

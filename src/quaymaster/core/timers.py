@@ -11,6 +11,8 @@ from heapq import heapify, heappop, heappush
 from quaymaster.core.sequences import SequenceSet
 
 SLOT_MS = 50
+STALE_TIMES_MAX = 64
+"""So many due times without an entry are kept, besides one for each slot, before they are cleared away."""
 
 
 def round_up_to_slot_ms(time_ms: int) -> int:
@@ -41,33 +43,40 @@ class TimerWheel:
     def discard(self, sequence: int, due_ms: int) -> None:
         """Forget the entry, if it is there."""
         slot = self._slots.get(due_ms)
-        if slot is not None:
-            slot.discard(sequence)
+        if slot is None:
+            return
+        slot.discard(sequence)
+        if not slot:
+            # Its time stays in the heap; when those outnumber the slots, the heap is made anew.
+            del self._slots[due_ms]
+            if len(self._due_times) > 2 * len(self._slots) + STALE_TIMES_MAX:
+                self._due_times = list(self._slots)
+                heapify(self._due_times)
 
     def next_due_ms(self) -> int | None:
         """Return the earliest due time with an entry, or None."""
         while self._due_times:
-            due_ms = self._due_times[0]
-            if self._slots[due_ms]:
-                return due_ms
-            del self._slots[heappop(self._due_times)]
+            if self._due_times[0] in self._slots:
+                return self._due_times[0]
+            heappop(self._due_times)
         return None
 
     def is_due(self, now_ms: int) -> bool:
         """Return whether `take_due` has anything to give (or to clear away)."""
         return bool(self._due_times) and self._due_times[0] <= now_ms
 
-    def take_due(self, now_ms: int) -> SequenceSet | None:
-        """Remove and return the earliest slot that is due, or None; call again for the next."""
+    def take_due(self, now_ms: int) -> tuple[int, SequenceSet] | None:
+        """Remove and return due time and entries of the earliest slot that is due, or None; call again."""
         while self._due_times and self._due_times[0] <= now_ms:
-            slot = self._slots.pop(heappop(self._due_times))
-            if slot:
-                return slot
+            due_ms = heappop(self._due_times)
+            slot = self._slots.pop(due_ms, None)
+            if slot is not None:
+                return due_ms, slot
         return None
 
     def slots(self) -> list[tuple[int, SequenceSet]]:
         """Return what is in the wheel, by due time."""
-        return sorted((due_ms, slot) for due_ms, slot in self._slots.items() if slot)
+        return sorted(self._slots.items())
 
     def load(self, slots: list[tuple[int, SequenceSet]]) -> None:
         """Fill an empty wheel with what `slots` gave."""

@@ -1,0 +1,207 @@
+"""A host of one journal replica without files or a clock: the test says when time passes and what is durable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from quaymaster.core.commands import Command, Decided, InternalCommand, NewMessage
+from quaymaster.core.index import ChunkKeeper, MemoryChunks
+from quaymaster.core.journal import JournalConfiguration, JournalReplica
+from quaymaster.core.messages import encode_message_head, join_payload
+from quaymaster.core.partition import Partition
+from quaymaster.core.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.queue_states import QueueStates
+from quaymaster.core.records import Batch, Row, check_batch, decode_header, iterate_rows
+
+ACCOUNT = "000000000000"
+RETRY_WINDOW_MS = 120_000
+
+
+def queue(
+    queue_id: int,
+    name: str | None = None,
+    *,
+    revision: int = 1,
+    attributes: Mapping[str, object] | None = None,
+) -> QueueDefinition:
+    """Return a definition; a FIFO queue by its name."""
+    name = name or f"queue-{queue_id}"
+    given = {key: str(value) for key, value in (attributes or {}).items()}
+    if name.endswith(".fifo"):
+        given["FifoQueue"] = "true"
+    return QueueDefinition(
+        queue_id=queue_id,
+        account_id=ACCOUNT,
+        name=name,
+        state="active",
+        revision=revision,
+        created_ms=0,
+        modified_ms=0,
+        attributes=given,
+        tags={},
+        data_key_id=1,
+        partitions=one_partition(0),
+    )
+
+
+def arn(name: str) -> str:
+    """Return the ARN of a queue of the test account."""
+    return f"arn:aws:sqs:local:{ACCOUNT}:{name}"
+
+
+def identity(number: int) -> bytes:
+    """Return 16 bytes that stand for a number."""
+    return number.to_bytes(16, "big")
+
+
+def message(
+    number: int,
+    *,
+    group: int = 0,
+    dedup: bytes | None = None,
+    retry: bytes | None = None,
+    delay_ms: int = -1,
+    may_be_retry: bool = True,
+) -> NewMessage:
+    """Return a message to send; its id is `identity(number)`."""
+    body = encode_message_head(identity(number), 1, b"startid8", 1, number) + b"sealed-body-and-tag"
+    flags, payload = join_payload(group, dedup, retry, body)
+    return NewMessage(
+        identity(number),
+        payload,
+        flags,
+        delay_ms=delay_ms,
+        group=group,
+        dedup=dedup,
+        retry=retry,
+        may_be_retry=may_be_retry,
+    )
+
+
+def replay(
+    batches: list[Batch],
+    *,
+    states: QueueStates | None = None,
+    keeper: ChunkKeeper | None = None,
+    start: int = 0,
+) -> QueueStates:
+    """Apply the records of encoded batches from an offset on, as a start of the broker does."""
+    states = states or QueueStates(keeper or MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS)
+    for row, payload, epoch in records_of(batches):
+        if row.offset >= start:
+            states.apply(row, payload, epoch)
+    return states
+
+
+def records_of(batches: list[Batch]) -> Iterator[tuple[Row, bytes, int]]:
+    """Yield (row, payload, epoch) of every record, checked."""
+    for batch in batches:
+        header = decode_header(batch.data)
+        check_batch(batch.data, header)
+        for row in iterate_rows(batch.data, header):
+            yield row, batch.data[row.position : row.position + row.length], header.epoch
+
+
+class Host:
+    """Leads a journal with one member. Batches become durable at once, or by `make_durable` with `is_slow`."""
+
+    def __init__(
+        self,
+        *,
+        batches: list[Batch] | None = None,
+        states: QueueStates | None = None,
+        epoch: int = 1,
+        now_ms: int = 1_000_000,
+        is_slow: bool = False,
+    ) -> None:
+        self.now_ms = now_ms
+        self.is_slow = is_slow
+        self.batches: list[Batch] = list(batches or [])
+        self.replies: dict[int, Decided | Exception] = {}
+        self.awake: list[Partition] = []
+        self.rests_on: dict[int, int] = {}
+        self._next_token = 0
+        self.replica = JournalReplica(
+            "a",
+            states or QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS),
+            promised_epoch=epoch - 1,
+            end_offset=self.batches[-1].next_offset if self.batches else 0,
+            end_chain=self.batches[-1].chain if self.batches else 0,
+            last_time_ms=0,
+        )
+        assert self.replica.appoint(JournalConfiguration(epoch, "a", ("a",), (), False))
+        assert self.replica.take().promise == epoch
+        self.replica.on_promised(epoch, now_ms)
+        self._carry_out()
+        self.make_durable()
+        assert self.replica.is_leading
+
+    @property
+    def states(self) -> QueueStates:
+        """The leader's queues."""
+        return self.replica.queues
+
+    def partition(self, queue_id: int) -> Partition:
+        """Return the queue's only partition."""
+        return self.states.partition(queue_id, 0)
+
+    def propose(self, command: Command | InternalCommand) -> int:
+        """Propose a command; return the token its reply is found by in `replies`."""
+        self._next_token += 1
+        token = self._next_token
+        self.replica.propose(command, token, self.now_ms)
+        self._carry_out(token)
+        return token
+
+    def ask(self, command: Command | InternalCommand, *, after_ms: int = 0) -> Decided:
+        """Let time pass, propose a command, make everything durable, return the outcome or raise the error."""
+        self.now_ms += after_ms
+        token = self.propose(command)
+        self.make_durable()
+        answer = self.replies.pop(token)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def make_durable(self, count: int | None = None) -> None:
+        """Fsync the next `count` batches (None: all), and what they bring about."""
+        behind = [batch for batch in self.batches if batch.next_offset > self.replica.durable_end]
+        for batch in behind if count is None else behind[:count]:
+            self.replica.on_durable(batch.next_offset)
+            self._carry_out()
+
+    def durable_batches(self) -> list[Batch]:
+        """Return what a power cut would leave."""
+        return [batch for batch in self.batches if batch.next_offset <= self.replica.durable_end]
+
+    def payload(self, offset: int) -> tuple[Row, bytes]:
+        """Read a record back."""
+        for batch in reversed(self.batches):
+            if batch.base_offset <= offset:
+                for row, payload, _ in records_of([batch]):
+                    if row.offset == offset:
+                        return row, payload
+        raise AssertionError(f"there is no record at offset {offset}")
+
+    def replayed(self) -> QueueStates:
+        """Return the state that a replay of every batch gives."""
+        return replay(self.batches)
+
+    def _carry_out(self, token: int | None = None) -> None:
+        while True:
+            todo = self.replica.take()
+            self.batches += todo.batches
+            if token is not None:
+                self.rests_on[token] = self.replica.end_offset
+                token = None
+            if todo.batches and not self.is_slow:
+                self.replica.on_durable(todo.batches[-1].next_offset)
+            if todo.activate is not None:
+                self.replica.on_activated(todo.activate)
+            for answered, answer in todo.replies:
+                assert isinstance(answered, int)
+                assert answered not in self.replies, "a command is answered once"
+                self.replies[answered] = answer
+            self.awake += todo.awake
+            if not todo.batches and todo.activate is None and not todo.replies:
+                return
