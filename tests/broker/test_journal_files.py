@@ -13,7 +13,7 @@ import pytest
 from harness.batches import BatchSource, payloads_of
 
 from quaymaster.broker.disk import DirectoryInUse, RealDisk
-from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, JournalStopped
+from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, JournalStopped, lock_directory
 from quaymaster.broker.segments import DATA_AT, RecordGone, RecordUnreadable
 from quaymaster.broker.space import JournalLimits
 from quaymaster.core.records import Row
@@ -178,6 +178,21 @@ def test_a_directory_is_open_only_once(tmp_path: Path) -> None:
     with pytest.raises(DirectoryInUse):
         open_journal(tmp_path / "j")
 
+    journal.close()
+    open_journal(tmp_path / "j").close()
+
+
+def test_an_owner_may_take_the_lock_before_it_opens_the_journal(tmp_path: Path) -> None:
+    (tmp_path / "j").mkdir()
+    lock = lock_directory(RealDisk(), tmp_path / "j")
+    with pytest.raises(DirectoryInUse):
+        open_journal(tmp_path / "j")
+
+    journal = open_journal(tmp_path / "j", lock=lock)
+    del lock
+
+    with pytest.raises(DirectoryInUse):
+        lock_directory(RealDisk(), tmp_path / "j")
     journal.close()
     open_journal(tmp_path / "j").close()
 
@@ -589,4 +604,39 @@ def test_readers_and_a_compaction_do_not_disturb_each_other(tmp_path: Path) -> N
         reader.join(30)
 
     assert failures == []
+    journal.close()
+
+
+def test_a_copy_taken_while_a_segment_is_begun_can_be_opened(tmp_path: Path) -> None:
+    class Racing(JournalFiles):
+        """Begins another segment at the worst moment of a copy."""
+
+        race: Callable[[], None] | None = None
+        _durable_end = 0
+
+        @property
+        def durable_end(self) -> int:
+            race, self.race = self.race, None
+            if race is not None:
+                race()
+            return self._durable_end
+
+        @durable_end.setter
+        def durable_end(self, value: int) -> None:
+            self._durable_end = value
+
+    journal = Racing.open(RealDisk(), tmp_path / "j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+    fill(journal, source, batches=10)
+    assert isinstance(journal, Racing)
+    journal.race = lambda: fill(journal, source, batches=100)
+    (tmp_path / "copy").mkdir()
+
+    end = journal.copy_to(str(tmp_path / "copy"), lambda _: None)
+
+    assert len(journal.segments()) > 2
+    copy = open_journal(tmp_path / "copy")
+    assert copy.end_offset >= end
+    assert payloads_of(copy) == {offset: source.payloads[offset] for offset in range(copy.end_offset)}
+    copy.close()
     journal.close()

@@ -87,6 +87,15 @@ class JournalStopped(Exception):
     """An earlier write or fsync failed, or the journal was closed; nothing more is written."""
 
 
+def lock_directory(disk: Disk, directory: str | os.PathLike[str]) -> FileHandle:
+    """Take a journal's directory for this process, for as long as the handle lives; DirectoryInUse otherwise.
+
+    Snapshots and index chunks lie in it too, and loading them removes what they do not need: nobody may do that
+    while another process uses the journal.
+    """
+    return FileHandle(disk, disk.lock(f"{os.fspath(directory).rstrip('/')}/{LOCK_NAME}"))
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
     """One segment as its owner sees it. Times are those of its batches, in ms since 1970; 0 when empty."""
@@ -199,8 +208,11 @@ class JournalFiles:
         limits: JournalLimits | None = None,
         durable_floor: int = 0,
         verify_all: bool = False,
+        lock: FileHandle | None = None,
     ) -> JournalFiles:
         """Open or format the journal in a directory: lock it, recover it, and make all of it durable.
+
+        An owner with other files in the directory takes the lock first (`lock_directory`) and hands it over.
 
         `durable_floor` is what the owner knows to have been durable, from its snapshot. `verify_all` checks
         every batch instead of those of the last segment; read_batches checks what it reads anyway. Afterwards
@@ -211,7 +223,7 @@ class JournalFiles:
         path = os.fspath(directory).rstrip("/")
         limits = limits or JournalLimits()
         disk.make_directory(path)
-        lock = FileHandle(disk, disk.lock(f"{path}/{LOCK_NAME}"))
+        lock = lock or lock_directory(disk, path)
         return _recover(cls, disk, path, journal_id, limits, durable_floor, verify_all, lock)
 
     @property
@@ -524,7 +536,9 @@ class JournalFiles:
             segments = self._segments
             for segment in segments:
                 segment.open_file(self._disk)
-        end = self.durable_end  # after the view: what a compaction left out was deleted durably by then
+        # After the view: what a compaction left out was deleted durably by then. A segment begun since is not in
+        # the copy, so the copy must not claim to reach into it.
+        end = min(self.durable_end, segments[-1].end_offset)
         for segment in segments:
             path = f"{directory}/{segment_name(segment.base_offset)}"
             handle = FileHandle(self._disk, self._disk.open(path, create=True))
