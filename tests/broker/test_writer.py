@@ -84,7 +84,11 @@ def test_everything_given_becomes_durable_in_order(tmp_path: Path) -> None:
     assert owner.progress == sorted(owner.progress)
     assert all(written == durable for written, durable in owner.progress)
     assert owner.writer.pending_bytes == 0
-    assert owner.writer.counters.fsyncs == len(owner.progress) == sum(owner.writer.counters.fsync_buckets)
+    assert (
+        owner.writer.counters.fsyncs
+        == len(owner.progress)
+        == sum(owner.writer.counters.fsync_durations.counts)
+    )
     assert owner.writer.counters.appended_batches == 400
     assert payloads_of(journal) == source.payloads
     journal.close()
