@@ -135,6 +135,8 @@ class Settings(BaseSettings):
     retry_window_ms: NotNegative = Field(120_000, json_schema_extra=SQS)
     """How long a send is remembered by its SDK invocation id, so that a retry is stored once.
     0 turns it off."""
+    retry_ids_max: Count = Field(1_000_000, json_schema_extra=SQS)
+    """Sends remembered that way for one queue, at about 32 bytes each; the oldest are forgotten first."""
     in_flight_max: Count = Field(120_000, json_schema_extra=SQS)
     """Messages of a queue that may be in flight at once. SQS: 120000."""
 
@@ -180,8 +182,6 @@ class Settings(BaseSettings):
     """Most bytes that one write and fsync take together."""
     body_cache_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE)
     """Memory for the newest messages, so that receiving them reads no disk."""
-    dedup_memory_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE)
-    """Memory for deduplication windows; what does not fit is kept in files."""
     snapshot_interval_s: Count = Field(60, json_schema_extra=STORAGE)
     """Longest time between snapshots of a journal that changes."""
     snapshot_records: Count = Field(200_000, json_schema_extra=STORAGE)
@@ -190,8 +190,8 @@ class Settings(BaseSettings):
     """A segment with a smaller share of live bytes than this is rewritten without the dead ones."""
     compaction_age_min_s: Annotated[int, Field(ge=600)] = Field(600, json_schema_extra=STORAGE)
     """Nothing younger is compacted, so that deduplication windows can point at records."""
-    disk_reserve_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE)
-    """Space held back so that deletes, snapshots and metadata still work when the disk is full."""
+    disk_reserve_segments: NotNegative = Field(2, json_schema_extra=STORAGE)
+    """Space held back, in segments, so that receives and deletes still work when the disk is full."""
     disk_low_bytes: NotNegative = Field(256 * MIB, json_schema_extra=STORAGE)
     """Free space below which sends are refused; they are taken again when there is more."""
 

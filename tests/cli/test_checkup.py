@@ -51,8 +51,8 @@ def test_a_clock_behind_what_was_written_is_a_problem(tmp_path: Path) -> None:
 def test_little_disk_space_is_a_warning_and_too_little_a_problem(tmp_path: Path) -> None:
     tib = 1 << 40
 
-    assert disk_findings(tmp_path, disk_low_bytes=0, disk_reserve_bytes=0)["disk space"].result == OK
-    assert disk_findings(tmp_path, disk_reserve_bytes=999 * tib)["disk space"].result == WARNING
+    assert disk_findings(tmp_path, disk_low_bytes=0, disk_reserve_segments=0)["disk space"].result == OK
+    assert disk_findings(tmp_path, disk_reserve_segments=16_000_000)["disk space"].result == WARNING
     assert disk_findings(tmp_path, disk_low_bytes=999 * tib)["disk space"].result == PROBLEM
 
 

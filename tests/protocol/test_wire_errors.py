@@ -98,7 +98,8 @@ def test_modelled_errors_have_the_codes_of_the_service(
         (cls, form)
         for cls in _CLASSES
         for form in (WireForm.JSON, WireForm.QUERY)
-        if (cls, form) != (errors.UnknownOperation, WireForm.QUERY)
+        if (cls, form)
+        not in ((errors.UnknownOperation, WireForm.QUERY), (errors.MalformedInput, WireForm.JSON))
     ],
 )
 def test_clients_read_code_message_and_request_id(cls: type[CallerError | NotNow], form: WireForm) -> None:
@@ -123,6 +124,14 @@ def test_clients_read_code_message_and_request_id(cls: type[CallerError | NotNow
             "Detail": None,
         }
     assert response.status == row.status
+
+
+def test_a_json_body_that_cannot_be_parsed_has_no_query_error_code() -> None:
+    response = render_error(errors.MalformedInput("why"), WireForm.JSON, "r")
+
+    assert response.status == 400
+    assert json.loads(response.body)["__type"].endswith("#SerializationException")
+    assert not [name for name, _ in response.headers if name.lower() == b"x-amzn-query-error"]
 
 
 def test_a_query_without_an_action_gets_404_and_nothing_but_the_name() -> None:

@@ -21,7 +21,7 @@ import msgspec
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.broker.maintenance import Compaction, Expiry, Snapshots
+from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
 from quaymaster.broker.moves import Moves
 from quaymaster.broker.recovery import Recovered, recover
 from quaymaster.broker.replica import ReplicaHost
@@ -29,6 +29,7 @@ from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.core.commands import Command, StartMoveTask
 from quaymaster.core.journal import JournalConfiguration, JournalReplica
+from quaymaster.core.partition import IN_FLIGHT_MAX
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import Reply, Submitted
 
@@ -53,6 +54,9 @@ class BrokerOptions:
     snapshot_records: int
     compaction_live_ratio: float
     retry_window_ms: int
+    retry_ids_max: int | None = None
+    in_flight_max: int = IN_FLIGHT_MAX
+    compaction_age_min_ms: int = COMPACT_AFTER_MS
 
 
 class Broker:
@@ -130,7 +134,12 @@ class Broker:
             interval_s=options.snapshot_interval_s,
             records_max=options.snapshot_records,
         )
-        self.compaction = Compaction(self.host, self.snapshots, live_ratio=options.compaction_live_ratio)
+        self.compaction = Compaction(
+            self.host,
+            self.snapshots,
+            live_ratio=options.compaction_live_ratio,
+            age_min_ms=options.compaction_age_min_ms,
+        )
         self.host.start()
         configuration = await self._appoint(self.files.promised_epoch)
         assert replica.appoint(configuration), "the epoch appointed is higher than any promised"
@@ -225,6 +234,8 @@ class Broker:
             journal_id=options.journal_id,
             limits=options.limits,
             retry_window_ms=options.retry_window_ms,
+            retry_ids_max=options.retry_ids_max,
+            in_flight_max=options.in_flight_max,
         )
 
     async def _appoint(self, promised_epoch: int) -> JournalConfiguration:

@@ -189,10 +189,18 @@ class Snapshots:
 class Compaction:
     """Gives back the room of deleted messages: rewrites sealed segments that are mostly dead."""
 
-    def __init__(self, host: ReplicaHost, snapshots: Snapshots, *, live_ratio: float) -> None:
+    def __init__(
+        self,
+        host: ReplicaHost,
+        snapshots: Snapshots,
+        *,
+        live_ratio: float,
+        age_min_ms: int = COMPACT_AFTER_MS,
+    ) -> None:
         self._host = host
         self._snapshots = snapshots
         self._live_ratio = live_ratio
+        self._age_min_ms = age_min_ms
         self._look_again_at: dict[int, int] = {}
         self._closing = threading.Event()
         self.compacted_segments = 0
@@ -209,11 +217,13 @@ class Compaction:
         """Let a step that is under way end soon."""
         self._closing.set()
 
-    async def step(self, *, younger_than_ms: int = COMPACT_AFTER_MS) -> int:
+    async def step(self, *, younger_than_ms: int | None = None) -> int:
         """Judge each segment that is old enough and may have changed since; return how many were rewritten."""
         files = self._host.files
         loop = asyncio.get_running_loop()
-        before_ms = self._host.clock.time_ms() - younger_than_ms
+        before_ms = self._host.clock.time_ms() - (
+            self._age_min_ms if younger_than_ms is None else younger_than_ms
+        )
         rewritten = 0
         for segment in files.segments():
             if (

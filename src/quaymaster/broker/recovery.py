@@ -22,7 +22,7 @@ from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import decode_meta, load_partitions
 from quaymaster.core.index import IndexEntry
-from quaymaster.core.partition import Partition
+from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates, entry_of_record, partition_key
 from quaymaster.core.records import RecordType, iterate_rows
 from quaymaster.monitoring.logs import log_event
@@ -84,7 +84,14 @@ class Recovered:
 
 
 def recover(
-    disk: Disk, directory: str, *, journal_id: int, limits: JournalLimits, retry_window_ms: int
+    disk: Disk,
+    directory: str,
+    *,
+    journal_id: int,
+    limits: JournalLimits,
+    retry_window_ms: int,
+    retry_ids_max: int | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
 ) -> Recovered:
     """Open the journal in `directory` and rebuild its queues. Blocks; see `JournalFiles.open` for errors."""
     path = f"{directory}/{journal_id}"
@@ -92,12 +99,17 @@ def recover(
     snapshots = SnapshotStore(disk, f"{path}/snapshots")
     snapshot = snapshots.load()
     chunks = IndexChunks(disk, path)
-    queues = QueueStates(chunks, retry_window_ms=retry_window_ms)
+    queues = QueueStates(
+        chunks,
+        retry_window_ms=retry_window_ms,
+        retry_ids_max=retry_ids_max,
+        in_flight_max=in_flight_max,
+    )
     base_offset = last_time_ms = durable_floor = 0
     if snapshot is not None:
         base_offset, durable_floor = snapshot.base_offset, snapshot.durable_floor
         last_time_ms = decode_meta(snapshot.meta).last_time_ms
-        load_partitions(queues, snapshot.blobs, chunks, retry_window_ms=retry_window_ms)
+        load_partitions(queues, snapshot.blobs, chunks)
     index_is_there = disk.exists(f"{path}/{INDEX_NAME}")
     chunks.open([slot for found in queues.partitions.values() for slot in found.index.chunk_numbers()])
     files = JournalFiles.open(disk, path, journal_id=journal_id, limits=limits, durable_floor=durable_floor)

@@ -66,9 +66,7 @@ def encode_partition(partition: Partition, applied: int) -> bytes:
     return blob
 
 
-def load_partitions(
-    queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper, *, retry_window_ms: int
-) -> None:
+def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper) -> None:
     """Fill `queues` from a snapshot's blobs."""
     for key, blob in blobs:
         (number_and_queue,) = _KEY.unpack(key)
@@ -85,7 +83,8 @@ def load_partitions(
                 definition,
                 number_and_queue & 0xFFFF,
                 keeper,
-                retry_window_ms=retry_window_ms,
+                retry_window_ms=queues.retry_window_ms,
+                retry_ids_max=queues.retry_ids_max,
             )
         except msgspec.MsgspecError as error:
             raise UnknownSnapshotFormat(

@@ -21,10 +21,10 @@ from queue import Empty, SimpleQueue
 from quaymaster.broker.disk import is_full
 from quaymaster.broker.journal_files import JournalFiles, JournalStopped
 from quaymaster.core.records import Batch
+from quaymaster.monitoring.metrics import Histogram
 
 FULL_DISK_RETRY_S = 0.25
 KEEPER_INTERVAL_S = 1.0
-FSYNC_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 Work = tuple[Sequence[Batch], bool]
 
@@ -32,34 +32,19 @@ Work = tuple[Sequence[Batch], bool]
 class WriterCounters:
     """Plain figures of one writer, written by its thread and read by the owner. They only grow."""
 
-    __slots__ = (
-        "appended_batches",
-        "appended_bytes",
-        "fsync_buckets",
-        "fsync_seconds",
-        "fsyncs",
-        "full_disk_waits",
-    )
+    __slots__ = ("appended_batches", "appended_bytes", "fsync_durations", "fsyncs", "full_disk_waits")
 
     def __init__(self) -> None:
         self.appended_bytes = 0
         self.appended_batches = 0
         self.fsyncs = 0
-        self.fsync_seconds = 0.0
-        self.fsync_buckets = [0] * (len(FSYNC_BUCKETS_S) + 1)
-        """Fsyncs of at most FSYNC_BUCKETS_S[i] seconds, and more than the bound before; last: longer."""
+        self.fsync_durations = Histogram()
         self.full_disk_waits = 0
 
     def note_fsync(self, seconds: float) -> None:
         """Count one fsync."""
         self.fsyncs += 1
-        self.fsync_seconds += seconds
-        bucket = 0
-        for bound in FSYNC_BUCKETS_S:
-            if seconds <= bound:
-                break
-            bucket += 1
-        self.fsync_buckets[bucket] += 1
+        self.fsync_durations.observe(seconds)
 
 
 class JournalWriter:

@@ -125,7 +125,7 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
     place = _existing(settings.data)
     usage = os.statvfs(place)
     free_bytes = usage.f_bavail * usage.f_frsize
-    needed_bytes = settings.disk_low_bytes + settings.disk_reserve_bytes + 2 * settings.segment_bytes_max
+    needed_bytes = settings.disk_low_bytes + (settings.disk_reserve_segments + 2) * settings.segment_bytes_max
     found = f"{bytes_as_text(free_bytes)} free in {place}"
     if free_bytes < settings.disk_low_bytes:
         yield Finding(
@@ -269,7 +269,7 @@ def check_file_limit(connections_max: int) -> Finding:
 
 def check_memory(settings: Settings) -> Finding:
     """There is memory for the caches and the process around them."""
-    needed_bytes = settings.body_cache_bytes + settings.dedup_memory_bytes + MEMORY_BESIDE_CACHES_BYTES
+    needed_bytes = settings.body_cache_bytes + MEMORY_BESIDE_CACHES_BYTES
     available_bytes = _memory_available_bytes()
     if available_bytes is None:
         return Finding("memory", OK, "this system does not say how much is available")

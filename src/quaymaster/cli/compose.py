@@ -130,6 +130,10 @@ class Server:
         )
         front_end.start()
         stack.push_async_callback(front_end.stop)
+        metrics.log_fsync = broker.host.writer.counters.fsync_durations
+        health.add_check(
+            lambda: f"The metadata store cannot be followed: {metadata.failure}" if metadata.failure else None
+        )
         health.add_check(
             lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
         )
@@ -250,12 +254,16 @@ def _broker_options(settings: Settings, data: Path) -> BrokerOptions:
             segment_bytes_max=settings.segment_bytes_max,
             disk_low_bytes=settings.disk_low_bytes,
             group_bytes_max=settings.commit_bytes_max,
+            reserve_segments=settings.disk_reserve_segments,
         ),
         body_cache_bytes=settings.body_cache_bytes,
         snapshot_interval_s=settings.snapshot_interval_s,
         snapshot_records=settings.snapshot_records,
         compaction_live_ratio=settings.compaction_live_ratio,
         retry_window_ms=settings.retry_window_ms,
+        retry_ids_max=settings.retry_ids_max,
+        in_flight_max=settings.in_flight_max,
+        compaction_age_min_ms=settings.compaction_age_min_s * 1000,
     )
 
 
