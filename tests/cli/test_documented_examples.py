@@ -59,7 +59,7 @@ def run_as_shell(server: QuaymasterProcess, script: str) -> str:
 
 
 def test_the_readme_sends_and_receives_with_the_aws_cli(server: QuaymasterProcess) -> None:
-    [script] = [block for block in blocks("README.md", "") if "aws sqs" in block]
+    [script] = [block for block in blocks("README.md", "") if "aws --endpoint" in block]
 
     printed = run_as_shell(server, re.sub(r"^eval .*$", "", script, flags=re.MULTILINE))
 

@@ -111,3 +111,18 @@ def test_operator_commands_need_to_know_the_admin_port(run: Run, server: PlayedS
     assert without.code == 2
     assert "--admin-url" in without.err
     assert with_url.code == 0
+
+
+def test_the_admin_port_is_known_after_eval_of_env(run: Run, data: Path, server: PlayedServer) -> None:
+    environment = {
+        "QUAYMASTER_DATA": str(data),
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_ACCESS_KEY_ID": "QMTESTKEY",
+        "AWS_SECRET_ACCESS_KEY": "a secret only the tests know",
+        "AWS_DEFAULT_REGION": "eu-test-1",
+    }
+    server.answers["GET /admin/v1/accounts"] = {"accounts": []}
+
+    assert run("account", "list", environment=environment).code == 0
+    elsewhere = {"AWS_ENDPOINT_URL": server.url.replace("127.0.0.1", "localhost")}
+    assert run("account", "list", environment=elsewhere).code == 2

@@ -4,7 +4,8 @@ First found wins:
 
     1. `--endpoint-url`, with credentials from the AWS environment variables
     2. `--data`, whose `client.json` the server wrote at its start
-    3. `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`, with credentials from the environment
+    3. `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`, with credentials from the environment; the admin port from
+       the `client.json` below, if that is of the same server
     4. `client.json` in QUAYMASTER_DATA, else in ./quaymaster-data
 """
 
@@ -92,8 +93,19 @@ def find_connection(
     if data is None:
         inherited = environment.get("AWS_ENDPOINT_URL_SQS") or environment.get("AWS_ENDPOINT_URL")
         if inherited:
-            return _from_environment(inherited, environment)
+            return _with_admin(_from_environment(inherited, environment), data_directory(None, environment))
     return read_client_file(data_directory(data, environment))
+
+
+def _with_admin(connection: Connection, directory: Path) -> Connection:
+    """Add what `quaymaster env` has no variable for, if the server of this directory is the one that is meant."""
+    try:
+        server = read_client_file(directory)
+    except NoServer:
+        return connection
+    if server.endpoint_url != connection.endpoint_url:
+        return connection
+    return connection._replace(account_id=server.account_id, admin_url=server.admin_url)
 
 
 def _from_environment(endpoint_url: str, environment: Mapping[str, str]) -> Connection:
