@@ -12,7 +12,7 @@ from functools import partial
 
 from quaymaster.broker.chunk_store import ChunkStore
 from quaymaster.broker.disk import is_full
-from quaymaster.broker.journal_files import SegmentInfo
+from quaymaster.broker.journal_files import JournalCorrupt, SegmentInfo
 from quaymaster.broker.replica import ReplicaHost
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.snapshots import SnapshotStore
@@ -186,6 +186,10 @@ class Snapshots:
             await asyncio.sleep(0.002)
 
 
+class _JournalEnds(Exception):
+    """The journal stops or is closed: what was begun is left."""
+
+
 class Compaction:
     """Gives back the room of deleted messages: rewrites sealed segments that are mostly dead."""
 
@@ -239,7 +243,9 @@ class Compaction:
                 rewritten += await loop.run_in_executor(
                     None, partial(self._consider, segment, self._deletes_committed())
                 )
-            except RecordUnreadable as error:
+            except _JournalEnds:
+                return rewritten
+            except (RecordUnreadable, JournalCorrupt) as error:
                 log_event(log, logging.ERROR, "segment not compacted", error=str(error))
                 self._look_again_at[segment.base_offset] = gone + 1_000_000
             except OSError as error:
@@ -261,7 +267,7 @@ class Compaction:
             offset = host.replica.end_offset
             while host.replica.commit < offset:
                 if host.stopped is not None or self._closing.wait(0.002):
-                    raise InterruptedError("the journal stops")
+                    raise _JournalEnds
 
         return wait
 

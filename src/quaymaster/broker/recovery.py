@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import Disk, write_file_durably
-from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
+from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_directory
 from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import decode_meta, load_partitions
@@ -96,6 +96,7 @@ def recover(
     """Open the journal in `directory` and rebuild its queues. Blocks; see `JournalFiles.open` for errors."""
     path = f"{directory}/{journal_id}"
     disk.make_directory(path)
+    lock = lock_directory(disk, path)  # before anything is loaded: loading removes what it does not need
     snapshots = SnapshotStore(disk, f"{path}/snapshots")
     snapshot = snapshots.load()
     chunks = IndexChunks(disk, path)
@@ -112,12 +113,14 @@ def recover(
         load_partitions(queues, snapshot.blobs, chunks)
     index_is_there = disk.exists(f"{path}/{INDEX_NAME}")
     chunks.open([slot for found in queues.partitions.values() for slot in found.index.chunk_numbers()])
-    files = JournalFiles.open(disk, path, journal_id=journal_id, limits=limits, durable_floor=durable_floor)
+    files = JournalFiles.open(
+        disk, path, journal_id=journal_id, limits=limits, durable_floor=durable_floor, lock=lock
+    )
     warnings = [*snapshots.warnings, *files.warnings]
-    if snapshot is None and files.start_offset > 0:
+    if base_offset < files.start_offset:
         raise JournalCorrupt(
-            f"{path}: the journal starts at offset {files.start_offset} and there is no snapshot of what came "
-            "before. Restore the directory from a backup."
+            f"{path}: the journal starts at offset {files.start_offset}, and the newest snapshot that can be read "
+            f"ends at {base_offset}. What lies between is missing. Restore the directory from a backup."
         )
     if not index_is_there or disk.exists(f"{path}/{DAMAGED_NAME}"):
         rebuilt = rebuild_index(queues, files)

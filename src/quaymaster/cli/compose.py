@@ -22,7 +22,7 @@ from typing import Any
 from quaymaster import __version__
 from quaymaster.broker.backup import RESTORED_NAME, backup
 from quaymaster.broker.broker import Broker, BrokerOptions
-from quaymaster.broker.disk import DirectoryInUse, RealDisk, write_file_durably
+from quaymaster.broker.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
@@ -97,7 +97,8 @@ class Server:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop.set)
         data = settings.data.absolute()
-        await loop.run_in_executor(None, prepare_data_directory, data)
+        lock = await loop.run_in_executor(None, prepare_data_directory, data)
+        stack.callback(lock.release)
         health = Health()
         metrics = Metrics(__version__)
         store = await SQLiteCoordination.open(data / "metadata.sqlite")
@@ -208,10 +209,22 @@ async def settle_restored(
     RealDisk().sync_directory(str(data))
 
 
-def prepare_data_directory(data: Path) -> None:
-    """Make the directory (mode 0700), or check that this program can use the one that is there.
+class DirectoryLock:
+    """Holds a data directory for this process."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._handle: FileHandle | None = FileHandle(disk, disk.lock(str(path)))
+
+    def release(self) -> None:
+        """Let another process use it."""
+        self._handle = None
+
+
+def prepare_data_directory(data: Path) -> DirectoryLock:
+    """Make the directory (mode 0700), or check that this program can use the one that is there; lock it.
 
     Raises:
+        DirectoryInUse: another process serves from it.
         DataDirectoryUnusable: it has a newer format, or something that is no data directory is in the way.
     """
     disk = RealDisk()
@@ -219,6 +232,7 @@ def prepare_data_directory(data: Path) -> None:
         disk.make_directory(str(data))
     except OSError as error:
         raise DataDirectoryUnusable(f"{data} cannot be made: {error.strerror}") from error
+    lock = DirectoryLock(disk, data / "lock")
     path = data / FORMAT_FILE
     if not path.exists():
         if (data / "metadata.sqlite").exists():
@@ -226,13 +240,14 @@ def prepare_data_directory(data: Path) -> None:
                 f"{data} has metadata but no file {FORMAT_FILE!r}; restore it from a backup"
             )
         write_file_durably(disk, str(data), FORMAT_FILE, b"%d\n" % DATA_FORMAT)
-        return
+        return lock
     text = path.read_text().strip()
     if text != str(DATA_FORMAT):
         raise DataDirectoryUnusable(
             f"{data} has format {text!r}; this version of Quaymaster ({__version__}) reads format {DATA_FORMAT}. "
             "Start the version that wrote it."
         )
+    return lock
 
 
 async def _listen(server: HTTPServer, wanted: Address, setting: str) -> Address:

@@ -249,7 +249,7 @@ class SequenceIndex:
         found: list[int] = []
         for first, number in self._chunks.items():
             try:
-                self._keeper.read(number, self._tag)
+                self._keeper.read(number, self._chunk_tag(first))
             except lost:
                 found.append(first)
         return found
@@ -265,7 +265,7 @@ class SequenceIndex:
             columns.groups.append(entry.group)
         if not any(columns.groups):
             columns.groups = None
-        self._chunks[first] = self._keeper.write(self._tag, columns.to_bytes())
+        self._chunks[first] = self._keeper.write(self._chunk_tag(first), columns.to_bytes())
         self._cache.pop(first, None)
 
     def to_bytes(self) -> bytes:
@@ -287,9 +287,13 @@ class SequenceIndex:
         index._tail = _Columns.from_bytes(data[at:])
         return index
 
+    def _chunk_tag(self, first: int) -> bytes:
+        """Return what a chunk is asked for by: an older snapshot must not take a slot's new tenant for its own."""
+        return b"%b@%d" % (self._tag, first)
+
     def _seal(self) -> None:
         head = self._tail.cut(CHUNK_ENTRIES)
-        self._chunks[head.first] = self._keeper.write(self._tag, head.to_bytes())
+        self._chunks[head.first] = self._keeper.write(self._chunk_tag(head.first), head.to_bytes())
         self._remember(head)
 
     def _load(self, sequence: int) -> _Columns:
@@ -297,7 +301,7 @@ class SequenceIndex:
             if columns.first <= sequence < columns.first + CHUNK_ENTRIES:
                 return columns
         first = self._chunk_of(sequence)
-        columns = _Columns.from_bytes(self._keeper.read(self._chunks[first], self._tag))
+        columns = _Columns.from_bytes(self._keeper.read(self._chunks[first], self._chunk_tag(first)))
         self._remember(columns)
         return columns
 
