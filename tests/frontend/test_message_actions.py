@@ -716,3 +716,16 @@ def test_a_receive_beyond_the_limits_is_refused(member: str, value: int, message
             assert answer.json["message"] == message
 
     asyncio.run(scenario())
+
+
+def test_once_the_server_drains_nobody_waits_any_more() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs", ReceiveMessageWaitTimeSeconds="20")
+            service.calls.is_draining = True
+
+            answer = await service.client.json("ReceiveMessage", {"QueueUrl": "jobs"})
+
+            assert (answer.status, answer.json) == (200, {})
+
+    asyncio.run(scenario())

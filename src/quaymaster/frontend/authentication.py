@@ -22,6 +22,7 @@ from quaymaster.core.errors import (
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.sigv4 import SigningKeys
 
+REMEMBERED_PRINCIPALS_MAX: Final = 16_384
 PRESIGNED_SIGNATURE: Final = b"X-Amz-Signature="
 
 
@@ -101,7 +102,8 @@ class Signed:
         )
         principal = self._principals.get(key.access_key_id)
         if principal is None or principal.sender_id != key.principal_id:
-            # Bounded by the keys that exist: only a verified key gets here.
+            if len(self._principals) >= REMEMBERED_PRINCIPALS_MAX:
+                self._principals.clear()
             principal = Principal(key.account_id, key.access_key_id, key.principal_id)
             self._principals[key.access_key_id] = principal
         return principal

@@ -56,6 +56,8 @@ class Calls:
         self.waiting: set[Call] = set()
         """Those whose outcome is awaited."""
         self.long_polls = 0
+        self.is_draining = False
+        """Set when the server wants to stop: from then on nobody waits for messages."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -186,6 +188,7 @@ class Call:
 
     def on_drain(self) -> None:
         """The server stops: a poll still parked ends empty; one being served gets its messages."""
+        self.calls.is_draining = True
         if self.is_done:
             return
         if self.submitted is not None:

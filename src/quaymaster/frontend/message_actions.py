@@ -69,6 +69,13 @@ REMEMBERED_QUEUES_MAX: Final = 16_384
 log = logging.getLogger(__name__)
 
 _FIRST_ATTEMPT: Final = re.compile(rb"(?:^|[ ;])attempt=1(?:[ ;]|$)")
+_FIRST_ATTEMPTS: Final[dict[bytes | None, bool]] = {
+    None: False,
+    b"attempt=1": True,
+    b"attempt=1; max=3": True,
+    b"attempt=1; max=4": True,
+    b"attempt=1; max=5": True,
+}
 _VERSION_4: Final = bytes(0x40 | (byte & 0x0F) for byte in range(256))
 _VARIANT: Final = bytes(0x80 | (byte & 0x3F) for byte in range(256))
 
@@ -297,8 +304,11 @@ class MessageActions:
         if invocation_id is None or not self._remembers_sends:
             return _NO_INVOCATION
         attempt = request.header(b"amz-sdk-request")
-        may_be_retry = attempt is None or _FIRST_ATTEMPT.search(attempt) is None
-        return Invocation(invocation_id.decode("latin-1"), may_be_retry)
+        # Most requests say the same few things here.
+        is_first = _FIRST_ATTEMPTS.get(attempt)
+        if is_first is None:
+            is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
+        return Invocation(invocation_id.decode("latin-1"), not is_first)
 
     def _counted(self, outcome: SendOutcome) -> list[SendResult]:
         results = outcome.results
@@ -317,7 +327,7 @@ class MessageActions:
         definition = self._queue(call, given.QueueUrl)
         asked = validation.check_receive(given)
         wait_ms = definition.receive_wait_ms if asked.wait_ms is None else asked.wait_ms
-        if wait_ms and (call.calls.long_polls >= self._long_polls_max or not call.request.is_waiting):
+        if wait_ms and (call.calls.long_polls >= self._long_polls_max or call.calls.is_draining):
             wait_ms = 0
         attempt = None
         if asked.attempt_id is not None and definition.is_fifo:

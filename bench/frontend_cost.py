@@ -1,0 +1,261 @@
+"""CPU time of the front end per request, without sockets, journal or queue state.
+
+    python -m bench.frontend_cost [--requests N] [--profile]
+
+Requests go through the real HTTP connection (head parsing, signature, checksums, encryption, rendering, metrics)
+over an in-memory transport to a broker that answers at once from a list; what is measured is one core's CPU time.
+Figures are for comparing two states of this code on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import cProfile
+import gc
+import hashlib
+import json
+import pstats
+import time
+from collections.abc import Callable
+from typing import Any
+
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core import commands
+from quaymaster.core.records import RecordType
+from quaymaster.frontend.assembly import make_front_end
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.master_keys import EnvironmentKeyProvider
+from quaymaster.metadata.service import MetadataService
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.http_message import HTTPLimits
+from quaymaster.net.http_server import HTTPServer, _Connection
+from quaymaster.protocol.sigv4 import sign
+from quaymaster.settings import load_settings
+
+ACCOUNT = "000000000000"
+REGION = "us-east-1"
+BODY = "x" * 1024
+PER_TURN = 16
+"""Requests answered in one pass of the loop, as one commit would."""
+REQUESTS_PER_ROUND = 160
+"""The best of many short rounds is shown: on a shared machine a long one always meets other work."""
+
+
+class Pending:
+    """A command that the broker answers at the end of the turn."""
+
+    def cancel(self) -> None:
+        pass
+
+
+class InstantBroker:
+    """Answers everything in the next `answer`, and always has the last sent message to give."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Any, Any]] = []
+        self.last: commands.NewMessage | None = None
+        self.sequence = 0
+
+    def submit(self, command: Any, reply: Any) -> Pending:
+        if isinstance(command, commands.SetQueue):
+            asyncio.get_running_loop().call_soon(reply, commands.Done())
+        else:
+            self.waiting.append((command, reply))
+        return Pending()
+
+    def answer(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for command, reply in waiting:
+            reply(self._outcome(command))
+
+    def _outcome(self, command: Any) -> Any:
+        if isinstance(command, commands.Send):
+            results = []
+            for message in command.messages:
+                self.sequence += 1
+                results.append(commands.SendResult(self.sequence, message.message_id))
+                self.last = message
+            return commands.SendOutcome(results)
+        if isinstance(command, commands.Receive):
+            last = self.last
+            assert last is not None
+            delivery = commands.Delivery(1, 1, 1, 1, RecordType.SEND, last.flags, last.payload)
+            return commands.ReceiveOutcome(1, [delivery] * command.count_max)
+        return commands.EntriesOutcome([None] * len(command.receipts))
+
+
+class MemoryTransport(asyncio.Transport):
+    """Keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def writelines(self, data: Any) -> None:
+        self.written.extend(bytes(part) for part in data)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def render(action: str, fields: dict[str, Any], key_id: str, secret: str, attempt: int) -> bytes:
+    """Return a signed request as boto3 sends it."""
+    body = json.dumps(fields).encode()
+    headers = [
+        (b"host", b"127.0.0.1:9324"),
+        (b"x-amz-target", f"AmazonSQS.{action}".encode()),
+        (b"content-type", b"application/x-amz-json-1.0"),
+        (b"user-agent", b"Boto3/1.40 md/Botocore#1.40 ua/2.1 os/linux#6.1 md/arch#x86_64 lang/python#3.11"),
+        (b"amz-sdk-invocation-id", f"5e8a0f3c-0d5c-4b0e-8f4a-{attempt:012x}".encode()),
+        (b"amz-sdk-request", b"attempt=1"),
+    ]
+    signed = sign(
+        method=b"POST",
+        raw_path=b"/",
+        raw_query=b"",
+        headers=headers,
+        body=body,
+        access_key_id=key_id,
+        secret=secret,
+        region=REGION,
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in signed)]
+    return b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""]) + body
+
+
+def measure_reference_us() -> float:
+    """Return what a fixed piece of work costs now: other load on a shared machine changes all figures alike."""
+    data = BODY.encode()
+    started = time.process_time()
+    for _ in range(500):
+        hashlib.md5(data, usedforsecurity=False).hexdigest()
+    return (time.process_time() - started) / 500 * 1e6
+
+
+async def measure(requests: int, profile: bool) -> None:
+    """Print the cost of each action."""
+    settings = load_settings(environment={}, flags={"log_level": "error"})
+    broker = InstantBroker()
+    metadata = MetadataService(
+        MemoryCoordination(),
+        EnvironmentKeyProvider(base64.b64encode(b"m" * 32).decode()),
+        region=REGION,
+        account_id=ACCOUNT,
+        now_ms=lambda: time.time_ns() // 1_000_000,
+    )
+    await metadata.start()
+    metadata.attach_journal(BrokerQueueJournal(broker))
+    await metadata.queues.create_queue(ACCOUNT, "jobs", {})
+    front_end = make_front_end(
+        settings,
+        broker=broker,
+        metadata=metadata,
+        metrics=Metrics("0"),
+        now_ms=lambda: time.time_ns() // 1_000_000,
+    )
+    server = HTTPServer(
+        front_end.handle, HTTPLimits(pipeline_max=PER_TURN), name="bench", admit=front_end.admit
+    )
+    server._loop = asyncio.get_running_loop()
+    key = metadata.default_access_key
+    assert key is not None
+    gc.collect()
+    gc.freeze()
+    url = f"http://127.0.0.1:9324/{ACCOUNT}/jobs"
+    send = {"QueueUrl": url, "MessageBody": BODY}
+    entries = [{"Id": str(n), "MessageBody": BODY} for n in range(10)]
+    handle = metadata.receipt_handles.mint(metadata.queue(ACCOUNT, "jobs").queue_id, 0, 1, 1, 1)
+    handles = [{"Id": str(n), "ReceiptHandle": handle} for n in range(10)]
+    cases: list[tuple[str, dict[str, Any], int]] = [
+        ("SendMessage", send, 1),
+        ("SendMessageBatch", {"QueueUrl": url, "Entries": entries}, 10),
+        ("ReceiveMessage", {"QueueUrl": url, "MaxNumberOfMessages": 1}, 1),
+        ("ReceiveMessage", {"QueueUrl": url, "MaxNumberOfMessages": 10, "AttributeNames": ["All"]}, 10),
+        ("DeleteMessage", {"QueueUrl": url, "ReceiptHandle": handle}, 1),
+        ("DeleteMessageBatch", {"QueueUrl": url, "Entries": handles}, 10),
+    ]
+    for action, fields, messages in cases:
+        rendered = [render(action, fields, key.access_key_id, key.secret, n) for n in range(PER_TURN)]
+        transport = MemoryTransport()
+        connection = _Connection(server)
+        connection.connection_made(transport)
+
+        async def turn(
+            rendered: list[bytes] = rendered,
+            receive: Callable[[bytes], None] = connection.data_received,
+            transport: MemoryTransport = transport,
+        ) -> None:
+            for request in rendered:
+                receive(request)
+            broker.answer()
+            await asyncio.sleep(0)
+            transport.written.clear()
+
+        for _ in range(50):
+            await turn()
+        for request in rendered:
+            connection.data_received(request)
+        broker.answer()
+        await asyncio.sleep(0)
+        assert b"".join(transport.written).count(b"HTTP/1.1 200") == PER_TURN, transport.written
+        profiler = cProfile.Profile() if profile else None
+        rounds = max(1, requests // REQUESTS_PER_ROUND)
+        turns = REQUESTS_PER_ROUND // PER_TURN
+        best_us = reference_us = float("inf")
+        for _ in range(rounds):
+            if profiler is not None:
+                profiler.enable()
+            started = time.process_time()
+            for _ in range(turns):
+                await turn()
+            spent = time.process_time() - started
+            if profiler is not None:
+                profiler.disable()
+            best_us = min(best_us, spent / (turns * PER_TURN) * 1e6)
+            reference_us = min(reference_us, measure_reference_us())
+        label = f"{action} ({messages})"
+        print(
+            f"{label:24} {best_us:7.1f} us a request {best_us / messages:7.1f} us a message"
+            f"   (machine: {reference_us:.2f} us for one MD5 of 1 KiB)"
+        )
+        if profiler is not None:
+            pstats.Stats(profiler).sort_stats("tottime").print_stats(22)
+        connection.connection_lost(None)
+    await metadata.close()
+
+
+def main() -> None:
+    """Run the measurement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=16_000)
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    asyncio.run(measure(given.requests, given.profile))
+
+
+if __name__ == "__main__":
+    main()
