@@ -3,7 +3,7 @@
     <directory>/lock                        held while the journal is open
                 journal.state               identity, promised epoch, start, durable floor (replaced as a
                 whole) 00000000000000000000.seg    segments, named by base offset; the last one is active
-                next-segment.tmp            prepared ahead of need; deleted at open, like every *.tmp reserve
+                next-segment-1.tmp          prepared ahead of need; deleted at open, like every *.tmp reserve
                 room kept for deletes on a full disk tainted                     an fsync failed: the next
                 open copies what verifies to fresh files
 

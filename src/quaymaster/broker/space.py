@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from quaymaster.broker.disk import Disk, FileHandle, is_full
 
-PREPARED_NAME = "next-segment.tmp"
+PREPARED_NAME = "next-segment-{}.tmp"
+"""Numbered: one that was taken keeps its name until it is a segment, and the one after it may be prepared by then."""
+
 RESERVE_NAME = "reserve"
 ZERO_SLICE_BYTES = 4 << 20
 """Zeros are synced in slices of this size, so that preparing a segment does not hold up commits."""
@@ -50,7 +52,8 @@ class SpaceKeeper:
         self._directory = directory
         self._limits = limits
         self._lock = threading.Lock()
-        self._prepared: tuple[FileHandle, int] | None = None
+        self._prepared: tuple[str, FileHandle, int] | None = None
+        self._prepared_count = 0
         self._segment_bytes = limits.segment_bytes_min
         self._reserve_bytes = 0
         self._is_cramped = False  # the next segment found no room
@@ -79,7 +82,7 @@ class SpaceKeeper:
         """
         with self._lock:
             wanted = max(self._limits.segment_bytes_min if first else self.next_segment_bytes(), needed_bytes)
-            if self._prepared is not None and self._prepared[1] < needed_bytes:
+            if self._prepared is not None and self._prepared[2] < needed_bytes:
                 self._discard_prepared()
             if self._prepared is None:
                 try:
@@ -90,10 +93,10 @@ class SpaceKeeper:
                     self._release_reserve()
                     self._prepare(max(self._limits.segment_bytes_min, needed_bytes))
             assert self._prepared is not None, "a prepared segment is there or an error was raised"
-            handle, length = self._prepared
+            path, handle, length = self._prepared
             self._prepared = None
             self._segment_bytes = max(self._segment_bytes, min(length, self._limits.segment_bytes_max))
-            return f"{self._directory}/{PREPARED_NAME}", handle, length
+            return path, handle, length
 
     def note_segment(self, segment_bytes: int) -> None:
         """Say how large the active segment is, so that the next one and the reserve grow from there."""
@@ -144,7 +147,8 @@ class SpaceKeeper:
     def _prepare(self, length: int) -> None:
         if self._disk.free_bytes(self._directory) < length:  # rather than finding out by writing most of it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._directory)
-        path = f"{self._directory}/{PREPARED_NAME}"
+        self._prepared_count += 1
+        path = f"{self._directory}/{PREPARED_NAME.format(self._prepared_count)}"
         handle = FileHandle(self._disk, self._disk.open(path, create=True))
         try:
             for start in range(0, length, ZERO_SLICE_BYTES):
@@ -155,13 +159,14 @@ class SpaceKeeper:
             with suppress(OSError):
                 self._disk.unlink(path)
             raise
-        self._prepared = (handle, length)
+        self._prepared = (path, handle, length)
 
     def _discard_prepared(self) -> None:
         if self._prepared is not None:
+            path = self._prepared[0]
             self._prepared = None
             with suppress(OSError):
-                self._disk.unlink(f"{self._directory}/{PREPARED_NAME}")
+                self._disk.unlink(path)
 
     def _build_reserve(self, target: int) -> bool:
         path = f"{self._directory}/{RESERVE_NAME}"
