@@ -9,6 +9,7 @@ import copy
 import os
 from typing import Any
 
+import msgspec
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay
 from hypothesis import HealthCheck, Phase, settings
@@ -112,7 +113,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @property
     def now_ms(self) -> int:
-        return self.host.now_ms
+        return int(self.host.now_ms)
 
     def ask(self, command: Any) -> Any:
         """Propose; the answer is what was decided. Whether it was held back long enough is checked here."""
@@ -123,9 +124,8 @@ class QueueMachine(RuleBasedStateMachine):
             is_promise = isinstance(
                 command, Delete | ChangeVisibility | Purge | SetQueue | DeleteQueue | Send
             )
-            is_promise = is_promise or (
-                isinstance(answer, TakenOutcome) and bool(answer.taken) and self.is_fifo(command)
-            )
+            if isinstance(command, Receive) and isinstance(answer, TakenOutcome):
+                is_promise = bool(answer.taken) and self.models[command.queue_id].is_fifo
             is_promise = is_promise and not isinstance(answer, Exception)
             assert not is_promise or self.host.rests_on[token] <= self.host.replica.commit
             if isinstance(answer, Exception):
@@ -138,9 +138,6 @@ class QueueMachine(RuleBasedStateMachine):
                     return answer
         raise AssertionError("a command is answered, or its answer waits for the commit")
 
-    def is_fifo(self, command: Any) -> bool:
-        return self.models[command.queue_id].is_fifo
-
     def model_at(self, place: int) -> ModelQueue:
         return self.models[self.definitions[NAMES[place]].queue_id]
 
@@ -151,7 +148,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.kept.append((self.host.replica.end_offset, state))
 
     def committed(self, queue_id: int) -> int:
-        return self.host.partition(queue_id).committed
+        return int(self.host.partition(queue_id).committed)
 
     def stored_id(self, offset: int) -> bytes:
         row, payload = self.host.payload(offset)
@@ -404,11 +401,11 @@ class QueueMachine(RuleBasedStateMachine):
 
         outcome: EntriesOutcome = self.ask(Delete(queue_id, 0, receipts))
 
-        before = copy.deepcopy(model)
-        for receipt, error in zip(receipts, outcome.errors, strict=True):
-            is_done = before.delete(receipt.sequence, receipt.epoch, receipt.delivery_count)
-            model.delete(receipt.sequence, receipt.epoch, receipt.delivery_count)
+        # Each is judged before any is deleted.
+        verdicts = [copy.deepcopy(model).delete(*msgspec.structs.astuple(receipt)) for receipt in receipts]
+        for receipt, error, is_done in zip(receipts, outcome.errors, verdicts, strict=True):
             assert isinstance(error, InvalidParameterValue) != is_done
+            model.delete(*msgspec.structs.astuple(receipt))
         self.keep()
 
     @precondition(lambda self: self.receipts)
@@ -668,8 +665,11 @@ class QueueMachine(RuleBasedStateMachine):
         for key, found in states.partitions.items():
             live = self.host.states.partitions[key]
             mine, theirs = found.counts(now_ms), live.counts(now_ms)
-            mine.noisy_groups = theirs.noisy_groups
-            assert mine == theirs
+            assert mine.in_flight == theirs.in_flight
+            assert mine.visible + mine.delayed == theirs.visible + theirs.delayed
+            # Where a raised delay finds messages that were due depends on what was looked at, on FIFO queues.
+            if not found.definition.is_fifo:
+                assert mine.delayed == theirs.delayed
 
     # What must hold after each step
 
@@ -716,7 +716,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(0 if IS_LONG else 180)
-class TestQueueMachine(QueueMachine.TestCase):  # type: ignore[misc]  # made by Hypothesis
+class TestQueueMachine(QueueMachine.TestCase):  # type: ignore[misc, valid-type]  # made by Hypothesis
     pass
 
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from pyroaring import BitMap64
-
 from quaymaster.core.index import SequenceIndex
 from quaymaster.core.sequences import SequenceSet
 
@@ -170,13 +168,10 @@ class FIFOOrder:
 
     def count_waiting(self, now_ms: int, delay_ms: int) -> int:
         """Return how many messages wait for the queue's delay, which is `delay_ms` now."""
-        return self._index.next_sequence - self._first_waiting(now_ms, delay_ms)
-
-    def waiting(self, now_ms: int, delay_ms: int) -> BitMap64:
-        """Return the messages that wait for the queue's delay, which is `delay_ms` now."""
-        found = BitMap64()
-        found.add_range(self._first_waiting(now_ms, delay_ms), self._index.next_sequence)
-        return found
+        if not delay_ms:
+            return 0
+        end = self._index.next_sequence
+        return end - self._index.first_sent_after(self.cursor, end, now_ms - delay_ms)
 
     def fresh(self) -> SequenceSet:
         """Return all that waits in groups, whether it was handed out before or not."""
@@ -184,10 +179,6 @@ class FIFOOrder:
         for group in self.groups.values():
             result.update(group.waiting.bitmap())
         return result
-
-    def _first_waiting(self, now_ms: int, delay_ms: int) -> int:
-        end = self._index.next_sequence
-        return self._index.first_sent_after(self.cursor, end, now_ms - delay_ms) if delay_ms else end
 
     def _scan_to_free_group(self, now_ms: int, stop: int, budget: int) -> tuple[int | None, int]:
         """Move the cursor to a due message of a group nothing is known of.

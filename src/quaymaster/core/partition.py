@@ -638,7 +638,10 @@ class Partition:
         """Return a hash of the state as of `now_ms`: equal on all replicas that applied the same records."""
         self.advance(now_ms)
         order = self.order
-        delayed = order.waiting(now_ms, self.definition.delay_ms) | self.timed.bitmap()
+        # On a FIFO queue, whether a raised delay hides a message depends on how far the scan has come.
+        delayed = self.timed.bitmap()
+        if isinstance(order, StandardOrder):
+            delayed |= order.waiting(now_ms, self.definition.delay_ms)
         visible = BitMap64()
         visible.add_range(order.cursor, self.index.next_sequence)
         if isinstance(order, StandardOrder):

@@ -1,0 +1,119 @@
+"""Which ids were seen within the window."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quaymaster.core import recent_ids
+from quaymaster.core.recent_ids import SLOT_ENTRIES, RecentIds
+
+WINDOW_MS = 300_000
+
+
+def identity(number: int) -> bytes:
+    return hashlib.blake2b(b"%d" % number, digest_size=16).digest()
+
+
+def filled(count: int) -> RecentIds:
+    ids = RecentIds(WINDOW_MS)
+    for number in range(count):
+        ids.add(identity(number), number, 1_000 + number)
+    return ids
+
+
+def test_id_is_found_until_the_window_has_passed() -> None:
+    ids = RecentIds(WINDOW_MS)
+    ids.add(identity(1), 77, 1_000)
+
+    assert ids.find(identity(1), 1_000) == 77
+    assert ids.find(identity(1), 1_000 + WINDOW_MS - 1) == 77
+    assert ids.find(identity(1), 1_000 + WINDOW_MS) is None
+    assert ids.find(identity(2), 1_000) is None
+
+
+def test_id_that_was_stored_again_after_its_window_points_to_the_newer_record() -> None:
+    ids = RecentIds(WINDOW_MS)
+    ids.add(identity(1), 10, 1_000)
+    ids.add(identity(1), 20, 2_000 + WINDOW_MS)
+
+    assert ids.find(identity(1), 3_000 + WINDOW_MS) == 20
+
+
+@pytest.mark.parametrize(
+    "count", [1, SLOT_ENTRIES - 1, SLOT_ENTRIES, SLOT_ENTRIES + 1, 2 * SLOT_ENTRIES, 3 * SLOT_ENTRIES + 5]
+)
+def test_every_id_is_found_after_a_restart_also_with_a_slot_just_full(count: int) -> None:
+    ids = filled(count)
+
+    rebuilt = RecentIds.from_bytes(ids.to_bytes(), WINDOW_MS)
+
+    for found in (ids, rebuilt):
+        assert all(found.find(identity(number), 20_000) == number for number in range(count))
+        assert found.find(identity(-1), 20_000) is None
+        assert len(found) == count
+    assert rebuilt.entries(20_000) == ids.entries(20_000)
+    assert rebuilt.to_bytes() == ids.to_bytes()
+
+
+def test_rebuilt_ids_go_on_as_the_old_ones_would_have() -> None:
+    ids = filled(SLOT_ENTRIES)
+    rebuilt = RecentIds.from_bytes(ids.to_bytes(), WINDOW_MS)
+
+    for found in (ids, rebuilt):
+        found.add(identity(-5), 999, 30_000)
+
+    assert rebuilt.find(identity(-5), 30_000) == ids.find(identity(-5), 30_000) == 999
+    assert rebuilt.entries(30_000) == ids.entries(30_000)
+
+
+def test_slots_past_the_window_are_dropped_and_their_memory_with_them() -> None:
+    ids = filled(3 * SLOT_ENTRIES)
+    before = len(ids.to_bytes())
+
+    ids.add(identity(-1), 1, 10_000_000)
+
+    assert len(ids) == 1
+    assert len(ids.to_bytes()) < before / 100
+    assert ids.find(identity(0), 10_000_000) is None
+
+
+def test_ids_that_share_half_a_hash_are_told_apart() -> None:
+    half = b"12345678"
+    ids = RecentIds(WINDOW_MS)
+    for number in range(10):
+        ids.add(half + bytes([number]) * 8, number, 1_000)
+
+    assert ids.find(half + bytes([4]) * 8, 1_000) == 4
+    assert ids.find(half + bytes([44]) * 8, 1_000) is None
+    assert ids.find(b"1234" + b"zzzz" + bytes(8), 1_000) is None
+
+
+def test_ids_that_share_half_a_hash_are_told_apart_in_a_sorted_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_ids, "SLOT_ENTRIES", 3)
+    half = b"12345678"
+    ids = RecentIds(WINDOW_MS)
+    for number in range(3):
+        ids.add(half + bytes([number]) * 8, number, 1_000)
+
+    assert [ids.find(half + bytes([number]) * 8, 1_000) for number in range(4)] == [0, 1, 2, None]
+    assert ids.find(b"12345679" + bytes(8), 1_000) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200_000)), max_size=40))
+def test_newest_use_within_the_window_counts(uses: list[tuple[int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recent_ids, "SLOT_ENTRIES", 4)
+        ids = RecentIds(WINDOW_MS)
+        expected: dict[int, tuple[int, int]] = {}
+        now_ms = 1_000
+        for offset, (number, after_ms) in enumerate(uses):
+            now_ms += after_ms
+            known = expected.get(number)
+            is_recent = known is not None and now_ms - known[1] < WINDOW_MS
+            assert ids.find(identity(number), now_ms) == (known[0] if known and is_recent else None)
+            ids.add(identity(number), offset, now_ms)
+            expected[number] = (offset, now_ms)

@@ -1,0 +1,92 @@
+"""The wheel: nothing early, nothing lost, nothing kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from quaymaster.core.sequences import SequenceSet
+from quaymaster.core.timers import SLOT_MS, STALE_TIMES_MAX, TimerWheel, round_up_to_slot_ms
+
+
+def everything_due(wheel: TimerWheel, now_ms: int) -> list[tuple[int, list[int]]]:
+    found = []
+    while (due := wheel.take_due(now_ms)) is not None:
+        found.append((due[0], list(due[1])))
+    return found
+
+
+@pytest.mark.parametrize(("time_ms", "end_ms"), [(0, 0), (1, 50), (49, 50), (50, 50), (51, 100)])
+def test_time_is_rounded_up_to_its_slot_and_never_down(time_ms: int, end_ms: int) -> None:
+    assert round_up_to_slot_ms(time_ms) == end_ms
+
+
+def test_what_is_due_comes_in_the_order_of_its_times() -> None:
+    wheel = TimerWheel()
+    wheel.add(1, 300)
+    wheel.add(2, 100)
+    wheel.add(3, 300)
+    wheel.add(4, 350)
+
+    assert wheel.is_due(300)
+    assert everything_due(wheel, 300) == [(100, [2]), (300, [1, 3])]
+    assert not wheel.is_due(300)
+    assert wheel.next_due_ms() == 350
+    assert wheel
+
+
+def test_empty_wheel_has_no_next_time() -> None:
+    wheel = TimerWheel()
+
+    assert wheel.next_due_ms() is None
+    assert wheel.take_due(10**15) is None
+    assert not wheel.is_due(10**15)
+    assert not wheel
+
+
+def test_forgotten_entry_is_neither_due_nor_waited_for() -> None:
+    wheel = TimerWheel()
+    wheel.add(1, 100)
+    wheel.add(2, 100)
+    wheel.add(3, 200)
+
+    wheel.discard(1, 100)
+    wheel.discard(9, 150)
+    assert wheel.next_due_ms() == 100
+    wheel.discard(2, 100)
+
+    assert wheel.next_due_ms() == 200
+    wheel.discard(3, 200)
+    assert wheel.is_due(200)  # something to clear away
+    assert wheel.take_due(200) is None
+    assert wheel.next_due_ms() is None
+
+
+def test_time_that_was_emptied_and_used_again_is_due_once() -> None:
+    wheel = TimerWheel()
+    wheel.add(1, 100)
+    wheel.discard(1, 100)
+    wheel.add(2, 100)
+
+    assert everything_due(wheel, 100) == [(100, [2])]
+
+
+def test_entries_that_come_and_go_leave_nothing_behind() -> None:
+    wheel = TimerWheel()
+    for number in range(10_000):
+        wheel.add(number, number * SLOT_MS)
+        wheel.discard(number, number * SLOT_MS)
+
+    assert len(wheel._due_times) <= STALE_TIMES_MAX + 1
+    assert not wheel
+
+
+def test_wheel_is_rebuilt_from_its_slots() -> None:
+    wheel = TimerWheel()
+    wheel.add(5, 200)
+    wheel.add(6, 100)
+    rebuilt = TimerWheel()
+
+    rebuilt.load([(due_ms, SequenceSet(slot)) for due_ms, slot in wheel.slots()])
+
+    assert [due_ms for due_ms, _ in wheel.slots()] == [100, 200]
+    assert everything_due(rebuilt, 200) == everything_due(wheel, 200)
