@@ -210,7 +210,7 @@ def measure_fsync_ms(place: Path, tries: int = FSYNC_TRIES) -> list[float]:
 
 
 def check_permissions(data: Path) -> Finding:
-    """The data directory is ours, and nobody else can read it or the secrets in it."""
+    """The data directory is ours, and nobody else can read it or what is in it."""
     if not data.exists():
         parent = _existing(data)
         if not os.access(parent, os.W_OK | os.X_OK):
@@ -224,7 +224,7 @@ def check_permissions(data: Path) -> Finding:
     if not data.is_dir():
         return Finding("permissions", PROBLEM, f"{data} is not a directory", "Name another one with --data.")
     wrong = []
-    for path in (data, *_secrets_of(data)):
+    for path in (data, *_contents_of(data)):
         status = path.stat()
         if status.st_uid != os.geteuid():
             wrong.append(f"{path} belongs to user {status.st_uid}, not {os.geteuid()}")
@@ -240,13 +240,12 @@ def check_permissions(data: Path) -> Finding:
     return Finding("permissions", OK, f"{data} is private")
 
 
-def _secrets_of(data: Path) -> Iterator[Path]:
-    for name in ("client.json", "metadata.sqlite", "keys"):
-        path = data / name
-        if path.exists():
-            yield path
-            if path.is_dir():
-                yield from sorted(path.iterdir())
+def _contents_of(data: Path) -> Iterator[Path]:
+    yield from sorted(path for path in data.iterdir() if path.is_file())
+    for name in ("keys", "journals"):
+        if (data / name).exists():
+            yield data / name
+            yield from sorted((data / name).iterdir())
 
 
 def check_file_limit(connections_max: int) -> Finding:
