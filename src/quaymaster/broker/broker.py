@@ -161,10 +161,10 @@ class Broker:
 
     async def close(self) -> None:
         """Answer parked receives, finish what was decided, write a last snapshot, and let go of the directory."""
-        self.compaction.close()
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self.compaction.close()
         await self._moves.close()
         self.host.waiters.answer_all_empty()
         if self.host.stopped is None and self.host.replica.is_leading:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from typing import NamedTuple
 
-from quaymaster.broker.chunk_store import ChunkStore
+from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import is_full
 from quaymaster.broker.journal_files import JournalCorrupt, SegmentInfo
 from quaymaster.broker.replica import ReplicaHost
@@ -26,10 +26,21 @@ STEP_S = 0.004
 """How long a background step may hold the event loop."""
 
 EXPIRY_STEP_S = 0.1
+EXPIRY_ROUND_S = 1.0
+"""One look at every partition takes at least so long."""
 EXPIRY_PARTITIONS_PER_STEP = 2_000
 COMMIT_TIMEOUT_S = 30.0
 COMPACT_AFTER_MS = 600_000
 """Younger segments stay whole: the windows of deduplication and attempts point into them."""
+
+COMPACTION_STEP_S = 5.0
+SCRAP_BYTES = 4 << 20
+"""A rewritten segment smaller than this joins its neighbours when they are rewritten."""
+SCRAPS_TO_MERGE = 8
+"""So many scraps side by side are merged even when nothing in them is dead."""
+MERGED_BYTES_MAX = 1 << 30
+"""So many bytes of segments, before the rewrite, become one file at most."""
+LOOK_AGAIN_AFTER_DAMAGE = 1_000_000
 
 MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
 
@@ -46,6 +57,7 @@ class Expiry:
     def __init__(self, host: ReplicaHost) -> None:
         self._host = host
         self._keys: list[int] = []
+        self._round_began = -EXPIRY_ROUND_S
 
     async def run(self) -> None:
         """Go round for ever."""
@@ -61,6 +73,9 @@ class Expiry:
         """Look at the next few partitions, and propose an end to what has expired."""
         queues = self._host.replica.queues
         if not self._keys:
+            if time.monotonic() - self._round_began < EXPIRY_ROUND_S:
+                return
+            self._round_began = time.monotonic()
             self._keys = list(queues.partitions)
         now_ms = self._host.clock.time_ms()
         for key in self._keys[-EXPIRY_PARTITIONS_PER_STEP:]:
@@ -122,6 +137,19 @@ class Snapshots:
             return await self._write()
 
     async def _write(self) -> int:
+        """Write one snapshot to its end, also when whoever waits for it is cancelled; the caller holds the lock.
+
+        What is in a snapshot is noted as clean. One that was left half done, at shutdown, would let the next one
+        publish without it, past the records that it needs.
+        """
+        work = asyncio.get_running_loop().create_task(self._write_whole())
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait({work})
+            raise
+
+    async def _write_whole(self) -> int:
         host = self._host
         queues = host.replica.queues
         base_offset = host.replica.end_offset
@@ -131,27 +159,29 @@ class Snapshots:
         partitions: dict[int, Partition] = {}
         changed: dict[bytes, bytes] = {}
         until = time.perf_counter() + STEP_S
-        for key, found in queues.dirty_partitions():
-            if queues.partitions.get(key) is not found:
-                continue
-            changed[encode_key(key)] = encode_partition(found, host.replica.end_offset)
-            partitions[key] = found
-            if time.perf_counter() > until:
-                await asyncio.sleep(0)
-                until = time.perf_counter() + STEP_S
         try:
+            for key, found in queues.dirty_partitions():
+                if queues.partitions.get(key) is not found:
+                    continue
+                partitions[key] = found
+                changed[encode_key(key)] = encode_partition(found, host.replica.end_offset)
+                if time.perf_counter() > until:
+                    await asyncio.sleep(0)
+                    until = time.perf_counter() + STEP_S
             await self._committed(host.replica.end_offset)
             meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
             gone = [encode_key(key) for key in removed if key not in queues.partitions]
             await asyncio.get_running_loop().run_in_executor(
                 None, self._publish, base_offset, changed, gone, meta, host.replica.commit
             )
-        except Exception as error:
+        except BaseException as error:
             for found in partitions.values():
                 found.dirty = True
             queues.removed |= removed
             host.records_since_snapshot += 1
             self.failed += 1
+            if isinstance(error, ChunkLost) or not isinstance(error, Exception):
+                raise
             log_event(log, logging.WARNING, "snapshot not written", error=str(error))
             if isinstance(error, OSError) and not is_full(error):
                 host.stop(error)
@@ -182,16 +212,33 @@ class Snapshots:
         deadline = time.monotonic() + COMMIT_TIMEOUT_S
         while self._host.replica.commit < offset:
             if self._host.stopped is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"offset {offset} was not committed in {COMMIT_TIMEOUT_S} s")
+                raise _NotCommitted(f"offset {offset} was not committed in {COMMIT_TIMEOUT_S} s")
             await asyncio.sleep(0.002)
+
+
+class _NotCommitted(Exception):
+    """The journal does not come on now (a full disk): a later snapshot may. No OSError: the files are sound."""
 
 
 class _JournalEnds(Exception):
     """The journal stops or is closed: what was begun is left."""
 
 
+class _Judged(NamedTuple):
+    """What a look at one segment found: the offsets of live messages, and how many messages it holds at all."""
+
+    segment: SegmentInfo
+    live: set[int]
+    messages: int
+
+
 class Compaction:
-    """Gives back the room of deleted messages: rewrites sealed segments that are mostly dead."""
+    """Gives back the room of deleted messages: rewrites sealed segments that are mostly dead.
+
+    Neighbours that are rewritten become one file, and small files left by earlier rewrites join them, so a stuck
+    message costs about its own bytes, not a file for every segment that came after it. A segment is looked at
+    again only when so many messages are gone that it may have become mostly dead.
+    """
 
     def __init__(
         self,
@@ -207,106 +254,139 @@ class Compaction:
         self._age_min_ms = age_min_ms
         self._look_again_at: dict[int, int] = {}
         self._closing = threading.Event()
+        self._working: asyncio.Future[int] | None = None
         self.compacted_segments = 0
         self.freed_bytes = 0
 
     async def run(self) -> None:
         """Look for segments to rewrite for ever."""
         while True:
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(COMPACTION_STEP_S)
             if self._host.replica.is_leading and self._host.stopped is None:
                 await self.step()
 
-    def close(self) -> None:
-        """Let a step that is under way end soon."""
+    async def close(self) -> None:
+        """Tell a rewrite that is under way to give up, and wait until it has: it must not outlive the lock."""
         self._closing.set()
+        if self._working is not None:
+            await asyncio.wait([self._working])
 
     async def step(self, *, younger_than_ms: int | None = None) -> int:
         """Judge each segment that is old enough and may have changed since; return how many were rewritten."""
-        files = self._host.files
-        loop = asyncio.get_running_loop()
-        before_ms = self._host.clock.time_ms() - (
-            self._age_min_ms if younger_than_ms is None else younger_than_ms
-        )
+        host = self._host
+        before_ms = host.clock.time_ms() - (self._age_min_ms if younger_than_ms is None else younger_than_ms)
+        eligible = [
+            segment
+            for segment in host.files.segments()
+            if segment.is_sealed
+            and segment.end_offset <= self._snapshots.oldest_base_offset
+            and segment.last_time_ms <= before_ms
+        ]
+        self._working = asyncio.get_running_loop().run_in_executor(None, self._compact_all, eligible)
+        try:
+            return await asyncio.shield(self._working)
+        except _JournalEnds:
+            return 0
+        except OSError as error:
+            if not is_full(error):
+                host.stop(error)
+            return 0
+
+    # On a background thread.
+
+    def _compact_all(self, segments: list[SegmentInfo]) -> int:
         rewritten = 0
-        for segment in files.segments():
-            if (
-                not segment.is_sealed
-                or segment.end_offset > self._snapshots.oldest_base_offset
-                or segment.last_time_ms > before_ms
-            ):
-                break
-            gone = self._host.replica.queues.messages_gone
-            if gone < self._look_again_at.get(segment.base_offset, 0):
-                continue
+        together: list[_Judged] = []
+        for segment in segments:
             try:
-                rewritten += await loop.run_in_executor(
-                    None, partial(self._consider, segment, self._deletes_committed())
-                )
-            except _JournalEnds:
-                return rewritten
+                judged = self._judge(segment)
             except (RecordUnreadable, JournalCorrupt) as error:
                 log_event(log, logging.ERROR, "segment not compacted", error=str(error))
-                self._look_again_at[segment.base_offset] = gone + 1_000_000
-            except OSError as error:
-                if not is_full(error):
-                    self._host.stop(error)
-                    return rewritten
-                return rewritten
-        return rewritten
+                self._look_again_at[segment.base_offset] = self._gone() + LOOK_AGAIN_AFTER_DAMAGE
+                judged = None
+            is_neighbour = not together or together[-1].segment.end_offset == segment.base_offset
+            if judged is not None and is_neighbour and _bytes_of([*together, judged]) <= MERGED_BYTES_MAX:
+                together.append(judged)
+                continue
+            rewritten += self._rewrite(together)
+            together = [judged] if judged is not None else []
+        return rewritten + self._rewrite(together)
 
-    def _deletes_committed(self) -> Callable[[], None]:
-        """Return what waits, on another thread, until every delete decided by then is durable.
+    def _gone(self) -> int:
+        return self._host.replica.queues.messages_gone
 
-        A message must not leave the disk before its delete is on it: a crash in between would bring back a
-        message without a body.
-        """
-        host = self._host
-
-        def wait() -> None:
-            offset = host.replica.end_offset
-            while host.replica.commit < offset:
-                if host.stopped is not None or self._closing.wait(0.002):
-                    raise _JournalEnds
-
-        return wait
-
-    def _consider(self, segment: SegmentInfo, wait_for_deletes: Callable[[], None]) -> int:
-        """Count what lives in one segment and rewrite it when that is little. On a background thread."""
+    def _judge(self, segment: SegmentInfo) -> _Judged | None:
+        """Return what a segment holds when that is little enough to rewrite it, else None."""
+        is_scrap = segment.is_compacted and segment.data_bytes < SCRAP_BYTES
+        gone = self._gone()
+        if gone < self._look_again_at.get(segment.base_offset, 0) and not is_scrap:
+            return None
         files, queues = self._host.files, self._host.replica.queues
         live: set[int] = set()
         messages = 0
         for header, data in files.read_batches(segment.base_offset):
-            if header.base_offset >= segment.end_offset or self._closing.is_set():
+            if self._closing.is_set():
+                raise _JournalEnds
+            if header.base_offset >= segment.end_offset:
                 break
             for row in iterate_rows(data, header):
                 if row.type in MESSAGE_TYPES:
                     messages += 1
                     if queues.is_live(row):
                         live.add(row.offset)
-        gone = queues.messages_gone
-        if len(live) > self._live_ratio * max(1, messages):
-            self._look_again_at[segment.base_offset] = gone + len(live) - int(self._live_ratio * messages)
+        enough = int(self._live_ratio * messages)
+        if len(live) > enough and not is_scrap:
+            self._look_again_at[segment.base_offset] = gone + len(live) - enough
+            return None
+        return _Judged(segment, live, messages)
+
+    def _rewrite(self, together: list[_Judged]) -> int:
+        """Make one file of neighbours, or none at all; return how many segments that took the place of."""
+        if not together:
             return 0
-        if segment.is_compacted and len(live) * 2 > messages:
-            self._look_again_at[segment.base_offset] = gone + max(1, len(live) // 2)
-            return 0
-        wait_for_deletes()
-        self._look_again_at.pop(segment.base_offset, None)
-        if not live and files.start_offset == segment.base_offset:
-            files.drop_before(segment.end_offset)
-            self.freed_bytes += segment.data_bytes
+        files = self._host.files
+        first, last = together[0].segment, together[-1].segment
+        live = set[int]().union(*(judged.live for judged in together))
+        is_at_start = files.start_offset == first.base_offset
+        fresh = [judged for judged in together if not judged.segment.is_compacted]
+        if not fresh and not (not live and is_at_start) and len(together) < SCRAPS_TO_MERGE:
+            dead = sum(judged.messages for judged in together) - len(live)
+            if dead <= len(live):
+                return 0  # scraps that are still mostly alive: nothing to win
+        self._wait_for_deletes()
+        if not live and is_at_start:
+            files.drop_before(last.end_offset)
+            self.freed_bytes += _bytes_of(together)
         else:
-            result = files.compact(segment.base_offset, lambda row: row.offset in live)
+            result = files.compact(
+                first.base_offset, lambda row: row.offset in live, last_base_offset=last.base_offset
+            )
             self.freed_bytes += result.bytes_before - result.bytes_after
-            self._look_again_at[segment.base_offset] = gone + max(1, len(live) // 2)
-        self.compacted_segments += 1
+            self._look_again_at[first.base_offset] = self._gone() + max(1, len(live) // 2)
+        self.compacted_segments += len(together)
         log_event(
             log,
             logging.INFO,
-            "segment compacted",
+            "segments compacted",
             journal=files.journal_id,
-            offset=segment.base_offset,
+            offset=first.base_offset,
+            segments=len(together),
             live_records=len(live),
         )
-        return 1
+        return len(together)
+
+    def _wait_for_deletes(self) -> None:
+        """Wait until every delete decided by now is durable.
+
+        A message must not leave the disk before its delete is on it: a crash in between would bring back a
+        message without a body.
+        """
+        host = self._host
+        offset = host.replica.end_offset
+        while host.replica.commit < offset:
+            if host.stopped is not None or self._closing.wait(0.002):
+                raise _JournalEnds
+
+
+def _bytes_of(together: list[_Judged]) -> int:
+    return sum(judged.segment.data_bytes for judged in together)

@@ -326,6 +326,8 @@ class ReplicaHost:
             if not waiter.is_done:
                 waiter.finish()
                 waiter.reply(answer)
+            if waiter.was_woken and waiter.partition is not None:
+                self.waiters.wake(waiter.partition)  # the queue may be gone: the others should hear it too
             return
         assert isinstance(answer, TakenOutcome), "a Receive is decided by a TakenOutcome"
         if answer.dead_letters:

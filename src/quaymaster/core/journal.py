@@ -22,7 +22,6 @@ With one member, a majority is this replica's own fsync; the steps are the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -39,6 +38,9 @@ Answer = Decided | Exception
 
 RECORDS_PER_BATCH_MAX = 4_096
 """More records than this are written as several batches."""
+
+BATCH_BYTES_MAX = 1 << 20
+"""A batch that has so many bytes of payloads takes no further record."""
 
 
 class JournalConfiguration(msgspec.Struct, frozen=True):
@@ -252,9 +254,9 @@ class JournalReplica:
             self._let_waiting_go()
             return []
         batches: list[Batch] = []
-        for start in range(0, len(records), RECORDS_PER_BATCH_MAX):
+        for some in _in_batches(records):
             batch = encode_batch(
-                _slice(records, start),
+                some,
                 epoch=self.epoch,
                 base_offset=self.end_offset,
                 time_ms=self.last_time_ms,
@@ -313,7 +315,19 @@ class JournalReplica:
                     awake.add(partition)
 
 
-def _slice(records: list[Record], start: int) -> Sequence[Record]:
-    if not start and len(records) <= RECORDS_PER_BATCH_MAX:
-        return records
-    return records[start : start + RECORDS_PER_BATCH_MAX]
+def _in_batches(records: list[Record]) -> list[list[Record]]:
+    """Cut records into batches of at most so many, that end when they have so many bytes."""
+    if (
+        len(records) <= RECORDS_PER_BATCH_MAX
+        and sum([len(record.payload) for record in records]) <= BATCH_BYTES_MAX
+    ):
+        return [records]
+    batches: list[list[Record]] = [[]]
+    size = 0
+    for record in records:
+        if size >= BATCH_BYTES_MAX or len(batches[-1]) >= RECORDS_PER_BATCH_MAX:
+            batches.append([])
+            size = 0
+        batches[-1].append(record)
+        size += len(record.payload)
+    return batches
