@@ -122,8 +122,8 @@ class Settings(BaseSettings):
     clock_skew_s: Count = Field(900, json_schema_extra=WHO)
     """How far the time in a signature may be from ours."""
     cors_origins: str = Field("*", json_schema_extra=WHO)
-    """Origins whose web pages may call the API, separated by commas; `*` for all, empty for none. Requests
-    are signed all the same."""
+    """Origins whose web pages may call the API, separated by commas; `*` for all, empty for none. With
+    `authentication = "open"`, `*` means pages of this machine, and requests of other pages are refused."""
 
     purge_interval_s: NotNegative = Field(60, json_schema_extra=SQS)
     """How long after one PurgeQueue of a queue the next is refused. SQS: 60. 0 suits test suites."""
