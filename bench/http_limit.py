@@ -1,6 +1,6 @@
 """What HTTP itself costs: this server beside a bare httptools responder, in one run.
 
-    python bench/http_limit.py [--requests 20000] [--connections 64] [--loop uvloop|asyncio] [--rounds 5]
+    python -m bench.http_limit [--requests 20000] [--connections 64] [--loop uvloop|asyncio] [--rounds 5]
 
 Each responder runs in a process of its own and answers every request with the same few bytes; the load
 comes from this process. Printed is the responder's CPU time per request (user and system), the median of the

@@ -1,6 +1,6 @@
 """What a request costs the whole server: CPU time of its process per request, beside a bare responder's.
 
-    python bench/serve_cost.py [--seconds 3] [--connections 32] [--body 256]
+    python -m bench.serve_cost [--seconds 3] [--connections 32] [--body 256]
 
 Starts the server on a new data directory (Sync, encryption and signatures on) on one core and drives it from the
 other with requests that were signed beforehand; then does the same to a bare responder (uvloop, httptools, one
@@ -26,8 +26,8 @@ from typing import Any
 from uuid import uuid4
 
 import uvloop
-from http_limit import BareResponder
 
+from bench.http_limit import BareResponder
 from quaymaster.protocol.sigv4 import sign
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -78,7 +78,7 @@ class Client(asyncio.Protocol):
     def _send(self) -> None:
         request = self._next_request()
         if request is None:
-            self._transport.close()  # type: ignore[attr-defined]
+            self._transport.close()
         else:
             self._transport.write(request)  # type: ignore[attr-defined]
 
