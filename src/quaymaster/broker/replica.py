@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -169,17 +169,20 @@ class ReplicaHost:
 
     def _turn(self) -> None:
         self._is_scheduled = False
+        inbox, self._inbox = self._inbox, []
+        undecided = iter(inbox)
         try:
-            self._decide_inbox()
+            self._decide(undecided)
         except Exception as error:
             # A broken assumption, or a damaged index. What is undecided is answered as unknown.
             log_failure(
                 log, "decision failed", error, journal=self.files.journal_id, epoch=self.replica.epoch
             )
             self.stop(error)
+            for _, token in undecided:
+                self._answer(token, JournalStopped(f"The journal stopped: {error}"))
 
-    def _decide_inbox(self) -> None:
-        inbox, self._inbox = self._inbox, []
+    def _decide(self, inbox: Iterator[tuple[Command | InternalCommand, object]]) -> None:
         replica = self.replica
         now_ms = self.clock.time_ms()
         refused = self._sends_refused()
@@ -187,10 +190,19 @@ class ReplicaHost:
             if refused is not None and type(command) is Send:
                 self._answer(token, refused)
             elif type(token) is Waiter and token.is_done:
-                continue
+                self._pass_on(token)
             else:
-                replica.propose(command, token, now_ms)
+                try:
+                    replica.propose(command, token, now_ms)
+                except Exception as error:
+                    self._answer(token, JournalStopped(f"The journal stopped: {error}"))
+                    raise
         self._carry_out(replica.take())
+
+    def _pass_on(self, waiter: Waiter) -> None:
+        """A waiter that was woken needs nothing (any more): it is the turn of the next in line."""
+        if waiter.was_woken and waiter.partition is not None:
+            self.waiters.wake(waiter.partition)
 
     def _sends_refused(self) -> NotNow | None:
         if self.writer.disk_low:
@@ -326,8 +338,7 @@ class ReplicaHost:
             if not waiter.is_done:
                 waiter.finish()
                 waiter.reply(answer)
-            if waiter.was_woken and waiter.partition is not None:
-                self.waiters.wake(waiter.partition)  # the queue may be gone: the others should hear it too
+            self._pass_on(waiter)  # the queue may be gone: the others should hear it too
             return
         assert isinstance(answer, TakenOutcome), "a Receive is decided by a TakenOutcome"
         if answer.dead_letters:
@@ -338,8 +349,7 @@ class ReplicaHost:
             return
         # The messages are out with this consumer, whether it is still there or not.
         waiter.finish()
-        if waiter.was_woken and waiter.partition is not None:
-            self.waiters.wake(waiter.partition)
+        self._pass_on(waiter)
         self._deliver(waiter.reply, answer)
 
     def _park(self, waiter: Waiter, answer: TakenOutcome) -> None:

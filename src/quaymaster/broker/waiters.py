@@ -105,8 +105,9 @@ class Waiters:
             self._close(line)
 
     def cancel(self, waiter: Waiter) -> None:
-        """The client has gone. The entry in line is skipped when its turn comes."""
+        """The client has gone. An entry behind others in line is skipped when its turn comes."""
         waiter.finish()
+        self._drop_done(waiter.partition)
 
     def answer_all_empty(self) -> None:
         """End every parked receive (the broker stops)."""
@@ -122,13 +123,21 @@ class Waiters:
         if waiter.is_done:
             return
         self._answer_empty(waiter)
-        line = self._lines.get(waiter.partition) if waiter.partition is not None else None
+        self._drop_done(waiter.partition)
+
+    def _drop_done(self, partition: Partition | None) -> None:
+        """Take those that are done from both ends of the line."""
+        line = self._lines.get(partition) if partition is not None else None
         if line is None:
             return
-        while line.waiters and line.waiters[0].is_done:
-            line.waiters.popleft()
+        waiters = line.waiters
+        while waiters and waiters[0].is_done:
+            waiters.popleft()
             self.parked -= 1
-        if not line.waiters:
+        while waiters and waiters[-1].is_done:
+            waiters.pop()
+            self.parked -= 1
+        if not waiters:
             self._close(line)
 
     def _answer_empty(self, waiter: Waiter) -> None:
