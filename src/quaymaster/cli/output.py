@@ -67,19 +67,6 @@ def time_as_text(time_ms: int | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000)) + "Z"
 
 
-def duration_as_text(duration_ms: int) -> str:
-    """Return a duration in its largest two units: 3d 4h, 2m 5s, 450ms."""
-    if duration_ms < 1000:
-        return f"{duration_ms}ms"
-    parts = []
-    rest = duration_ms // 1000
-    for unit, seconds in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, seconds)
-        if count:
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
-
-
 def bytes_as_text(count: float) -> str:
     """Return a size in binary units with three significant digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):

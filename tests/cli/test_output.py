@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from quaymaster.cli import output
+
+from .conftest import PlayedServer
+
+TIMEOUT_S = 60
+
+
+def on_terminal(*arguments: str) -> str:
+    """Return what a command prints when both its outputs are a terminal 100 columns wide."""
+    reading, writing = pty.openpty()
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while piece := os.read(reading, 4096):
+                pieces.append(piece)
+        except OSError:
+            return  # how Linux says that the other side is closed
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "quaymaster.cli.main", *arguments],
+            stdout=writing,
+            stderr=writing,
+            stdin=subprocess.DEVNULL,
+            env={"PATH": os.environ["PATH"], "COLUMNS": "100", "TERM": "xterm", "NO_COLOR": "1"},
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+    finally:
+        os.close(writing)
+        reader.join()
+        os.close(reading)
+    return b"".join(pieces).decode()
+
+
+def test_a_terminal_gets_a_table_with_headers(data: Path, server: PlayedServer) -> None:
+    server.answers["GET /admin/v1/queues/orders/messages?count=10"] = {
+        "messages": [
+            {
+                "sequence": 1,
+                "state": "visible",
+                "delivery_count": 0,
+                "sent_ms": 1_700_000_000_000,
+                "message_id": "id-1",
+                "body": "[red]not markup[/red]",
+            }
+        ],
+        "next_sequence": 0,
+    }
+
+    printed = on_terminal("queue", "peek", "orders", "--data", str(data))
+
+    assert "SEQUENCE" in printed
+    assert "[red]not markup[/red]" in printed
+
+
+def test_a_terminal_gets_a_progress_bar(data: Path, server: PlayedServer) -> None:
+    server.answers["CreateQueue"] = {"QueueUrl": server.queue_url("bench")}
+
+    printed = on_terminal("bench", "--seconds", "0.3", "--connections", "1", "--data", str(data))
+
+    assert "Sending, receiving, deleting" in printed
+    assert "MESSAGES/S" in printed
+
+
+def test_a_pipe_gets_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(("A", "B"), [("one\ntwo", None), (True, 5)])
+
+    assert capsys.readouterr().out == "one two\t-\ntrue\t5\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (200 << 20, "200 MiB"), (5 << 40, "5.0 TiB")],
+)
+def test_sizes_are_shown_in_binary_units(count: int, text: str) -> None:
+    assert output.bytes_as_text(count) == text
+
+
+def test_times_are_shown_in_utc() -> None:
+    assert output.time_as_text(1_700_000_000_999) == "2023-11-14 22:13:20Z"
+    assert output.time_as_text(0) == output.time_as_text(None) == "-"
+
+
+def test_quick_commands_import_nothing_slow(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from quaymaster.cli.main import main\n"
+        "for arguments in (['--help'], ['queue', '--help'], ['--version'], ['env', '--data', sys.argv[1]]):\n"
+        "    sys.argv[1:] = arguments\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit:\n"
+        "        pass\n"
+        "slow = ('rich', 'asyncio', 'uvloop', 'cryptography', 'msgspec', 'prometheus_client')\n"
+        "print('imported:', *(name for name in slow if name in sys.modules))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+    assert "client.json does not exist" in done.stderr
+    assert done.stdout.splitlines()[-1] == "imported:"
