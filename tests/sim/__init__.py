@@ -1,0 +1,1 @@
+"""The whole broker on a simulated disk, clock and scheduler: one seed is one run."""

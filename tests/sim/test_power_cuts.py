@@ -1,0 +1,52 @@
+"""Power cuts, kills and stops of the whole broker on a simulated disk: every promise is kept, and only then."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from sim.power_cuts import FOUND, Run
+
+BLOCKS = 8
+RUNS = int(os.environ.get("SOAK_RUNS", "88"))
+CUTS_PER_RUN = 2
+"""At least so many on average; a run has five lives, and not all end with a power cut."""
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_what_was_acknowledged_is_there_after_power_cuts_and_nothing_else_is(block: int) -> None:
+    runs = [Run(seed) for seed in range(block, RUNS, BLOCKS)]
+
+    for run in runs:
+        try:
+            run.go()
+        except Exception as error:
+            error.add_note(f"to see it again: PYTHONPATH=tests python -m sim.power_cuts {run.seed}")
+            raise
+
+    assert sum(run.power_cuts for run in runs) >= CUTS_PER_RUN * len(runs)
+    assert sum(run.full_replays for run in runs) > 0, "no start was compared with a full replay"
+    assert sum(run.live_replays for run in runs) > 0, "no live state was compared with a replay"
+
+
+def test_a_disk_that_lies_about_fsync_is_caught() -> None:
+    caught = 0
+
+    for seed in range(12):
+        try:
+            Run(seed, lying=True).go()
+        except FOUND:
+            caught += 1
+
+    assert caught >= 9
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    first, second = Run(5), Run(5)
+
+    first.go()
+    second.go()
+
+    assert first.model.messages.keys() == second.model.messages.keys()
+    assert first.model.places == second.model.places
+    assert first.rng.random() == second.rng.random()
