@@ -30,6 +30,7 @@ CONFIG_VARIABLE = "QUAYMASTER_CONFIG"
 """Names the TOML file when no flag does."""
 
 MIB = 1024 * 1024
+DISK_LOW_BYTES_MAX = 256 * MIB
 
 
 class SettingsError(Exception):
@@ -192,8 +193,9 @@ class Settings(BaseSettings):
     """Nothing younger is compacted, so that deduplication windows can point at records."""
     disk_reserve_segments: NotNegative = Field(2, json_schema_extra=STORAGE)
     """Space held back, in segments, so that receives and deletes still work when the disk is full."""
-    disk_low_bytes: NotNegative = Field(256 * MIB, json_schema_extra=STORAGE)
-    """Free space below which sends are refused; they are taken again when there is more."""
+    disk_low_bytes: NotNegative | None = Field(None, json_schema_extra=STORAGE)
+    """Free space below which sends are refused; they are taken again when there is more. Unset: a twentieth of
+    the file system, at most 256 MiB."""
 
     master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=SECRECY)
     """Where the master key is, which wraps all other keys: `keys/` in the data directory, or `master_key`."""
@@ -239,6 +241,12 @@ class Settings(BaseSettings):
     def admin_address(self) -> Address:
         """The admin port's address, taken apart."""
         return parse_address(self.admin)
+
+    def disk_low_limit(self, disk_bytes: int) -> int:
+        """Return the limit on free space that `disk_low_bytes` means on a file system of this size."""
+        if self.disk_low_bytes is not None:
+            return self.disk_low_bytes
+        return min(DISK_LOW_BYTES_MAX, disk_bytes // 20)
 
     def http_limits(self) -> dict[str, int]:
         """Return the HTTP limits under the names of `net.http_message.HTTPLimits`."""

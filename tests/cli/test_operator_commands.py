@@ -126,3 +126,9 @@ def test_the_admin_port_is_known_after_eval_of_env(run: Run, data: Path, server:
     assert run("account", "list", environment=environment).code == 0
     elsewhere = {"AWS_ENDPOINT_URL": server.url.replace("127.0.0.1", "localhost")}
     assert run("account", "list", environment=elsewhere).code == 2
+
+
+def test_an_operator_says_that_the_clock_is_right(run: Run, data: Path, server: PlayedServer) -> None:
+    assert run("accept-clock", "--data", data).code == 0
+
+    assert [call.what for call in server.calls] == ["POST /admin/v1/clock/accept"]

@@ -26,6 +26,10 @@ class FakeOperations:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.failure: Exception | None = None
+        self.clock_accepted = 0
+
+    def accept_clock(self) -> None:
+        self.clock_accepted += 1
 
     def status(self) -> Mapping[str, Any]:
         return {"end_offset": 17}
@@ -55,9 +59,11 @@ class Port(NamedTuple):
 
 
 @asynccontextmanager
-async def administered(**flags: object) -> AsyncIterator[Port]:
+async def administered(*, is_serving: bool = True, **flags: object) -> AsyncIterator[Port]:
     async with serving(**flags) as service:
         health = Health()
+        if is_serving:
+            health.set_state("serving")
         operations = FakeOperations()
         admin = make_admin(
             service.settings,
@@ -84,7 +90,7 @@ def error_of(answer: Answer) -> tuple[int, str]:
 
 def test_a_process_is_live_at_once_and_ready_when_it_serves() -> None:
     async def scenario() -> None:
-        async with administered() as port:
+        async with administered(is_serving=False) as port:
             stranger = Client(port.client.port, None, "")
 
             live = await stranger.request("GET", "/health/live")
@@ -100,6 +106,30 @@ def test_a_process_is_live_at_once_and_ready_when_it_serves() -> None:
             assert (ready.status, ready.json) == (200, {"status": "ready"})
             assert stopped.status == 503
             assert reason.json["reason"] == "The journal has stopped."
+
+    asyncio.run(scenario())
+
+
+def test_the_api_waits_until_the_server_has_started() -> None:
+    async def scenario() -> None:
+        async with administered(is_serving=False) as port:
+            early = await port.call("GET", "status")
+            port.health.set_state("serving")
+            later = await port.call("GET", "status")
+
+            assert early.status == 503
+            assert later.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_operator_says_that_the_clock_is_right() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            answer = await port.call("POST", "clock/accept")
+
+            assert (answer.status, answer.json) == (200, {"expiry_held": False})
+            assert port.operations.clock_accepted == 1
 
     asyncio.run(scenario())
 

@@ -96,6 +96,7 @@ class Broker:
         self.recovery_s = time.monotonic() - started
         self.replayed_records = recovered.replayed_records
         self.files = recovered.files
+        await loop.run_in_executor(None, self.files.space.release_if_scarce)
         self._start_end_offset = self.files.end_offset
         for warning in recovered.warnings:
             log_event(log, logging.WARNING, "recovery warning", journal=options.journal_id, warning=warning)

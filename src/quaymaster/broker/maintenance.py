@@ -34,6 +34,9 @@ COMPACT_AFTER_MS = 600_000
 """Younger segments stay whole: the windows of deduplication and attempts point into them."""
 
 COMPACTION_STEP_S = 5.0
+COMPACTION_LOW_DISK_STEP_S = 1.0
+SNAPSHOTS_TO_CATCH_UP = 2
+"""Two are kept, and records below the older one may go."""
 SCRAP_BYTES = 4 << 20
 """A rewritten segment smaller than this joins its neighbours when they are rewritten."""
 SCRAPS_TO_MERGE = 8
@@ -259,11 +262,29 @@ class Compaction:
         self.freed_bytes = 0
 
     async def run(self) -> None:
-        """Look for segments to rewrite for ever."""
+        """Look for segments to rewrite for ever; at once, and at young ones too, while the disk is low."""
+        looked_at = time.monotonic()
+        gone_before = -1
         while True:
-            await asyncio.sleep(COMPACTION_STEP_S)
-            if self._host.replica.is_leading and self._host.stopped is None:
+            await asyncio.sleep(COMPACTION_LOW_DISK_STEP_S)
+            if not self._host.replica.is_leading or self._host.stopped is not None:
+                continue
+            if self._host.writer.disk_low and self._gone() != gone_before:
+                gone_before = self._gone()
+                await self.make_room()
+            elif time.monotonic() - looked_at >= COMPACTION_STEP_S:
+                looked_at = time.monotonic()
                 await self.step()
+
+    async def make_room(self) -> int:
+        """Give back all that can be: snapshots so that old records are not needed, then segments of any age.
+
+        What a deduplication window points at may go with it: a retried send whose message was deleted already is
+        then answered with an error instead of the ids it had. It is never stored twice.
+        """
+        for _ in range(SNAPSHOTS_TO_CATCH_UP):
+            await self._snapshots.write()
+        return await self.step(younger_than_ms=0)
 
     async def close(self) -> None:
         """Tell a rewrite that is under way to give up, and wait until it has: it must not outlive the lock."""

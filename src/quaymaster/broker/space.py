@@ -22,6 +22,8 @@ PREPARED_NAME = "next-segment-{}.tmp"
 """Numbered: one that was taken keeps its name until it is a segment, and the one after it may be prepared by then."""
 
 RESERVE_NAME = "reserve"
+SCARCE_BYTES = 4 << 20
+"""With less than this free the reserve is given up at once: metadata, promises and snapshots need room as well."""
 ZERO_SLICE_BYTES = 4 << 20
 """Zeros are synced in slices of this size, so that preparing a segment does not hold up commits."""
 
@@ -120,7 +122,7 @@ class SpaceKeeper:
     def check(self) -> None:
         """Compare the free space with the limits; rebuild the reserve when there is room again."""
         with self._lock:
-            free = self._disk.free_bytes(self._directory)
+            free = self._free_or_release()
             target = self._limits.reserve_segments * self._segment_bytes
             if free >= self._limits.disk_low_bytes + max(0, target - self._reserve_bytes):
                 is_low = self._reserve_bytes < target and not self._build_reserve(target)
@@ -139,10 +141,24 @@ class SpaceKeeper:
         with self._lock:
             self._release_reserve()
 
+    def release_if_scarce(self) -> None:
+        """Give the reserve up when there is hardly any room: a start writes metadata before anybody may delete."""
+        with self._lock:
+            self._free_or_release()
+
     def close(self) -> None:
         """Remove what was only prepared. The reserve stays."""
         with self._lock:
             self._discard_prepared()
+
+    def _free_or_release(self) -> int:
+        """Return the free space, after giving up the reserve if there is hardly any."""
+        free = self._disk.free_bytes(self._directory)
+        # A limit below SCARCE_BYTES says that the owner wants the last bytes used: it would be rebuilt at once.
+        if self._reserve_bytes and free < min(SCARCE_BYTES, self._limits.disk_low_bytes):
+            self._release_reserve()
+            free = self._disk.free_bytes(self._directory)
+        return free
 
     def _prepare(self, length: int) -> None:
         if self._disk.free_bytes(self._directory) < length:  # rather than finding out by writing most of it

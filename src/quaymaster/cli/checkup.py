@@ -125,14 +125,15 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
     place = _existing(settings.data)
     usage = os.statvfs(place)
     free_bytes = usage.f_bavail * usage.f_frsize
-    needed_bytes = settings.disk_low_bytes + (settings.disk_reserve_segments + 2) * settings.segment_bytes_max
+    low_bytes = settings.disk_low_limit(usage.f_blocks * usage.f_frsize)
+    needed_bytes = low_bytes + (settings.disk_reserve_segments + 2) * settings.segment_bytes_max
     found = f"{bytes_as_text(free_bytes)} free in {place}"
-    if free_bytes < settings.disk_low_bytes:
+    if free_bytes < low_bytes:
         yield Finding(
             "disk space",
             PROBLEM,
             found,
-            f"Sends are refused below {bytes_as_text(settings.disk_low_bytes)} (disk_low_bytes): make room.",
+            f"Sends are refused below {bytes_as_text(low_bytes)} (disk_low_bytes): make room.",
         )
     elif free_bytes < needed_bytes:
         yield Finding(

@@ -113,31 +113,7 @@ class Server:
             queue_name_reuse_s=settings.queue_name_reuse_s,
             journal_id=JOURNAL_ID,
         )
-        await metadata.start()
-        stack.push_async_callback(metadata.close)
         broker = Broker(_broker_options(settings, data), store, on_stopped=self._on_broker_stopped)
-        await broker.start()
-        stack.push_async_callback(broker.close)
-        journal = BrokerQueueJournal(broker)
-        metadata.attach_journal(journal)
-        await metadata.reconcile()
-        await settle_restored(data, metadata, broker, journal)
-        if settings.queues_file is not None:
-            changed = await metadata.load_queues_file(settings.queues_file)
-            log_event(log, logging.INFO, "declared queues loaded", changed=changed)
-        metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-        front_end = make_front_end(
-            settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=wall_ms
-        )
-        front_end.start()
-        stack.push_async_callback(front_end.stop)
-        metrics.log_fsync = broker.host.writer.counters.fsync_durations
-        health.add_check(
-            lambda: f"The metadata store cannot be followed: {metadata.failure}" if metadata.failure else None
-        )
-        health.add_check(
-            lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
-        )
         admin = make_admin(
             settings,
             broker=broker,
@@ -146,10 +122,36 @@ class Server:
             health=health,
             operations=ServerOperations(broker, store, data),
         )
+        stack.push_async_callback(admin.stop)
         limits = HTTPLimits(**settings.http_limits())
+        # The admin port is there first: a long recovery can be watched, and is alive though not ready.
         admin_server = HTTPServer(admin.handle, limits, name="admin", admit=admin.admit)
         admin_address = await _listen(admin_server, settings.admin_address, "admin")
         stack.push_async_callback(admin_server.drain, 1.0)
+        await metadata.start()
+        stack.push_async_callback(metadata.close)
+        health.add_check(
+            lambda: f"The metadata store cannot be followed: {metadata.failure}" if metadata.failure else None
+        )
+        await broker.start()
+        stack.push_async_callback(broker.close)
+        health.add_check(
+            lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
+        )
+        journal = BrokerQueueJournal(broker)
+        metadata.attach_journal(journal)
+        await metadata.reconcile()
+        await settle_restored(data, metadata, broker, journal)
+        if settings.queues_file is not None:
+            changed = await metadata.load_queues_file(settings.queues_file)
+            log_event(log, logging.INFO, "declared queues loaded", changed=changed)
+        metrics.log_fsync = broker.host.writer.counters.fsync_durations
+        metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
+        front_end = make_front_end(
+            settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=wall_ms
+        )
+        front_end.start()
+        stack.push_async_callback(front_end.stop)
         server = HTTPServer(
             front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
         )
@@ -182,6 +184,10 @@ class ServerOperations:
     def status(self) -> Mapping[str, Any]:
         """Return figures of journal, cache and disk, ready for JSON."""
         return self._broker.status()
+
+    def accept_clock(self) -> None:
+        """Let messages expire again although the clock jumped: an operator says that it is right."""
+        self._broker.host.clock.release_expiry()
 
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         """Write a consistent copy of all data but the master keys; see `broker.backup`."""
@@ -261,13 +267,14 @@ async def _listen(server: HTTPServer, wanted: Address, setting: str) -> Address:
 
 
 def _broker_options(settings: Settings, data: Path) -> BrokerOptions:
+    disk = os.statvfs(data)
     return BrokerOptions(
         directory=data / "journals",
         region=settings.region,
         journal_id=JOURNAL_ID,
         limits=JournalLimits(
             segment_bytes_max=settings.segment_bytes_max,
-            disk_low_bytes=settings.disk_low_bytes,
+            disk_low_bytes=settings.disk_low_limit(disk.f_blocks * disk.f_frsize),
             group_bytes_max=settings.commit_bytes_max,
             reserve_segments=settings.disk_reserve_segments,
         ),

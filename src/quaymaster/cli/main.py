@@ -45,6 +45,7 @@ app.command("settings")(server.show_settings)
 app.command()(server.doctor)
 app.command()(server.backup)
 app.command()(server.restore)
+app.command("accept-clock")(server.accept_clock)
 app.command()(bench.bench)
 
 

@@ -195,6 +195,26 @@ def backup(
         note("It holds no master key: keep the data directory's keys/ somewhere else, or it cannot be read.")
 
 
+def accept_clock(
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Say that the clock is right, so messages expire again.
+
+    After a jump of more than an hour the server lets no message expire until somebody says so, or until its
+    clock has run evenly for an hour.
+    """
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        answer = admin.call("POST", "clock", "accept")
+    if as_json:
+        print_json(answer)
+    else:
+        print_line("messages may expire again")
+
+
 def restore(
     source: Annotated[Path, typer.Argument(help="What `quaymaster backup` wrote.", metavar="BACKUP")],
     data: options.Data = None,

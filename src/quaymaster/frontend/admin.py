@@ -13,6 +13,7 @@
     POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session (temporary
     credentials) DELETE /admin/v1/keys/ID
     POST   /admin/v1/keys/rotate-master      also rotate-receipts
+    POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
     GET    /admin/v1/backup                  how far the running or last one is; POST: make one
 
 Everything below /admin/ is signed like an SQS request, with an enabled access key of the default account,
@@ -143,6 +144,10 @@ class Operations(Protocol):
         """Return figures of journal, cache and disk, ready for JSON."""
         ...
 
+    def accept_clock(self) -> None:
+        """Let messages expire again although the clock jumped: an operator says that it is right."""
+        ...
+
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         """Write a consistent copy of all data to a directory that does not exist yet; return what was
         written.
@@ -228,6 +233,7 @@ class Admin:
             ("POST", "keys", "*", "rotate"): self._rotate_secret,
             ("POST", "keys", "*", "session"): self._create_session,
             ("DELETE", "keys", "*"): self._delete_key,
+            ("POST", "clock", "accept"): self._accept_clock,
             ("GET", "backup"): self._show_backup,
             ("POST", "backup"): self._make_backup,
         }
@@ -268,6 +274,8 @@ class Admin:
             _respond_error(request, error)
 
     def _handle_api(self, request: HTTPRequest, path: str) -> None:
+        if self._health.state == "starting":
+            raise NotNow("The server is starting.")
         principal = self._authentication.authenticate(request)
         if principal.account_id != self._settings.account_id:
             raise AccessDenied("Only the default account may use the admin API.")
@@ -319,6 +327,10 @@ class Admin:
             "broker": self._operations.status(),
             "accounts": len(self._accounts.list_accounts()),
         }
+
+    async def _accept_clock(self, call: AdminCall) -> Mapping[str, Any]:
+        self._operations.accept_clock()
+        return {"expiry_held": False}
 
     async def _show_settings(self, call: AdminCall) -> Mapping[str, Any]:
         return effective_settings(self._settings)
