@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from sim.power_cuts import FOUND, Run
 
 BLOCKS = 8
