@@ -15,7 +15,7 @@ Records and what their payloads hold, all integers little-endian:
     DELETE             sequence u64 each
     EXPIRE             the same, for single ones; `sequence`: every message below it has expired
     PURGE              nothing; `sequence`: every message below it is gone
-    QUEUE_SET          the definition (core/queue_definitions)
+    QUEUE_SET          the definition (core/queue_definitions); flag IS_NEW: the journal did not have the queue
     QUEUE_DELETE       nothing
     MOVE_TASK          the task, MessagePack
 """
@@ -94,6 +94,9 @@ OWN_DELAY = 8
 
 HAS_ATTEMPT = 1
 """Flag of a RECEIVE that was asked for with a ReceiveRequestAttemptId."""
+
+IS_NEW = 1
+"""Flag of a QUEUE_SET that brought a queue into the journal; without it, one that is there was changed."""
 
 PREFIX_FLAGS = 7
 DEAD_LETTERS_PER_RECEIVE_MAX = 100
@@ -537,7 +540,7 @@ class QueueStates:
             proposal.records.append(
                 Record(
                     RecordType.QUEUE_SET,
-                    0,
+                    IS_NEW if known is None else 0,
                     definition.queue_id,
                     0,
                     0,
@@ -813,7 +816,8 @@ class QueueStates:
     def _apply_queue_set(self, row: Row, payload: bytes, epoch: int) -> None:
         definition = decode_queue_definition(payload)
         known = self.definitions.get(definition.queue_id)
-        if known is None or known.revision < definition.revision:
+        # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
+        if row.flags & IS_NEW if known is None else known.revision < definition.revision:
             self._know(definition, row.time_ms, row.offset + 1)
 
     def _apply_queue_delete(self, row: Row, payload: bytes, epoch: int) -> None:
