@@ -109,15 +109,18 @@ class SpaceKeeper:
         with self._lock:
             if self._prepared is not None:
                 return True
-            try:
-                self._prepare(self.next_segment_bytes())
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                self.disk_low = self._is_cramped = True
-                return False
-            self._is_cramped = False
-            return True
+            # On a disk that is getting full small segments do, as long as there is room for one.
+            for length in (self.next_segment_bytes(), self._limits.segment_bytes_min):
+                try:
+                    self._prepare(length)
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                else:
+                    self._is_cramped = False
+                    return True
+            self.disk_low = self._is_cramped = True
+            return False
 
     def check(self) -> None:
         """Compare the free space with the limits; rebuild the reserve when there is room again."""
