@@ -168,7 +168,8 @@ class _Checker:
             self._check_visibility(place)
             self._check_receive_counts(place)
             self._check_times(place)
-        for token in self._places_of_token:
+        for token, places in self._places_of_token.items():
+            self._verdict.moved += len(places) > 1
             self._check_one_place(token)
         self._check_group_orders()
         self._check_sequences_given()

@@ -1,0 +1,174 @@
+"""What the tests of this folder share: messages by hand, what a refused start says, disks of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.load import Answer, SQSConnection
+from harness.process import ProcessFailed, QuaymasterProcess
+
+EXIT_UNUSABLE = 3
+
+
+class Client:
+    """Calls of one server by hand, on one connection, with one queue in mind."""
+
+    def __init__(self, process: QuaymasterProcess, *, clock_offset_ms: int = 0) -> None:
+        environment = process.env()
+        self.connection = SQSConnection(environment, process.listen_port)
+        self.connection.clock_offset_ms = clock_offset_ms
+        self._base = f"{process.endpoint_url}/{environment.account_id}/"
+
+    def call(self, action: str, queue: str | None = None, **fields: Any) -> Answer:
+        """Make a call; `queue` is the name of the queue in QueueUrl."""
+        if queue is not None:
+            fields["QueueUrl"] = self._base + queue
+        return self.connection.call(action, fields)
+
+    def create(self, queue: str, **attributes: str) -> None:
+        """Create a queue that must be created."""
+        answer = self.call("CreateQueue", QueueName=queue, Attributes=attributes)
+        assert answer.status == 200, answer
+
+    def send(self, queue: str, bodies: list[str]) -> None:
+        """Send messages that must be taken, ten at a time."""
+        for first in range(0, len(bodies), 10):
+            entries = [
+                {"Id": str(index), "MessageBody": body}
+                for index, body in enumerate(bodies[first : first + 10])
+            ]
+            answer = self.call("SendMessageBatch", queue, Entries=entries)
+            assert answer.status == 200, answer
+            assert not answer.fields.get("Failed"), answer
+
+    def take_all(self, queue: str) -> list[str]:
+        """Receive and delete until nothing comes; return the bodies, sorted."""
+        bodies: list[str] = []
+        while True:
+            answer = self.call("ReceiveMessage", queue, MaxNumberOfMessages=10, VisibilityTimeout=60)
+            assert answer.status == 200, answer
+            messages = answer.fields.get("Messages") or []
+            if not messages:
+                return sorted(bodies)
+            bodies += [message["Body"] for message in messages]
+            entries = [
+                {"Id": str(index), "ReceiptHandle": message["ReceiptHandle"]}
+                for index, message in enumerate(messages)
+            ]
+            deleted = self.call("DeleteMessageBatch", queue, Entries=entries)
+            assert deleted.status == 200, deleted
+            assert not deleted.fields.get("Failed"), deleted
+
+    def counts(self, queue: str) -> int:
+        """Return how many messages the queue has, in whatever state."""
+        answer = self.call("GetQueueAttributes", queue, AttributeNames=["All"])
+        assert answer.status == 200, answer
+        attributes = answer.fields["Attributes"]
+        return sum(int(value) for name, value in attributes.items() if name.startswith("ApproximateNumberOf"))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+
+def bodies(count: int, text: str = "m") -> list[str]:
+    """Return distinct bodies in sorted order."""
+    return [f"{text}-{number:06}" for number in range(count)]
+
+
+def refused_start(process: QuaymasterProcess) -> str:
+    """Start a server that must refuse to start with EXIT_UNUSABLE; return what this start printed."""
+    before = len(process.log_path.read_bytes()) if process.log_path.exists() else 0
+    with pytest.raises(ProcessFailed, match=f"ended with exit code {EXIT_UNUSABLE} before it was ready"):
+        process.start()
+    return process.log_path.read_bytes()[before:].decode(errors="replace")
+
+
+@contextmanager
+def running(process: QuaymasterProcess) -> Iterator[QuaymasterProcess]:
+    """Run a server; kill it at the end if the test has not stopped it."""
+    process.start()
+    try:
+        yield process
+    finally:
+        if process.is_running:
+            process.kill9()
+
+
+def contents(directory: Path) -> Mapping[str, bytes]:
+    """Return every file below a directory with its bytes, but the lock."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+class SmallDisk:
+    """A mounted file system of its own, and a file on it that takes space away."""
+
+    def __init__(self, mount: Path) -> None:
+        self.path = mount
+        self._filler = mount / "filler"
+
+    @property
+    def free_bytes(self) -> int:
+        status = os.statvfs(self.path)
+        return status.f_bavail * status.f_frsize
+
+    def leave(self, free_bytes: int) -> None:
+        """Take space until so much is left."""
+        with self._filler.open("ab") as file:
+            wanted = self.free_bytes - free_bytes
+            if wanted > 0:
+                os.posix_fallocate(file.fileno(), self._filler.stat().st_size, wanted)
+
+    def fill(self) -> None:
+        """Take space to the last byte, and take again what is given up meanwhile."""
+        with self._filler.open("ab", buffering=0) as file, suppress(OSError):
+            for size in (1 << 20, 4096, 512, 1):
+                with suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+
+    def give_back(self) -> None:
+        """Free all the space that was taken."""
+        self._filler.unlink(missing_ok=True)
+
+    def make_read_only(self) -> None:
+        """Remount for reading only."""
+        _run("mount", "-o", "remount,ro", str(self.path))
+
+
+@contextmanager
+def small_disk(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
+    """Mount an ext4 of its own below `directory`; skips the test where that cannot be done."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a file system")
+    for tool in ("mkfs.ext4", "mount", "umount"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    image, mount = directory / "disk.img", directory / "disk"
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    _run("mkfs.ext4", "-q", "-m", "0", "-F", str(image))
+    try:
+        _run("mount", "-o", "loop", str(image), str(mount))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no loop device: {error.stderr.decode(errors='replace').strip()}")
+    try:
+        yield SmallDisk(mount)
+    finally:
+        _run("umount", str(mount))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
