@@ -192,7 +192,7 @@ def test_status_and_settings_are_shown() -> None:
             settings = await port.call("GET", "settings")
             lost = await port.call("GET", "nothing")
 
-            assert status.json["state"] == "starting"
+            assert status.json["state"] == "serving"
             assert status.json["broker"] == {"end_offset": 17}
             assert settings.json["purge_interval_s"] == 7
             assert lost.status == 404

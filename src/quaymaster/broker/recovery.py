@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import Disk, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_directory
-from quaymaster.broker.snapshots import SnapshotStore
+from quaymaster.broker.snapshots import Snapshot, SnapshotStore
 from quaymaster.broker.space import JournalLimits
-from quaymaster.broker.state_store import decode_meta, load_partitions
+from quaymaster.broker.state_store import decode_meta, encode_key, encode_partition, load_partitions
 from quaymaster.core.index import IndexEntry
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates, entry_of_record, partition_key
@@ -111,8 +111,11 @@ def recover(
         base_offset, durable_floor = snapshot.base_offset, snapshot.durable_floor
         last_time_ms = decode_meta(snapshot.meta).last_time_ms
         load_partitions(queues, snapshot.blobs, chunks)
-    index_is_there = disk.exists(f"{path}/{INDEX_NAME}")
-    chunks.open([slot for found in queues.partitions.values() for slot in found.index.chunk_numbers()])
+    slots = [slot for found in queues.partitions.values() for slot in found.index.chunk_numbers()]
+    if slots and (snapshots.warnings or not disk.exists(f"{path}/{INDEX_NAME}")):
+        # An older snapshot counts, whose chunks may have been written over, or the file is gone: look at all.
+        write_file_durably(disk, path, DAMAGED_NAME, b"\n")
+    chunks.open(slots)
     files = JournalFiles.open(
         disk, path, journal_id=journal_id, limits=limits, durable_floor=durable_floor, lock=lock
     )
@@ -122,12 +125,12 @@ def recover(
             f"{path}: the journal starts at offset {files.start_offset}, and the newest snapshot that can be read "
             f"ends at {base_offset}. What lies between is missing. Restore the directory from a backup."
         )
-    if not index_is_there or disk.exists(f"{path}/{DAMAGED_NAME}"):
+    if snapshot is not None and disk.exists(f"{path}/{DAMAGED_NAME}"):
         rebuilt = rebuild_index(queues, files)
         if rebuilt:
             warnings.append(f"{rebuilt} chunks of the message index were lost and made anew")
-        with suppress(FileNotFoundError):
-            disk.unlink(f"{path}/{DAMAGED_NAME}")
+            _write_rebuilt(queues, chunks.store, snapshots, snapshot)
+        disk.unlink(f"{path}/{DAMAGED_NAME}")
     replayed = 0
     for header, data in files.read_batches(base_offset):
         last_time_ms = max(last_time_ms, header.time_ms)
@@ -137,6 +140,19 @@ def recover(
                 queues.apply(row, payload, header.epoch)
                 replayed += 1
     return Recovered(files, snapshots, chunks.store, queues, base_offset, last_time_ms, replayed, warnings)
+
+
+def _write_rebuilt(
+    queues: QueueStates, chunks: ChunkStore, snapshots: SnapshotStore, snapshot: Snapshot
+) -> None:
+    """Write the snapshot that was loaded once more, with the chunks made anew in the place of the lost ones."""
+    chunks.snapshot_begun()
+    changed = {
+        encode_key(key): encode_partition(found, found.applied) for key, found in queues.dirty_partitions()
+    }
+    chunks.sync()
+    snapshots.write(snapshot.base_offset, changed, [], snapshot.meta, durable_floor=snapshot.durable_floor)
+    chunks.snapshot_published()
 
 
 def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
@@ -161,6 +177,7 @@ def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
             payload = bytes(data[row.position : row.position + row.length])
             entries[key][row.sequence] = entry_of_record(row, payload)
     for key, (partition, firsts) in lost.items():
+        partition.dirty = True
         for first in firsts:
             partition.index.restore_chunk(first, entries[key])
     return sum(len(firsts) for _, firsts in lost.values())

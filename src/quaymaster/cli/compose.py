@@ -48,6 +48,8 @@ EXIT_UNUSABLE = 3
 """The data directory, a setting or a port cannot be used; nothing was changed, and trying again will not help."""
 
 JOURNAL_ID = 0
+SEGMENT_BYTES_LEAST = 2 << 20
+"""On a small disk segments are at most a sixteenth of it, but not smaller than this."""
 CLIENT_FILE = "client.json"
 DATA_FORMAT = 1
 """Of the data directory as a whole. Raise it when a release lays files out anew, and migrate or refuse older ones."""
@@ -268,13 +270,14 @@ async def _listen(server: HTTPServer, wanted: Address, setting: str) -> Address:
 
 def _broker_options(settings: Settings, data: Path) -> BrokerOptions:
     disk = os.statvfs(data)
+    disk_bytes = disk.f_blocks * disk.f_frsize
     return BrokerOptions(
         directory=data / "journals",
         region=settings.region,
         journal_id=JOURNAL_ID,
         limits=JournalLimits(
-            segment_bytes_max=settings.segment_bytes_max,
-            disk_low_bytes=settings.disk_low_limit(disk.f_blocks * disk.f_frsize),
+            segment_bytes_max=min(settings.segment_bytes_max, max(SEGMENT_BYTES_LEAST, disk_bytes // 16)),
+            disk_low_bytes=settings.disk_low_limit(disk_bytes),
             group_bytes_max=settings.commit_bytes_max,
             reserve_segments=settings.disk_reserve_segments,
         ),

@@ -78,9 +78,6 @@ class IndexEntry(NamedTuple):
     group: int
 
 
-_GONE = IndexEntry(0, 0, 0, 0)
-
-
 class _Columns:
     __slots__ = ("first", "groups", "offsets", "times")
 
@@ -255,16 +252,25 @@ class SequenceIndex:
         return found
 
     def restore_chunk(self, first: int, entries: Mapping[int, IndexEntry]) -> None:
-        """Make a lost chunk anew. A sequence without an entry is of a message that is gone."""
+        """Make a lost chunk anew. A sequence without an entry is of a message that is gone.
+
+        It gets the send time of the one before it (or behind it), because send times are searched by halves.
+        """
         columns = _Columns(first)
         columns.groups = array("Q")
+        before = max((sequence for sequence in entries if sequence < first), default=None)
+        if before is None:
+            before = min((sequence for sequence in entries if sequence >= first), default=None)
+        sent_ms = entries[before].sent_ms if before is not None else 0
         for sequence in range(first, first + CHUNK_ENTRIES):
-            entry = entries.get(sequence, _GONE)
+            entry = entries.get(sequence) or IndexEntry(0, sent_ms, sent_ms, 0)
+            sent_ms = entry.sent_ms
             columns.offsets.append(entry.offset)
-            columns.times.append(entry.sent_ms << _DELAY_BITS | (entry.due_ms - entry.sent_ms) // SLOT_MS)
+            columns.times.append(sent_ms << _DELAY_BITS | (entry.due_ms - sent_ms) // SLOT_MS)
             columns.groups.append(entry.group)
         if not any(columns.groups):
             columns.groups = None
+        self._keeper.free(self._chunks[first])
         self._chunks[first] = self._keeper.write(self._chunk_tag(first), columns.to_bytes())
         self._cache.pop(first, None)
 
