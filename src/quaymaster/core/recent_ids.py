@@ -106,7 +106,9 @@ class RecentIds:
             slot = _Slot()
             slots.append(slot)
             self.forget(time_ms)
-            while self.entries_max is not None and len(slots) * SLOT_ENTRIES > self.entries_max + SLOT_ENTRIES:
+            while (
+                self.entries_max is not None and len(slots) * SLOT_ENTRIES > self.entries_max + SLOT_ENTRIES
+            ):
                 slots.popleft()
         high, low = _HALVES.unpack(identity)
         slot.add(high, low, offset, time_ms)
