@@ -198,4 +198,4 @@ def test_lost_chunk_is_made_anew_from_the_records(has_groups: bool) -> None:
     assert firsts == [5, 9]
     assert index.lost_chunks(Lost) == []
     assert all(index.entry(sequence) == entries[sequence] for sequence in entries if sequence != 6)
-    assert index.entry(6) == IndexEntry(0, 0, 0, 0)
+    assert index.entry(6) == IndexEntry(0, 1_010, 1_010, 0)

@@ -254,14 +254,12 @@ class SequenceIndex:
     def restore_chunk(self, first: int, entries: Mapping[int, IndexEntry]) -> None:
         """Make a lost chunk anew. A sequence without an entry is of a message that is gone.
 
-        It gets the send time of the one before it (or behind it), because send times are searched by halves.
+        It gets the send time of a neighbour, because send times are searched by halves.
         """
         columns = _Columns(first)
         columns.groups = array("Q")
-        before = max((sequence for sequence in entries if sequence < first), default=None)
-        if before is None:
-            before = min((sequence for sequence in entries if sequence >= first), default=None)
-        sent_ms = entries[before].sent_ms if before is not None else 0
+        nearest = min(entries, key=lambda sequence: abs(sequence - first), default=None)
+        sent_ms = entries[nearest].sent_ms if nearest is not None else 0
         for sequence in range(first, first + CHUNK_ENTRIES):
             entry = entries.get(sequence) or IndexEntry(0, sent_ms, sent_ms, 0)
             sent_ms = entry.sent_ms
