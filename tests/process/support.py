@@ -103,11 +103,11 @@ def running(process: QuaymasterProcess) -> Iterator[QuaymasterProcess]:
 
 
 def contents(directory: Path) -> Mapping[str, bytes]:
-    """Return every file below a directory with its bytes, but the lock."""
+    """Return every file below a directory with its bytes, but the lock and what is made ahead of use."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "lock"
+        if path.is_file() and path.name != "lock" and path.suffix != ".tmp"
     }
 
 

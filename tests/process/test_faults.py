@@ -1,0 +1,360 @@
+"""What goes wrong around a server: stopped at a bad moment, started twice, files damaged, gone or too open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from harness.checker import check
+from harness.history import ServerEnded
+from harness.load import Load
+from harness.process import ProcessFailed, QuaymasterProcess
+
+from .conftest import Connect
+from .support import bodies, contents, refused_start, running, small_disk
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+YEAR_S = 365 * 86_400
+QUIET = {"snapshot_interval_s": "3600", "snapshot_records": "1000000"}
+"""No snapshot while the server runs: a start replays the whole journal."""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> QuaymasterProcess:
+    return QuaymasterProcess(
+        tmp_path / "data", settings={"purge_interval_s": "0", "queue_name_reuse_s": "0", "drain_grace_s": "5"}
+    )
+
+
+def journal_of(process: QuaymasterProcess) -> Path:
+    return process.data / "journals" / "0"
+
+
+def last_segment(process: QuaymasterProcess) -> Path:
+    return max(journal_of(process).glob("*.seg"))
+
+
+def data_end(segment: Path) -> int:
+    """Return where the zeros begin that a segment is filled with ahead of use."""
+    return len(segment.read_bytes().rstrip(b"\0"))
+
+
+def overwrite(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def killed_with(process: QuaymasterProcess, count: int, connect: Connect) -> list[str]:
+    """Start a server, send messages to queue `q` one commit each, and kill it; return their bodies."""
+    process.settings |= QUIET
+    process.start()
+    try:
+        client = connect(process)
+        client.create("q")
+        sent = bodies(count)
+        for body in sent:
+            client.send("q", [body])
+    finally:
+        process.kill9()
+    return sent
+
+
+# Ends and pauses
+
+
+def test_sigterm_under_load_ends_with_0_within_the_grace_and_loses_nothing(
+    process: QuaymasterProcess,
+) -> None:
+    with running(process):
+        load = Load(process.env(), process.listen_port, workers=4, seed=11)
+        load.create_queues()
+        load.start()
+        for _ in range(2):
+            time.sleep(1.5)
+            invoked_ns = time.monotonic_ns()
+            process.stop(timeout_s=20)
+            load.add(ServerEnded(invoked_ns, time.monotonic_ns(), "SIGTERM"))
+            process.start()
+            load.pause()
+            load.note_counts()
+            load.resume()
+        time.sleep(0.5)
+        load.stop()
+        load.drain(60)
+        process.stop()
+
+    verdict = check(load.history)
+    assert verdict.violations == [], verdict.report()
+    assert verdict.acknowledged > 200
+
+
+def test_a_server_that_was_stopped_for_seconds_goes_on_as_if_nothing_was(process: QuaymasterProcess) -> None:
+    with running(process):
+        load = Load(process.env(), process.listen_port, workers=4, seed=12)
+        load.create_queues()
+        load.start()
+        time.sleep(1)
+
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(process.pid, signal.SIGCONT)
+
+        time.sleep(1)
+        load.pause()
+        load.note_counts()
+        load.resume()
+        load.stop()
+        load.drain(60)
+        process.stop()
+
+    verdict = check(load.history)
+    assert verdict.violations == [], verdict.report()
+    assert verdict.unknown == 0
+    assert verdict.acknowledged > 100
+
+
+# Starts that must be refused
+
+
+def test_a_second_server_on_the_same_data_is_refused_and_the_first_goes_on(
+    process: QuaymasterProcess, connect: Connect
+) -> None:
+    with running(process):
+        client = connect(process)
+        client.create("q")
+        second = QuaymasterProcess(process.data)
+        second.log_path = process.data.with_name("second.log")
+
+        said = refused_start(second)
+
+        assert "another process" in said
+        assert str(process.data) in said
+        assert process.env().endpoint_url == process.endpoint_url
+        client.send("q", ["still here"])
+        assert client.take_all("q") == ["still here"]
+        process.stop()
+
+
+@pytest.mark.parametrize("setting", ["listen", "admin"])
+def test_a_port_in_use_is_named(process: QuaymasterProcess, setting: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        setattr(process, f"{setting}_port", port)
+
+        said = refused_start(process)
+
+    assert f"127.0.0.1:{port}" in said
+    assert f"'{setting}'" in said
+
+
+@pytest.mark.privileged
+def test_a_read_only_file_system_is_named(tmp_path: Path, connect: Connect) -> None:
+    with small_disk(tmp_path, 64 << 20) as disk:
+        process = QuaymasterProcess(disk.path / "data", settings={"segment_bytes_max": str(1 << 20)})
+        process.log_path = tmp_path / "server.log"
+        with running(process):
+            connect(process).create("q")
+            process.stop()
+        disk.make_read_only()
+
+        said = refused_start(process)
+
+    assert "read-only" in said.lower() or "readonly" in said.lower()
+    assert "Traceback" not in said
+
+
+def test_a_master_key_that_others_can_read_is_refused(process: QuaymasterProcess) -> None:
+    with running(process):
+        process.stop()
+    key = next(path for path in (process.data / "keys").iterdir() if path.is_file())
+    assert key.stat().st_mode & 0o077 == 0
+    key.chmod(0o644)
+
+    said = refused_start(process)
+
+    assert str(key) in said
+    assert "0600" in said
+    key.chmod(0o600)
+    with running(process):
+        process.stop()
+
+
+# Damaged and missing files
+
+
+def test_garbage_behind_the_journals_end_is_cut_off(process: QuaymasterProcess, connect: Connect) -> None:
+    sent = killed_with(process, 30, connect)
+    segment = last_segment(process)
+    overwrite(segment, data_end(segment) + 1, bytes(range(1, 251)) * 4)
+
+    with running(process):
+        assert connect(process).take_all("q") == sent
+        process.stop()
+
+
+def test_a_torn_last_batch_is_cut_off_and_all_before_it_stays(
+    process: QuaymasterProcess, connect: Connect
+) -> None:
+    sent = killed_with(process, 30, connect)
+    segment = last_segment(process)
+    end = data_end(segment)
+    overwrite(segment, end - 40, bytes(40))
+
+    with running(process):
+        client = connect(process)
+        assert client.take_all("q") == sent[:-1]
+        client.send("q", ["next"])
+        process.kill9()
+        process.start()
+        assert connect(process).take_all("q") == ["next"]
+        process.stop()
+
+
+def test_a_truncated_last_segment_is_completed(process: QuaymasterProcess, connect: Connect) -> None:
+    sent = killed_with(process, 30, connect)
+    segment = last_segment(process)
+    os.truncate(segment, data_end(segment) + 100)
+
+    with running(process):
+        client = connect(process)
+        client.send("q", ["n"])
+        assert client.take_all("q") == [*sent, "n"]
+        process.stop()
+
+
+def test_damage_below_what_was_acknowledged_is_refused_and_nothing_is_touched(
+    process: QuaymasterProcess, connect: Connect
+) -> None:
+    killed_with(process, 30, connect)
+    segment = last_segment(process)
+    middle = data_end(segment) // 2
+    overwrite(segment, middle, bytes([segment.read_bytes()[middle] ^ 0x55]))
+    before = contents(journal_of(process))
+
+    said = refused_start(process)
+
+    assert segment.name in said
+    assert "Traceback" not in said
+    assert contents(journal_of(process)) == before
+
+
+def test_a_deleted_index_comes_back(process: QuaymasterProcess, connect: Connect) -> None:
+    sent = bodies(5_000)
+    with running(process):
+        client = connect(process)
+        client.create("q")
+        client.send("q", sent)
+        process.stop()
+    index = journal_of(process) / "index.chunks"
+    assert index.stat().st_size > 0
+    index.unlink()
+
+    with running(process):
+        client = connect(process)
+        assert client.counts("q") == len(sent)
+        assert client.take_all("q") == sent
+        process.stop()
+    assert "made anew" in process.log()
+
+
+def test_deleted_snapshots_come_back_from_the_journal(process: QuaymasterProcess, connect: Connect) -> None:
+    sent = bodies(300)
+    with running(process):
+        client = connect(process)
+        client.create("q")
+        client.send("q", sent)
+        process.stop()
+    snapshots = list((journal_of(process) / "snapshots").iterdir())
+    assert snapshots
+    for path in snapshots:
+        path.unlink()
+
+    with running(process):
+        assert connect(process).take_all("q") == sent
+        process.stop()
+
+
+def test_a_deleted_client_file_comes_back(process: QuaymasterProcess, connect: Connect) -> None:
+    with running(process):
+        before = process.env()
+        (process.data / "client.json").unlink()
+        with pytest.raises(ProcessFailed, match=r"client\.json"):
+            process.env()
+        process.restart()
+
+        assert process.env() == before
+        assert (process.data / "client.json").stat().st_mode & 0o777 == 0o600
+        process.stop()
+
+
+def test_a_missing_master_key_is_named_and_no_new_one_is_made(process: QuaymasterProcess) -> None:
+    with running(process):
+        process.stop()
+    keys = process.data / "keys"
+    kept = {path: path.read_bytes() for path in keys.iterdir() if path.is_file()}
+    for path in kept:
+        path.unlink()
+
+    said = refused_start(process)
+
+    assert "Master key" in said
+    assert not [path for path in keys.iterdir() if path.is_file()]
+    for path, data in kept.items():
+        path.write_bytes(data)
+        path.chmod(0o600)
+    with running(process):
+        process.stop()
+
+
+# Clocks
+
+
+class ShiftedProcess(QuaymasterProcess):
+    """A server whose wall clock is ahead of the machine's."""
+
+    ahead_s = 0
+
+    def _environment(self) -> dict[str, str]:
+        shifted = {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME": f"+{self.ahead_s}s",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        return super()._environment() | (shifted if self.ahead_s else {})
+
+
+@pytest.mark.skipif(not FAKETIME.exists(), reason="needs libfaketime (Debian: faketime)")
+def test_a_server_started_far_in_the_future_expires_nothing(tmp_path: Path, connect: Connect) -> None:
+    ahead_s = 73 * YEAR_S
+    process = ShiftedProcess(tmp_path / "data")
+    sent = bodies(50)
+    with running(process):
+        client = connect(process)
+        client.create("q", MessageRetentionPeriod="60")
+        client.send("q", sent)
+        process.kill9()
+        process.ahead_s = ahead_s
+
+        process.start()
+        shifted = connect(process, clock_offset_ms=ahead_s * 1000)
+        time.sleep(1.5)
+
+        assert shifted.counts("q") == len(sent)
+        assert shifted.take_all("q") == sent
+        shifted.send("q", ["m"])
+        process.kill9()
+        assert "expiry held" in process.log()
+
+        process.ahead_s = 0
+        process.start()
+        client = connect(process)
+        time.sleep(1.5)
+        assert client.take_all("q") == ["m"]
+        process.stop()
