@@ -246,7 +246,7 @@ def test_damage_below_what_was_acknowledged_is_refused_and_nothing_is_touched(
 
 
 def test_a_deleted_index_comes_back(process: QuaymasterProcess, connect: Connect) -> None:
-    sent = bodies(5_000)
+    sent = bodies(9_000)
     with running(process):
         client = connect(process)
         client.create("q")
