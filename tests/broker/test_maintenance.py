@@ -1,0 +1,455 @@
+"""What a leader does besides answering: expiry, snapshots, compaction."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.broker_support import (
+    BrokerTester,
+    define,
+    identity,
+    message,
+    numbers,
+    redrive_to,
+    running,
+)
+
+from quaymaster.broker import broker as broker_module
+from quaymaster.broker import maintenance
+from quaymaster.broker.clock import QueueClock
+from quaymaster.broker.disk import RealDisk
+from quaymaster.core.commands import CountMessages, Delete, DeleteQueue, Purge
+from quaymaster.core.errors import InternalFailure, QueueDoesNotExist
+
+BIG = b"x" * 300
+
+
+class MovableTime:
+    """A wall clock and a monotonic clock that a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall_ms = 1_700_000_000_000
+        self.monotonic_ms = 5_000_000
+        self._started = time.monotonic()
+        monkeypatch.setattr(broker_module, "QueueClock", self._clock)
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass on both clocks."""
+        self.wall_ms += ms
+        self.monotonic_ms += ms
+
+    def _clock(self, *, last_stamp_ms: int) -> QueueClock:
+        return QueueClock(
+            last_stamp_ms=last_stamp_ms,
+            wall_ms=lambda: self.wall_ms + self._elapsed_ms(),
+            monotonic_ms=lambda: self.monotonic_ms + self._elapsed_ms(),
+        )
+
+    def _elapsed_ms(self) -> int:
+        return int((time.monotonic() - self._started) * 1000)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovableTime:
+    return MovableTime(monkeypatch)
+
+
+async def delete_all(tester: BrokerTester, queue_id: int, *, keep: int = 0) -> None:
+    """Receive and delete everything in a queue but one message."""
+    while deliveries := await tester.receive(queue_id, timeout_ms=100_000):
+        gone = [delivery for delivery in deliveries if delivery.sequence != keep]
+        if gone:
+            await tester.ask(Delete(queue_id, 0, tester.receipts(gone)))
+
+
+async def send_many(tester: BrokerTester, queue_id: int, first: int, count: int) -> None:
+    for start in range(first, first + count, 10):
+        await tester.send(queue_id, *[message(number, filling=BIG) for number in range(start, start + 10)])
+
+
+async def until(holds: Any, timeout_s: float = 10.0) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come about"
+        await asyncio.sleep(0.01)
+
+
+async def alive(tester: BrokerTester, queue_id: int) -> int:
+    counts = await tester.ask(CountMessages(queue_id))
+    return int(counts.visible + counts.in_flight + counts.delayed)
+
+
+# Snapshots
+
+
+def test_a_snapshot_holds_only_what_changed_since_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    publish = maintenance.Snapshots._publish
+
+    def counting(self: Any, base_offset: int, changed: dict[bytes, bytes], *rest: Any) -> None:
+        written.append(len(changed))
+        publish(self, base_offset, changed, *rest)
+
+    monkeypatch.setattr(maintenance.Snapshots, "_publish", counting)
+
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            for queue_id in range(1, 6):
+                await tester.set_queue(define(queue_id))
+            await tester.broker.snapshots.write()
+            await tester.send(3, message(1))
+            await tester.broker.snapshots.write()
+            await tester.broker.snapshots.write()
+        async with running(tmp_path) as tester:
+            return [await alive(tester, queue_id) for queue_id in range(1, 6)]
+
+    assert asyncio.run(run()) == [0, 0, 1, 0, 0]
+    assert written[:3] == [5, 1, 0]
+
+
+def test_a_snapshot_is_written_after_so_many_records(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, snapshot_interval_s=0.02, snapshot_records=5) as tester:
+            await tester.set_queue(define(1))
+            await send_many(tester, 1, 1, 10)
+
+            await until(lambda: tester.broker.snapshots.base_offset >= 10)
+
+    asyncio.run(run())
+
+
+def test_a_deleted_queue_leaves_the_snapshots(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1))
+            await tester.broker.snapshots.write()
+            await tester.ask(DeleteQueue(1))
+        async with running(tmp_path) as tester:
+            with pytest.raises(QueueDoesNotExist):
+                await tester.receive(1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("place", ["between partitions", "before it is committed", "while it is written"])
+def test_a_close_during_a_snapshot_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    reached = threading.Event()
+    publish = maintenance.Snapshots._publish
+
+    def slowly(self: Any, *arguments: Any) -> None:
+        reached.set()
+        time.sleep(0.1)
+        publish(self, *arguments)
+
+    async def late(self: Any, offset: int) -> None:
+        reached.set()
+        await asyncio.sleep(0.1)
+
+    async def run() -> tuple[int, int]:
+        async with running(tmp_path, snapshot_interval_s=0.01, snapshot_records=1) as tester:
+            for queue_id in (1, 2):
+                await tester.set_queue(define(queue_id))
+            await until(lambda: tester.broker.snapshots.base_offset == tester.broker.host.replica.end_offset)
+            with monkeypatch.context() as patch:
+                if place == "while it is written":
+                    patch.setattr(maintenance.Snapshots, "_publish", slowly)
+                elif place == "before it is committed":
+                    patch.setattr(maintenance.Snapshots, "_committed", late)
+                else:
+                    patch.setattr(maintenance, "STEP_S", -1.0)
+                    encode = maintenance.encode_partition
+
+                    def first_of_two(*arguments: Any) -> bytes:
+                        reached.set()
+                        return encode(*arguments)
+
+                    patch.setattr(maintenance, "encode_partition", first_of_two)
+                await asyncio.gather(tester.send(1, message(1)), tester.send(2, message(2)))
+                await until(reached.is_set)
+        async with running(tmp_path) as tester:
+            return await alive(tester, 1), await alive(tester, 2)
+
+    assert asyncio.run(run()) == (1, 1)
+
+
+def test_a_journal_that_does_not_come_on_fails_a_snapshot_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> tuple[int, object]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            host = tester.broker.host
+            with monkeypatch.context() as patch:
+                patch.setattr(maintenance, "COMMIT_TIMEOUT_S", -1.0)
+                patch.setattr(host.replica, "commit", 0)
+                await tester.broker.snapshots.write()
+            await tester.send(1, message(1))
+            return tester.broker.snapshots.failed, host.stopped
+
+    assert asyncio.run(run()) == (1, None)
+
+
+# Compaction
+
+
+def test_deleted_messages_give_their_room_back_and_the_others_stay(tmp_path: Path) -> None:
+    async def run() -> tuple[int, int, list[int], list[int]]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1))
+            await tester.set_queue(define(2))
+            for start in range(1, 201, 20):
+                await send_many(tester, 1, start, 10)
+                await tester.send(2, message(1_000 + start, filling=BIG))
+            before = sum(segment.data_bytes for segment in tester.broker.files.segments())
+            await delete_all(tester, 1)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            await tester.broker.compaction.step(younger_than_ms=0)
+            after = sum(segment.data_bytes for segment in tester.broker.files.segments())
+            found = sorted(numbers(await tester.receive(2, timeout_ms=0)))
+        async with running(tmp_path) as tester:
+            again = sorted(numbers(await tester.receive(2)))
+        return before, after, found, again
+
+    before, after, found, again = asyncio.run(run())
+
+    assert after < before / 2
+    assert found == again == [1_000 + start for start in range(1, 201, 20)]
+
+
+def test_segments_without_live_messages_at_the_start_are_dropped(tmp_path: Path) -> None:
+    async def run() -> tuple[int, int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await send_many(tester, 1, 1, 200)
+            await delete_all(tester, 1)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            await tester.broker.compaction.step(younger_than_ms=0)
+            return tester.broker.files.start_offset, tester.broker.files.segment_count
+
+    start_offset, segments = asyncio.run(run())
+
+    assert start_offset > 150
+    assert segments <= 3
+
+
+def test_young_segments_stay_so_that_windows_can_point_into_them(tmp_path: Path, clock: MovableTime) -> None:
+    async def run() -> tuple[int, int, bool]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1, "queue.fifo"))
+            await tester.send(1, message(7, group=1, dedup=7))
+            await tester.set_queue(define(2))
+            await send_many(tester, 2, 100, 100)
+            await delete_all(tester, 1)
+            await delete_all(tester, 2)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            young = await tester.broker.compaction.step()
+            (again,) = await tester.send(1, message(8, group=1, dedup=7))
+            assert again.message_id == identity(7)
+            clock.pass_ms(700_000)
+            return young, await tester.broker.compaction.step(), again.duplicate
+
+    young, old, duplicate = asyncio.run(run())
+
+    assert young == 0
+    assert old > 0
+    assert duplicate
+
+
+def test_a_duplicate_whose_original_cannot_be_read_is_not_called_stored_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1, "queue.fifo"))
+            await tester.send(1, message(7, group=1, dedup=7))
+            await delete_all(tester, 1)
+            await tester.set_queue(define(2))
+            await send_many(tester, 2, 100, 100)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            await tester.broker.compaction.step(younger_than_ms=0)
+            with pytest.raises(InternalFailure):
+                await tester.send(1, message(8, group=1, dedup=7))
+            assert await alive(tester, 1) == 0
+
+    asyncio.run(run())
+
+
+def test_a_close_during_a_compaction_drops_no_live_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await send_many(tester, 1, 1, 100)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            host = tester.broker.host
+            is_live = host.replica.queues.is_live
+
+            def closing(row: Any) -> bool:
+                tester.broker.compaction._closing.set()  # as `close` does from the loop's thread
+                return is_live(row) and row.sequence > 3
+
+            with monkeypatch.context() as patch:
+                patch.setattr(host.replica.queues, "is_live", closing)
+                await tester.broker.compaction.step(younger_than_ms=0)
+        async with running(tmp_path) as tester:
+            found: list[int] = []
+            while deliveries := await tester.receive(1, timeout_ms=100_000):
+                found += numbers(deliveries)
+            return found
+
+    assert sorted(asyncio.run(run())) == list(range(1, 101))
+
+
+def test_no_thread_is_in_the_files_once_the_broker_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = threading.Event()
+    done: list[str] = []
+    compact_all = maintenance.Compaction._compact_all
+
+    def slowly(self: Any, *arguments: Any) -> int:
+        began.set()
+        time.sleep(0.2)
+        try:
+            return compact_all(self, *arguments)
+        finally:
+            done.append("compaction")
+
+    monkeypatch.setattr(maintenance.Compaction, "_compact_all", slowly)
+
+    async def run() -> list[str]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            task = asyncio.create_task(tester.broker.compaction.step(younger_than_ms=0))
+            await until(began.is_set)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return list(done)
+
+    assert asyncio.run(run()) == ["compaction"]
+
+
+class SlowSync(RealDisk):
+    """Holds every fsync of a segment while `is_open` is cleared."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.is_open.set()
+
+    def sync_data(self, fd: int) -> None:
+        self.is_open.wait(20)
+        super().sync_data(fd)
+
+
+def test_a_body_stays_until_its_delete_is_durable(tmp_path: Path) -> None:
+    disk = SlowSync()
+
+    async def run() -> tuple[int, int]:
+        async with running(tmp_path, disk=disk) as tester:
+            await tester.set_queue(define(1))
+            await send_many(tester, 1, 1, 100)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            partition = tester.broker.host.replica.queues.partition(1, 0)
+            disk.is_open.clear()
+            purge = asyncio.create_task(tester.ask(Purge(1)))
+            await until(lambda: not partition.alive)
+            step = asyncio.create_task(tester.broker.compaction.step(younger_than_ms=0))
+            await asyncio.sleep(0.1)
+            held = tester.broker.files.start_offset
+            disk.is_open.set()
+            await purge
+            await step
+            return held, tester.broker.files.start_offset
+
+    held, after = asyncio.run(run())
+
+    assert held == 0 < after
+
+
+# Expiry
+
+
+def test_messages_expire_after_the_retention_period(tmp_path: Path, clock: MovableTime) -> None:
+    async def run() -> tuple[int, int, list[int]]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1, MessageRetentionPeriod=60))
+            await tester.send(1, message(1))
+            clock.pass_ms(59_000)
+            await tester.send(1, message(2))
+            before = await alive(tester, 1)
+            clock.pass_ms(2_000)
+            partition = tester.broker.host.replica.queues.partition(1, 0)
+            await until(lambda: partition.alive == 1)
+            return before, partition.alive, numbers(await tester.receive(1))
+
+    assert asyncio.run(run()) == (2, 1, [2])
+
+
+def test_a_dead_letter_expires_by_the_time_it_was_first_sent(tmp_path: Path, clock: MovableTime) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(2, "dead", MessageRetentionPeriod=120))
+            await tester.set_queue(define(1, "work", RedrivePolicy=redrive_to("dead", 1)))
+            await tester.send(1, message(1))
+            clock.pass_ms(100_000)
+            await tester.send(2, message(2))
+            await tester.receive(1, timeout_ms=0)
+            await tester.receive(1, wait_ms=0)
+            dead = tester.broker.host.replica.queues.partition(2, 0)
+            await until(lambda: dead.alive == 2)
+            clock.pass_ms(30_000)
+            await until(lambda: dead.alive == 1)
+            return numbers(await tester.receive(2))
+
+    assert asyncio.run(run()) == [2]
+
+
+def test_nothing_expires_after_a_jump_of_the_wall_clock(tmp_path: Path, clock: MovableTime) -> None:
+    async def run() -> tuple[bool, int, int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1, MessageRetentionPeriod=60))
+            await tester.send(1, message(1))
+            host = tester.broker.host
+
+            clock.wall_ms += 80 * 365 * 86_400_000
+            await until(lambda: host.clock.expiry_is_held)
+            clock.pass_ms(61_000)
+            await asyncio.sleep(0.3)
+            held, kept = host.clock.expiry_is_held, await alive(tester, 1)
+
+            clock.wall_ms -= 80 * 365 * 86_400_000
+            host.clock.release_expiry()
+            partition = host.replica.queues.partition(1, 0)
+            await until(lambda: partition.alive == 0)
+            return held, kept, partition.alive
+
+    assert asyncio.run(run()) == (True, 1, 0)
+
+
+def test_a_start_in_the_far_future_deletes_nothing(tmp_path: Path, clock: MovableTime) -> None:
+    async def run() -> tuple[bool, list[int]]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1, MessageRetentionPeriod=60))
+            await tester.send(1, message(1))
+        clock.wall_ms += 80 * 365 * 86_400_000
+        async with running(tmp_path) as tester:
+            await asyncio.sleep(0.3)
+            return tester.broker.host.clock.expiry_is_held, numbers(await tester.receive(1))
+
+    assert asyncio.run(run()) == (True, [1])
