@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, message, queue, records_of
+from harness.replica_host import RETRY_WINDOW_MS, Host, message, queue, records_of, replay
 
 from quaymaster.core import journal as journal_module
 from quaymaster.core.commands import (
@@ -143,6 +143,19 @@ def test_promises_of_other_members_are_needed_when_there_are_some() -> None:
 
         with pytest.raises(AssertionError, match="promises of other members"):
             found.on_promised(1, 1_000)
+
+
+def test_new_leader_gives_what_was_durable_when_it_began(host: Host) -> None:
+    host.propose(Send(JOBS, 0, [message(1)]))
+    host.make_durable()
+    host.propose(Send(JOBS, 0, [message(2)]))
+    batches = host.durable_batches()
+
+    after = Host(batches=batches, states=replay(batches), epoch=2, now_ms=host.now_ms)
+
+    taken = after.ask(Receive(JOBS, 0, 10))
+    assert isinstance(taken, TakenOutcome)
+    assert (taken.epoch, [found.sequence for found in taken.taken]) == (2, [1])
 
 
 # What is committed

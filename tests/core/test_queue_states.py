@@ -214,7 +214,7 @@ def test_unknown_queue_is_refused_whatever_is_asked(host: Host) -> None:
 
 @pytest.mark.parametrize(
     ("delay_ms", "queue_delay_s", "due_after_ms"),
-    [(-1, 0, 0), (-1, 5, 5_000), (0, 5, 0), (2_000, 5, 2_000), (2_000, 0, 2_000)],
+    [(-1, 0, 0), (0, 0, 0), (-1, 5, 5_000), (0, 5, 0), (2_000, 5, 2_000), (2_000, 0, 2_000)],
 )
 def test_message_is_delayed_by_its_own_delay_or_else_by_the_queues(
     delay_ms: int, queue_delay_s: int, due_after_ms: int

@@ -81,6 +81,17 @@ def test_slots_past_the_window_are_dropped_and_their_memory_with_them() -> None:
     assert ids.find(identity(0), 10_000_000) is None
 
 
+def test_oldest_ids_go_when_there_are_more_than_allowed() -> None:
+    ids = RecentIds(WINDOW_MS, entries_max=SLOT_ENTRIES)
+
+    for number in range(3 * SLOT_ENTRIES):
+        ids.add(identity(number), number, 1_000)
+
+    assert len(ids) <= 2 * SLOT_ENTRIES
+    assert ids.find(identity(3 * SLOT_ENTRIES - 1), 1_000) == 3 * SLOT_ENTRIES - 1
+    assert ids.find(identity(0), 1_000) is None
+
+
 def test_ids_that_share_half_a_hash_are_told_apart() -> None:
     half = b"12345678"
     ids = RecentIds(WINDOW_MS)

@@ -108,3 +108,52 @@ def test_emptied_bitmap_is_an_array_again() -> None:
 
     assert list(found) == [7]
     assert found.to_bytes()[:1] == b"A"
+
+
+def test_bitmap_is_asked_and_cut_as_an_array_is() -> None:
+    found = SequenceSet(MANY)
+    bitmap = BitMap64(range(4))
+
+    found.remove_from(bitmap)
+
+    assert list(bitmap) == [1, 3]
+    assert (found.count_between(2, 7), found.end_of_run(2), found.end_of_run(3)) == (3, 3, 3)
+    assert 4 in found
+    assert not found.add(4)
+    assert not found.discard(5)
+    assert found.discard_below(10) == 5
+    assert found.discard_below(10**6) == len(MANY) - 5
+    assert found.to_bytes() == SequenceSet().to_bytes()
+
+
+def test_bitmap_is_added_to_an_array_and_to_a_bitmap() -> None:
+    few, many = BitMap64([1, 5]), BitMap64(range(ARRAY_LENGTH_MAX + 1))
+    found = SequenceSet([3])
+
+    found.update(BitMap64())
+    found.update(few)
+    assert list(found) == [1, 3, 5]
+    found.update(many)
+    assert len(found) == ARRAY_LENGTH_MAX + 1
+    found.update(BitMap64([1_000]))
+    found.update(BitMap64())
+    assert len(found) == ARRAY_LENGTH_MAX + 2
+
+
+def test_array_is_asked_from_both_ends() -> None:
+    found = SequenceSet([1, 2, 5])
+
+    assert (found.count_between(0, 3), found.end_of_run(1), found.end_of_run(4)) == (2, 3, 4)
+    assert (found.discard(9), found.discard(3), found.add(2)) == (False, False, False)
+    assert found.discard_below(2) == 1
+    assert SequenceSet().discard_below(2) == 0
+
+
+def test_many_numbers_survive_a_snapshot() -> None:
+    found = SequenceSet(MANY)
+
+    rebuilt = SequenceSet.from_bytes(found.to_bytes())
+
+    assert list(rebuilt) == list(MANY)
+    assert rebuilt.add(1)
+    assert len(rebuilt) == len(MANY) + 1

@@ -166,19 +166,29 @@ def test_delay_lowered_with_nothing_sent_in_between_starts_one_stretch() -> None
 
 def test_claims_of_a_replay_end_where_the_leader_was() -> None:
     orders = Orders()
+    orders.send(1)
     orders.send(2, delay_ms=900_000)
     orders.order.lower_delay()
     orders.send(5)
-    orders.order.own.add(4)
+    orders.order.own.add(5)
 
-    orders.order.claim(6, 0)
+    orders.order.claim(7, 0)
+    orders.order.claim(4, 0)
+
+    assert orders.deferred.due_ms == {2: 900_000, 3: 900_000}
+    assert list(orders.order.fresh()) == [1, 6]
+    assert (orders.order.cursor, len(orders.order.own)) == (8, 0)
+    orders.order.became_due(5)
+    assert orders.take(10) == [1, 5, 6, 8]
+
+
+def test_what_a_leader_left_in_front_of_a_claim_is_given_later() -> None:
+    orders = Orders()
+    orders.send(4)
+
     orders.order.claim(3, 0)
 
-    assert orders.deferred.due_ms == {1: 900_000, 2: 900_000}
-    assert list(orders.order.fresh()) == [5]
-    assert (orders.order.cursor, len(orders.order.own)) == (7, 0)
-    orders.order.became_due(4)
-    assert orders.take(10) == [4, 5, 7]
+    assert orders.take(10) == [1, 2, 4]
 
 
 def test_message_deleted_out_of_turn_leaves_what_is_in_front_of_it_waiting() -> None:

@@ -249,10 +249,7 @@ class Partition:
         """Bring timeouts and delays up to `now_ms`; return whether a message became visible."""
         changed = False
         wheel, in_flight = self.wheel, self.in_flight
-        while wheel.is_due(now_ms):
-            due = wheel.take_due(now_ms)
-            if due is None:
-                break
+        while (due := wheel.take_due(now_ms)) is not None:
             due_ms, slot = due
             for sequence in slot:
                 row = in_flight.get(sequence)
@@ -260,11 +257,7 @@ class Partition:
                 if row is not None and row.deadline_ms == due_ms:
                     self._return(sequence, row, due_ms)
                     changed = True
-        timers = self.timers
-        while timers.is_due(now_ms):
-            due = timers.take_due(now_ms)
-            if due is None:
-                break
+        while (due := self.timers.take_due(now_ms)) is not None:
             for sequence in due[1]:
                 if self.timed.discard(sequence):
                     self.order.became_due(sequence)
@@ -273,8 +266,8 @@ class Partition:
 
     def defer(self, sequence: int, due_ms: int) -> None:
         """Give a message a timer of its own."""
-        if self.timed.add(sequence):
-            self.timers.add(sequence, due_ms)
+        self.timed.add(sequence)
+        self.timers.add(sequence, due_ms)
 
     # Deciding (leader)
 
@@ -692,10 +685,10 @@ class Partition:
 
     def _forget_attempts(self, now_ms: int) -> None:
         attempts = self.attempts
-        while attempts:
-            oldest = next(iter(attempts))
+        while True:
+            oldest = next(iter(attempts))  # there is one: the newest was just added
             if attempts[oldest].time_ms + ATTEMPT_WINDOW_MS > now_ms and len(attempts) <= ATTEMPTS_MAX:
-                break
+                return
             del attempts[oldest]
 
 

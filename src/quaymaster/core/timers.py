@@ -61,10 +61,6 @@ class TimerWheel:
             heappop(self._due_times)
         return None
 
-    def is_due(self, now_ms: int) -> bool:
-        """Return whether `take_due` has anything to give (or to clear away)."""
-        return bool(self._due_times) and self._due_times[0] <= now_ms
-
     def take_due(self, now_ms: int) -> tuple[int, SequenceSet] | None:
         """Remove and return due time and entries of the earliest slot that is due, or None; call again."""
         while self._due_times and self._due_times[0] <= now_ms:
