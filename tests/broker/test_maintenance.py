@@ -23,6 +23,7 @@ from quaymaster.broker import broker as broker_module
 from quaymaster.broker import maintenance
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import RealDisk
+from quaymaster.broker.state_store import encode_partition
 from quaymaster.core.commands import CountMessages, Delete, DeleteQueue, Purge
 from quaymaster.core.errors import InternalFailure, QueueDoesNotExist
 
@@ -168,11 +169,10 @@ def test_a_close_during_a_snapshot_loses_nothing(
                     patch.setattr(maintenance.Snapshots, "_committed", late)
                 else:
                     patch.setattr(maintenance, "STEP_S", -1.0)
-                    encode = maintenance.encode_partition
 
                     def first_of_two(*arguments: Any) -> bytes:
                         reached.set()
-                        return encode(*arguments)
+                        return encode_partition(*arguments)
 
                     patch.setattr(maintenance, "encode_partition", first_of_two)
                 await asyncio.gather(tester.send(1, message(1)), tester.send(2, message(2)))
