@@ -2,8 +2,8 @@
 
     python -m process.kill_storm --kills 200 [--seed N] [--keep DIR]      (with tests/ on the path)
 
-A kill comes at a random moment, while the server starts, or while it writes a snapshot or opens a segment. Segments,
-snapshots and the body cache are small, so that all of these happen all the time.
+A kill comes at a random moment, while the server starts or ends, while it writes a snapshot or opens a segment.
+Segments, snapshots and the body cache are small, so that all of these happen all the time.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ class Storm:
 
     def _kill_and_restart(self) -> None:
         process = self._process
-        self._kill(process.kill9, self._kind)
+        if self._random.random() < 0.1:
+            self._kill_while_it_ends()
+        else:
+            self._kill(process.kill9, self._kind)
         is_counted = self._random.random() < 0.5
         if is_counted:
             self.load.pause()
@@ -178,6 +181,16 @@ class Storm:
             if "not ready after" not in str(error):
                 raise
             self._note_end(invoked_ns, "start")
+
+    def _kill_while_it_ends(self) -> None:
+        """Ask the server to end and kill it a moment later, unless it has ended by then."""
+        invoked_ns = time.monotonic_ns()
+        try:
+            self._process.stop(timeout_s=self._random.uniform(0, 0.4))
+        except ProcessFailed as error:
+            if "still running" not in str(error):
+                raise
+        self._note_end(invoked_ns, "end")
 
     def _kill(self, kill: Callable[[], None], kind: str) -> None:
         invoked_ns = time.monotonic_ns()
