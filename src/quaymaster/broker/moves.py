@@ -38,6 +38,9 @@ IDLE_ROUNDS = 3
 """A move task is complete when this many looks, a moment apart, found nothing visible."""
 IDLE_S = 0.05
 
+UNREADABLE_RETRY_S = 30.0
+"""A dead letter whose record cannot be read is left alone for so long before it is tried again."""
+
 NO_SOURCE = "CouldNotDetermineMessageSource"
 NO_TARGET = "AWS.SimpleQueueService.NonExistentQueue"
 
@@ -51,13 +54,18 @@ class Moves:
         self._host = host
         self._region = region
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        self._put_back_later: set[asyncio.TimerHandle] = set()
 
     def move_dead_letters(self, letters: list[DeadLetter]) -> None:
         """Read the bodies of dead letters and propose their moves."""
 
         def propose(bodies: dict[int, Body]) -> None:
             for letter in letters:
-                self._propose_dead_letter(letter, bodies.get(letter.offset))
+                body = bodies.get(letter.offset)
+                if body is None:
+                    self._leave_alone(letter)
+                else:
+                    self._propose_dead_letter(letter, body)
 
         self._host.read_bodies([letter.offset for letter in letters], propose)
 
@@ -74,10 +82,24 @@ class Moves:
 
     async def close(self) -> None:
         """Stop working on tasks; they go on at the next start."""
+        for handle in self._put_back_later:
+            handle.cancel()
+        self._put_back_later.clear()
         running = list(self._tasks.values())
         for work in running:
             work.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+    def _leave_alone(self, letter: DeadLetter) -> None:
+        """Keep a message that cannot be read aside, and let receives that met it see what is behind it."""
+
+        def put_back() -> None:
+            self._put_back_later.discard(handle)
+            self._propose_dead_letter(letter, None)
+
+        handle = asyncio.get_running_loop().call_later(UNREADABLE_RETRY_S, put_back)
+        self._put_back_later.add(handle)
+        self._moved(letter.queue_id, letter.partition, None)
 
     def _propose_dead_letter(self, letter: DeadLetter, body: Body | None) -> None:
         definition = self._host.replica.queues.definitions.get(letter.queue_id)
@@ -126,8 +148,14 @@ class Moves:
                     idle += 1
                     await asyncio.sleep(IDLE_S)
                     continue
+                bodies = await self._read(taken)
+                failure = await self._move_taken(queue_id, number, task, taken, bodies)
+                if not bodies:
+                    # What cannot be read was put back, and is visible: as if nothing were there.
+                    idle += 1
+                    await asyncio.sleep(IDLE_S)
+                    continue
                 idle = 0
-                failure = await self._move_taken(queue_id, number, task, taken)
                 if task.rate_per_s:
                     await asyncio.sleep(len(taken) / task.rate_per_s)
             await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure))
@@ -154,12 +182,21 @@ class Moves:
         self._host.submit(TakeForMove(queue_id, count), reply)
         return await outcome
 
-    async def _move_taken(self, queue_id: int, number: int, task: MoveTask, taken: list[Taken]) -> str | None:
+    async def _read(self, taken: list[Taken]) -> dict[int, Body]:
+        read: asyncio.Future[dict[int, Body]] = asyncio.get_running_loop().create_future()
+
+        def finish(bodies: dict[int, Body]) -> None:
+            if not read.done():
+                read.set_result(bodies)
+
+        self._host.read_bodies([message.offset for message in taken], finish)
+        return await read
+
+    async def _move_taken(
+        self, queue_id: int, number: int, task: MoveTask, taken: list[Taken], bodies: dict[int, Body]
+    ) -> str | None:
         """Move each message, or put it back; return why the task cannot go on, or None."""
         loop = asyncio.get_running_loop()
-        read: asyncio.Future[dict[int, Body]] = loop.create_future()
-        self._host.read_bodies([message.offset for message in taken], read.set_result)
-        bodies = await read
         failure: str | None = None
         waiting: list[asyncio.Task[Outcome]] = []
         queues = self._host.replica.queues

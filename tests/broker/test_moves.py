@@ -1,0 +1,383 @@
+"""Messages on their way to another queue: dead letters, and message move tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.broker_support import (
+    BrokerTester,
+    arn,
+    define,
+    identity,
+    message,
+    number_of,
+    numbers,
+    redrive_to,
+    running,
+)
+
+from quaymaster.broker import moves
+from quaymaster.broker.segments import RecordUnreadable
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.commands import (
+    CancelMoveTask,
+    CountMessages,
+    Delete,
+    DeleteQueue,
+    ListMoveTasks,
+    MoveTask,
+    StartMoveTask,
+)
+from quaymaster.core.errors import InvalidParameterValue
+from quaymaster.core.messages import decode_moved, message_id_of, split_payload
+
+SOURCE, DEAD, OTHER = 1, 2, 3
+TASK = identity(77)
+
+
+async def make_queues(tester: BrokerTester, suffix: str = "", receives: int = 1) -> None:
+    await tester.set_queue(define(DEAD, f"dead{suffix}"))
+    await tester.set_queue(
+        define(SOURCE, f"source{suffix}", RedrivePolicy=redrive_to(f"dead{suffix}", receives))
+    )
+    await tester.set_queue(define(OTHER, f"other{suffix}"))
+
+
+async def make_dead(tester: BrokerTester, *all_numbers: int, group: int = 0) -> None:
+    """Send messages and let them become dead letters."""
+    for number in all_numbers:
+        await tester.send(SOURCE, message(number, group=group))
+        await tester.receive(SOURCE, timeout_ms=0)
+    dead = tester.broker.host.replica.queues.partition(DEAD, 0)
+    before = dead.alive
+    while dead.alive < len(all_numbers):
+        await tester.receive(SOURCE, timeout_ms=0)
+        assert dead.alive >= before
+
+
+async def start_task(
+    tester: BrokerTester, target: int | None = None, rate_per_s: int | None = None
+) -> MoveTask:
+    target_arn = arn("other") if target == OTHER else None
+    command = StartMoveTask(DEAD, TASK, arn("dead"), target_arn, target, rate_per_s)
+    outcome = await tester.ask(command)
+    task: MoveTask = outcome.tasks[0]
+    return task
+
+
+async def task_of(tester: BrokerTester) -> MoveTask:
+    outcome = await tester.ask(ListMoveTasks(DEAD))
+    task: MoveTask = outcome.tasks[0]
+    return task
+
+
+async def ended(tester: BrokerTester) -> MoveTask:
+    """Wait until the task is over."""
+    deadline = time.monotonic() + 15
+    while (task := await task_of(tester)).status == "RUNNING":
+        assert time.monotonic() < deadline, "the task does not end"
+        await asyncio.sleep(0.01)
+    return task
+
+
+async def waiting(tester: BrokerTester, queue_id: int) -> int:
+    return int((await tester.ask(CountMessages(queue_id))).visible)
+
+
+# Dead letters
+
+
+def test_a_message_received_too_often_goes_to_the_dead_letter_queue(tmp_path: Path) -> None:
+    async def run() -> tuple[list[int], list[int], Any]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester, receives=2)
+            await tester.send(SOURCE, message(7))
+            first = numbers(await tester.receive(SOURCE, timeout_ms=0))
+            first += numbers(await tester.receive(SOURCE, timeout_ms=0))
+            third = numbers(await tester.receive(SOURCE, timeout_ms=0))
+            (dead,) = await tester.receive(DEAD)
+            return first, third, dead
+
+    first, third, dead = asyncio.run(run())
+
+    assert first == [7, 7]
+    assert third == []
+    assert number_of(dead.flags, dead.payload)[0] == 7
+    assert dead.delivery_count == 3
+    moved = decode_moved(split_payload(dead.flags, dead.payload)[3])
+    assert (moved.source_queue_id, moved.dead_letter_source_arn) == (SOURCE, arn("source"))
+    assert message_id_of(split_payload(dead.flags, dead.payload)[3]) == identity(7)
+
+
+def test_a_receive_that_meets_dead_letters_is_answered_when_they_have_arrived(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await tester.send(SOURCE, message(7))
+            await tester.receive(SOURCE, timeout_ms=0)
+            await tester.receive(SOURCE)
+            return numbers(await tester.receive(DEAD))
+
+    assert asyncio.run(run()) == [7]
+
+
+def test_a_receive_gets_what_is_behind_dead_letters(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester, ".fifo")
+            await tester.send(SOURCE, message(1, group=5), message(2, group=5))
+            await tester.receive(SOURCE, 1, timeout_ms=0)
+            return numbers(await tester.receive(SOURCE))
+
+    assert asyncio.run(run()) == [2]
+
+
+def test_dead_letters_stay_moved_over_a_restart(tmp_path: Path) -> None:
+    async def run() -> tuple[list[int], int]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await make_queues(tester)
+            await make_dead(tester, 1, 2, 3)
+        async with running(tmp_path) as tester:
+            return numbers(await tester.receive(DEAD)), await waiting(tester, SOURCE)
+
+    assert asyncio.run(run()) == ([1, 2, 3], 0)
+
+
+def test_a_dead_letter_stays_where_it_is_when_its_target_is_gone(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await tester.send(SOURCE, message(7))
+            await tester.receive(SOURCE, timeout_ms=0)
+            await tester.ask(DeleteQueue(DEAD))
+            return numbers(await tester.receive(SOURCE))
+
+    assert asyncio.run(run()) == [7]
+
+
+def unreadable(tester: BrokerTester, monkeypatch: pytest.MonkeyPatch, offset: int) -> list[int]:
+    """Make one record unreadable; return the list that counts the tries."""
+    read_records = tester.broker.files.read_records
+    tries: list[int] = []
+
+    def read(offsets: list[int]) -> Any:
+        if offset in offsets:
+            tries.append(offset)
+            raise RecordUnreadable(offset, "its sector is damaged")
+        return read_records(offsets)
+
+    monkeypatch.setattr(tester.broker.files, "read_records", read)
+    return tries
+
+
+def test_an_unreadable_dead_letter_holds_nothing_else_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> tuple[list[int], int, int]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await make_queues(tester)
+            await tester.send(SOURCE, message(7))
+            offset = tester.broker.host.replica.queues.partition(SOURCE, 0).index.entry(1).offset
+            await tester.receive(SOURCE, timeout_ms=0)
+            await tester.send(SOURCE, message(8))
+            tries = unreadable(tester, monkeypatch, offset)
+            found = numbers(await tester.receive(SOURCE))
+            assert await tester.receive(SOURCE) == []
+            return found, len(tries), await waiting(tester, SOURCE)
+
+    found, tries, left = asyncio.run(run())
+
+    assert (found, left) == ([8], 1)
+    assert tries < 10, "the damaged record is read over and over"
+
+
+def test_a_dead_letter_that_can_be_read_again_is_moved_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.05)
+
+    async def run() -> list[int]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await make_queues(tester)
+            await tester.send(SOURCE, message(7))
+            offset = tester.broker.host.replica.queues.partition(SOURCE, 0).index.entry(1).offset
+            await tester.receive(SOURCE, timeout_ms=0)
+            await tester.send(OTHER, message(8))
+            with monkeypatch.context() as patch:
+                tries = unreadable(tester, patch, offset)
+                await tester.receive(SOURCE)
+                assert tries
+            await asyncio.sleep(0.1)
+            await tester.receive(SOURCE)
+            return numbers(await tester.receive(DEAD))
+
+    assert asyncio.run(run()) == [7]
+
+
+# Message move tasks
+
+
+def test_a_task_moves_dead_letters_back_to_where_they_came_from(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, MoveTask, list[Any], int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await make_dead(tester, *range(1, 8))
+            started = await start_task(tester)
+            done = await ended(tester)
+            return started, done, await tester.receive(SOURCE), await waiting(tester, DEAD)
+
+    started, done, deliveries, left = asyncio.run(run())
+
+    assert (started.status, started.to_move) == ("RUNNING", 7)
+    assert (done.status, done.moved, done.failure) == ("COMPLETED", 7, None)
+    assert sorted(numbers(deliveries)) == list(range(1, 8))
+    assert [delivery.delivery_count for delivery in deliveries] == [1] * 7
+    ids = {message_id_of(split_payload(delivery.flags, delivery.payload)[3]) for delivery in deliveries}
+    assert len(ids) == 7
+    assert not ids & {identity(number) for number in range(1, 8)}
+    assert left == 0
+
+
+def test_a_task_moves_to_the_queue_it_was_given(tmp_path: Path) -> None:
+    async def run() -> tuple[str, list[int]]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await make_queues(tester)
+            await tester.send(DEAD, message(1), message(2))
+            await start_task(tester, OTHER)
+            return (await ended(tester)).status, sorted(numbers(await tester.receive(OTHER)))
+
+    assert asyncio.run(run()) == ("COMPLETED", [1, 2])
+
+
+def test_a_task_keeps_the_order_of_groups(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester, ".fifo")
+            for number in range(1, 30):
+                await tester.send(DEAD, message(number, group=4))
+            command = StartMoveTask(DEAD, TASK, arn("dead.fifo"), arn("other.fifo"), OTHER, None)
+            await tester.ask(command)
+            await ended(tester)
+            found: list[int] = []
+            while deliveries := await tester.receive(OTHER):
+                found += numbers(deliveries)
+                await tester.ask(Delete(OTHER, 0, tester.receipts(deliveries)))
+            return found
+
+    assert asyncio.run(run()) == list(range(1, 30))
+
+
+def test_a_task_fails_when_a_message_was_sent_to_the_queue_directly(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, list[int]]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await tester.send(DEAD, message(1))
+            await start_task(tester)
+            return await ended(tester), numbers(await tester.receive(DEAD))
+
+    task, left = asyncio.run(run())
+
+    assert (task.status, task.failure) == ("FAILED", "CouldNotDetermineMessageSource")
+    assert left == [1]
+
+
+def test_a_task_fails_when_its_target_is_deleted(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            for number in range(1, 31):
+                await tester.send(DEAD, message(number))
+            await start_task(tester, OTHER, rate_per_s=50)
+            await asyncio.sleep(0.2)
+            await tester.ask(DeleteQueue(OTHER))
+            task = await ended(tester)
+            return task, await waiting(tester, DEAD) + task.moved
+
+    task, together = asyncio.run(run())
+
+    assert (task.status, task.failure) == ("FAILED", "AWS.SimpleQueueService.NonExistentQueue")
+    assert 0 < task.moved < 30
+    assert together == 30
+
+
+def test_a_rate_holds_a_task_back_and_a_cancel_ends_it(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, MoveTask, int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            for start in range(1, 101, 10):
+                await tester.send(DEAD, *[message(number) for number in range(start, start + 10)])
+            await start_task(tester, OTHER, rate_per_s=20)
+            await asyncio.sleep(0.4)
+            outcome = await tester.ask(CancelMoveTask(DEAD, TASK))
+            await asyncio.sleep(0.3)
+            return outcome.tasks[0], await task_of(tester), await waiting(tester, OTHER)
+
+    cancelled, after, moved = asyncio.run(run())
+
+    assert cancelled.status == after.status == "CANCELLED"
+    assert 0 < moved == after.moved < 60
+    assert after.moved - cancelled.moved <= 2
+
+
+def test_one_task_at_a_time_works_on_a_queue(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            for number in range(1, 31):
+                await tester.send(DEAD, message(number))
+            await start_task(tester, OTHER, rate_per_s=10)
+            with pytest.raises(InvalidParameterValue):
+                await start_task(tester, OTHER)
+
+    asyncio.run(run())
+
+
+def test_a_task_goes_on_after_a_restart(tmp_path: Path) -> None:
+    coordination = MemoryCoordination()
+
+    async def run() -> tuple[int, MoveTask, list[int]]:
+        async with running(tmp_path, coordination=coordination) as tester:
+            await make_queues(tester)
+            for start in range(1, 41, 10):
+                await tester.send(DEAD, *[message(number) for number in range(start, start + 10)])
+            await start_task(tester, OTHER, rate_per_s=50)
+            await asyncio.sleep(0.2)
+        async with running(tmp_path, coordination=coordination) as tester:
+            before = (await task_of(tester)).moved
+            task = await ended(tester)
+            found: list[int] = []
+            while deliveries := await tester.receive(OTHER):
+                found += numbers(deliveries)
+            return before, task, found
+
+    before, task, found = asyncio.run(run())
+
+    assert 0 < before < 40
+    assert (task.status, task.moved) == ("COMPLETED", 40)
+    assert sorted(found) == list(range(1, 41))
+
+
+def test_a_task_leaves_an_unreadable_message_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> tuple[MoveTask, list[int], int, int]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await make_queues(tester)
+            await tester.send(DEAD, message(1))
+            await tester.send(DEAD, message(2))
+            offset = tester.broker.host.replica.queues.partition(DEAD, 0).index.entry(1).offset
+            tries = unreadable(tester, monkeypatch, offset)
+            await start_task(tester, OTHER)
+            task = await ended(tester)
+            return task, numbers(await tester.receive(OTHER)), await waiting(tester, DEAD), len(tries)
+
+    task, moved, left, tries = asyncio.run(run())
+
+    assert (task.status, task.moved) == ("COMPLETED", 1)
+    assert moved == [2]
+    assert left == 1
+    assert tries < 10
