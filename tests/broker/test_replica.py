@@ -1,0 +1,184 @@
+"""The host of a replica: turns, bodies from cache and disk, and records that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.broker_support import (
+    BrokerTester,
+    body_of,
+    define,
+    identity,
+    message,
+    number_of,
+    numbers,
+    running,
+)
+
+from quaymaster.broker.segments import RecordUnreadable
+from quaymaster.core.commands import Delete, Peek, Receive, Send
+from quaymaster.core.errors import InternalFailure
+
+
+def damage(tester: BrokerTester, monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
+    """Make single records unreadable, as a bad sector does."""
+    read_records = tester.broker.files.read_records
+
+    def read(wanted: list[int]) -> Any:
+        for offset in wanted:
+            if offset in offsets:
+                raise RecordUnreadable(offset, "its sector is damaged")
+        return read_records(wanted)
+
+    monkeypatch.setattr(tester.broker.files, "read_records", read)
+
+
+def offset_of(tester: BrokerTester, queue_id: int, sequence: int) -> int:
+    return tester.broker.host.replica.queues.partition(queue_id, 0).index.entry(sequence).offset
+
+
+def test_messages_that_left_the_cache_are_read_from_the_segments(tmp_path: Path) -> None:
+    fillings = {number: b"%d " % number * 100 for number in range(1, 101)}
+
+    async def run() -> tuple[dict[int, bytes], int]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1))
+            for number, filling in fillings.items():
+                await tester.send(1, message(number, filling=filling))
+            found: dict[int, bytes] = {}
+            while deliveries := await tester.receive(1):
+                found.update(number_of(delivery.flags, delivery.payload) for delivery in deliveries)
+            return found, tester.broker.host.bodies.misses
+
+    found, misses = asyncio.run(run())
+
+    assert found == {number: body_of(number, filling=filling) for number, filling in fillings.items()}
+    assert misses >= 99
+
+
+def test_messages_in_the_cache_cost_no_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, *[message(number) for number in range(1, 11)])
+            monkeypatch.setattr(tester.broker.files, "read_records", None)
+            return numbers(await tester.receive(1))
+
+    assert asyncio.run(run()) == list(range(1, 11))
+
+
+def test_an_unreadable_record_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> tuple[list[int], list[int], Any]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, *[message(number) for number in range(1, 6)])
+            await tester.send(1, message(6))
+            damage(tester, monkeypatch, offset_of(tester, 1, 2), offset_of(tester, 1, 4))
+            received = numbers(await tester.receive(1))
+            peeked = await tester.ask(Peek(1, 0, 1, 10))
+            seen = [number_of(each.flags, each.payload)[0] for each in peeked.messages]
+            await tester.send(1, message(7))
+            return received, seen, tester.broker.host.stopped
+
+    received, seen, stopped = asyncio.run(run())
+
+    assert received == seen == [1, 3, 5, 6]
+    assert stopped is None
+
+
+def test_a_disk_that_cannot_be_read_gives_an_empty_receive_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(offsets: list[int]) -> Any:
+        raise OSError(5, "Input/output error")
+
+    async def run() -> tuple[list[int], list[int]]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1))
+            await tester.send(1, message(2))
+            with monkeypatch.context() as patch:
+                patch.setattr(tester.broker.files, "read_records", fails)
+                none = numbers(await tester.receive(1, 1, timeout_ms=0))
+            return none, sorted(numbers(await tester.receive(1)))
+
+    assert asyncio.run(run()) == ([], [1, 2])
+
+
+def test_a_duplicate_is_answered_with_the_ids_of_its_original(tmp_path: Path) -> None:
+    async def run() -> list[tuple[bytes, bool]]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1, "queue.fifo"))
+            await tester.send(1, message(1, group=1, dedup=1), message(2, group=1, dedup=2))
+            results = await tester.send(
+                1, message(3, group=1, dedup=2), message(4, group=1, dedup=4), message(5, group=1, dedup=1)
+            )
+            return [(result.message_id, result.duplicate) for result in results]
+
+    assert asyncio.run(run()) == [(identity(2), True), (identity(4), False), (identity(1), True)]
+
+
+def test_a_duplicate_of_a_record_that_cannot_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1, "queue.fifo"))
+            await tester.send(1, message(1, group=1, dedup=1))
+            await tester.send(1, message(2, group=1, dedup=2))
+            damage(tester, monkeypatch, offset_of(tester, 1, 1))
+            with pytest.raises(InternalFailure):
+                await tester.send(1, message(3, group=1, dedup=1))
+
+    asyncio.run(run())
+
+
+def test_commands_of_one_turn_are_decided_in_order_and_written_together(tmp_path: Path) -> None:
+    async def run() -> tuple[list[int], int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1, "queue.fifo"))
+            before = tester.broker.host.writer.counters.appended_batches
+            results = await asyncio.gather(
+                *[tester.ask(Send(1, 0, [message(number, group=1)])) for number in range(1, 51)]
+            )
+            batches = tester.broker.host.writer.counters.appended_batches - before
+            return [outcome.results[0].sequence for outcome in results], batches
+
+    sequences, batches = asyncio.run(run())
+
+    assert sequences == list(range(1, 51))
+    assert batches == 1
+
+
+def test_a_reply_never_comes_from_inside_submit(tmp_path: Path) -> None:
+    async def run() -> bool:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            answered = asyncio.Event()
+            tester.broker.submit(Receive(1, 0, 1), lambda _: answered.set())
+            was_answered = answered.is_set()
+            await asyncio.wait_for(answered.wait(), 10)
+            return was_answered
+
+    assert not asyncio.run(run())
+
+
+def test_a_delete_during_a_cold_read_is_harmless(tmp_path: Path) -> None:
+    async def run() -> tuple[list[int], list[Exception | None]]:
+        async with running(tmp_path, body_cache_bytes=1) as tester:
+            await tester.set_queue(define(1))
+            for number in range(1, 6):
+                await tester.send(1, message(number))
+            first = tester.receipts(await tester.receive(1, 5, timeout_ms=0))
+            reading = asyncio.create_task(tester.receive(1))
+            await asyncio.sleep(0)
+            outcome = await tester.ask(Delete(1, 0, first))
+            return sorted(numbers(await reading)), outcome.errors
+
+    received, errors = asyncio.run(run())
+
+    assert set(received) <= {1, 2, 3, 4, 5}
+    assert errors == [None] * 5
