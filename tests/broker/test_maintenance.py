@@ -18,7 +18,9 @@ from harness.broker_support import (
     redrive_to,
     running,
 )
+from harness.sim_disk import SimDisk
 
+import quaymaster.core.index as index
 from quaymaster.broker import broker as broker_module
 from quaymaster.broker import maintenance
 from quaymaster.broker.clock import QueueClock
@@ -198,6 +200,37 @@ def test_a_journal_that_does_not_come_on_fails_a_snapshot_and_nothing_else(
             return tester.broker.snapshots.failed, host.stopped
 
     assert asyncio.run(run()) == (1, None)
+
+
+def test_no_snapshot_names_index_chunks_whose_fsync_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "CHUNK_ENTRIES", 16)
+    monkeypatch.setattr(index, "TAIL_ENTRIES_MAX", 32)
+    disk = SimDisk()
+    stopped: list[Exception] = []
+
+    async def run() -> int:
+        async with running(Path("/data"), disk=disk, stopped=stopped) as tester:
+            await tester.set_queue(define(1))
+            await tester.broker.snapshots.write()
+            await send_many(tester, 1, 1, 40)
+            disk.fail_next_sync("index.chunks")
+            both = await asyncio.gather(tester.broker.snapshots.write(), tester.broker.snapshots.write())
+            assert both[0] == both[1]
+            return both[0]
+
+    base_offset = asyncio.run(run())
+    disk.evict()
+
+    async def again() -> int:
+        async with running(Path("/data"), disk=disk) as tester:
+            assert tester.broker.replayed_records > 0
+            return len(await tester.receive(1))
+
+    assert base_offset < 10
+    assert len(stopped) == 1
+    assert asyncio.run(again()) == 10
 
 
 # Compaction

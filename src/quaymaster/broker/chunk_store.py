@@ -15,6 +15,7 @@ To change the format: raise CHUNK_VERSION; a file of another version is emptied 
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -59,6 +60,7 @@ class ChunkStore:
         self._freed: list[int] = []
         self._passed_over: list[int] = []
         self._is_dirty = False
+        self._sync_failure: OSError | None = None
 
     @classmethod
     def open(cls, disk: Disk, path: str | os.PathLike[str], *, live_slots: Iterable[int] = ()) -> ChunkStore:
@@ -172,11 +174,20 @@ class ChunkStore:
                     self._disk.truncate(self._handle.fd, start * PAGE_BYTES)
 
     def sync(self) -> None:
-        """Make every chunk written so far durable; needed before a manifest names their slots."""
+        """Make every chunk written so far durable; needed before a manifest names their slots.
+
+        The first failure is for good: the system may have forgotten what never reached the disk.
+        """
         with self._lock:
             dirty, self._is_dirty = self._is_dirty, False
+        if self._sync_failure is not None:
+            raise self._sync_failure
         if dirty:
-            self._disk.sync(self._handle.fd)
+            try:
+                self._disk.sync(self._handle.fd)
+            except OSError as error:  # a full disk too: it may have been told of writes that were let go
+                self._sync_failure = OSError(errno.EIO, f"an fsync of the message index failed: {error}")
+                raise self._sync_failure from error
 
     # Inside; the caller holds the lock.
 

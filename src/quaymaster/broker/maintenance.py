@@ -154,6 +154,8 @@ class Snapshots:
 
     async def _write_whole(self) -> int:
         host = self._host
+        if host.stopped is not None:
+            return self.base_offset
         queues = host.replica.queues
         base_offset = host.replica.end_offset
         host.records_since_snapshot = 0
