@@ -32,7 +32,7 @@ from quaymaster.broker import maintenance, moves, snapshots
 from quaymaster.broker.broker import Broker, BrokerOptions
 from quaymaster.broker.disk import Disk
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
-from quaymaster.broker.recovery import recover
+from quaymaster.broker.recovery import INDEX_NAME, recover
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.memory import MemoryCoordination
@@ -53,7 +53,7 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
 )
-from quaymaster.core.errors import CallerError, QueueDoesNotExist
+from quaymaster.core.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.messages import encode_message_head, join_payload, split_payload
 from quaymaster.core.queue_definitions import Durability, QueueDefinition, replace_definition
@@ -62,6 +62,7 @@ from quaymaster.core.records import iterate_rows
 from sim.world import WatchedDisk, World, after_kill
 
 DIRECTORY = Path("/data/journals")
+INDEX_DATA_AT = 4096
 JOURNAL_ID = 0
 DEDUP_WINDOW_MS = 300_000
 RETRY_WINDOW_MS = 120_000
@@ -201,6 +202,8 @@ class Life:
         self.disk = disk
         self.waiting = 0
         self.is_over = False
+        self.is_failing = False
+        """Something will stop the journal in this life: from then on outcomes are unknown."""
         self.broker = Broker(
             BrokerOptions(
                 directory=DIRECTORY,
@@ -214,7 +217,7 @@ class Life:
                 retry_window_ms=RETRY_WINDOW_MS,
             ),
             run.coordination,
-            on_stopped=lambda error: run.stopped.append(error),
+            on_stopped=lambda error: run.on_stopped(error),
             disk=cast(Disk, WatchedDisk(world, disk)),
         )
 
@@ -226,7 +229,7 @@ class Life:
 
         def reply(outcome: Any) -> None:
             self.waiting -= 1
-            if self.world.is_dead or self.is_over:
+            if self.world.is_dead or self.is_over or (self.is_failing and isinstance(outcome, NotNow)):
                 return
             try:
                 answered(outcome)
@@ -841,6 +844,7 @@ class Run:
         self.taste = [self.rng.choice((0.2, 1.0, 1.0, 3.0)) for _ in range(12)]
         self.tasks: list[asyncio.Task[Any]] = []
         self.stopped: list[Exception] = []
+        self.on_stopped: Callable[[Exception], None] = self.stopped.append
         self.is_checking_replay = False
         self.is_draining = False
         self.power_cuts = 0
@@ -857,7 +861,7 @@ class Run:
         disk.is_lying = self.lying
         with small_limits(rng), quiet_logs():
             for _ in range(lives):
-                end = rng.choices(("power", "kill", "close"), (6, 2, 1))[0]
+                end = rng.choices(("power", "kill", "close", "fsync", "index"), (6, 2, 1, 1, 1))[0]
                 disk = self.live(disk, end)
             self.live(disk, "drain")
 
@@ -871,6 +875,12 @@ class Run:
             disk.lose_power_after(int(rng.expovariate(1 / rng.choice((15, 60, 250)))))
         with world.installed():
             life = Life(self, world, disk)
+            if end == "index":
+                life.is_failing = self.damage_index(disk)
+            elif end == "fsync":
+                life.is_failing = True
+                part = rng.choice((".seg", ".seg", "index", "snapshots", "compaction", ""))
+                world.loop.call_later(rng.random() * 10, disk.fail_next_sync, part)
             try:
                 self.run_life(world, life, end)
             finally:
@@ -881,12 +891,32 @@ class Run:
         if world.errors:
             raise world.errors[0]
         self._now_s, self._skew_ms = world.loop.now_s, world.skew_ms
-        if end == "power":
+        if end == "fsync" and rng.random() < 0.5:
+            before.evict()
+        if end == "power" or (end == "fsync" and rng.random() < 0.3):
             self.power_cuts += 1
-            after = disk.after_power_cut(rng)
+            after = (disk if end == "power" else before).after_power_cut(rng)
             after.is_lying = self.lying
             return after
         return before
+
+    def damage_index(self, disk: SimDisk) -> bool:
+        """Lose the file of index chunks, or bits of it; return whether the broker may stop over it."""
+        path = f"{DIRECTORY}/{JOURNAL_ID}/{INDEX_NAME}"
+        if not disk.exists(path):
+            return False
+        if self.rng.random() < 0.5:
+            disk.unlink(path)
+            disk.sync_directory(f"{DIRECTORY}/{JOURNAL_ID}")
+            return False
+        fd = disk.open(path)
+        size = disk.size(fd)
+        disk.close(fd)
+        for _ in range(self.rng.randint(1, 20) if size > INDEX_DATA_AT else 0):
+            # Most of a page is padding: its first bytes are of the chunk.
+            page = self.rng.randrange(INDEX_DATA_AT, size, INDEX_DATA_AT)
+            disk.flip_bit(path, (page + self.rng.randrange(min(200, size - page))) * 8)
+        return True
 
     def run_life(self, world: World, life: Life, end: str) -> None:
         async def main() -> None:
@@ -905,14 +935,21 @@ class Run:
             if end == "close":
                 await life.broker.close()
 
+        def stop_soon(error: Exception) -> None:
+            self.stopped.append(error)
+            if life.is_failing:
+                world.loop.call_later(self.rng.random(), world.loop.stop)
+
+        self.on_stopped = stop_soon
         task = world.loop.create_task(main())
         task.add_done_callback(lambda _: world.loop.stop())
         world.loop.run_forever()
         if world.errors:
             raise world.errors[0]
         if task.done() and not world.is_dead:
-            task.result()
-            if self.stopped:
+            if not self.stopped or not life.is_failing:
+                task.result()
+            if self.stopped and not life.is_failing:
                 raise self.stopped[0]
 
 
