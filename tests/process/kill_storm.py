@@ -9,6 +9,7 @@ Segments, snapshots and the body cache are small, so that all of these happen al
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import statistics
 import sys
@@ -38,6 +39,7 @@ SETTINGS = {
 DRAIN_TIMEOUT_S = 600.0
 WATCH_S = 3.0
 LOGGED = ("segment compacted", "move task ended", "queue created", "queue deleted", " warning ", " error ")
+RECOVERY = re.compile(r"leader activated .* recovery_ms=(\d+)")
 
 
 class StormResult(NamedTuple):
@@ -51,17 +53,21 @@ class StormResult(NamedTuple):
     drain_s: float
     events: Counter[str]
     """How often the server's log says that something happened."""
+    recoveries_ms: list[int]
+    """How long each start took from opening the journal to the end of its replay."""
 
     def report(self) -> str:
         """Return figures and violations as lines of text."""
         times = sorted(self.restarts_s)
+        recoveries = sorted(self.recoveries_ms)
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kills.most_common())
         return "\n".join(
             (
                 f"kills {self.kills.total()} ({kinds}); {self.calls} calls in {self.load_s:.0f} s, "
                 f"drained in {self.drain_s:.0f} s",
                 ", ".join(f"{what}: {count}" for what, count in self.events.items()),
-                f"restarts {len(times)}: median {statistics.median(times):.2f} s, max {times[-1]:.2f} s",
+                f"restarts {len(times)}: median {statistics.median(times):.2f} s, max {times[-1]:.2f} s; "
+                f"of that recovery: median {statistics.median(recoveries):.0f} ms, max {recoveries[-1]} ms",
                 self.verdict.report(),
             )
         )
@@ -114,16 +120,20 @@ class Storm:
             if self._process.is_running:
                 self._process.kill9()
         verdict = check(load.history)
+        events, recoveries_ms = self._logged()
         return StormResult(
-            verdict, self._kills, self._restarts_s, load.figures.calls, load_s, drain_s, self._logged()
+            verdict, self._kills, self._restarts_s, load.figures.calls, load_s, drain_s, events, recoveries_ms
         )
 
-    def _logged(self) -> Counter[str]:
+    def _logged(self) -> tuple[Counter[str], list[int]]:
         found: Counter[str] = Counter(dict.fromkeys(LOGGED, 0))
+        recoveries_ms: list[int] = []
         with self._process.log_path.open(encoding="utf-8", errors="replace") as log:
             for line in log:
                 found.update(what for what in LOGGED if what in line)
-        return found
+                if (match := RECOVERY.search(line)) is not None:
+                    recoveries_ms.append(int(match[1]))
+        return found, recoveries_ms
 
     def _let_it_work(self) -> None:
         """Wait until the moment of the next kill."""
