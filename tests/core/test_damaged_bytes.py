@@ -97,3 +97,8 @@ def test_header_that_contradicts_itself_is_corrupt() -> None:
 
     with pytest.raises(CorruptBatch, match="contradicts itself"):
         decode_header(bytes(data))
+
+
+def test_few_bytes_are_no_header() -> None:
+    with pytest.raises(CorruptBatch, match="too few"):
+        decode_header(bytes(63))

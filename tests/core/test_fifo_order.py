@@ -114,12 +114,12 @@ def test_delay_of_the_queue_holds_messages_and_changes_for_those_that_wait() -> 
 
     assert orders.take(10, now_ms=4_999) == []
     assert orders.order.next_due_ms == 5_000
-    assert orders.order.count_waiting(4_999, 5_000) == 2
+    assert orders.order.count_waiting(4_999) == 2
     assert orders.order.is_waiting(2, 4_999)
-    orders.order.delay_ms = 1_000
+    orders.order.change_delay(1_000)
     assert orders.take(10, now_ms=1_000) == [1, 2]
     assert not orders.order.is_waiting(2, 0)
-    assert orders.order.count_waiting(1_000, 1_000) == 0
+    assert orders.order.count_waiting(1_000) == 0
 
 
 def test_look_ahead_for_more_of_a_group_stops_at_what_is_not_due() -> None:

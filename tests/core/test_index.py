@@ -57,6 +57,7 @@ def test_every_entry_is_found_in_chunks_and_tail_before_and_after_a_snapshot() -
             )
             assert found.sent_ms(sequence) == found.due_ms(sequence) == 1_000 + number
             assert found.group(sequence) == number % 3
+            assert found.offset_and_sent_ms(sequence) == (10 + number, 1_000 + number)
         assert [offset for run in found.offsets(1, 51) for offset in run] == list(range(10, 60))
         assert [offset for run in found.offsets(45, 99) for offset in run] == list(range(54, 60))
     assert rebuilt.chunk_numbers() == index.chunk_numbers()

@@ -770,6 +770,7 @@ def test_message_past_its_retention_is_not_received() -> None:
 
         assert sequences(receive(host, queue_id, after_ms=30_000 if queue_id == JOBS else 0)) == [2]
         assert host.partition(queue_id).alive == 1
+    assert host.states.messages_expired == 2
     same_after_replay(host)
 
 

@@ -25,6 +25,10 @@ class CountingIndex(SequenceIndex):
         CountingIndex.lookups += 1
         return super().entry(sequence)
 
+    def offset_and_sent_ms(self, sequence: int) -> tuple[int, int]:
+        CountingIndex.lookups += 1
+        return super().offset_and_sent_ms(sequence)
+
     def sent_ms(self, sequence: int) -> int:
         CountingIndex.lookups += 1
         return super().sent_ms(sequence)

@@ -33,9 +33,11 @@ class Orders:
     def __init__(self) -> None:
         self.deferred = Deferred()
         self.index = SequenceIndex(MemoryChunks(), b"1/0")
-        self.order = StandardOrder(self.deferred, self.index)
+        self.order = StandardOrder(self.deferred, self.index, 0)
 
     def send(self, count: int = 1, *, now_ms: int = 0, delay_ms: int = 0, group: int = 0) -> None:
+        if delay_ms != self.order.delay_ms:
+            self.order.change_delay(delay_ms)
         for _ in range(count):
             self.index.append(0, now_ms, delay_ms, group)
             if group:
@@ -104,7 +106,7 @@ def test_message_behind_the_queue_delay_waits_and_says_how_long() -> None:
 
     assert orders.take(1, now_ms=5_999) == []
     assert orders.order.next_due_ms == 6_000
-    assert orders.order.count_waiting(5_999, 5_000) == 1
+    assert orders.order.count_waiting(5_999) == 1
     assert orders.order.is_waiting(1, 5_999)
     assert orders.take(1, now_ms=6_000) == [1]
     assert not orders.order.is_waiting(1, 5_999)
@@ -133,33 +135,33 @@ def test_waiting_messages_are_counted_right_among_ones_with_other_due_times() ->
             orders.index.append(0, number % 2 * 40_000, 0, 0)
             orders.order.own.add(number + 1)
 
-    assert orders.order.count_waiting(25_000, 10_000) == expected
-    assert len(orders.order.waiting(25_000, 10_000)) == expected
-    assert orders.order.count_waiting(10**9, 10_000) == 0
-    assert orders.order.count_waiting(0, 10_000) == 200
+    assert orders.order.count_waiting(25_000) == expected
+    assert len(orders.order.waiting(25_000)) == expected
+    assert orders.order.count_waiting(10**9) == 0
+    assert orders.order.count_waiting(0) == 200
 
 
 def test_lowered_delay_lets_new_messages_pass_those_that_wait() -> None:
     orders = Orders()
     orders.send(2, delay_ms=900_000)
-    orders.order.lower_delay()
+    orders.order.change_delay(0)
     orders.send(2, delay_ms=1_000)
-    orders.order.lower_delay()
+    orders.order.change_delay(0)
     orders.send(1)
 
-    assert orders.order.count_waiting(0, 0) == 4
-    assert orders.order.count_waiting(1_000, 0) == 2
+    assert orders.order.count_waiting(0) == 4
+    assert orders.order.count_waiting(1_000) == 2
     assert orders.take(10) == [5]
     assert orders.deferred.due_ms == {1: 900_000, 2: 900_000, 3: 1_000, 4: 1_000}
-    assert orders.order.count_waiting(0, 0) == 0
+    assert orders.order.count_waiting(0) == 0
 
 
 def test_delay_lowered_with_nothing_sent_in_between_starts_one_stretch() -> None:
     orders = Orders()
     orders.send(1, delay_ms=5_000)
 
-    orders.order.lower_delay()
-    orders.order.lower_delay()
+    orders.order.change_delay(0)
+    orders.order.change_delay(0)
 
     assert orders.order.stretches == [2]
 
@@ -168,7 +170,7 @@ def test_claims_of_a_replay_end_where_the_leader_was() -> None:
     orders = Orders()
     orders.send(1)
     orders.send(2, delay_ms=900_000)
-    orders.order.lower_delay()
+    orders.order.change_delay(0)
     orders.send(5)
     orders.order.own.add(5)
 
@@ -193,8 +195,7 @@ def test_what_a_leader_left_in_front_of_a_claim_is_given_later() -> None:
 
 def test_message_deleted_out_of_turn_leaves_what_is_in_front_of_it_waiting() -> None:
     orders = Orders()
-    orders.send(3, delay_ms=5_000)
-    orders.send(1)
+    orders.send(4, delay_ms=5_000)
     orders.order.surface(4)
 
     orders.order.discard(2, 0)

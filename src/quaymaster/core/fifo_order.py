@@ -166,12 +166,16 @@ class FIFOOrder:
         """Return whether a message waits for the queue's delay."""
         return sequence >= self.cursor and self._index.sent_ms(sequence) + self.delay_ms > now_ms
 
-    def count_waiting(self, now_ms: int, delay_ms: int) -> int:
-        """Return how many messages wait for the queue's delay, which is `delay_ms` now."""
-        if not delay_ms:
+    def change_delay(self, delay_ms: int) -> None:
+        """The queue has another delay; it applies to what waits at the cursor, too."""
+        self.delay_ms = delay_ms
+
+    def count_waiting(self, now_ms: int) -> int:
+        """Return how many messages wait for the queue's delay."""
+        if not self.delay_ms:
             return 0
         end = self._index.next_sequence
-        return end - self._index.first_sent_after(self.cursor, end, now_ms - delay_ms)
+        return end - self._index.first_sent_after(self.cursor, end, now_ms - self.delay_ms)
 
     def fresh(self) -> SequenceSet:
         """Return all that waits in groups, whether it was handed out before or not."""

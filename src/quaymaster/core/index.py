@@ -126,7 +126,7 @@ class _Columns:
 class SequenceIndex:
     """The index of one partition. Sequence numbers are appended densely from `next_sequence`."""
 
-    __slots__ = ("_cache", "_chunks", "_keeper", "_tag", "_tail")
+    __slots__ = ("_cache", "_chunks", "_keeper", "_tag", "_tail", "has_groups", "next_sequence")
 
     def __init__(self, keeper: ChunkKeeper, tag: bytes, first: int = 1) -> None:
         self._keeper = keeper
@@ -134,11 +134,10 @@ class SequenceIndex:
         self._tail = _Columns(first)
         self._chunks: OrderedDict[int, int] = OrderedDict()  # chunk's first sequence -> the keeper's number
         self._cache: OrderedDict[int, _Columns] = OrderedDict()
-
-    @property
-    def next_sequence(self) -> int:
+        self.next_sequence = first
         """The sequence number the next entry gets."""
-        return self._tail.first + len(self._tail.offsets)
+        self.has_groups = False
+        """Whether any message ever had a group."""
 
     def append(self, offset: int, sent_ms: int, delay_ms: int, group: int) -> None:
         """Add the entry of the next sequence number."""
@@ -146,11 +145,13 @@ class SequenceIndex:
         if group:
             if tail.groups is None:
                 tail.groups = array("Q", bytes(8 * len(tail.offsets)))
+                self.has_groups = True
             tail.groups.append(group)
         elif tail.groups is not None:
             tail.groups.append(0)
         tail.offsets.append(offset)
         tail.times.append(sent_ms << _DELAY_BITS | delay_ms // SLOT_MS)
+        self.next_sequence += 1
         if len(tail.offsets) >= TAIL_ENTRIES_MAX:
             self._seal()
 
@@ -167,6 +168,14 @@ class SequenceIndex:
         return IndexEntry(
             columns.offsets[at], sent_ms, due_ms, columns.groups[at] if columns.groups is not None else 0
         )
+
+    def offset_and_sent_ms(self, sequence: int) -> tuple[int, int]:
+        """Return where the message's record is and when it was sent."""
+        columns = self._tail
+        if sequence < columns.first:
+            columns = self._load(sequence)
+        at = sequence - columns.first
+        return columns.offsets[at], columns.times[at] >> _DELAY_BITS
 
     def sent_ms(self, sequence: int) -> int:
         """Return when the message was sent."""
@@ -275,14 +284,15 @@ class SequenceIndex:
     def to_bytes(self) -> bytes:
         """Return chunk references and the tail, for a snapshot."""
         refs = b"".join(_CHUNK_REF.pack(first, number) for first, number in self._chunks.items())
-        head = _STATE_HEAD.pack(CHUNK_VERSION, 0, 0, len(self._chunks), self.next_sequence, 0)
+        head = _STATE_HEAD.pack(CHUNK_VERSION, self.has_groups, 0, len(self._chunks), self.next_sequence, 0)
         return head + refs + self._tail.to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, keeper: ChunkKeeper, tag: bytes) -> SequenceIndex:
         """Rebuild from `to_bytes`."""
-        _, _, _, count, _, _ = _STATE_HEAD.unpack_from(data)
-        index = cls(keeper, tag)
+        _, has_groups, _, count, next_sequence, _ = _STATE_HEAD.unpack_from(data)
+        index = cls(keeper, tag, next_sequence)
+        index.has_groups = bool(has_groups)
         at = _STATE_HEAD.size
         for _ in range(count):
             first, number = _CHUNK_REF.unpack_from(data, at)

@@ -177,7 +177,7 @@ class Partition:
         """Return how many messages are visible, in flight and delayed at `now_ms`."""
         self.advance(now_ms)
         in_flight = len(self.in_flight)
-        delayed = len(self.timed) + self.order.count_waiting(now_ms, self.definition.delay_ms)
+        delayed = len(self.timed) + self.order.count_waiting(now_ms)
         oldest = self.index.sent_ms(self.head) if self.alive else 0
         return QueueCounts(
             visible=max(0, self.alive - in_flight - delayed),
@@ -198,6 +198,10 @@ class Partition:
             return "in_flight"
         is_delayed = sequence in self.timed or self.order.is_waiting(sequence, now_ms)
         return "delayed" if is_delayed else "visible"
+
+    def may_have_expired(self, oldest_ms: int) -> bool:
+        """Return whether a message may be from `oldest_ms` or before: the head is the oldest, but for moved ones."""
+        return self.has_moved_in or (self.alive > 0 and self.index.sent_ms(self.head) <= oldest_ms)
 
     def find_expired(self, now_ms: int, count_max: int) -> tuple[int, list[int]]:
         """Return (first sequence that is kept, single expired ones above it); the caller proposes their end."""
@@ -464,15 +468,9 @@ class Partition:
 
     def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
         """The queue has new attributes."""
-        before = self.definition
         self.definition = definition
         self.dirty = True
-        order = self.order
-        if isinstance(order, FIFOOrder):
-            order.delay_ms = definition.delay_ms
-        elif definition.delay_ms < before.delay_ms:
-            # Those that wait already keep their delay, and may now be due later than newer ones.
-            order.lower_delay()
+        self.order.change_delay(definition.delay_ms)
 
     def apply_task(self, task: MoveTask) -> None:
         """A move task began or changed its status."""
@@ -634,7 +632,7 @@ class Partition:
         # On a FIFO queue, whether a raised delay hides a message depends on how far the scan has come.
         delayed = self.timed.bitmap()
         if isinstance(order, StandardOrder):
-            delayed |= order.waiting(now_ms, self.definition.delay_ms)
+            delayed |= order.waiting(now_ms)
         visible = BitMap64()
         visible.add_range(order.cursor, self.index.next_sequence)
         if isinstance(order, StandardOrder):
@@ -668,7 +666,7 @@ class Partition:
     def _new_order(self) -> StandardOrder | FIFOOrder:
         if self.definition.is_fifo:
             return FIFOOrder(self.index, self.definition.delay_ms)
-        return StandardOrder(self, self.index)
+        return StandardOrder(self, self.index, self.definition.delay_ms)
 
     def _return(self, sequence: int, row: InFlight, time_ms: int) -> None:
         del self.in_flight[sequence]

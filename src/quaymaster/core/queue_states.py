@@ -342,12 +342,13 @@ class QueueStates:
         target_id = self.queue_of_arn(policy.target_arn) if policy else None
         oldest_ms = self._oldest_ms(partition, now_ms)
         index = partition.index
+        may_have_expired = partition.may_have_expired(oldest_ms)
         while len(taken) < count_max:
             found = partition.take_visible(count_max - len(taken), now_ms)
             if not found:
                 break
             for sequence in found:
-                if index.sent_ms(sequence) <= oldest_ms:
+                if may_have_expired and index.sent_ms(sequence) <= oldest_ms:
                     partition.moving[sequence] = 0
                     expired.append(sequence)
                     continue
@@ -366,7 +367,7 @@ class QueueStates:
                             definition.queue_id,
                             partition.number,
                             sequence,
-                            index.entry(sequence).offset,
+                            index.offset_and_sent_ms(sequence)[0],
                             target_id,
                         )
                     )
@@ -393,6 +394,7 @@ class QueueStates:
             self._propose(proposal, RecordType.EXPIRE, partition, now_ms, payload=payload)
             partition.apply_delete(expired, now_ms)
             self.messages_gone += len(expired)
+            self.messages_expired += len(expired)
 
     def _hand_out(
         self,
@@ -416,14 +418,18 @@ class QueueStates:
         proposal.records.append(
             Record(_RECEIVE, flags, definition.queue_id, partition.number, 0, now_ms, timeout_ms, payload)
         )
-        returned, in_flight, entry_of = partition.returned, partition.in_flight, partition.index.entry
+        returned, in_flight, find = (
+            partition.returned,
+            partition.in_flight,
+            partition.index.offset_and_sent_ms,
+        )
         taken: list[Taken] = []
         for sequence, count in messages:
-            entry = entry_of(sequence)
+            offset, sent_ms = find(sequence)
             # In flight already: the receive of an attempt is repeated.
             before = returned.get(sequence) or in_flight.get(sequence)
             first_ms = before.first_receive_ms or now_ms if before else now_ms
-            taken.append(Taken(sequence, count, first_ms, entry.sent_ms, entry.offset))
+            taken.append(Taken(sequence, count, first_ms, sent_ms, offset))
         partition.apply_receive(messages, now_ms, timeout_ms, proposal.epoch, attempt, taken=True)
         wait = Wait.COMMIT if definition.is_fifo else Wait.NOTHING
         return TakenOutcome(proposal.epoch, taken, dead_letters, unfinished), wait
@@ -664,11 +670,11 @@ class QueueStates:
         expired: list[int] = []
         for sequence in partition.take_visible(command.count_max, now_ms):
             partition.moving[sequence] = 0
-            entry = partition.index.entry(sequence)
-            if entry.sent_ms <= oldest_ms:
+            offset, sent_ms = partition.index.offset_and_sent_ms(sequence)
+            if sent_ms <= oldest_ms:
                 expired.append(sequence)
             else:
-                taken.append(Taken(sequence, 0, 0, entry.sent_ms, entry.offset))
+                taken.append(Taken(sequence, 0, 0, sent_ms, offset))
         self._drop_expired(partition, expired, now_ms, proposal)
         unfinished = not taken and (bool(expired) or partition.order.unfinished)
         return TakenOutcome(proposal.epoch, taken, [], unfinished), Wait.NOTHING

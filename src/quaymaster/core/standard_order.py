@@ -83,6 +83,7 @@ class StandardOrder:
         "_returned_next",
         "_tenants_max",
         "cursor",
+        "delay_ms",
         "held",
         "next_due_ms",
         "own",
@@ -94,10 +95,11 @@ class StandardOrder:
         "unfinished",
     )
 
-    def __init__(self, partition: Deferring, index: SequenceIndex) -> None:
+    def __init__(self, partition: Deferring, index: SequenceIndex, delay_ms: int) -> None:
         self._partition = partition
         self._index = index
         self.cursor = index.next_sequence
+        self.delay_ms = delay_ms
         self.passed = SequenceSet()
         self.own = SequenceSet()
         self.returned: OrderedDict[int, None] = OrderedDict()
@@ -120,6 +122,10 @@ class StandardOrder:
         """
         self.unfinished = False
         self.next_due_ms = None
+        if self._is_plain():
+            start = self.cursor
+            self.cursor = max(start, min(start + count_max, stop))
+            return list(range(start, self.cursor))
         taken: list[int] = []
         if self.held:
             self._take_quietened(taken, count_max, now_ms, in_flight)
@@ -239,8 +245,11 @@ class StandardOrder:
             if group:
                 self._tenant(group, now_ms).in_flight += 1
 
-    def lower_delay(self) -> None:
-        """The queue's delay was lowered: messages may now be due before the ones in front of them."""
+    def change_delay(self, delay_ms: int) -> None:
+        """The queue has another delay. When it is lower, messages may now be due before the ones in front of them."""
+        is_lower, self.delay_ms = delay_ms < self.delay_ms, delay_ms
+        if not is_lower:
+            return
         end = self._index.next_sequence
         self.load_stretches([*(start for start in self.stretches if self.cursor < start < end), end])
 
@@ -253,16 +262,16 @@ class StandardOrder:
         """Return whether a message waits for the queue's delay."""
         return sequence >= self.cursor and sequence not in self.own and self._index.due_ms(sequence) > now_ms
 
-    def count_waiting(self, now_ms: int, delay_ms: int) -> int:
-        """Return how many messages wait for the queue's delay, which is `delay_ms` now."""
+    def count_waiting(self, now_ms: int) -> int:
+        """Return how many messages wait for the queue's delay."""
         own = self.own
-        ranges = self._waiting(now_ms, delay_ms)
+        ranges = self._waiting(now_ms)
         return sum(stop - start - own.count_between(start, stop) for start, stop in ranges)
 
-    def waiting(self, now_ms: int, delay_ms: int) -> BitMap64:
-        """Return the messages that wait for the queue's delay, which is `delay_ms` now."""
+    def waiting(self, now_ms: int) -> BitMap64:
+        """Return the messages that wait for the queue's delay."""
         found = BitMap64()
-        for start, stop in self._waiting(now_ms, delay_ms):
+        for start, stop in self._waiting(now_ms):
             found.add_range(start, stop)
         self.own.remove_from(found)
         return found
@@ -275,11 +284,11 @@ class StandardOrder:
             result.update(self.tenants[group].held.bitmap())
         return result
 
-    def _waiting(self, now_ms: int, delay_ms: int) -> list[tuple[int, int]]:
+    def _waiting(self, now_ms: int) -> list[tuple[int, int]]:
         """Return ranges of what waits; numbers in `own` among them count for nothing."""
         end = self._index.next_sequence
         bounds = [self.cursor, *(start for start in self.stretches if self.cursor < start < end), end]
-        if not delay_ms and self.cursor >= self.uneven_until:
+        if not self.delay_ms and self.cursor >= self.uneven_until:
             return []
         found: list[tuple[int, int]] = []
         own, due_ms = self.own, self._index.due_ms
@@ -294,6 +303,17 @@ class StandardOrder:
                     low = probe + 1
             found.append((low, stop))
         return found
+
+    def _is_plain(self) -> bool:
+        """Return whether the next messages are simply those at the cursor: nothing came back, waits or is held."""
+        return not (
+            self.delay_ms
+            or self.returned
+            or self.passed
+            or self.own
+            or self._index.has_groups
+            or self.cursor < self.uneven_until
+        )
 
     def _next_fresh(self, now_ms: int, stop: int) -> int:
         """Return the next message never handed out, 0 when there is none, or minus how many were skipped."""
