@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 from harness.batches import BatchSource, payloads_of
+from harness.sim_disk import SimDisk
 
 from quaymaster.broker.disk import DirectoryInUse, RealDisk
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, JournalStopped, lock_directory
@@ -640,3 +641,28 @@ def test_a_copy_taken_while_a_segment_is_begun_can_be_opened(tmp_path: Path) -> 
     assert payloads_of(copy) == {offset: source.payloads[offset] for offset in range(copy.end_offset)}
     copy.close()
     journal.close()
+
+
+def test_an_fsync_that_fails_while_opening_is_not_forgotten_by_the_next_open() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/data", journal_id=1)
+    source = BatchSource.behind(journal)
+    journal.append([source.batch([b"written, then kill -9"])])
+    storage_id = journal.storage_id
+    del journal
+    disk.fail_next_sync(".seg")
+
+    has_failed = False
+    try:
+        JournalFiles.open(disk, "/data", journal_id=1)
+    except OSError:
+        has_failed = True
+    again = JournalFiles.open(disk, "/data", journal_id=1)
+
+    assert has_failed
+    assert again.storage_id != storage_id
+    assert again.durable_end == 1
+    del again
+    for seed in range(10):
+        after = JournalFiles.open(disk.after_power_cut(Random(seed)), "/data", journal_id=1)
+        assert payloads_of(after) == source.payloads

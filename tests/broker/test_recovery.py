@@ -26,6 +26,7 @@ from quaymaster.broker.recovery import DAMAGED_NAME, INDEX_NAME, Recovered, reco
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.commands import Delete
 from quaymaster.core.errors import JournalStopped
+from quaymaster.core.partition import Partition
 from quaymaster.core.queue_states import partition_key
 
 
@@ -171,6 +172,35 @@ def test_a_damaged_index_stops_the_broker_and_the_next_start_makes_it_anew(tmp_p
 
     assert isinstance(stopped[0], ChunkLost)
     assert asyncio.run(run()) == list(range(51, 101))
+
+
+def test_a_replay_that_meets_a_lost_chunk_begins_again_with_all_of_them_made_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await fill(tester)
+            await tester.broker.snapshots.write()
+            receipts = tester.receipts(await tester.receive(1, timeout_ms=100_000))
+            await tester.ask(Delete(1, 0, receipts))
+            tester.broker.host.stop(RuntimeError("killed"))
+
+    asyncio.run(run())
+    damage(index_path(tmp_path))
+    read_by_replay = index.SequenceIndex.group
+    with pytest.MonkeyPatch.context() as patch:
+        # A standard queue without groups replays without its index: let it look.
+        patch.setattr(Partition, "apply_delete", _looking(Partition.apply_delete, read_by_replay))
+        again = recovered(tmp_path)
+
+    assert any("made anew" in warning for warning in again.warnings)
+    assert again.queues.partitions[partition_key(1, 0)].alive == 65
+
+
+def _looking(apply_delete: Any, look: Any) -> Any:
+    def looking(partition: Partition, sequences: Any, time_ms: int) -> None:
+        look(partition.index, partition.head)
+        apply_delete(partition, sequences, time_ms)
+
+    return looking
 
 
 def test_an_older_snapshot_does_not_take_newer_chunks_for_its_own(tmp_path: Path) -> None:

@@ -70,6 +70,33 @@ def _apply(image: bytearray, change: _Change) -> None:
     image[change.position : end] = change.data
 
 
+def _doomed(change: _Change) -> list[_Change]:
+    """Return a change, page by page, as a failed fsync leaves it."""
+    if change.data is None:
+        return [_Change(change.position, None, is_doomed=True)]
+    pieces: list[_Change] = []
+    start, end = change.position, change.position + len(change.data)
+    while start < end:
+        stop = min(end, (start // PAGE_BYTES + 1) * PAGE_BYTES)
+        piece = change.data[start - change.position : stop - change.position]
+        pieces.append(_Change(start, piece, is_doomed=True))
+        start = stop
+    return pieces
+
+
+def _heal(changes: list[_Change]) -> None:
+    """A page that was written to again is dirty again, as a whole: what an fsync gave up is synced with it."""
+    for at, change in enumerate(changes):
+        if change.is_doomed and change.data is not None:
+            page = change.position // PAGE_BYTES * PAGE_BYTES
+            change.is_doomed = not any(
+                not later.is_doomed
+                and later.position < page + PAGE_BYTES
+                and (later.data is None or page < later.position + len(later.data))
+                for later in changes[at + 1 :]
+            )
+
+
 class SimDisk:
     """Implements `Disk` in memory. Paths are plain strings; any thread may call it."""
 
@@ -198,11 +225,11 @@ class SimDisk:
             for part in self._failing_syncs:
                 if part in path:
                     self._failing_syncs.remove(part)
-                    for change in file.pending:
-                        change.is_doomed = True
+                    file.pending = [piece for change in file.pending for piece in _doomed(change)]
                     raise OSError(errno.EIO, os.strerror(errno.EIO), path)
             if self.is_lying:
                 return
+            _heal(file.pending)
             kept = [change for change in file.pending if change.is_doomed]
             for change in file.pending:
                 if not change.is_doomed:

@@ -947,8 +947,12 @@ class Run:
         if world.errors:
             raise world.errors[0]
         if task.done() and not world.is_dead:
-            if not self.stopped or not life.is_failing:
+            try:
                 task.result()
+            except (OSError, RuntimeError):
+                # An fsync that fails while the broker starts: the start says so, and the next one goes on.
+                if not life.is_failing:
+                    raise
             if self.stopped and not life.is_failing:
                 raise self.stopped[0]
 

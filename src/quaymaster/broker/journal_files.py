@@ -813,8 +813,12 @@ def _recover(
     journal.last_epoch = segments[-1].end_epoch
     if tainted:
         _copy_to_fresh_files(journal)
-    disk.sync(segments[-1].open_file(disk).fd)  # after kill -9 the last writes may be in memory only
-    disk.sync_directory(directory)
+    try:
+        disk.sync(segments[-1].open_file(disk).fd)  # after kill -9 the last writes may be in memory only
+        disk.sync_directory(directory)
+    except OSError as error:
+        journal.fail(error)  # the next open must not take what it reads for what is on the disk
+        raise
     journal.durable_end = journal.durable_floor = journal.end_offset
     space.note_segment(min(segments[-1].capacity, limits.segment_bytes_max))
     space.check()

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import Disk, write_file_durably
@@ -94,6 +95,32 @@ def recover(
     in_flight_max: int = IN_FLIGHT_MAX,
 ) -> Recovered:
     """Open the journal in `directory` and rebuild its queues. Blocks; see `JournalFiles.open` for errors."""
+    again = partial(
+        _recover,
+        disk,
+        directory,
+        journal_id=journal_id,
+        limits=limits,
+        retry_window_ms=retry_window_ms,
+        retry_ids_max=retry_ids_max,
+        in_flight_max=in_flight_max,
+    )
+    with suppress(ChunkLost):
+        return again()
+    # The replay needed a chunk that is lost, and has left the mark: now all of them are looked at first.
+    return again()
+
+
+def _recover(
+    disk: Disk,
+    directory: str,
+    *,
+    journal_id: int,
+    limits: JournalLimits,
+    retry_window_ms: int,
+    retry_ids_max: int | None,
+    in_flight_max: int,
+) -> Recovered:
     path = f"{directory}/{journal_id}"
     disk.make_directory(path)
     lock = lock_directory(disk, path)  # before anything is loaded: loading removes what it does not need
@@ -132,13 +159,17 @@ def recover(
             _write_rebuilt(queues, chunks.store, snapshots, snapshot)
         disk.unlink(f"{path}/{DAMAGED_NAME}")
     replayed = 0
-    for header, data in files.read_batches(base_offset):
-        last_time_ms = max(last_time_ms, header.time_ms)
-        for row in iterate_rows(data, header):
-            if row.offset >= base_offset:
-                payload = bytes(data[row.position : row.position + row.length])
-                queues.apply(row, payload, header.epoch)
-                replayed += 1
+    try:
+        for header, data in files.read_batches(base_offset):
+            last_time_ms = max(last_time_ms, header.time_ms)
+            for row in iterate_rows(data, header):
+                if row.offset >= base_offset:
+                    payload = bytes(data[row.position : row.position + row.length])
+                    queues.apply(row, payload, header.epoch)
+                    replayed += 1
+    except ChunkLost:
+        files.close()  # and lets go of the directory
+        raise
     return Recovered(files, snapshots, chunks.store, queues, base_offset, last_time_ms, replayed, warnings)
 
 
