@@ -200,3 +200,44 @@ def test_lost_chunk_is_made_anew_from_the_records(has_groups: bool) -> None:
     assert index.lost_chunks(Lost) == []
     assert all(index.entry(sequence) == entries[sequence] for sequence in entries if sequence != 6)
     assert index.entry(6) == IndexEntry(0, 1_010, 1_010, 0)
+
+
+class FullChunks(LosingChunks):
+    is_full = False
+
+    def write(self, tag: bytes, data: bytes) -> int | None:  # type: ignore[override]  # a keeper may be full
+        return None if self.is_full else super().write(tag, data)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("has_groups", [True, False])
+def test_entries_that_find_no_room_stay_in_memory_until_there_is_some(has_groups: bool) -> None:
+    keeper = FullChunks()
+    index = SequenceIndex(keeper, TAG)
+    keeper.is_full = True
+    for number in range(20):
+        index.append(number, 1_010, 0, number if has_groups else 0)
+    entries = {sequence: index.entry(sequence) for sequence in range(1, 21)}
+    assert index.chunk_numbers() == []
+
+    again = SequenceIndex.from_bytes(index.to_bytes(), keeper, TAG)
+    keeper.is_full = False
+    for number in range(20, 26):
+        again.append(number, 1_010, 0, number if has_groups else 0)
+
+    assert len(again.chunk_numbers()) >= 3
+    assert {sequence: again.entry(sequence) for sequence in range(1, 21)} == entries
+    assert [again.entry(sequence).offset for sequence in range(1, 27)] == list(range(26))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_lost_chunk_that_finds_no_room_stays_lost() -> None:
+    keeper = FullChunks()
+    index = SequenceIndex(keeper, TAG)
+    for number in range(20):
+        index.append(number, 1_010, 0, 0)
+    numbers = index.chunk_numbers()
+    keeper.is_full = True
+
+    assert not index.restore_chunk(1, {})
+    assert index.chunk_numbers() == numbers

@@ -10,6 +10,7 @@ The index is derived from the journal. Chunks that are lost are made anew from t
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
-from quaymaster.broker.disk import Disk, write_file_durably
+from quaymaster.broker.disk import Disk, is_full, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_directory
 from quaymaster.broker.snapshots import Snapshot, SnapshotStore
 from quaymaster.broker.space import JournalLimits
@@ -52,9 +53,14 @@ class IndexChunks:
         """Open the file; slots that are not live may be written again."""
         self._store = ChunkStore.open(self._disk, f"{self._directory}/{INDEX_NAME}", live_slots=live_slots)
 
-    def write(self, tag: bytes, data: bytes) -> int:
-        """Store a chunk; return its slot."""
-        return self.store.write(tag, data)
+    def write(self, tag: bytes, data: bytes) -> int | None:
+        """Store a chunk; return its slot, None on a full disk: the journal goes on, and the chunk waits in memory."""
+        try:
+            return self.store.write(tag, data)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return None
 
     def read(self, number: int, tag: bytes) -> bytes:
         """Return a chunk. When it is lost, the next start is told to look at all of them."""
@@ -210,7 +216,8 @@ def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
     for key, (partition, firsts) in lost.items():
         partition.dirty = True
         for first in firsts:
-            partition.index.restore_chunk(first, entries[key])
+            if not partition.index.restore_chunk(first, entries[key]):
+                raise OSError(errno.ENOSPC, "no room to make the message index anew", INDEX_NAME)
     return sum(len(firsts) for _, firsts in lost.values())
 
 

@@ -37,8 +37,8 @@ _CHUNK_REF = struct.Struct("<QQ")
 class ChunkKeeper(Protocol):
     """Keeps chunks by number. A freed one may still be read by a snapshot that names it; the keeper sees to that."""
 
-    def write(self, tag: bytes, data: bytes) -> int:
-        """Store a chunk; return the number to read it by."""
+    def write(self, tag: bytes, data: bytes) -> int | None:
+        """Store a chunk; return the number to read it by, None when there is no room now."""
         ...
 
     def read(self, number: int, tag: bytes) -> bytes:
@@ -87,15 +87,21 @@ class _Columns:
         self.times = array("Q")
         self.groups: array[int] | None = None
 
-    def cut(self, count: int) -> _Columns:
-        """Split off and return the first `count` entries."""
+    def head(self, count: int) -> _Columns:
+        """Return a copy of the first `count` entries."""
         head = _Columns(self.first)
-        head.offsets, self.offsets = self.offsets[:count], self.offsets[count:]
-        head.times, self.times = self.times[:count], self.times[count:]
+        head.offsets = self.offsets[:count]
+        head.times = self.times[:count]
         if self.groups is not None:
-            head.groups, self.groups = self.groups[:count], self.groups[count:]
-        self.first += count
+            head.groups = self.groups[:count]
         return head
+
+    def cut(self, count: int) -> None:
+        """Drop the first `count` entries."""
+        del self.offsets[:count], self.times[:count]
+        if self.groups is not None:
+            del self.groups[:count]
+        self.first += count
 
     def to_bytes(self) -> bytes:
         groups = self.groups
@@ -260,8 +266,8 @@ class SequenceIndex:
                 found.append(first)
         return found
 
-    def restore_chunk(self, first: int, entries: Mapping[int, IndexEntry]) -> None:
-        """Make a lost chunk anew. A sequence without an entry is of a message that is gone.
+    def restore_chunk(self, first: int, entries: Mapping[int, IndexEntry]) -> bool:
+        """Make a lost chunk anew; false when there is no room. A sequence without an entry is of a gone message.
 
         It gets the send time of a neighbour, because send times are searched by halves.
         """
@@ -277,9 +283,13 @@ class SequenceIndex:
             columns.groups.append(entry.group)
         if not any(columns.groups):
             columns.groups = None
+        number = self._keeper.write(self._chunk_tag(first), columns.to_bytes())
+        if number is None:
+            return False
         self._keeper.free(self._chunks[first])
-        self._chunks[first] = self._keeper.write(self._chunk_tag(first), columns.to_bytes())
+        self._chunks[first] = number
         self._cache.pop(first, None)
+        return True
 
     def to_bytes(self) -> bytes:
         """Return chunk references and the tail, for a snapshot."""
@@ -306,8 +316,12 @@ class SequenceIndex:
         return b"%b@%d" % (self._tag, first)
 
     def _seal(self) -> None:
-        head = self._tail.cut(CHUNK_ENTRIES)
-        self._chunks[head.first] = self._keeper.write(self._chunk_tag(head.first), head.to_bytes())
+        head = self._tail.head(CHUNK_ENTRIES)
+        number = self._keeper.write(self._chunk_tag(head.first), head.to_bytes())
+        if number is None:
+            return  # it stays in memory until a later append finds room
+        self._tail.cut(CHUNK_ENTRIES)
+        self._chunks[head.first] = number
         self._remember(head)
 
     def _load(self, sequence: int) -> _Columns:
