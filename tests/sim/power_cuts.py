@@ -53,7 +53,7 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
 )
-from quaymaster.core.errors import CallerError, NotNow, QueueDoesNotExist
+from quaymaster.core.errors import CallerError, DiskFull, InternalFailure, NotNow, QueueDoesNotExist
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.messages import encode_message_head, join_payload, split_payload
 from quaymaster.core.queue_definitions import Durability, QueueDefinition, replace_definition
@@ -63,6 +63,7 @@ from sim.world import WatchedDisk, World, after_kill
 
 DIRECTORY = Path("/data/journals")
 INDEX_DATA_AT = 4096
+CAPACITY_BYTES = 1 << 40
 JOURNAL_ID = 0
 DEDUP_WINDOW_MS = 300_000
 RETRY_WINDOW_MS = 120_000
@@ -271,6 +272,7 @@ class Life:
             (self.move_task, 1.5),
             (self.leap, 1),
             (self.settle, 2),
+            (self.fill_disk, 0.5),
         ]
         rng = self.rng
         # Each run likes some actions more than others.
@@ -330,8 +332,12 @@ class Life:
         began = model.tick()
 
         def answered(outcome: Any) -> None:
+            if isinstance(outcome, InternalFailure):
+                # A full disk let go of what a duplicate's ids were in; the others of this send may be stored.
+                require(self.run.has_been_full, f"send: {outcome!r}")
+                return
             if isinstance(outcome, Exception):
-                require(isinstance(outcome, QueueDoesNotExist), f"send: {outcome!r}")
+                require(isinstance(outcome, QueueDoesNotExist | DiskFull), f"send: {outcome!r}")
                 for message in sent:
                     message.gone_at = self.model.tick()
                 return
@@ -632,6 +638,15 @@ class Life:
         self.world.skew_ms += LEAP_MS
         await asyncio.sleep(6.0)
 
+    def fill_disk(self) -> None:
+        """Leave almost no room on the disk for some seconds."""
+        self.run.has_been_full = True
+        self.disk.capacity_bytes = self.disk._used_bytes + self.rng.choice((0, 3_000, 20_000))
+        self.world.loop.call_later(self.rng.choice((0.1, 3.0)), self.free_disk)
+
+    def free_disk(self) -> None:
+        self.disk.capacity_bytes = CAPACITY_BYTES
+
     async def settle(self) -> None:
         """Wait until every command is answered."""
         await asyncio.sleep(4.0)
@@ -789,7 +804,6 @@ class Life:
         drained: set[int] = set()
         last: dict[tuple[int, int], int] = defaultdict(int)
         host = self.broker.host
-        self.run.is_draining = True
         for _ in range(400):
             self.world.skew_ms += 1_000
             await asyncio.sleep(0.3)
@@ -841,16 +855,15 @@ class Run:
         self.lying = lying
         self.model = Model()
         self.coordination = MemoryCoordination()
-        self.taste = [self.rng.choice((0.2, 1.0, 1.0, 3.0)) for _ in range(12)]
+        self.taste = [self.rng.choice((0.2, 1.0, 1.0, 3.0)) for _ in range(13)]
         self.tasks: list[asyncio.Task[Any]] = []
         self.stopped: list[Exception] = []
         self.on_stopped: Callable[[Exception], None] = self.stopped.append
         self.is_checking_replay = False
-        self.is_draining = False
+        self.has_been_full = False
         self.power_cuts = 0
         self.full_replays = 0
         self.live_replays = 0
-        self.commands = 0
         self._now_s = 0.0
         self._skew_ms = 0
 
@@ -869,6 +882,7 @@ class Run:
         """Run the broker once and return the disk it leaves behind."""
         rng = self.rng
         self.stopped = []
+        disk.capacity_bytes = CAPACITY_BYTES
         world = World(rng, now_s=self._now_s + rng.random() * 10, skew_ms=self._skew_ms)
         self.is_checking_replay = end != "power" and rng.random() < 0.5
         if end == "power":
