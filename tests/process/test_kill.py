@@ -20,5 +20,5 @@ def test_nothing_is_lost_or_invented_when_the_server_is_killed_again_and_again(t
     if result.verdict.violations:
         storm.load.history.save(tmp_path / "history.jsonl")
     assert result.verdict.violations == [], f"seed {SEED}, history and data in {tmp_path}\n{result.report()}"
-    assert result.kills.total() == KILLS
+    assert result.kills.total() >= KILLS  # the last one may be followed by some while it starts
     assert result.verdict.acknowledged > 50 * KILLS, "the load did too little to mean anything"
