@@ -35,6 +35,10 @@ from quaymaster.net.broker_client import Reply, Submitted
 
 ACTIVATION_TIMEOUT_S = 30.0
 
+
+class NotActivated(Exception):
+    """The journal was recovered, but could not begin to serve; the message says why."""
+
 log = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -281,9 +285,9 @@ class Broker:
         deadline = time.monotonic() + ACTIVATION_TIMEOUT_S
         while not self.host.replica.is_leading:
             if self.host.stopped is not None:
-                raise RuntimeError(f"the journal stopped before it could serve: {self.host.stopped}")
+                raise NotActivated(f"the journal stopped before it could serve: {self.host.stopped}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the journal was not activated in {ACTIVATION_TIMEOUT_S} s")
+                raise NotActivated(f"the journal was not activated in {ACTIVATION_TIMEOUT_S} s")
             await asyncio.sleep(0.001)
 
     def _and_start_tasks(self, reply: Reply) -> Reply:

@@ -21,7 +21,7 @@ from typing import Any
 
 from quaymaster import __version__
 from quaymaster.broker.backup import RESTORED_NAME, backup
-from quaymaster.broker.broker import Broker, BrokerOptions
+from quaymaster.broker.broker import Broker, BrokerOptions, NotActivated
 from quaymaster.broker.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
@@ -30,6 +30,7 @@ from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.core.errors import NotNow
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
@@ -77,6 +78,8 @@ async def run_server(settings: Settings) -> int:
         UnknownSnapshotFormat,
         StoreUnusable,
         KeysUnusable,
+        NotActivated,
+        NotNow,
         DeclaredQueuesError,
         OSError,
     ) as error:
