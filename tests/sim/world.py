@@ -110,6 +110,7 @@ class SimThread:
         self.is_done = False
         self.handle: asyncio.Handle | None = None
         self._world = world
+        self.slowness_s = world.slowness_s.get(name, 0.003)
         self._target = target
         self._turn = threading.Lock()
         self._turn.acquire()
@@ -323,6 +324,8 @@ class World:
         self.current: SimThread | None = None
         self.given_back = threading.Lock()
         self.given_back.acquire()
+        # In some lives the disk is slow for one kind of thread, so that others overtake it.
+        self.slowness_s = {"journal-writer": rng.choice((0.003, 0.003, 0.1)), "": rng.choice((0.003, 0.05))}
         self.is_dead = False
         self.may_move = True
         self.errors: list[BaseException] = []
@@ -340,7 +343,7 @@ class World:
         if self.rng.random() < 0.6:
             thread.handle = self.loop.call_soon(self._step, thread)
         else:
-            thread.handle = self.loop.call_later(self.rng.random() * 0.003, self._step, thread)
+            thread.handle = self.loop.call_later(self.rng.random() * thread.slowness_s, self._step, thread)
 
     def give_way(self) -> None:
         """The running thread lets others go first."""
