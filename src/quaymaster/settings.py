@@ -124,7 +124,9 @@ class Settings(BaseSettings):
     """How far the time in a signature may be from ours."""
     cors_origins: str = Field("*", json_schema_extra=WHO)
     """Origins whose web pages may call the API, separated by commas; `*` for all, empty for none. With
-    `authentication = "open"`, `*` means pages of this machine, and requests of other pages are refused."""
+    `authentication = "open"`, `*` means pages of this machine; requests that other pages cause are refused,
+    and so are those of a browser that came by another name than localhost or the host of `public_url`. With
+    `force_open`, only requests that name their page (Origin) are refused."""
 
     purge_interval_s: NotNegative = Field(60, json_schema_extra=SQS)
     """How long after one PurgeQueue of a queue the next is refused. SQS: 60. 0 suits test suites."""

@@ -15,7 +15,7 @@ from quaymaster.frontend.message_actions import MessageIds, uuid_text
 from quaymaster.frontend.server import CORS, RequestIds
 from quaymaster.protocol.sigv4 import presign
 
-from .support import ACCOUNT, REGION, Answer, Client, Service, now_ms, serving, until
+from .support import ACCOUNT, REGION, Answer, Client, Service, now_ms, read_answer, serving, until
 
 LIST = {"x-amz-target": "AmazonSQS.ListQueues"}
 
@@ -429,6 +429,87 @@ def test_with_open_authentication_a_page_from_elsewhere_can_do_nothing() -> None
 )
 def test_which_origins_are_of_this_machine(origin: str, allowed: bool) -> None:
     assert CORS("*", is_open=True).allows(origin) is allowed
+
+
+PURGE = "/?Action=PurgeQueue&QueueUrl=jobs"
+
+
+async def status_by(service: Service, host: str, headers: dict[str, str], target: str = PURGE) -> int:
+    """Return the status of a GET that names this host."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.client.port)
+    lines = [f"GET {target} HTTP/1.1", f"Host: {host}", *(f"{n}: {v}" for n, v in headers.items()), "", ""]
+    writer.write("\r\n".join(lines).encode())
+    answer = await read_answer(reader)
+    writer.close()
+    return answer.status
+
+
+BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
+
+
+@pytest.mark.parametrize(
+    ("host", "headers"),
+    [
+        # <img src="http://127.0.0.1:9324/?Action=PurgeQueue&...">
+        ("127.0.0.1:9324", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}),
+        ("localhost:9324", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "image"}),
+        # a name pointed at this machine: for the browser, the page's own origin
+        ("evil.example:9324", {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}),
+        ("evil.example:9324", {"User-Agent": BROWSER}),
+        ("evil.example:9324", {"User-Agent": "aws-cli/2", "Accept-Language": "*"}),
+        ("evil.example:9324", {"Origin": "http://localhost"}),
+        ("localhost.evil.example", {"User-Agent": BROWSER}),
+        ("127.0.0.1.evil.example", {"User-Agent": BROWSER}),
+    ],
+)
+def test_with_open_authentication_no_page_purges_a_queue_by_an_image_or_a_borrowed_name(
+    host: str, headers: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with serving(authentication="open") as service:
+            await service.add_queue("jobs")
+
+            assert await status_by(service, host, headers) == 403
+            assert service.broker.commands == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("host", "headers"),
+    [
+        ("127.0.0.1:9324", {"Sec-Fetch-Site": "none", "User-Agent": BROWSER}),
+        ("[::1]:9324", {"Sec-Fetch-Site": "same-origin", "User-Agent": BROWSER}),
+        ("LOCALHOST", {"User-Agent": BROWSER}),
+        ("127.0.0.1:9324", {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}),
+        ("queue.example.com:80", {"User-Agent": BROWSER}),
+        # programs in containers reach us by other names; Node's fetch sends one of a browser's headers
+        ("quaymaster:9324", {"User-Agent": "Boto3/1.40"}),
+        ("host.docker.internal:9324", {}),
+        ("quaymaster:9324", {"Accept-Language": "*", "Sec-Fetch-Mode": "cors", "User-Agent": "node"}),
+    ],
+)
+def test_with_open_authentication_browsers_at_home_and_all_programs_are_served(
+    host: str, headers: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with serving(authentication="open", public_url="http://Queue.example.com:9324") as service:
+            await service.add_queue("jobs")
+
+            assert await status_by(service, host, headers) == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_browser_reaches_a_forced_open_server_by_any_name() -> None:
+    async def scenario() -> None:
+        async with serving(authentication="open", force_open=True) as service:
+            await service.add_queue("jobs")
+
+            assert await status_by(service, "queue.corp:9324", {"User-Agent": BROWSER}) == 200
+            assert await status_by(service, "queue.corp:9324", {"Origin": "http://evil.example"}) == 403
+
+    asyncio.run(scenario())
 
 
 # When things go wrong

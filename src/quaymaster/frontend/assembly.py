@@ -13,7 +13,7 @@ from quaymaster.frontend.message_actions import MessageActions
 from quaymaster.frontend.move_actions import MoveActions
 from quaymaster.frontend.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.routing import Routes
-from quaymaster.frontend.server import CORS, FrontEnd
+from quaymaster.frontend.server import CORS, FrontEnd, host_of
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.protocol.receipts import ReceiptHandles
@@ -84,7 +84,12 @@ def make_front_end(
             now_ms=now_ms,
         ),
         metrics=metrics,
-        cors=CORS(settings.cors_origins, is_open=is_open),
+        cors=CORS(
+            settings.cors_origins,
+            is_open=is_open,
+            is_forced=settings.force_open,
+            hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
+        ),
         message_handlers=messages.handlers(),
         queue_handlers=queues.handlers() | moves.handlers(),
         control_actions_max=settings.control_actions_max,
