@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from quaymaster.broker import maintenance
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.state_store import encode_partition
+from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.commands import CountMessages, Delete, DeleteQueue, Purge
 from quaymaster.core.errors import InternalFailure, QueueDoesNotExist
 
@@ -387,6 +389,39 @@ class SlowSync(RealDisk):
     def sync_data(self, fd: int) -> None:
         self.is_open.wait(20)
         super().sync_data(fd)
+
+
+def test_a_queue_set_again_while_its_end_is_put_into_a_snapshot_starts_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = maintenance.Snapshots._publish
+    may_publish = threading.Event()
+
+    def held(self: Any, *arguments: Any) -> None:
+        may_publish.wait(20)
+        publish(self, *arguments)
+
+    async def run() -> tuple[int, int]:
+        coordination = MemoryCoordination()
+        async with running(tmp_path, coordination=coordination) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, *[message(number) for number in range(1, 6)])
+            await tester.broker.snapshots.write()
+            await tester.ask(DeleteQueue(1))
+            monkeypatch.setattr(maintenance.Snapshots, "_publish", held)
+            writing = asyncio.create_task(tester.broker.snapshots.write())
+            await asyncio.sleep(0.05)
+            await tester.set_queue(define(1))
+            await tester.send(1, message(9))
+            may_publish.set()
+            await writing
+            copy_of_it = tmp_path.with_name("crashed")
+            shutil.copytree(tmp_path, copy_of_it)
+        async with running(copy_of_it, coordination=coordination) as tester:
+            counts = await tester.ask(CountMessages(1))
+            return counts.visible, numbers(await tester.receive(1))[0]
+
+    assert asyncio.run(run()) == (1, 9)
 
 
 def test_a_body_stays_until_its_delete_is_durable(tmp_path: Path) -> None:

@@ -234,8 +234,11 @@ def test_an_index_made_anew_expires_nothing_before_its_time(tmp_path: Path) -> N
     for sequence in range(1, 65):
         sequences.append(sequence, 1_000 * sequence, 0, 0)
 
-    for first in (1, 17):
-        sequences.restore_chunk(first, entries)
+    rebuild = index.IndexRebuild(sequences, [1, 17])
+    for sequence, entry in entries.items():
+        if rebuild.wants(sequence):
+            rebuild.fill(sequence, entry)
+    rebuild.finish()
 
     assert sequences.first_sent_after(1, 65, 1_500) <= 5
     times = [sequences.sent_ms(sequence) for sequence in range(1, 65)]

@@ -182,3 +182,24 @@ def test_a_delete_during_a_cold_read_is_harmless(tmp_path: Path) -> None:
 
     assert set(received) <= {1, 2, 3, 4, 5}
     assert errors == [None] * 5
+
+
+def test_a_reply_that_fails_does_not_cost_the_others_theirs(tmp_path: Path) -> None:
+    async def run() -> tuple[list[Any], Exception | None]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            answers: list[Any] = []
+
+            def broken(outcome: Any) -> None:
+                raise ValueError("this client cannot be answered")
+
+            tester.broker.submit(Send(1, 0, [message(1)]), broken)
+            tester.broker.submit(Send(1, 0, [message(2)]), answers.append)
+            while not answers:  # noqa: ASYNC110  # there is no event for it
+                await asyncio.sleep(0)
+            return answers, tester.broker.host.stopped
+
+    answers, stopped = asyncio.run(run())
+
+    assert answers[0].results[0].sequence == 2
+    assert stopped is None

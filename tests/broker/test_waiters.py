@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 from harness.broker_support import BrokerTester, define, message, numbers, redrive_to, running
 
+from quaymaster.broker.disk import RealDisk
 from quaymaster.core.commands import (
     ChangeVisibility,
     Command,
@@ -20,6 +22,14 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import QueueDoesNotExist
 
 LONG_MS = 20_000
+
+
+class SlowSync(RealDisk):
+    """Every fsync of a segment takes a fifth of a second."""
+
+    def sync_data(self, fd: int) -> None:
+        time.sleep(0.2)
+        super().sync_data(fd)
 
 
 class Poll:
@@ -339,3 +349,64 @@ def test_a_poll_that_meets_only_dead_letters_waits_for_what_comes_after_them(tmp
             return await poll.numbers(), numbers(await tester.receive(2))
 
     assert asyncio.run(run()) == ([8], [7])
+
+
+def test_a_message_given_back_in_the_same_turn_as_a_poll_is_not_missed(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(7))
+            receipts = tester.receipts(await tester.receive(1))
+
+            poll = Poll(tester)
+            submit(tester, ChangeVisibility(1, 0, receipts, [0]))
+
+            return await poll.numbers()
+
+    assert asyncio.run(run()) == [7]
+
+
+def test_a_group_freed_in_the_same_turn_as_a_poll_is_not_missed(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1, "queue.fifo"))
+            await tester.send(1, message(7, group=3, dedup=7), message(8, group=3, dedup=8))
+            receipts = tester.receipts(await tester.receive(1, count_max=1))
+
+            poll = Poll(tester)
+            submit(tester, Delete(1, 0, receipts))
+
+            return await poll.numbers()
+
+    assert asyncio.run(run()) == [8]
+
+
+def test_a_delete_that_makes_room_in_flight_wakes_a_poll(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path, in_flight_max=1) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(7), message(8))
+            receipts = tester.receipts(await tester.receive(1, count_max=1))
+            poll = Poll(tester)
+            await parked(tester, 1)
+
+            submit(tester, Delete(1, 0, receipts))
+
+            return await poll.numbers()
+
+    assert asyncio.run(run()) == [8]
+
+
+def test_a_deadline_does_not_end_a_poll_that_is_being_given_messages(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path, disk=SlowSync()) as tester:
+            await tester.set_queue(define(1, "queue.fifo"))
+            poll = Poll(tester, wait_ms=300)
+            await parked(tester, 1)
+
+            # The message is committed before the deadline, the receive of it after.
+            submit(tester, Send(1, 0, [message(7, group=3, dedup=7)]))
+
+            return await poll.numbers()
+
+    assert asyncio.run(run()) == [7]

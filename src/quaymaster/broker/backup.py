@@ -17,10 +17,11 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crc32c import crc32c
 
@@ -28,6 +29,7 @@ from quaymaster.broker.broker import Broker
 from quaymaster.broker.disk import RealDisk, write_file_durably
 from quaymaster.broker.journal_files import renew_identity
 from quaymaster.broker.recovery import INDEX_NAME
+from quaymaster.broker.threads import run_to_end
 from quaymaster.core.errors import InvalidParameterValue
 
 BACKUP_FORMAT = 1
@@ -36,6 +38,8 @@ RESTORED_NAME = "restored"
 """Marks a data directory that was restored and not started since."""
 
 COPY_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 class BackupUnusable(Exception):
@@ -55,18 +59,17 @@ async def backup(
     all). Raises InvalidParameterValue for a destination that cannot be, OSError when it cannot be written; what
     was begun is then removed.
     """
-    loop = asyncio.get_running_loop()
     journal = destination / "journals" / str(broker.files.journal_id)
-    await loop.run_in_executor(None, _begin, destination, journal)
+    await run_to_end(_begin, destination, journal)
+    copying = _Copying(progress)
     try:
         await copy_metadata(destination / "metadata.sqlite")
         async with broker.snapshots.held() as base_offset:
-            await loop.run_in_executor(None, _copy_derived, broker, data, journal)
-            total = sum(segment.data_bytes for segment in broker.files.segments())
-            end = await loop.run_in_executor(None, _copy_journal, broker, journal, total, progress)
-        return await loop.run_in_executor(None, _finish, data, destination, base_offset, end)
+            copying.total = sum(segment.data_bytes for segment in broker.files.segments())
+            end = await copying.run(_copy_broker, broker, data, journal, copying)
+        return await copying.run(_finish, data, destination, base_offset, end)
     except BaseException:
-        await loop.run_in_executor(None, lambda: shutil.rmtree(destination, ignore_errors=True))
+        await run_to_end(shutil.rmtree, destination, True)
         raise
 
 
@@ -135,23 +138,44 @@ def _begin(destination: Path, journal: Path) -> None:
     RealDisk().make_directory(str(journal / "snapshots"))
 
 
-def _copy_derived(broker: Broker, data: Path, journal: Path) -> None:
-    """Copy snapshot and index; no snapshot is written meanwhile, so nothing they name is overwritten."""
+class _GivenUp(Exception):
+    """Nobody waits for the backup any more."""
+
+
+class _Copying:
+    """What the copying thread tells of itself, and how it hears that it should stop."""
+
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self._progress = progress
+        self._is_given_up = threading.Event()
+        self._done = 0
+        self.total = 0
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run part of the backup on a thread; when the caller is cancelled, the thread ends at its next piece."""
+        task = asyncio.ensure_future(run_to_end(function, *arguments))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._is_given_up.set()
+            await asyncio.wait([task])
+            raise
+
+    def told(self, length: int) -> None:
+        """Count copied bytes; on the thread."""
+        if self._is_given_up.is_set():
+            raise _GivenUp
+        self._done += length
+        self._progress(min(self._done, self.total), self.total)
+
+
+def _copy_broker(broker: Broker, data: Path, journal: Path, copying: _Copying) -> int:
+    """Copy snapshot, index and segments; no snapshot is written meanwhile, so nothing they name is overwritten."""
     source = data / "journals" / str(broker.files.journal_id)
     for path in sorted((source / "snapshots").iterdir()):
         _copy_file(path, journal / "snapshots" / path.name)
     _copy_file(source / INDEX_NAME, journal / INDEX_NAME)
-
-
-def _copy_journal(broker: Broker, journal: Path, total: int, progress: Callable[[int, int], None]) -> int:
-    done = 0
-
-    def told(length: int) -> None:
-        nonlocal done
-        done += length
-        progress(min(done, total), total)
-
-    return broker.files.copy_to(str(journal), told)
+    return broker.files.copy_to(str(journal), copying.told)
 
 
 def _finish(data: Path, destination: Path, base_offset: int, end: int) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class Snapshots:
                     until = time.perf_counter() + STEP_S
             await self._committed(host.replica.end_offset)
             meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
-            gone = [encode_key(key) for key in removed if key not in queues.partitions]
+            gone = [encode_key(key) for key in removed if encode_key(key) not in changed]
             await asyncio.get_running_loop().run_in_executor(
                 None, self._publish, base_offset, changed, gone, meta, host.replica.commit
             )

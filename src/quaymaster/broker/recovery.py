@@ -23,7 +23,7 @@ from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_d
 from quaymaster.broker.snapshots import Snapshot, SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import decode_meta, encode_key, encode_partition, load_partitions
-from quaymaster.core.index import IndexEntry
+from quaymaster.core.index import IndexRebuild, NoRoomForChunk
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates, entry_of_record, partition_key
 from quaymaster.core.records import RecordType, iterate_rows
@@ -31,6 +31,7 @@ from quaymaster.monitoring.logs import log_event
 
 INDEX_NAME = "index.chunks"
 DAMAGED_NAME = "index.damaged"
+MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
 
 log = logging.getLogger(__name__)
 
@@ -194,31 +195,32 @@ def _write_rebuilt(
 
 def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
     """Make every index chunk that cannot be read anew from the journal; return how many there were."""
-    lost: dict[int, tuple[Partition, list[int]]] = {}
+    rebuilds: dict[int, tuple[Partition, IndexRebuild]] = {}
+    count = 0
     for key, partition in queues.partitions.items():
         firsts = partition.index.lost_chunks(ChunkLost)
         if firsts:
-            lost[key] = (partition, firsts)
-    if not lost:
+            rebuilds[key] = (partition, IndexRebuild(partition.index, firsts))
+            partition.dirty = True
+            count += len(firsts)
+    if not rebuilds:
         return 0
-    log_event(log, logging.WARNING, "index rebuild started", partitions=len(lost))
-    entries: dict[int, dict[int, IndexEntry]] = {key: {} for key in lost}
-    for header, data in files.read_batches(files.start_offset):
-        for row in iterate_rows(data, header):
-            if row.type not in (RecordType.SEND, RecordType.MOVE):
-                continue
-            key = partition_key(row.queue_id, row.partition)
-            wanted = lost.get(key)
-            if wanted is None or row.sequence < wanted[0].head:
-                continue
-            payload = bytes(data[row.position : row.position + row.length])
-            entries[key][row.sequence] = entry_of_record(row, payload)
-    for key, (partition, firsts) in lost.items():
-        partition.dirty = True
-        for first in firsts:
-            if not partition.index.restore_chunk(first, entries[key]):
-                raise OSError(errno.ENOSPC, "no room to make the message index anew", INDEX_NAME)
-    return sum(len(firsts) for _, firsts in lost.values())
+    log_event(log, logging.WARNING, "index rebuild started", partitions=len(rebuilds))
+    try:
+        for header, data in files.read_batches(files.start_offset):
+            for row in iterate_rows(data, header):
+                if row.type not in MESSAGE_TYPES:
+                    continue
+                wanted = rebuilds.get(partition_key(row.queue_id, row.partition))
+                if wanted is None or row.sequence < wanted[0].head or not wanted[1].wants(row.sequence):
+                    continue
+                payload = bytes(data[row.position : row.position + row.length])
+                wanted[1].fill(row.sequence, entry_of_record(row, payload))
+        for _, rebuild in rebuilds.values():
+            rebuild.finish()
+    except NoRoomForChunk as error:
+        raise OSError(errno.ENOSPC, "no room to make the message index anew", INDEX_NAME) from error
+    return count
 
 
 __all__ = ["ChunkLost", "IndexChunks", "Recovered", "rebuild_index", "recover"]

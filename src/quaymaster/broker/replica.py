@@ -232,7 +232,10 @@ class ReplicaHost:
         if todo.activate is not None:
             self._spawn(self._activated(todo.activate))
         for token, answer in todo.replies:
-            self._answer(token, answer)
+            try:
+                self._answer(token, answer)
+            except Exception as error:  # one reply that cannot be made must not cost the others theirs
+                log_failure(log, "reply failed", error, journal=self.files.journal_id)
         for partition in todo.awake:
             self.waiters.wake(partition)
 

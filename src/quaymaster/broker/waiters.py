@@ -37,6 +37,10 @@ class Waiter:
     def finish(self) -> None:
         """Nobody is to hear of it any more."""
         self.is_done = True
+        self.stop_timer()
+
+    def stop_timer(self) -> None:
+        """Forget the deadline for now."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -76,9 +80,14 @@ class Waiters:
         if line is None:
             line = self._lines[partition] = _Line(partition)
             partition.watched = True
-        if waiter.timer is None:
+        if waiter.partition is None:
             waiter.partition = partition
             waiter.deadline = self._loop.time() + wait_ms / 1000
+        elif self._loop.time() >= waiter.deadline:
+            self._answer_empty(waiter)
+            self._drop_done(partition)
+            return
+        if waiter.timer is None:
             waiter.timer = self._loop.call_at(waiter.deadline, self._expire, waiter)
         if waiter.was_woken:
             line.waiters.appendleft(waiter)
@@ -98,6 +107,8 @@ class Waiters:
             waiter = waiters.popleft()
             self.parked -= 1
             if not waiter.is_done:
+                # While it is decided no deadline may end it: what it is given would go to nobody.
+                waiter.stop_timer()
                 waiter.was_woken = True
                 self._try_again(waiter)
                 break

@@ -140,6 +140,9 @@ class Server:
         )
         await broker.start()
         stack.push_async_callback(broker.close)
+        # Again, so that they end before what they ask does; a backup under way is given up.
+        stack.push_async_callback(admin.stop)
+        stack.push_async_callback(admin_server.drain, 1.0)
         health.add_check(
             lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
         )

@@ -23,14 +23,15 @@ class RestoreRefused(Exception):
 def restore_data_directory(source: Path, settings: Settings, keys: Path | None) -> None:
     """Restore `source` into the settings' data directory, with the master keys in `keys` (None: environment)."""
     data = settings.data.absolute()
+    if data.exists() and any(data.iterdir()):
+        raise RestoreRefused(f"{data} is not empty; restore into a new directory.")
     try:
         restore(source, data)
         if keys is not None:
             _copy_keys(keys, data / "keys")
         asyncio.run(_check_keys(settings, data))
     except (BackupUnusable, KeysUnusable, StoreUnusable, OSError) as error:
-        if not isinstance(error, FileExistsError):
-            shutil.rmtree(data, ignore_errors=True)
+        shutil.rmtree(data, ignore_errors=True)
         raise RestoreRefused(str(error)) from error
 
 

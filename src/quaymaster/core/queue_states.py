@@ -71,7 +71,6 @@ from quaymaster.core.errors import (
     QueueDoesNotExist,
     ResourceNotFound,
 )
-from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, encode_moved, prefix_bytes, split_payload
 from quaymaster.core.partition import (
@@ -304,7 +303,7 @@ class QueueStates:
         partition = self.partition(command.queue_id, command.partition)
         definition = partition.definition
         is_fifo = definition.is_fifo
-        if partition.advance(now_ms) and partition.watched:
+        if partition.advance(now_ms):
             proposal.awake.add(partition)
         timeout_ms = command.visibility_timeout_ms
         if timeout_ms < 0:
@@ -312,6 +311,9 @@ class QueueStates:
         if command.attempt is not None and is_fifo:
             earlier = partition.find_attempt(command.attempt, now_ms)
             if earlier is not None:
+                proposal.awake.add(
+                    partition
+                )  # the messages may come back sooner than a parked receive expects
                 return self._hand_out(
                     partition, earlier.messages, [], now_ms, timeout_ms, command.attempt, proposal, False
                 )
@@ -454,9 +456,10 @@ class QueueStates:
             self._propose(
                 proposal, RecordType.DELETE, partition, now_ms, payload=array("Q", sequences).tobytes()
             )
+            was_full = len(partition.in_flight) >= self._in_flight_max
             partition.apply_delete(sequences, now_ms)
             self.messages_gone += len(sequences)
-            if is_fifo and partition.watched:
+            if is_fifo or was_full:
                 proposal.awake.add(partition)
         return EntriesOutcome(errors), Wait.COMMIT
 
@@ -485,8 +488,7 @@ class QueueStates:
             partition.apply_change_visibility(
                 receipt.sequence, now_ms, timeout_ms, receipt.delivery_count, receipt.epoch, changed=True
             )
-        if partition.watched:
-            proposal.awake.add(partition)
+        proposal.awake.add(partition)
         return EntriesOutcome(errors), Wait.COMMIT
 
     def _visibility_error(
@@ -535,8 +537,7 @@ class QueueStates:
             partition.apply_delete(singles, now_ms)
             self.messages_gone += before - partition.alive
             self.messages_expired += before - partition.alive
-            if partition.watched:
-                proposal.awake.add(partition)
+            proposal.awake.add(partition)
         return Done(), Wait.NOTHING
 
     def _set_queue(self, command: SetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -615,7 +616,10 @@ class QueueStates:
         if source is None or sequence not in source.moving:
             return Done(), Wait.NOTHING
         target = self.partitions.get(partition_key(command.target_queue_id, 0))
-        if target is None or command.payload is None:
+        is_over = command.task_id is not None and not any(
+            task.task_id == command.task_id and task.status == "RUNNING" for task in source.tasks
+        )
+        if target is None or command.payload is None or is_over:
             source.put_back(sequence, now_ms)
             return Done(), Wait.NOTHING
         payload = command.payload
@@ -686,6 +690,9 @@ class QueueStates:
                 "There is already a task running. Only one active task is allowed for a source queue "
                 "arn at a given time."
             )
+        account_id = partition.definition.account_id
+        if self._running_tasks(account_id) >= ACTIVE_TASKS_MAX:
+            raise OverLimit(f"An account may have {ACTIVE_TASKS_MAX} active message move tasks.")
         counts = partition.counts(now_ms)
         task = MoveTask(
             task_id=command.task_id,
@@ -699,6 +706,13 @@ class QueueStates:
         )
         self._propose_task(proposal, partition, task, now_ms)
         return MoveTasksOutcome([msgspec.structs.replace(task)]), Wait.COMMIT
+
+    def _running_tasks(self, account_id: str) -> int:
+        return sum(
+            any(task.status == "RUNNING" for task in partition.tasks)
+            for partition in self.partitions.values()
+            if partition.tasks and partition.definition.account_id == account_id
+        )
 
     def _cancel_task(self, command: CancelMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partitions_of(command.queue_id)[0]
@@ -927,6 +941,3 @@ def _receipt_invalid(reason: str) -> InvalidParameterValue:
     return InvalidParameterValue(
         f"Value {RECEIPT_HANDLE_PLACEHOLDER} for parameter ReceiptHandle is invalid. Reason: {reason}"
     )
-
-
-__all__ = ["FIFOOrder", "Proposal", "QueueStates", "Wait", "partition_key"]
