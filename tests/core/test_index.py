@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core import index as index_module
-from quaymaster.core.index import CHUNK_ENTRIES, IndexEntry, MemoryChunks, SequenceIndex
+from quaymaster.core.index import (
+    CHUNK_ENTRIES,
+    IndexEntry,
+    IndexRebuild,
+    MemoryChunks,
+    NoRoomForChunk,
+    SequenceIndex,
+)
 
 TAG = b"1/0"
 
@@ -193,8 +204,11 @@ def test_lost_chunk_is_made_anew_from_the_records(has_groups: bool) -> None:
     index._cache.clear()
 
     firsts = index.lost_chunks(Lost)
-    for first in firsts:
-        index.restore_chunk(first, {key: entry for key, entry in entries.items() if key != 6})
+    rebuild = IndexRebuild(index, firsts)
+    for sequence, entry in entries.items():
+        if sequence != 6 and rebuild.wants(sequence):
+            rebuild.fill(sequence, entry)
+    rebuild.finish()
 
     assert firsts == [5, 9]
     assert index.lost_chunks(Lost) == []
@@ -239,5 +253,94 @@ def test_a_lost_chunk_that_finds_no_room_stays_lost() -> None:
     numbers = index.chunk_numbers()
     keeper.is_full = True
 
-    assert not index.restore_chunk(1, {})
+    with pytest.raises(NoRoomForChunk):
+        IndexRebuild(index, [1]).finish()
+
     assert index.chunk_numbers() == numbers
+
+
+def rebuilt_without(gone: set[int], count: int = 24, lost: Sequence[int] = (0, 1, 2, 3)) -> SequenceIndex:
+    """Return an index of four-entry chunks of which some are made anew without what is gone."""
+    keeper = LosingChunks()
+    index = SequenceIndex(keeper, TAG)
+    for sequence in range(1, count + 1):
+        index.append(100 + sequence, 1_000 * sequence, 0, 0)
+    keeper.lost = {index.chunk_numbers()[at] for at in lost}
+    index._cache.clear()
+    rebuild = IndexRebuild(index, index.lost_chunks(Lost))
+    for sequence in range(1, count + 1):
+        if sequence not in gone and rebuild.wants(sequence):
+            rebuild.fill(sequence, IndexEntry(100 + sequence, 1_000 * sequence, 1_000 * sequence, 0))
+    rebuild.finish()
+    return index
+
+
+@pytest.mark.usefixtures("small")
+@given(gone=st.sets(st.integers(1, 24)), lost=st.sets(st.integers(0, 3), min_size=1))
+def test_times_never_fall_in_chunks_made_anew_whatever_is_gone(gone: set[int], lost: set[int]) -> None:
+    index = rebuilt_without(gone, lost=sorted(lost))
+
+    times = [index.sent_ms(sequence) for sequence in range(1, 25)]
+    assert times == sorted(times)
+    for sequence in range(1, 25):
+        chunk = (sequence - 1) // 4
+        if sequence not in gone:
+            assert index.offset_and_sent_ms(sequence) == (100 + sequence, 1_000 * sequence)
+        elif chunk in lost:
+            before = [
+                other for other in range(1, sequence) if other not in gone or (other - 1) // 4 not in lost
+            ]
+            assert index.entry(sequence).offset == 0
+            assert not before or times[sequence - 1] == 1_000 * before[-1]
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_gone_in_front_of_all_records_is_as_old_as_the_first_of_them() -> None:
+    index = rebuilt_without({1, 2})
+
+    assert [index.sent_ms(sequence) for sequence in range(1, 5)] == [3_000, 3_000, 3_000, 4_000]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return how many functions are called, those written in C too."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.usefixtures("small")
+def test_twice_the_lost_messages_take_twice_the_steps_and_no_more_memory() -> None:
+    def lost_index(count: int) -> tuple[SequenceIndex, list[int]]:
+        keeper = LosingChunks()
+        index = SequenceIndex(keeper, TAG)
+        for sequence in range(1, count + 1):
+            index.append(sequence, 1_000, 0, 1)
+        keeper.lost = set(index.chunk_numbers())
+        index._cache.clear()
+        return index, index.lost_chunks(Lost)
+
+    def make_anew(index: SequenceIndex, firsts: list[int], count: int) -> None:
+        rebuild = IndexRebuild(index, firsts)
+        for sequence in range(1, count + 1, 3):
+            if rebuild.wants(sequence):
+                rebuild.fill(sequence, IndexEntry(sequence, 1_000, 1_000, 1))
+            assert len(rebuild._columns.offsets) <= index_module.CHUNK_ENTRIES
+        rebuild.finish()
+
+    steps = []
+    for count in (400, 800, 1_600):
+        index, firsts = lost_index(count)
+        steps.append(calls_of(partial(make_anew, index, firsts, count)))
+        assert index.lost_chunks(Lost) == []
+
+    assert steps[1] < 2.2 * steps[0]
+    assert steps[2] < 2.2 * steps[1]

@@ -17,7 +17,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from quaymaster.core.timers import SLOT_MS
@@ -27,6 +27,9 @@ TAIL_ENTRIES_MAX = 2 * CHUNK_ENTRIES
 CHUNKS_CACHED = 3
 CHUNK_VERSION = 1
 
+_NEVER = 1 << 64
+"""Above every sequence number."""
+_NO_OFFSET = (1 << 64) - 1
 _DELAY_BITS = 15
 _DELAY_MASK = (1 << _DELAY_BITS) - 1
 _CHUNK_HEAD = struct.Struct("<BBHIQ")
@@ -76,6 +79,10 @@ class IndexEntry(NamedTuple):
     sent_ms: int
     due_ms: int
     group: int
+
+
+class NoRoomForChunk(Exception):
+    """A chunk that was made anew finds no room; what was lost stays lost."""
 
 
 class _Columns:
@@ -256,6 +263,11 @@ class SequenceIndex:
         """Return the keeper's numbers of all chunks in use."""
         return list(self._chunks.values())
 
+    @property
+    def first_in_chunks(self) -> int:
+        """The first sequence number that lies in a chunk, or in the tail when there are no chunks."""
+        return next(iter(self._chunks), self._tail.first)
+
     def lost_chunks(self, lost: type[Exception]) -> list[int]:
         """Read every chunk; return the first sequences of those the keeper raises `lost` for."""
         found: list[int] = []
@@ -266,30 +278,14 @@ class SequenceIndex:
                 found.append(first)
         return found
 
-    def restore_chunk(self, first: int, entries: Mapping[int, IndexEntry]) -> bool:
-        """Make a lost chunk anew; false when there is no room. A sequence without an entry is of a gone message.
-
-        It gets the send time of a neighbour, because send times are searched by halves.
-        """
-        columns = _Columns(first)
-        columns.groups = array("Q")
-        nearest = min(entries, key=lambda sequence: abs(sequence - first), default=None)
-        sent_ms = entries[nearest].sent_ms if nearest is not None else 0
-        for sequence in range(first, first + CHUNK_ENTRIES):
-            entry = entries.get(sequence) or IndexEntry(0, sent_ms, sent_ms, 0)
-            sent_ms = entry.sent_ms
-            columns.offsets.append(entry.offset)
-            columns.times.append(sent_ms << _DELAY_BITS | (entry.due_ms - sent_ms) // SLOT_MS)
-            columns.groups.append(entry.group)
-        if not any(columns.groups):
-            columns.groups = None
+    def replace_chunk(self, first: int, columns: _Columns) -> None:
+        """Put a chunk made anew in the place of a lost one; NoRoomForChunk when the keeper cannot take it."""
         number = self._keeper.write(self._chunk_tag(first), columns.to_bytes())
         if number is None:
-            return False
+            raise NoRoomForChunk(first)
         self._keeper.free(self._chunks[first])
         self._chunks[first] = number
         self._cache.pop(first, None)
-        return True
 
     def to_bytes(self) -> bytes:
         """Return chunk references and the tail, for a snapshot."""
@@ -346,3 +342,68 @@ class SequenceIndex:
         cache.move_to_end(columns.first)
         while len(cache) > CHUNKS_CACHED:
             cache.popitem(last=False)
+
+
+class IndexRebuild:
+    """Makes lost chunks anew from one look at the records of a partition, in the order of their sequence numbers.
+
+    It needs the memory of one chunk, and writes each as soon as a later record is met; then `finish`. A sequence
+    without a record is of a gone message. It gets the send time of the one before (in front of all records, of the
+    one behind), because send times are searched by halves.
+    """
+
+    __slots__ = ("_columns", "_first", "_firsts", "_index", "_stop")
+
+    def __init__(self, index: SequenceIndex, firsts: Sequence[int]) -> None:
+        self._index = index
+        self._firsts = sorted(firsts, reverse=True)
+        self._begin()
+
+    def wants(self, sequence: int) -> bool:
+        """Return whether the entry of `sequence` is lost; chunks wholly below it are written (NoRoomForChunk)."""
+        while sequence >= self._stop:
+            self._write()
+        return sequence >= self._first
+
+    def fill(self, sequence: int, entry: IndexEntry) -> None:
+        """Put in an entry that is wanted."""
+        columns, at = self._columns, sequence - self._first
+        columns.offsets[at] = entry.offset
+        columns.times[at] = entry.sent_ms << _DELAY_BITS | (entry.due_ms - entry.sent_ms) // SLOT_MS
+        if entry.group:
+            if columns.groups is None:
+                columns.groups = array("Q", bytes(8 * CHUNK_ENTRIES))
+            columns.groups[at] = entry.group
+
+    def finish(self) -> None:
+        """Write the chunks that are left; NoRoomForChunk as in `wants`."""
+        while self._first < _NEVER:
+            self._write()
+
+    def _begin(self) -> None:
+        """Go on with the next lost chunk, if there is one."""
+        self._first = self._firsts.pop() if self._firsts else _NEVER
+        self._stop = self._first + CHUNK_ENTRIES
+        self._columns = _Columns(self._first)
+        if self._first < _NEVER:
+            self._columns.offsets = array("Q", b"\xff" * (8 * CHUNK_ENTRIES))
+            self._columns.times = array("Q", bytes(8 * CHUNK_ENTRIES))
+
+    def _write(self) -> None:
+        self._fill_gaps()
+        self._index.replace_chunk(self._first, self._columns)
+        self._begin()
+
+    def _fill_gaps(self) -> None:
+        """Chunks follow one another, and lost ones below are made anew already: the one before can be asked."""
+        offsets, times = self._columns.offsets, self._columns.times
+        if self._first > self._index.first_in_chunks:
+            sent_ms = self._index.sent_ms(self._first - 1)
+        else:
+            sent_ms = next((time for time in times if time), 0) >> _DELAY_BITS
+        for at, offset in enumerate(offsets):
+            if offset == _NO_OFFSET:
+                offsets[at] = 0
+                times[at] = sent_ms << _DELAY_BITS
+            else:
+                sent_ms = times[at] >> _DELAY_BITS
