@@ -39,9 +39,13 @@ def test_a_new_account_comes_with_a_key_whose_secret_is_shown_once(
 
 
 def test_keys_of_the_own_account_are_listed(run: Run, data: Path, server: PlayedServer) -> None:
-    server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY]}
+    session = {**KEY, "access_key_id": "AS", "parent_id": "AK", "expires_ms": 1_700_000_060_000}
+    server.answers["GET /admin/v1/keys?account_id=000000000000"] = {"keys": [KEY, session]}
 
-    assert run("key", "list", "--data", data).out == "AK\t000000000000\t-\ttrue\t2023-11-14 22:13:20Z\n"
+    assert run("key", "list", "--data", data).out.splitlines() == [
+        "AK\t000000000000\t-\ttrue\t2023-11-14 22:13:20Z\t-\t-",
+        "AS\t000000000000\t-\ttrue\t2023-11-14 22:13:20Z\tAK\t2023-11-14 22:14:20Z",
+    ]
 
 
 def test_a_key_is_created_for_the_account_named(run: Run, data: Path, server: PlayedServer) -> None:

@@ -351,6 +351,28 @@ def test_session_credentials_are_made_for_a_key() -> None:
     asyncio.run(scenario())
 
 
+def test_sessions_are_listed_behind_the_keys_and_end_with_theirs() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            key_id = (await port.call("POST", "keys", {"name": "ci"})).json["access_key_id"]
+            session = (await port.call("POST", f"keys/{key_id}/session", {"duration_s": 900})).json
+            client = Client(port.service.client.port, session["access_key_id"], session["secret_access_key"])
+            token = {"x-amz-security-token": session["session_token"]}
+
+            listed = (await port.call("GET", "keys")).json["keys"]
+            again = await port.call("POST", f"keys/{session['access_key_id']}/session", {})
+            await port.call("POST", f"keys/{key_id}/disable")
+            refused = await client.json("ListQueues", {}, token)
+
+            assert [key["parent_id"] for key in listed] == [None, None, key_id]
+            assert listed[2]["access_key_id"] == session["access_key_id"]
+            assert listed[2]["expires_ms"] == session["expires_ms"]
+            assert again.status == 400
+            assert refused.status == 403
+
+    asyncio.run(scenario())
+
+
 def test_the_last_key_of_the_default_account_cannot_be_taken_away() -> None:
     async def scenario() -> None:
         async with administered() as port:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from quaymaster.core.errors import InvalidParameterValue, ResourceNotFound
+from quaymaster.core.errors import InvalidParameterValue, ResourceNotFound, UnsupportedOperation
+from quaymaster.metadata.accounts import SESSIONS_PER_TRANSACTION, Accounts
 
 from .support import ACCOUNT, World, eventually, run
 
@@ -159,6 +162,110 @@ def test_ended_session_is_dropped_an_hour_later(tmp_path: Path) -> None:
             assert service.access_key(session.access_key_id) is not None
 
             world.clock.pass_s(1)
+            await service.run_upkeep()
+
+            assert service.access_key(session.access_key_id) is None
+
+    run(scenario, tmp_path)
+
+
+async def disable(accounts: Accounts, access_key_id: str) -> None:
+    await accounts.set_enabled(access_key_id, enabled=False)
+
+
+async def rotate(accounts: Accounts, access_key_id: str) -> None:
+    await accounts.rotate_secret(access_key_id)
+
+
+async def delete(accounts: Accounts, access_key_id: str) -> None:
+    await accounts.delete_access_key(access_key_id)
+
+
+@pytest.mark.parametrize("end", [disable, rotate, delete])
+def test_sessions_end_with_their_key(tmp_path: Path, end: Callable[[Accounts, str], Awaitable[None]]) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            accounts = service.accounts
+            parent = (await accounts.create_access_key(ACCOUNT)).access_key_id
+            other = (await accounts.create_access_key(ACCOUNT)).access_key_id
+            # more than one transaction ends
+            ours = [
+                await accounts.create_session(parent, 60_000) for _ in range(2 * SESSIONS_PER_TRANSACTION + 1)
+            ]
+            theirs = await accounts.create_session(other, 60_000)
+
+            await end(accounts, parent)
+
+            assert {accounts.access_key(session.access_key_id) for session in ours} == {None}
+            assert accounts.list_sessions(ACCOUNT) == [theirs]
+            assert accounts.access_key(theirs.access_key_id) == theirs
+        async with world.service() as service:
+            assert service.accounts.list_sessions(ACCOUNT) == [theirs]
+
+    run(scenario, tmp_path)
+
+
+def test_session_is_listed_with_its_key_until_it_ends(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            parent = await service.accounts.create_access_key(ACCOUNT)
+
+            session = await service.accounts.create_session(parent.access_key_id, 60_000)
+
+            assert session.parent_id == parent.access_key_id
+            assert service.accounts.list_sessions(ACCOUNT) == [session]
+            assert service.accounts.list_sessions("111111111111") == []
+            world.clock.pass_s(60)
+            assert service.accounts.list_sessions(ACCOUNT) == []
+
+    run(scenario, tmp_path)
+
+
+def test_session_is_made_only_of_an_enabled_key_that_is_no_session(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            accounts = service.accounts
+            parent = await accounts.create_access_key(ACCOUNT)
+            session = await accounts.create_session(parent.access_key_id, 60_000)
+
+            with pytest.raises(UnsupportedOperation, match="temporary itself"):
+                await accounts.create_session(session.access_key_id, 60_000)
+            await accounts.set_enabled(parent.access_key_id, enabled=False)
+            with pytest.raises(UnsupportedOperation, match="disabled"):
+                await accounts.create_session(parent.access_key_id, 60_000)
+
+            assert accounts.list_sessions(ACCOUNT) == []
+
+    run(scenario, tmp_path)
+
+
+def test_session_made_on_a_node_that_has_not_heard_of_the_disabling_is_refused(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as one, world.service() as two:
+            parent = await one.accounts.create_access_key(ACCOUNT)
+            await eventually(lambda: two.access_key(parent.access_key_id) == parent)
+
+            disabling = one.accounts.set_enabled(parent.access_key_id, enabled=False)
+            _, made = await asyncio.gather(
+                disabling,
+                two.accounts.create_session(parent.access_key_id, 60_000),
+                return_exceptions=True,
+            )
+
+            assert isinstance(made, UnsupportedOperation)
+
+    run(scenario, tmp_path)
+
+
+def test_upkeep_ends_a_session_that_outlived_its_key(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            parent = await service.accounts.create_access_key(ACCOUNT)
+            session = await service.accounts.create_session(parent.access_key_id, 3_600_000)
+            # what a crash between two transactions leaves
+            await world.store.transaction([], deletes=[f"/access_keys/{parent.access_key_id}"])
+            await eventually(lambda: service.access_key(parent.access_key_id) is None)
+
             await service.run_upkeep()
 
             assert service.access_key(session.access_key_id) is None

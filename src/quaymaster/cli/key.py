@@ -27,7 +27,10 @@ def list_keys(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """List the access keys of an account. Secrets are never shown again."""
+    """List the access keys of an account, then the temporary credentials made of them.
+
+    Secrets are never shown again.
+    """
     from quaymaster.cli.client import AdminClient
 
     connection = find_connection(data, None)
@@ -37,7 +40,7 @@ def list_keys(
         print_json(result)
     else:
         print_table(
-            ("ACCESS KEY ID", "ACCOUNT ID", "NAME", "ENABLED", "CREATED"),
+            ("ACCESS KEY ID", "ACCOUNT ID", "NAME", "ENABLED", "CREATED", "MADE OF", "ENDS"),
             (
                 (
                     key["access_key_id"],
@@ -45,6 +48,8 @@ def list_keys(
                     key["name"] or None,
                     key["enabled"],
                     time_as_text(key["created_ms"]),
+                    key.get("parent_id"),
+                    time_as_text(key["expires_ms"]) if key.get("expires_ms") else None,
                 )
                 for key in result["keys"]
             ),
@@ -77,7 +82,7 @@ def rotate(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Give a key a new secret, which is shown only now."""
+    """Give a key a new secret, which is shown only now. Its temporary credentials end."""
     from quaymaster.cli.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
@@ -93,7 +98,10 @@ def session(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Make temporary credentials of a key, with a session token."""
+    """Make temporary credentials of a key, with a session token.
+
+    They end with their time, or when the key is disabled, rotated or deleted.
+    """
     from quaymaster.cli.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
@@ -108,7 +116,7 @@ def disable(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Refuse requests signed with a key, until it is enabled again."""
+    """Refuse requests signed with a key, until it is enabled again. Its temporary credentials end."""
     _change(data, admin_url, as_json, "POST", access_key_id, "disable")
 
 
@@ -130,7 +138,7 @@ def delete(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Delete a key for good."""
+    """Delete a key for good, with its temporary credentials."""
     _change(data, admin_url, as_json, "DELETE", access_key_id)
 
 

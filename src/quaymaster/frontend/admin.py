@@ -9,9 +9,9 @@
     DELETE /admin/v1/queues/NAME             ?account_id=
     GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
     GET    /admin/v1/accounts                POST: a new one with a first key
-    GET    /admin/v1/keys                    ?account_id= ; POST: a new one, its secret is shown once
-    POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session (temporary
-    credentials) DELETE /admin/v1/keys/ID
+    GET    /admin/v1/keys                    ?account_id= ; sessions too; POST: a new one, its secret is shown once
+    POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session
+    DELETE /admin/v1/keys/ID                 session: temporary credentials
     POST   /admin/v1/keys/rotate-master      also rotate-receipts
     POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
     GET    /admin/v1/backup                  how far the running or last one is; POST: make one
@@ -93,6 +93,8 @@ class StoredKey(AccessKey, Protocol):
     def name(self) -> str: ...
     @property
     def created_ms(self) -> int: ...
+    @property
+    def parent_id(self) -> str | None: ...
 
 
 class AccountService(Protocol):
@@ -105,6 +107,8 @@ class AccountService(Protocol):
     def access_key(self, access_key_id: str) -> StoredKey | None: ...
 
     def list_access_keys(self, account_id: str) -> Sequence[StoredKey]: ...
+
+    def list_sessions(self, account_id: str) -> Sequence[StoredKey]: ...
 
     async def create_access_key(self, account_id: str, name: str = "") -> StoredKey: ...
 
@@ -423,7 +427,8 @@ class Admin:
         return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
 
     async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
-        keys = self._accounts.list_access_keys(call.query.get("account_id") or call.account_id)
+        account_id = call.query.get("account_id") or call.account_id
+        keys = [*self._accounts.list_access_keys(account_id), *self._accounts.list_sessions(account_id)]
         return {"keys": [_key_row(key) for key in keys]}
 
     async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
@@ -461,7 +466,6 @@ class Admin:
             **_key_row(key),
             "secret_access_key": key.secret,
             "session_token": key.session_token,
-            "expires_ms": key.expires_ms,
         }
 
     def _check_not_last(self, access_key_id: str) -> None:
@@ -576,6 +580,8 @@ def _key_row(key: StoredKey) -> dict[str, Any]:
         "name": key.name,
         "enabled": key.is_enabled,
         "created_ms": key.created_ms,
+        "parent_id": key.parent_id,
+        "expires_ms": key.expires_ms,
     }
 
 

@@ -1,15 +1,23 @@
-"""Accounts, their access keys, and session credentials. Secrets are stored wrapped and shown in no repr."""
+"""Accounts, their access keys, and session credentials. Secrets are stored wrapped and shown in no repr.
+
+access key ──create_session──▶ session ──its end, or the key's disabling, new secret or deletion──▶ gone
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
-from quaymaster.core.errors import InvalidParameterValue, OverLimit, ResourceNotFound
+from quaymaster.coordination.interface import (
+    TRANSACTION_OPERATIONS_MAX,
+    Compare,
+    Put,
+    RevisionMismatch,
+)
+from quaymaster.core.errors import InvalidParameterValue, OverLimit, ResourceNotFound, UnsupportedOperation
 from quaymaster.metadata.data_keys import secret_purpose, session_token_purpose
 from quaymaster.metadata.master_keys import MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
@@ -27,13 +35,17 @@ ACCESS_KEYS_PER_ACCOUNT_MAX: Final = 1_000
 NAME_CHARS_MAX: Final = 128
 SESSION_MIN_MS: Final = 60_000
 SESSION_MAX_MS: Final = 36 * 3_600_000
+SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
+"""Sessions ended together; the rest of the transaction is their key's."""
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
 Account = AccountRow
 
 
 class AccessKey(msgspec.Struct, frozen=True):
-    """An access key with its secret. `session_token` and `expires_ms` are set for session credentials only.
+    """An access key with its secret.
+
+    `session_token`, `expires_ms` and `parent_id`, the key it was made of, are set for session credentials only.
 
     `principal_id` is the id of the user it belongs to, which receivers see as SenderId.
     """
@@ -48,6 +60,7 @@ class AccessKey(msgspec.Struct, frozen=True):
     rotated_ms: int
     session_token: str | None = None
     expires_ms: int | None = None
+    parent_id: str | None = None
 
     def __repr__(self) -> str:
         return f"AccessKey({self.access_key_id!r}, account_id={self.account_id!r}, name={self.name!r})"
@@ -123,11 +136,14 @@ class Accounts:
 
     def list_access_keys(self, account_id: str) -> list[AccessKey]:
         """Return an account's keys, oldest first, session credentials left out."""
-        rows = [
-            row for _, row in self._rows.items() if row.account_id == account_id and row.expires_ms is None
-        ]
-        rows.sort(key=lambda row: (row.created_ms, row.access_key_id))
-        return [self._unwrap(row) for row in rows]
+        return self._list(row for row in self._rows_of(account_id) if row.expires_ms is None)
+
+    def list_sessions(self, account_id: str) -> list[AccessKey]:
+        """Return an account's session credentials that have not ended, oldest first."""
+        now_ms = self._now_ms()
+        return self._list(
+            row for row in self._rows_of(account_id) if row.expires_ms is not None and row.expires_ms > now_ms
+        )
 
     async def create_access_key(
         self, account_id: str, name: str = "", principal_id: str | None = None
@@ -150,67 +166,102 @@ class Accounts:
         return key
 
     async def create_session(self, access_key_id: str, duration_ms: int) -> AccessKey:
-        """Make temporary credentials of the same user as a key: they need their session token, and end."""
+        """Make temporary credentials of the same user as a key: they need their session token, and end.
+
+        UnsupportedOperation for a key that is disabled or itself temporary: a session must not outlive its key.
+        """
         if not SESSION_MIN_MS <= duration_ms <= SESSION_MAX_MS:
             raise InvalidParameterValue.of(
                 "DurationSeconds",
                 duration_ms // 1000,
                 f"Must be between {SESSION_MIN_MS // 1000} and {SESSION_MAX_MS // 1000}.",
             )
-        parent = self._existing(access_key_id)
-        self._check_room(parent.account_id)
-        now_ms = self._now_ms()
-        session = AccessKey(
-            access_key_id=_random_id("ASIA", 16),
-            secret=_random_secret(),
-            account_id=parent.account_id,
-            principal_id=parent.principal_id,
-            name=parent.name,
-            is_enabled=True,
-            created_ms=now_ms,
-            rotated_ms=now_ms,
-            session_token=secrets.token_urlsafe(96),
-            expires_ms=now_ms + duration_ms,
-        )
-        await self._store_new(session)
-        return session
+        while True:
+            parent = self._existing(access_key_id)
+            if parent.expires_ms is not None:
+                raise UnsupportedOperation(
+                    f"{access_key_id} is temporary itself; use the key it was made of."
+                )
+            if not parent.is_enabled:
+                raise UnsupportedOperation(f"The access key {access_key_id} is disabled.")
+            self._check_room(parent.account_id)
+            now_ms = self._now_ms()
+            session = AccessKey(
+                access_key_id=_random_id("ASIA", 16),
+                secret=_random_secret(),
+                account_id=parent.account_id,
+                principal_id=parent.principal_id,
+                name=parent.name,
+                is_enabled=True,
+                created_ms=now_ms,
+                rotated_ms=now_ms,
+                session_token=secrets.token_urlsafe(96),
+                expires_ms=now_ms + duration_ms,
+                parent_id=access_key_id,
+            )
+            # Whoever changes the key ends the sessions there are: none may be added behind his back.
+            try:
+                await self._store_new(session, [self._rows.compare(access_key_id)])
+            except RevisionMismatch as mismatch:
+                if mismatch.key == ACCESS_KEYS + access_key_id:
+                    continue
+                raise
+            return session
 
     async def set_enabled(self, access_key_id: str, *, enabled: bool) -> AccessKey:
-        """Switch a key off or on."""
-        return await self._change(access_key_id, lambda _: {"is_enabled": enabled})
+        """Switch a key off or on. Off, its sessions end for good."""
+        return await self._change(access_key_id, lambda _: {"is_enabled": enabled}, ends_sessions=not enabled)
 
     async def rotate_secret(self, access_key_id: str) -> AccessKey:
-        """Give a key a new secret; the old one is refused at once."""
+        """Give a key a new secret; the old one is refused at once, and the sessions made with it end."""
 
         def new_secret(row: AccessKeyRow) -> dict[str, object]:
             wrapped = self._master_keys.wrap(secret_purpose(row.access_key_id), _random_secret().encode())
             return {"wrapped_secret": wrapped, "rotated_ms": self._now_ms()}
 
-        return await self._change(access_key_id, new_secret)
+        return await self._change(access_key_id, new_secret, ends_sessions=True)
 
     async def delete_access_key(self, access_key_id: str) -> None:
-        """Delete a key for good; ResourceNotFound when there is none."""
-        self._existing(access_key_id)
-        await self._mirror.transact([], deletes=[ACCESS_KEYS + access_key_id])
+        """Delete a key for good, with its sessions; ResourceNotFound when there is none."""
+        while True:
+            self._existing(access_key_id)
+            sessions = self._sessions_of(access_key_id)
+            try:
+                await self._mirror.transact(
+                    [self._rows.compare(access_key_id)],
+                    deletes=[ACCESS_KEYS + access_key_id, *sessions[:SESSIONS_PER_TRANSACTION]],
+                )
+            except RevisionMismatch:
+                continue
+            await self._end(sessions[SESSIONS_PER_TRANSACTION:])
+            return
 
     async def drop_expired_sessions(self) -> int:
-        """Delete session credentials that ended over an hour ago; return how many."""
+        """Delete session credentials that ended over an hour ago, or outlived their key; return how many."""
         # The hour lets a caller be told "expired" rather than "unknown".
         ended_before_ms = self._now_ms() - 3_600_000
         expired = [
             row
             for _, row in self._rows.items()
-            if row.expires_ms is not None and row.expires_ms < ended_before_ms
+            if row.expires_ms is not None and (row.expires_ms < ended_before_ms or self._is_orphan(row))
         ]
         for row in expired:
             await self._mirror.transact([], deletes=[ACCESS_KEYS + row.access_key_id])
         return len(expired)
 
-    async def _store_new(self, key: AccessKey) -> None:
+    def _is_orphan(self, row: AccessKeyRow) -> bool:
+        """Tell whether a session was left over when its key was disabled or deleted: by a crash, or by a node
+        that did not know it yet."""
+        if row.parent_id is None:
+            return False
+        parent = self._rows.get(row.parent_id)
+        return parent is None or not parent.is_enabled
+
+    async def _store_new(self, key: AccessKey, compares: Sequence[Compare] = ()) -> None:
         while True:
             try:
                 await self._mirror.transact(
-                    [self._master_keys.compare(), Compare(ACCESS_KEYS + key.access_key_id, 0)],
+                    [self._master_keys.compare(), Compare(ACCESS_KEYS + key.access_key_id, 0), *compares],
                     [Put(ACCESS_KEYS + key.access_key_id, encode_row(self._wrap(key)))],
                 )
             except RevisionMismatch as mismatch:
@@ -220,19 +271,41 @@ class Accounts:
             return
 
     async def _change(
-        self, access_key_id: str, changes: Callable[[AccessKeyRow], dict[str, object]]
+        self,
+        access_key_id: str,
+        changes: Callable[[AccessKeyRow], dict[str, object]],
+        *,
+        ends_sessions: bool,
     ) -> AccessKey:
         while True:
             row = self._existing(access_key_id)
             new = msgspec.structs.replace(row, **changes(row))
+            sessions = self._sessions_of(access_key_id) if ends_sessions else []
             try:
                 await self._mirror.transact(
                     [self._master_keys.compare(), self._rows.compare(access_key_id)],
                     [Put(ACCESS_KEYS + access_key_id, encode_row(new))],
+                    sessions[:SESSIONS_PER_TRANSACTION],
                 )
             except RevisionMismatch:
                 continue
+            await self._end(sessions[SESSIONS_PER_TRANSACTION:])
             return self._unwrap(new)
+
+    def _rows_of(self, account_id: str) -> Iterable[AccessKeyRow]:
+        return (row for _, row in self._rows.items() if row.account_id == account_id)
+
+    def _list(self, rows: Iterable[AccessKeyRow]) -> list[AccessKey]:
+        ordered = sorted(rows, key=lambda row: (row.created_ms, row.access_key_id))
+        return [self._unwrap(row) for row in ordered]
+
+    def _sessions_of(self, access_key_id: str) -> list[str]:
+        """Return where the sessions made of a key are stored."""
+        return [ACCESS_KEYS + suffix for suffix, row in self._rows.items() if row.parent_id == access_key_id]
+
+    async def _end(self, sessions: list[str]) -> None:
+        for at in range(0, len(sessions), SESSIONS_PER_TRANSACTION):
+            await self._mirror.transact([], deletes=sessions[at : at + SESSIONS_PER_TRANSACTION])
 
     def _existing(self, access_key_id: str) -> AccessKeyRow:
         row = self._rows.get(access_key_id)
@@ -243,7 +316,7 @@ class Accounts:
     def _check_room(self, account_id: str) -> None:
         if self.account(account_id) is None:
             raise ResourceNotFound(f"The account {account_id} does not exist.")
-        count = sum(row.account_id == account_id for _, row in self._rows.items())
+        count = sum(1 for _ in self._rows_of(account_id))
         if count >= ACCESS_KEYS_PER_ACCOUNT_MAX:
             raise OverLimit(f"The account has {count} access keys; at most {ACCESS_KEYS_PER_ACCOUNT_MAX}.")
 
@@ -266,6 +339,7 @@ class Accounts:
                 None if token is None else wrap(session_token_purpose(key.access_key_id), token.encode())
             ),
             expires_ms=key.expires_ms,
+            parent_id=key.parent_id,
         )
 
     def _unwrap(self, row: AccessKeyRow) -> AccessKey:
@@ -284,6 +358,7 @@ class Accounts:
                 None if token is None else unwrap(session_token_purpose(row.access_key_id), token).decode()
             ),
             expires_ms=row.expires_ms,
+            parent_id=row.parent_id,
         )
 
 

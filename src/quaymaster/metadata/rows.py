@@ -67,7 +67,10 @@ class AccountRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An access key with its wrapped secret. Session credentials have a wrapped token and an end, too."""
+    """An access key with its wrapped secret.
+
+    Session credentials also have a wrapped token, an end, and the key they were made of.
+    """
 
     access_key_id: str
     account_id: str
@@ -79,6 +82,7 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rotated_ms: int
     wrapped_session_token: bytes | None = None
     expires_ms: int | None = None
+    parent_id: str | None = None
 
 
 class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
