@@ -6,6 +6,7 @@ QUAYMASTER_HYPOTHESIS=long runs it for as long as a night has room.
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from typing import Any
 
@@ -79,11 +80,31 @@ SMALL = [
 NAMES = ["jobs", "jobs-dead", "steps.fifo", "steps-dead.fifo"]
 """The first and third have the one behind them as dead-letter queue, when they have one."""
 
-places = st.integers(0, 3)
+places = st.sampled_from([0, 1, 2, 3, 4, 4, 4, 4, 4, 4])
+"""A queue by its place in NAMES, or more often (4) the one this run is mostly about."""
 flags = st.booleans()
 times_ms = st.sampled_from([0, 0, 0, 1, 20, 49, 50, 1_000, 1_000, 2_500, 30_000, 61_000, 300_000])
 timeouts_ms = st.sampled_from([-1, 0, 1_000, 2_000, 5_000, 30_000])
 groups = st.integers(1, 3)
+
+
+def spread(kind: bytes, number: int) -> bytes:
+    """Return 16 bytes as a hash would give them: different from the first byte on."""
+    return hashlib.blake2b(kind + b"%d" % number, digest_size=16).digest()
+
+
+entries_to_send = st.lists(
+    st.tuples(
+        groups,
+        st.sampled_from([-1, -1, -1, 0, 1_000, 2_000]),
+        st.integers(0, 5),
+        st.integers(0, 5),
+        flags,
+    ),
+    min_size=1,
+    max_size=4,
+)
+"""Each: group, delay, deduplication id and retry id (0: none), whether it may be a retry."""
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -95,12 +116,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.keeper = index.MemoryChunks()
         self.host = Host(states=QueueStates(self.keeper, retry_window_ms=RETRY_WINDOW_MS))
         self.epoch = 1
+        self.focus = 0
         self.ids = 100
         self.definitions: dict[str, QueueDefinition] = {}
         self.models: dict[int, ModelQueue] = {}
         self.receipts: list[tuple[int, Receipt]] = []
         self.letters: list[DeadLetter] = []
-        self.taken_for_task: list[tuple[int, int, int]] = []  # queue, sequence, offset
+        self.taken_for_task: list[tuple[int, int, int, bytes]] = []  # queue, sequence, offset
         self.snapshots: dict[int, tuple[int, bytes, bytes]] = {}
         self.kept: list[tuple[int, Any]] = []  # end offset -> the model as of it
         for name in NAMES:
@@ -127,7 +149,7 @@ class QueueMachine(RuleBasedStateMachine):
             if isinstance(command, Receive) and isinstance(answer, TakenOutcome):
                 is_promise = bool(answer.taken) and self.models[command.queue_id].is_fifo
             is_promise = is_promise and not isinstance(answer, Exception)
-            assert not is_promise or self.host.rests_on[token] <= self.host.replica.commit
+            assert not is_promise or self.host.rests_on[token] <= self.host.replica.durable_end
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -138,8 +160,11 @@ class QueueMachine(RuleBasedStateMachine):
                     return answer
         raise AssertionError("a command is answered, or its answer waits for the commit")
 
+    def name_at(self, place: int) -> str:
+        return NAMES[self.focus if place == 4 else place]
+
     def model_at(self, place: int) -> ModelQueue:
-        return self.models[self.definitions[NAMES[place]].queue_id]
+        return self.models[self.definitions[self.name_at(place)].queue_id]
 
     def keep(self) -> None:
         """Remember the model as of the journal's end, should what is behind the durable end be lost."""
@@ -184,8 +209,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     # Rules: time and durability
 
-    @initialize(is_slow=flags)
-    def start(self, is_slow: bool) -> None:
+    @initialize(
+        is_slow=flags,
+        focus=st.sampled_from([0, 0, 1, 2, 2, 3]),
+        delay_s=st.sampled_from([0, 0, 0, 2]),
+        receives_max=st.sampled_from([0, 1, 2]),
+    )
+    def start(self, is_slow: bool, focus: int, delay_s: int, receives_max: int) -> None:
+        self.focus = focus
+        self.set_attributes(focus, delay_s, 30, 345_600, receives_max)
         self.host.is_slow = is_slow
         self.keep()
 
@@ -242,20 +274,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     # Rules: messages
 
-    @rule(
-        place=places,
-        entries=st.lists(
-            st.tuples(
-                groups,
-                st.sampled_from([-1, -1, -1, 0, 1_000, 2_000]),
-                st.integers(0, 5),
-                st.integers(0, 5),
-                flags,
-            ),
-            min_size=1,
-            max_size=4,
-        ),
-    )
+    @rule(place=places, entries=entries_to_send)
     def send(self, place: int, entries: list[tuple[int, int, int, int, bool]]) -> None:
         model = self.model_at(place)
         model.advance(self.now_ms)
@@ -265,8 +284,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.ids += 1
             message_id = identity(self.ids)
             keys = {
-                "dedup": b"dedup-%010d" % dedup if model.is_fifo and dedup else None,
-                "retry": b"retry-%010d" % retry if retry else None,
+                "dedup": spread(b"dedup", dedup) if model.is_fifo and dedup else None,
+                "retry": spread(b"retry", retry) if retry else None,
             }
             if not model.is_fifo and group == 3:
                 group = 0
@@ -341,6 +360,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert taken.first_receive_ms == found.first_ms
                 assert taken.sent_ms == found.sent_ms
                 assert self.stored_id(taken.offset) == found.message_id
+                assert taken.offset < self.host.replica.durable_end
                 if model.is_fifo or taken.offset < self.host.replica.commit:
                     self.receipts.append(
                         (model.queue_id, Receipt(taken.sequence, self.epoch, taken.delivery_count))
@@ -353,6 +373,37 @@ class QueueMachine(RuleBasedStateMachine):
             self.keep()
             if outcome.taken or not outcome.unfinished:
                 break
+
+    @rule(
+        place=places,
+        entries=entries_to_send,
+        receives=st.lists(
+            st.tuples(st.sampled_from([1, 2, 10]), timeouts_ms, st.integers(0, 3), flags, times_ms),
+            min_size=1,
+            max_size=4,
+        ),
+    )
+    def queue_is_worked_on(
+        self,
+        place: int,
+        entries: list[tuple[int, int, int, int, bool]],
+        receives: list[tuple[int, int, int, bool, int]],
+    ) -> None:
+        """What happens most: messages are sent, received, and some deleted, while time passes."""
+        self.send(place, entries)
+        if self.host.is_slow:
+            self.disk_catches_up(2)
+        for count_max, timeout_ms, attempt, is_deleted, after_ms in receives:
+            self.receive(place, count_max, timeout_ms, attempt)
+            self.sync_expired()
+            if is_deleted and self.receipts:
+                self.delete([0], True)
+            self.time_passes(after_ms)
+        if self.letters:
+            self.dead_letter_is_moved(0, True)
+            self.disk_catches_up(2)
+            if self.focus in (0, 2):
+                self.receive(self.focus + 1, 1, 5_000, 0)
 
     def check_taken(self, model: ModelQueue, outcome: TakenOutcome, count_max: int) -> None:
         taken = [found.sequence for found in outcome.taken]
@@ -381,7 +432,7 @@ class QueueMachine(RuleBasedStateMachine):
             where = [model.live[sequence].group for sequence in taken]
             assert len(set(where)) == sum(a != b for a, b in zip([None, *where], where, strict=False))
         if len(taken) < count_max and not outcome.unfinished:
-            served = {model.live[sequence].group for sequence in taken}
+            served = {model.live[sequence].group for sequence in [*taken, *letters]}
             for run in model.candidates(self.now_ms, committed, strictly=True):
                 left = [
                     found
@@ -395,6 +446,7 @@ class QueueMachine(RuleBasedStateMachine):
                 may_be_short = (
                     bool(letters)
                     or len(model.live) > fifo_order.SCAN_MAX
+                    or len({found.group for found in model.live.values()}) > fifo_order.READY_GROUPS_MAX
                     or any(model.is_expired(found, self.now_ms) for found in model.live.values())
                 )
                 if not (model.is_fifo and may_be_short and run[0].group in served):
@@ -517,13 +569,13 @@ class QueueMachine(RuleBasedStateMachine):
             assert not source.is_expired(found, self.now_ms)
             assert self.stored_id(taken.offset) == found.message_id
             found.moving_to = -1
-            self.taken_for_task.append((source.queue_id, taken.sequence, taken.offset))
+            self.taken_for_task.append((source.queue_id, taken.sequence, taken.offset, source.task["id"]))
         self.keep()
 
     @precondition(lambda self: self.taken_for_task)
     @rule(pick=st.integers(0, 100))
     def move_task_moves(self, pick: int) -> None:
-        queue_id, sequence, offset = self.taken_for_task.pop(pick % len(self.taken_for_task))
+        queue_id, sequence, offset, task_id = self.taken_for_task.pop(pick % len(self.taken_for_task))
         source = self.models.get(queue_id)
         if source is None:
             return
@@ -545,16 +597,15 @@ class QueueMachine(RuleBasedStateMachine):
                 payload,
                 None,
                 new_message_id=identity(self.ids),
-                task_id=identity(1),
+                task_id=task_id,
             )
         )
         if found is not None and found.moving_to is not None:
-            if target is None:
+            if target is None or task["id"] != task_id or task["status"] != "RUNNING":
                 found.moving_to = None
             else:
                 move(source, target, sequence, self.now_ms, identity(self.ids))
-                if task["status"] == "RUNNING":
-                    task["moved"] = int(str(task["moved"])) + 1
+                task["moved"] = int(str(task["moved"])) + 1
         self.keep()
 
     @rule(place=st.sampled_from([1, 3]), how=st.sampled_from(["CANCELLED", "COMPLETED", "FAILED"]))
@@ -604,7 +655,7 @@ class QueueMachine(RuleBasedStateMachine):
     def set_attributes(
         self, place: int, delay_s: int, visibility_s: int, retention_s: int, receives_max: int
     ) -> None:
-        name = NAMES[place]
+        name = self.name_at(place)
         definition = self.definitions[name]
         attributes = {
             "DelaySeconds": str(delay_s),
@@ -613,8 +664,8 @@ class QueueMachine(RuleBasedStateMachine):
         }
         if name.endswith(".fifo"):
             attributes["FifoQueue"] = "true"
-        if receives_max and place in (0, 2):
-            target = arn(NAMES[place + 1])
+        if receives_max and not name.endswith(("-dead", "-dead.fifo")):
+            target = arn(NAMES[NAMES.index(name) + 1])
             attributes["RedrivePolicy"] = (
                 f'{{"deadLetterTargetArn": "{target}", "maxReceiveCount": {receives_max}}}'
             )
@@ -629,7 +680,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(place=places)
     def delete_and_make_again(self, place: int) -> None:
-        definition = self.definitions[NAMES[place]]
+        definition = self.definitions[self.name_at(place)]
         self.ask(DeleteQueue(definition.queue_id))
         self.ask(DeleteQueue(definition.queue_id))
         del self.models[definition.queue_id]
@@ -647,13 +698,15 @@ class QueueMachine(RuleBasedStateMachine):
         key = found.definition.queue_id
         self.snapshots[key] = (found.applied, encode_queue_definition(found.definition), found.to_bytes())
 
-    @rule()
-    def replay_gives_the_same_state(self) -> None:
-        self.same_as(replay(self.host.batches, keeper=self.keeper))
-
-    @rule()
-    def snapshot_and_replay_of_the_rest_give_the_same_state(self) -> None:
-        self.same_as(self.from_snapshots(self.host.batches))
+    @rule(is_behind_snapshot=flags, snapshotted=st.sets(st.integers(0, 3)))
+    def replay_gives_the_same_state(self, is_behind_snapshot: bool, snapshotted: set[int]) -> None:
+        """Also behind snapshots of the partitions that were taken at different offsets, some just now."""
+        if is_behind_snapshot:
+            for place in snapshotted:
+                self.partition_is_put_into_a_snapshot(place)
+            self.same_as(self.from_snapshots(self.host.batches))
+        else:
+            self.same_as(replay(self.host.batches, keeper=self.keeper))
 
     def from_snapshots(self, batches: list[Any]) -> QueueStates:
         states = QueueStates(self.keeper, retry_window_ms=RETRY_WINDOW_MS)

@@ -636,6 +636,7 @@ def test_twice_moved_message_keeps_its_id_and_first_body() -> None:
     receive(host, JOBS, timeout_ms=0)
     move(host, receive(host, JOBS).dead_letters[0])
 
+    start_task(host)
     (taken,) = take_for_task(host, DEAD, JOBS)
     move(host, taken, new_id=identity(50), task_id=TASK)
 
@@ -687,6 +688,19 @@ def test_one_move_task_runs_at_a_time_and_the_newest_is_listed_first(host: Host)
     assert (newest.status, oldest.status, oldest.failure) == ("RUNNING", "FAILED", "the queue is gone")
 
 
+def test_an_account_has_at_most_100_active_move_tasks(host: Host) -> None:
+    for queue_id in range(100, 201):
+        host.ask(SetQueue(queue(queue_id, f"dead-{queue_id}")))
+    for queue_id in range(100, 200):
+        host.ask(StartMoveTask(queue_id, identity(queue_id), "arn", None, None, None))
+
+    with pytest.raises(OverLimit, match="100 active message move tasks"):
+        host.ask(StartMoveTask(200, identity(200), "arn", None, None, None))
+    host.ask(FinishMoveTask(100, identity(100)))
+
+    host.ask(StartMoveTask(200, identity(200), "arn", None, None, None))
+
+
 def test_cancelled_move_task_moves_nothing_more(host: Host) -> None:
     send(host, DEAD, message(1), message(2))
     start_task(host)
@@ -699,6 +713,7 @@ def test_cancelled_move_task_moves_nothing_more(host: Host) -> None:
 
     assert (outcome.tasks[0].status, outcome.tasks[0].moved) == ("CANCELLED", 1)
     assert tasks_of(host, DEAD)[0].moved == 1
+    assert (counts(host, DEAD), counts(host, JOBS)) == ((1, 0, 0), (1, 0, 0))
     with pytest.raises(InvalidParameterValue, match="Only active tasks"):
         host.ask(CancelMoveTask(DEAD, TASK))
     with pytest.raises(ResourceNotFound):
@@ -771,6 +786,16 @@ def test_message_past_its_retention_is_not_received() -> None:
         assert sequences(receive(host, queue_id, after_ms=30_000 if queue_id == JOBS else 0)) == [2]
         assert host.partition(queue_id).alive == 1
     assert host.states.messages_expired == 2
+    same_after_replay(host)
+
+
+def test_message_behind_an_expired_one_of_its_group_is_received_at_once() -> None:
+    host = started(MessageRetentionPeriod=60)
+    send(host, STEPS, message(1, group=1))
+    receive(host, STEPS, timeout_ms=0)
+    send(host, STEPS, message(2, group=1), after_ms=60_000)
+
+    assert sequences(receive(host, STEPS, 1)) == [2]
     same_after_replay(host)
 
 
@@ -1068,3 +1093,21 @@ def test_change_of_a_queue_that_the_snapshot_does_not_have_any_more_is_skipped(h
 
     assert states.definitions == {}
     assert states.partitions == {}
+
+
+def test_name_of_a_queue_in_a_snapshot_outlives_the_replay_of_an_older_queue_of_that_name() -> None:
+    host = Host()
+    host.ask(SetQueue(queue(8, "again")))
+    host.ask(DeleteQueue(8))
+    host.ask(SetQueue(queue(9, "again")))
+    found = host.partition(9)
+    found.applied = host.replica.end_offset
+    keeper = MemoryChunks()
+    states = QueueStates(keeper, retry_window_ms=120_000)
+    loaded = Partition.from_bytes(found.to_bytes(), found.definition, 0, keeper, retry_window_ms=120_000)
+    states.load(found.definition, [loaded])
+
+    replay(host.batches, states=states)
+
+    assert states.queue_of_arn(arn("again")) == 9
+    assert set(states.definitions) == {9}

@@ -345,10 +345,18 @@ class QueueStates:
         oldest_ms = self._oldest_ms(partition, now_ms)
         index = partition.index
         may_have_expired = partition.may_have_expired(oldest_ms)
+        dropped = 0
+        is_bounded = False
         while len(taken) < count_max:
             found = partition.take_visible(count_max - len(taken), now_ms)
             if not found:
-                break
+                if not expired:
+                    break
+                # What expired may be all that kept its FIFO group from giving more.
+                dropped += len(expired)
+                self._drop_expired(partition, expired, now_ms, proposal)
+                expired = []
+                continue
             for sequence in found:
                 if may_have_expired and index.sent_ms(sequence) <= oldest_ms:
                     partition.moving[sequence] = 0
@@ -375,11 +383,12 @@ class QueueStates:
                     )
                     continue
                 taken.append((sequence, before.delivery_count + 1))
-            if len(dead_letters) >= DEAD_LETTERS_PER_RECEIVE_MAX or len(expired) >= EXPIRED_PER_SWEEP_MAX:
+            if (
+                len(dead_letters) >= DEAD_LETTERS_PER_RECEIVE_MAX
+                or dropped + len(expired) >= EXPIRED_PER_SWEEP_MAX
+            ):
+                is_bounded = True
                 break
-        is_bounded = (
-            len(dead_letters) >= DEAD_LETTERS_PER_RECEIVE_MAX or len(expired) >= EXPIRED_PER_SWEEP_MAX
-        )
         unfinished = len(taken) < count_max and (partition.order.unfinished or is_bounded)
         self._drop_expired(partition, expired, now_ms, proposal)
         return taken, dead_letters, unfinished
@@ -839,6 +848,9 @@ class QueueStates:
         # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
         if row.flags & IS_NEW if known is None else known.revision < definition.revision:
             self._know(definition, row.time_ms, row.offset + 1)
+        elif known is not None:
+            # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
+            self._ids_by_name[known.account_id, known.name] = known.queue_id
 
     def _apply_queue_delete(self, row: Row, payload: bytes, epoch: int) -> None:
         if row.queue_id in self.definitions:
