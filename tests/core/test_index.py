@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core import index as index_module
+from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import (
     CHUNK_ENTRIES,
     IndexEntry,
@@ -19,6 +20,7 @@ from quaymaster.core.index import (
     NoRoomForChunk,
     SequenceIndex,
 )
+from quaymaster.core.sequences import SequenceSet
 
 TAG = b"1/0"
 
@@ -344,3 +346,18 @@ def test_twice_the_lost_messages_take_twice_the_steps_and_no_more_memory() -> No
 
     assert steps[1] < 2.2 * steps[0]
     assert steps[2] < 2.2 * steps[1]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_message_without_a_record_gets_the_group_that_the_snapshot_knows_it_in() -> None:
+    keeper = LosingChunks()
+    index = SequenceIndex(keeper, TAG)
+    for number in range(20):
+        index.append(number, 1_010, 0, 0)
+    order = FIFOOrder(index, 0)
+    order.load_waiting([(77, SequenceSet([2]))])
+    order.load_in_flight([(3, 88)], 1_010)
+
+    IndexRebuild(index, [1], order.known_groups()).finish()
+
+    assert [index.group(sequence) for sequence in range(1, 5)] == [0, 77, 88, 0]

@@ -23,6 +23,7 @@ from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_d
 from quaymaster.broker.snapshots import Snapshot, SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import decode_meta, encode_key, encode_partition, load_partitions
+from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import IndexRebuild, NoRoomForChunk
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates, entry_of_record, partition_key
@@ -200,7 +201,9 @@ def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
     for key, partition in queues.partitions.items():
         firsts = partition.index.lost_chunks(ChunkLost)
         if firsts:
-            rebuilds[key] = (partition, IndexRebuild(partition.index, firsts))
+            order = partition.order
+            groups = order.known_groups() if isinstance(order, FIFOOrder) else {}
+            rebuilds[key] = (partition, IndexRebuild(partition.index, firsts, groups))
             partition.dirty = True
             count += len(firsts)
     if not rebuilds:

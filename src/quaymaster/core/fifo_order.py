@@ -162,6 +162,15 @@ class FIFOOrder:
             if self.groups.get(key) is group and group.can_give()
         ]
 
+    def known_groups(self) -> dict[int, int]:
+        """Return the group of every message that waits in one or is in flight."""
+        return {
+            sequence: key
+            for key, group in self.groups.items()
+            for numbers in (group.waiting, group.in_flight)
+            for sequence in numbers
+        }
+
     def is_waiting(self, sequence: int, now_ms: int) -> bool:
         """Return whether a message waits for the queue's delay."""
         return sequence >= self.cursor and self._index.sent_ms(sequence) + self.delay_ms > now_ms

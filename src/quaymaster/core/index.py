@@ -17,7 +17,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from quaymaster.core.timers import SLOT_MS
@@ -349,13 +349,17 @@ class IndexRebuild:
 
     It needs the memory of one chunk, and writes each as soon as a later record is met; then `finish`. A sequence
     without a record is of a gone message. It gets the send time of the one before (in front of all records, of the
-    one behind), because send times are searched by halves.
+    one behind), because send times are searched by halves. Its group is the one in `groups`: a message that is gone
+    now may be waiting in the snapshot that the rebuild is for, and is taken out of its group by a later record.
     """
 
-    __slots__ = ("_columns", "_first", "_firsts", "_index", "_stop")
+    __slots__ = ("_columns", "_first", "_firsts", "_groups", "_index", "_stop")
 
-    def __init__(self, index: SequenceIndex, firsts: Sequence[int]) -> None:
+    def __init__(
+        self, index: SequenceIndex, firsts: Sequence[int], groups: Mapping[int, int] | None = None
+    ) -> None:
         self._index = index
+        self._groups = groups or {}
         self._firsts = sorted(firsts, reverse=True)
         self._begin()
 
@@ -370,10 +374,7 @@ class IndexRebuild:
         columns, at = self._columns, sequence - self._first
         columns.offsets[at] = entry.offset
         columns.times[at] = entry.sent_ms << _DELAY_BITS | (entry.due_ms - entry.sent_ms) // SLOT_MS
-        if entry.group:
-            if columns.groups is None:
-                columns.groups = array("Q", bytes(8 * CHUNK_ENTRIES))
-            columns.groups[at] = entry.group
+        self._fill_group(at, entry.group)
 
     def finish(self) -> None:
         """Write the chunks that are left; NoRoomForChunk as in `wants`."""
@@ -394,6 +395,13 @@ class IndexRebuild:
         self._index.replace_chunk(self._first, self._columns)
         self._begin()
 
+    def _fill_group(self, at: int, group: int) -> None:
+        columns = self._columns
+        if group:
+            if columns.groups is None:
+                columns.groups = array("Q", bytes(8 * CHUNK_ENTRIES))
+            columns.groups[at] = group
+
     def _fill_gaps(self) -> None:
         """Chunks follow one another, and lost ones below are made anew already: the one before can be asked."""
         offsets, times = self._columns.offsets, self._columns.times
@@ -405,5 +413,6 @@ class IndexRebuild:
             if offset == _NO_OFFSET:
                 offsets[at] = 0
                 times[at] = sent_ms << _DELAY_BITS
+                self._fill_group(at, self._groups.get(self._first + at, 0))
             else:
                 sent_ms = times[at] >> _DELAY_BITS
