@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,8 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+SETTING = re.compile(r"([a-z][a-z0-9_]*) = (.+)")
+NEEDED_BESIDE: dict[str, dict[str, Any]] = {"master_key_source": {"master_key": "A" * 43 + "="}}
 SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 NOT_SETTINGS = {
     # Ours: the words of the state, the admin API's fields, places in a result.
@@ -53,6 +57,18 @@ def code_lines(text: str) -> Iterator[str]:
         if line.startswith("    "):
             yield line.strip()
     yield from CODE.findall(FENCE.sub("", text))
+
+
+def settings_in(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of what a page writes as settings: `name = value`, the value as in TOML."""
+    for code in CODE.findall(FENCE.sub("", text)):
+        found = SETTING.fullmatch(code)
+        if found is None:
+            continue
+        try:
+            yield found[1], tomllib.loads(code)[found[1]]
+        except tomllib.TOMLDecodeError:
+            continue  # an equation in words
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +159,23 @@ def test_settings_named_in_a_page_exist(page: Path) -> None:
         is_setting = SNAKE.fullmatch(name) and not name.startswith(("quaymaster_", "test_"))
         if is_setting and page.parent.name != "decisions":
             assert name in known or "`" + name + "`" in text_of(DOCS / "reference" / "metrics.md"), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_values_of_settings_in_a_page_are_possible(page: Path) -> None:
+    if page.parent.name == "decisions":
+        return
+
+    for name, value in settings_in(text_of(page)):
+        assert name in Settings.model_fields, f"{name} = {value} is no setting"
+        Settings(**{**NEEDED_BESIDE.get(name, {}), name: value})
+
+
+def test_values_of_settings_are_found_in_a_page() -> None:
+    page = 'On unless `encryption = "off"`, or `purge_interval_s = 0`; not `x=1`.\n'
+
+    assert list(settings_in(page)) == [("encryption", "off"), ("purge_interval_s", 0)]
+    assert {name for page in PAGES for name, _ in settings_in(text_of(page))} >= {"listen", "delete_queue"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
