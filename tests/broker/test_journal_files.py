@@ -15,7 +15,7 @@ from harness.batches import BatchSource, payloads_of
 from harness.sim_disk import SimDisk
 
 from quaymaster.broker.disk import DirectoryInUse, RealDisk
-from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, JournalStopped, lock_directory
+from quaymaster.broker.journal_files import JournalClosed, JournalCorrupt, JournalFiles, lock_directory
 from quaymaster.broker.segments import DATA_AT, RecordGone, RecordUnreadable
 from quaymaster.broker.space import JournalLimits
 from quaymaster.core.records import Row
@@ -515,7 +515,7 @@ def test_a_tainted_journal_is_copied_to_fresh_files_under_a_new_storage_id(tmp_p
     fill(journal, source, batches=100)
     storage_id = journal.storage_id
     journal.fail(OSError(5, "Input/output error"))
-    with pytest.raises(JournalStopped):
+    with pytest.raises(JournalClosed):
         journal.append([source.batch([b"too late"])])
     journal.close()
     inodes = {path.name: path.stat().st_ino for path in segment_paths(tmp_path / "j")}
@@ -550,7 +550,7 @@ def test_closing_ends_a_compaction_under_way_and_waits_for_it(tmp_path: Path) ->
     def compact() -> None:
         try:
             journal.compact(0, keep)
-        except JournalStopped as error:
+        except JournalClosed as error:
             ended.append(error)
 
     compaction = threading.Thread(target=compact)

@@ -174,7 +174,7 @@ def test_a_close_during_a_snapshot_loses_nothing(
                 else:
                     patch.setattr(maintenance, "STEP_S", -1.0)
 
-                    def first_of_two(*arguments: Any) -> bytes:
+                    def first_of_two(*arguments: Any) -> list[bytes]:
                         reached.set()
                         return encode_partition(*arguments)
 

@@ -9,7 +9,7 @@ import pytest
 from harness.batches import BatchSource, payloads_of
 from harness.sim_disk import PowerLost, SimDisk
 
-from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, JournalStopped
+from quaymaster.broker.journal_files import JournalClosed, JournalCorrupt, JournalFiles
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.space import JournalLimits
 
@@ -190,7 +190,7 @@ def test_a_failed_fsync_is_not_retried_and_the_next_open_trusts_only_what_verifi
 
         with pytest.raises(OSError, match="Input/output error"):
             journal.sync()
-        with pytest.raises(JournalStopped):
+        with pytest.raises(JournalClosed):
             journal.sync()
         journal.close()
         if rng.random() < 0.5:

@@ -43,7 +43,7 @@ def states_in_use() -> QueueStates:
 
 
 def blobs_of(states: QueueStates) -> list[tuple[bytes, bytes]]:
-    return [(encode_key(key), encode_partition(found, 40)) for key, found in states.partitions.items()]
+    return [(encode_key(key), b"".join(encode_partition(found, 40))) for key, found in states.partitions.items()]
 
 
 def load(blobs: list[tuple[bytes, bytes]]) -> QueueStates:

@@ -563,13 +563,15 @@ class QueueMachine(RuleBasedStateMachine):
             for run in source.candidates(self.now_ms, self.committed(source.queue_id), strictly=False)
             for found in run
         }
+        task_id = source.task["id"]
+        assert isinstance(task_id, bytes)
         for taken in outcome.taken:
             assert taken.sequence in may
             found = source.live[taken.sequence]
             assert not source.is_expired(found, self.now_ms)
             assert self.stored_id(taken.offset) == found.message_id
             found.moving_to = -1
-            self.taken_for_task.append((source.queue_id, taken.sequence, taken.offset, source.task["id"]))
+            self.taken_for_task.append((source.queue_id, taken.sequence, taken.offset, task_id))
         self.keep()
 
     @precondition(lambda self: self.taken_for_task)

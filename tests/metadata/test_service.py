@@ -7,10 +7,14 @@ import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from quaymaster.coordination.interface import CoordinationUnavailable, Event, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.metadata import mirror
+from quaymaster.metadata.master_keys import FileKeyProvider
+from quaymaster.metadata.service import MetadataService
 
 from .support import ACCOUNT, World, eventually, run
 
@@ -117,3 +121,27 @@ def test_closed_service_leaves_no_task_behind(tmp_path: Path) -> None:
         assert asyncio.all_tasks() == before
 
     run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("changed", [{"account_id": "111122223333"}, {"region": "eu-west-1"}])
+def test_data_of_another_account_or_region_is_refused(tmp_path: Path, changed: dict[str, str]) -> None:
+    async def start(*, account_id: str = "000000000000", region: str = "us-east-1") -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        metadata = MetadataService(
+            store,
+            FileKeyProvider(tmp_path / "keys"),
+            region=region,
+            account_id=account_id,
+            now_ms=lambda: 1_000_000,
+        )
+        try:
+            await metadata.start()
+            await metadata.close()
+        finally:
+            await store.close()
+
+    asyncio.run(start())
+    asyncio.run(start())
+
+    with pytest.raises(StoreUnusable, match=next(iter(changed.values()))):
+        asyncio.run(start(**changed))

@@ -308,15 +308,6 @@ def test_other_permissions_are_refused(
     assert raised.value.message == message
 
 
-def test_labels_that_are_taken_or_not_there_are_worded_as_the_service_does() -> None:
-    assert validation.label_exists("a").message == (
-        "Value a for parameter Label is invalid. Reason: Already exists."
-    )
-    assert validation.label_not_found("a").message == (
-        "Value a for parameter Label is invalid. Reason: can't find label."
-    )
-
-
 # Moving messages
 
 

@@ -93,11 +93,6 @@ class ChunkStore:
         return store
 
     @property
-    def file_bytes(self) -> int:
-        """How long the file is."""
-        return self._end_page * PAGE_BYTES
-
-    @property
     def free_bytes(self) -> int:
         """How much of the file may be written again now."""
         return sum(self._free_by_start.values()) * PAGE_BYTES

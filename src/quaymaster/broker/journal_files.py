@@ -1,11 +1,11 @@
 """One journal's directory: segments, identity and promise, recovery, reading, compaction.
 
-    <directory>/lock                        held while the journal is open
-                journal.state               identity, promised epoch, start, durable floor (replaced as a
-                whole) 00000000000000000000.seg    segments, named by base offset; the last one is active
-                next-segment-1.tmp          prepared ahead of need; deleted at open, like every *.tmp reserve
-                room kept for deletes on a full disk tainted                     an fsync failed: the next
-                open copies what verifies to fresh files
+    <directory>/lock                      held while the journal is open
+                journal.state             identity, promised epoch, start, durable floor; replaced whole
+                00000000000000000000.seg  segments, named by base offset; the last one is active
+                next-segment-1.tmp        prepared ahead of need; deleted at open, like every *.tmp
+                reserve                   room kept for deletes on a full disk
+                tainted                   an fsync failed: the next open copies what verifies to fresh files
 
 What recovery decides at the first byte that does not verify ("the break"):
 
@@ -83,7 +83,7 @@ class JournalCorrupt(Exception):
     """The files are damaged where acknowledged records may be; the message says where and what to do."""
 
 
-class JournalStopped(Exception):
+class JournalClosed(Exception):
     """An earlier write or fsync failed, or the journal was closed; nothing more is written."""
 
 
@@ -165,7 +165,7 @@ class JournalFiles:
     """A journal's files. One thread appends, any thread reads; opened with `open`, never built directly.
 
     `end_offset` and `end_chain` cover what was written, `durable_end` what was fsynced. After the first
-    failed write or fsync `failure` is set and every further write raises JournalStopped.
+    failed write or fsync `failure` is set and every further write raises JournalClosed.
     """
 
     def __init__(
@@ -449,7 +449,7 @@ class JournalFiles:
         below snapshot and commit. Readers inside the old files are not disturbed.
 
         Raises RecordUnreadable when a record to keep is damaged or the disk cannot read it, and OSError
-        (is_full) on a full disk, and JournalStopped when the journal is being closed; nothing has changed
+        (is_full) on a full disk, and JournalClosed when the journal is being closed; nothing has changed
         then. Any other OSError has stopped the journal for good.
         """
         with self._maintenance_lock:
@@ -585,11 +585,11 @@ class JournalFiles:
 
     def _check_running(self) -> None:
         if self.failure is not None:
-            raise JournalStopped(
+            raise JournalClosed(
                 f"the journal stopped at the first failure: {self.failure}"
             ) from self.failure
         if self._closed:
-            raise JournalStopped("the journal is closed")
+            raise JournalClosed("the journal is closed")
 
     def _write(self, segment: Segment, buffers: list[bytes], headers: list[BatchHeader]) -> None:
         if not buffers:
@@ -658,7 +658,7 @@ class JournalFiles:
         for segment in segments:
             for header, data in _read_loosely(self._disk, segment):
                 if self._closing:
-                    raise JournalStopped("the journal is being closed")
+                    raise JournalClosed("the journal is being closed")
                 rows = list(iterate_rows(data, header))
                 wanted = [row for row in rows if keep(row)]
                 kept += len(wanted)

@@ -162,7 +162,7 @@ class Snapshots:
         removed, queues.removed = queues.removed, set()
         self._chunks.snapshot_begun()
         partitions: dict[int, Partition] = {}
-        changed: dict[bytes, bytes] = {}
+        changed: dict[bytes, list[bytes]] = {}
         until = time.perf_counter() + STEP_S
         try:
             for key, found in queues.dirty_partitions():
@@ -198,13 +198,14 @@ class Snapshots:
     def _publish(
         self,
         base_offset: int,
-        changed: dict[bytes, bytes],
+        changed: dict[bytes, list[bytes]],
         removed: list[bytes],
         meta: bytes,
         durable_floor: int,
     ) -> None:
         self._chunks.sync()
-        self._store.write(base_offset, changed, removed, meta, durable_floor=durable_floor)
+        blobs = {key: b"".join(pieces) for key, pieces in changed.items()}
+        self._store.write(base_offset, blobs, removed, meta, durable_floor=durable_floor)
         self._chunks.snapshot_published()
 
     @property

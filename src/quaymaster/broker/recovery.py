@@ -187,7 +187,8 @@ def _write_rebuilt(
     """Write the snapshot that was loaded once more, with the chunks made anew in the place of the lost ones."""
     chunks.snapshot_begun()
     changed = {
-        encode_key(key): encode_partition(found, found.applied) for key, found in queues.dirty_partitions()
+        encode_key(key): b"".join(encode_partition(found, found.applied))
+        for key, found in queues.dirty_partitions()
     }
     chunks.sync()
     snapshots.write(snapshot.base_offset, changed, [], snapshot.meta, durable_floor=snapshot.durable_floor)

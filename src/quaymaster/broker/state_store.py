@@ -22,7 +22,7 @@ from quaymaster.core.partition import Partition
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.core.queue_states import QueueStates
 
-BLOB_VERSION = 1
+BLOB_VERSION = 2
 
 _KEY = struct.Struct(">Q")
 _HEAD = struct.Struct("<BI")
@@ -57,13 +57,16 @@ def decode_meta(data: bytes) -> SnapshotMeta:
     return _meta_decoder.decode(data)
 
 
-def encode_partition(partition: Partition, applied: int) -> bytes:
-    """Return a partition's blob as of `applied`, and note that it is clean from there on."""
+def encode_partition(partition: Partition, applied: int) -> list[bytes]:
+    """Return a partition's blob as of `applied`, and note that it is clean from there on.
+
+    It comes in pieces, to be joined elsewhere: where this is called, requests wait.
+    """
     partition.applied = applied
     definition = encode_queue_definition(partition.definition)
-    blob = b"".join((_HEAD.pack(BLOB_VERSION, len(definition)), definition, partition.to_bytes()))
+    pieces = [_HEAD.pack(BLOB_VERSION, len(definition)), definition, *partition.pieces()]
     partition.dirty = False
-    return blob
+    return pieces
 
 
 def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper) -> None:
@@ -86,7 +89,7 @@ def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], k
                 retry_window_ms=queues.retry_window_ms,
                 retry_ids_max=queues.retry_ids_max,
             )
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:
             raise UnknownSnapshotFormat(
                 f"the snapshot of queue {definition.name} cannot be read: {error}. "
                 "Start the version of Quaymaster that wrote it."

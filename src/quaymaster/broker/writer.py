@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from quaymaster.broker.disk import is_full
-from quaymaster.broker.journal_files import JournalFiles, JournalStopped
+from quaymaster.broker.journal_files import JournalClosed, JournalFiles
 from quaymaster.core.records import Batch
 from quaymaster.monitoring.metrics import Histogram
 
@@ -169,7 +169,7 @@ class JournalWriter:
             started = time.perf_counter()
             durable_end = journal.sync()
             self.counters.note_fsync(time.perf_counter() - started)
-        except (OSError, JournalStopped) as error:
+        except (OSError, JournalClosed) as error:
             self._fail(error)
             return False
         self.counters.appended_bytes += group_bytes
@@ -218,7 +218,7 @@ class JournalWriter:
                         raise
                 journal.release_files()
                 self._keeper_wake.wait(KEEPER_INTERVAL_S)
-        except JournalStopped:
+        except JournalClosed:
             return
         except OSError as error:
             journal.fail(error)

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from quaymaster.coordination.interface import Coordination
+import msgspec
+
+from quaymaster.coordination.interface import Coordination, RevisionMismatch, StoreUnusable
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.accounts import AccessKey, Accounts
@@ -35,7 +37,15 @@ from quaymaster.protocol.receipts import ReceiptHandles
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL_MS: Final = 30_000
+IDENTITY_KEY: Final = "identity"
 PENDING_TOO_LONG_MS: Final = 60_000
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What everything stored rests on."""
+
+    account_id: str
+    region: str
 
 
 class MetadataService:
@@ -87,6 +97,7 @@ class MetadataService:
             KeysUnusable: a master key is missing or damaged.
             StoreUnusable: the store holds what this program cannot read.
         """
+        await self._check_identity()
         is_empty = not (await self._store.list_prefix(ROOT, limit=1)).items
         await self._mirror.start()
         try:
@@ -97,6 +108,23 @@ class MetadataService:
             await self._mirror.close()
             raise
         self._upkeep_task = asyncio.create_task(self._upkeep(), name="metadata-upkeep")
+
+    async def _check_identity(self) -> None:
+        """Note, at the first start, what the stored ARNs and accounts rest on; refuse other values later."""
+        wanted = Identity(self.account_id, self.region)
+        found = await self._store.get(IDENTITY_KEY)
+        if found is None:
+            with contextlib.suppress(RevisionMismatch):
+                await self._store.compare_and_swap(IDENTITY_KEY, 0, msgspec.json.encode(wanted))
+            found = await self._store.get(IDENTITY_KEY)
+            assert found is not None, "the identity was just written, by us or by another node"
+        known = msgspec.json.decode(found.value, type=Identity)
+        if known != wanted:
+            raise StoreUnusable(
+                f"This data was made with account_id = {known.account_id} and region = {known.region}, which its "
+                f"queues, keys and ARNs carry; the settings say account_id = {wanted.account_id} and region = "
+                f"{wanted.region}. Set them back, or use a new data directory."
+            )
 
     async def close(self) -> None:
         """Stop following the store, which stays open."""

@@ -1,8 +1,8 @@
 """AWS Signature Version 4: who sent a request, and proof that nobody changed it on the way.
 
     canonical request = method \\n path \\n query \\n name:value\\n... \\n names \\n SHA-256 of the body
-    string to sign    = AWS4-HMAC-SHA256 \\n time \\n date/region/service/aws4_request \\n SHA-256 of the
-    above signing key       = HMAC(HMAC(HMAC(HMAC("AWS4" + secret, date), region), service), "aws4_request")
+    string to sign    = AWS4-HMAC-SHA256 \\n time \\n date/region/service/aws4_request \\n SHA-256 of that
+    signing key       = HMAC(HMAC(HMAC(HMAC("AWS4" + secret, date), region), service), "aws4_request")
 
 Checking takes two steps, because only the caller knows secrets: `SigningKeys.parse` reads what the request
 claims and refuses what cannot be right whoever signed it; `SigningKeys.verify` is given the secret. Between a
@@ -207,7 +207,7 @@ class SigningKeys:
                 parameters.setdefault(name, percent_decode(value))
             if name != b"X-Amz-Signature":
                 kept.append(pair)
-        if parameters[b"X-Amz-Algorithm"] != ALGORITHM:
+        if parameters.get(b"X-Amz-Algorithm") != ALGORITHM:
             raise IncompleteSignature("Unsupported AWS 'algorithm': only 'AWS4-HMAC-SHA256' is supported.")
         missing = [
             name.decode()

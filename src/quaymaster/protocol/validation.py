@@ -287,16 +287,6 @@ def check_label(label: str) -> None:
         )
 
 
-def label_exists(label: str) -> InvalidParameterValue:
-    """Return the error for a permission whose label another has."""
-    return InvalidParameterValue.of("Label", label, "Already exists.")
-
-
-def label_not_found(label: str) -> InvalidParameterValue:
-    """Return the error for the removal of a permission that is not there."""
-    return InvalidParameterValue.of("Label", label, "can't find label.")
-
-
 # Moving messages
 
 
