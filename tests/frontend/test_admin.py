@@ -173,14 +173,18 @@ def test_the_api_is_for_those_who_sign_with_a_key_of_the_default_account(authent
             own = await port.call("GET", "status")
             denied = await port.call("GET", "status", client=other)
             unsigned = await port.call("GET", "settings", client=stranger)
+            unknown = Client(port.client.port, "AKIANOBODY0000000000", "guess")
             unsigned_post = await port.call("POST", "keys/rotate-master", {}, client=stranger)
             forged = await port.call("GET", "keys", client=forger)
+            nobody = await port.call("POST", "keys", {"name": "x"}, client=unknown)
 
             assert own.status == 200
             assert error_of(denied) == (403, "AccessDenied")
             assert error_of(unsigned) == (403, "MissingAuthenticationToken")
             assert error_of(unsigned_post) == (403, "MissingAuthenticationToken")
             assert error_of(forged) == (403, "SignatureDoesNotMatch")
+            assert error_of(nobody) == (403, "InvalidClientTokenId")
+            assert nobody.headers["connection"] == "close"
 
     asyncio.run(scenario())
 

@@ -198,6 +198,61 @@ def test_a_request_that_is_not_signed_is_refused_before_its_body_is_read() -> No
     asyncio.run(scenario())
 
 
+UNREAD = b"POST /%b HTTP/1.1\r\nHost: q\r\n%bContent-Length: 8000000\r\n\r\n"
+DATED = b"X-Amz-Date: 20260101T000000Z\r\n"
+SCOPE = b"20260101/us-east-1/sqs/aws4_request"
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "code"),
+    [
+        (b"", b"", "MissingAuthenticationToken"),
+        (b"", b"Authorization: nobody\r\n", "IncompleteSignature"),
+        (
+            b"",
+            DATED
+            + b"Authorization: AWS4-HMAC-SHA256 Credential=AKIANOBODY/%b, SignedHeaders=host, Signature=0\r\n"
+            % SCOPE,
+            "InvalidClientTokenId",
+        ),
+        (
+            b"",
+            DATED
+            + b"Authorization: AWS4-HMAC-SHA256 Credential=$KEY/%b, SignedHeaders=host, Signature=0\r\n"
+            % SCOPE,
+            "InvalidClientTokenId",
+        ),
+        (b"?X-Amz-Signature=0", b"", "MissingAuthenticationToken"),
+        (b"?aX-Amz-Algorithm=0", b"", "IncompleteSignature"),
+        (
+            b"?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIANOBODY%%2F%b&X-Amz-Date=20260101T000000Z"
+            b"&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature=0" % SCOPE.replace(b"/", b"%2F"),
+            b"",
+            "InvalidClientTokenId",
+        ),
+    ],
+)
+def test_what_no_enabled_key_signed_is_refused_before_its_body_is_read(
+    query: bytes, headers: bytes, code: str
+) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            assert service.client.key_id is not None
+            await service.metadata.accounts.set_enabled(service.client.key_id, enabled=False)
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.client.port)
+
+            headers_sent = headers.replace(b"$KEY", service.client.key_id.encode())
+            writer.write(UNREAD % (query, headers_sent + b"Origin: https://app.example\r\n"))
+            answer = await read_answer(reader)
+            writer.close()
+
+            assert answer.value("Error/Code") == code
+            assert answer.headers["connection"] == "close"
+            assert answer.headers["access-control-allow-origin"] == "*"
+
+    asyncio.run(scenario())
+
+
 def test_a_key_that_does_not_exist_or_is_disabled_is_refused() -> None:
     async def scenario() -> None:
         async with serving() as service:

@@ -40,7 +40,6 @@ from quaymaster.core.errors import (
     InternalFailure,
     InvalidParameterValue,
     MalformedInput,
-    MissingAuthenticationToken,
     MissingParameter,
     NotNow,
     Overloaded,
@@ -251,10 +250,13 @@ class Admin:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
-        """Refuse a request of the API that nobody signed, before its body is read."""
-        if request.path.startswith(b"/admin/") and self._authentication.refuses_unread(request):
-            return _error_reply(MissingAuthenticationToken())
-        return None
+        """Refuse a request of the API that no key signed, before its body is read."""
+        if not request.path.startswith(b"/admin/"):
+            return None
+        error: CallerError | NotNow | None = self._authentication.refuse_unread(request)
+        if error is not None and self._health.state == "starting":
+            error = _starting()  # the keys are not known yet
+        return None if error is None else _error_reply(error)
 
     def handle(self, request: HTTPRequest) -> None:
         """Answer `request`, now or later."""
@@ -279,7 +281,7 @@ class Admin:
 
     def _handle_api(self, request: HTTPRequest, path: str) -> None:
         if self._health.state == "starting":
-            raise NotNow("The server is starting.")
+            raise _starting()
         principal = self._authentication.authenticate(request)
         if principal.account_id != self._settings.account_id:
             raise AccessDenied("Only the default account may use the admin API.")
@@ -553,6 +555,10 @@ def make_admin(
         operations=operations,
         authentication=authentication,
     )
+
+
+def _starting() -> NotNow:
+    return NotNow("The server is starting.")
 
 
 def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, Any]:

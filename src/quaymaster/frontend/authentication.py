@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from quaymaster.core.errors import (
+    CallerError,
     ExpiredToken,
     InvalidClientTokenId,
     MissingAuthenticationToken,
@@ -23,7 +24,7 @@ from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.sigv4 import SigningKeys
 
 REMEMBERED_PRINCIPALS_MAX: Final = 16_384
-PRESIGNED_SIGNATURE: Final = b"X-Amz-Signature="
+_CREDENTIAL: Final = b"Credential="
 
 
 class AccessKey(Protocol):
@@ -108,11 +109,29 @@ class Signed:
             self._principals[key.access_key_id] = principal
         return principal
 
-    def refuses_unread(self, request: HTTPRequest) -> bool:
-        """Tell whether a request can be refused by its head alone: it carries no signature of a known key."""
-        if request.header(b"authorization") is None:
-            return PRESIGNED_SIGNATURE not in request.query
-        return False
+    def refuse_unread(self, request: HTTPRequest) -> CallerError | None:
+        """Return why a request can be refused by its head alone, None when its body must be read to judge it.
+
+        It is not signed, or by a key that does not exist or is disabled: the body of such a request is not
+        worth the memory.
+        """
+        authorization = request.header(b"authorization")
+        if authorization is not None:
+            # Every request passes here: what is found nowhere is no key, and is parsed to say why.
+            start = authorization.find(_CREDENTIAL) + len(_CREDENTIAL)
+            if self._is_usable(authorization[start : authorization.find(b"/", start)].decode("latin-1")):
+                return None
+        try:
+            read = self._signing.parse(request.headers, request.query, region=self._region)
+        except CallerError as error:
+            return error
+        if read is None:
+            return MissingAuthenticationToken()
+        return None if self._is_usable(read.access_key_id) else InvalidClientTokenId()
+
+    def _is_usable(self, access_key_id: str) -> bool:
+        key = self._find_key(access_key_id)
+        return key is not None and key.is_enabled
 
     def _check_token(self, key: AccessKey, token: str | None, now_ms: int) -> None:
         expected = key.session_token
@@ -136,9 +155,9 @@ class Open:
         """Return the default account."""
         return self._principal
 
-    def refuses_unread(self, request: HTTPRequest) -> bool:
-        """Tell that every request is taken."""
-        return False
+    def refuse_unread(self, request: HTTPRequest) -> CallerError | None:
+        """Return None: every request is taken."""
+        return None
 
 
 Authentication = Signed | Open

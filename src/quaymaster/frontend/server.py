@@ -25,7 +25,6 @@ from quaymaster.core.errors import (
     CallerError,
     InternalFailure,
     InvalidAction,
-    MissingAuthenticationToken,
     NotNow,
     Overloaded,
     Timeout,
@@ -203,13 +202,18 @@ class FrontEnd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
-        """Refuse a request whose body is not worth reading: it says in its head that nobody signed it."""
-        if request.method != b"POST" or not self._authentication.refuses_unread(request):
+        """Refuse a request whose body is not worth reading: its head shows that no key signed it."""
+        if request.method != b"POST":
+            return None
+        error = self._authentication.refuse_unread(request)
+        if error is None:
             return None
         form = WireForm.QUERY if request.header(b"x-amz-target") is None else WireForm.JSON
-        response = render_error(MissingAuthenticationToken(), form, self._next_id())
-        self._unknown.observe("MissingAuthenticationToken", 0.0)
-        return response.status, render_headers(response), response.body
+        response = render_error(error, form, self._next_id())
+        self._unknown.observe(wire_error(error).code, 0.0)
+        origin = request.header(b"origin")
+        cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
+        return response.status, render_headers(response) + cors, response.body
 
     def handle(self, request: HTTPRequest) -> None:
         """Answer `request`, now or later."""
