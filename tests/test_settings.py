@@ -111,6 +111,17 @@ def test_open_authentication_stays_on_loopback_unless_forced() -> None:
     assert load_settings(environment={"QUAYMASTER_AUTHENTICATION": "open"}).authentication == "open"
 
 
+def test_the_largest_body_fits_into_the_memory_for_all() -> None:
+    environment = {"QUAYMASTER_HTTP_BODY_BYTES_TOTAL_MAX": "1000", "QUAYMASTER_HTTP_BODY_BYTES_MAX": "1001"}
+
+    with pytest.raises(
+        SettingsError, match="http_body_bytes_total_max is 1000, less than http_body_bytes_max"
+    ):
+        load_settings(environment=environment)
+
+    assert load_settings(environment=environment | {"QUAYMASTER_HTTP_BODY_BYTES_MAX": "1000"})
+
+
 def test_master_keys_are_never_shown() -> None:
     environment = {"QUAYMASTER_MASTER_KEY_SOURCE": "environment", "QUAYMASTER_MASTER_KEY": "c2VjcmV0"}
 

@@ -151,6 +151,8 @@ class Settings(BaseSettings):
     """The request target (path and query)."""
     http_body_bytes_max: Count = Field(8 * MIB, json_schema_extra=HTTP)
     """A request body as sent. JSON may need six bytes for one of a message's, so it is more than 1 MiB."""
+    http_body_bytes_total_max: Count = Field(256 * MIB, json_schema_extra=HTTP)
+    """Memory for all bodies together that have come in part. Above it their requests get 503."""
     http_header_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)
     """From the first byte of a request to the end of its headers."""
     http_body_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)
@@ -232,6 +234,11 @@ class Settings(BaseSettings):
             )
         if self.master_key_source == "environment" and self.master_key is None:
             raise ValueError('master_key_source is "environment", but master_key is not set')
+        if self.http_body_bytes_total_max < self.http_body_bytes_max:
+            raise ValueError(
+                f"http_body_bytes_total_max is {self.http_body_bytes_total_max}, less than http_body_bytes_max, "
+                f"{self.http_body_bytes_max}: the largest bodies would never be taken"
+            )
         return self
 
     @property

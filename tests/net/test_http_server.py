@@ -97,6 +97,11 @@ class Served:
     async def see(self, event: str) -> None:
         await self._until(lambda: self.events[event] > 0)
 
+    async def hold(self, kept_bytes: int) -> None:
+        """Wait until the bodies that have come in part take this much memory, or one was refused."""
+        while self.server.body_bytes < kept_bytes and not self.events["rejected_bodies_full"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
             self._changed.clear()
@@ -795,6 +800,54 @@ def test_a_client_that_only_stops_sending_gets_its_replies(run: RunOnLoop) -> No
     run(scenario)
 
 
+CROWDED = replace(PATIENT, body_bytes_total_max=100_000)
+
+
+def test_bodies_that_come_in_part_share_a_limit(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(echo, CROWDED) as served:
+            first, second, third = [await served.connect() for _ in range(3)]
+            first.send(_P + b"Content-Length: 70000\r\n\r\n" + b"a" * 60_000)
+            await served.hold(60_000)
+
+            second.send(_P + b"Content-Length: 200000\r\n\r\n" + b"b" * 60_000)
+            refused = await second.reply()
+            whole = await third.ask(post(b"c" * 1000))
+            first.send(b"a" * 10_000)
+            finished = await first.reply()
+            third.send(_P + b"Content-Length: 70000\r\n\r\n" + b"d" * 60_000)
+            await served.hold(60_000)
+            third.send(b"d" * 10_000)
+            later = await third.reply()
+
+            assert (refused[0], refused[1][b"Connection"]) == (503, b"close")
+            assert served.events["rejected_bodies_full"] == 1
+            assert (whole[0], finished[2], later[2]) == (200, b"a" * 70_000, b"d" * 70_000)
+            assert served.server.body_bytes == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_single_bytes_count_with_what_they_cost(run: RunOnLoop, chunked: bool) -> None:
+    async def scenario() -> None:
+        async with serving(echo, replace(CROWDED, body_bytes_total_max=2_000)) as served:
+            client = await served.connect()
+            client.send(_CHUNKS if chunked else _P + b"Content-Length: 1000\r\n\r\n")
+
+            for sent in range(1, 200):
+                client.send(b"1\r\nx\r\n" if chunked else b"x")
+                await client.writer.drain()
+                await served.hold(sent * 65)
+                if served.events["rejected_bodies_full"]:
+                    break
+
+            assert (await client.reply())[0] == 503
+            assert sent < 40
+
+    run(scenario)
+
+
 def test_half_a_request_disappears_with_its_client(run: RunOnLoop) -> None:
     async def scenario() -> None:
         async with serving() as served:
@@ -808,6 +861,7 @@ def test_half_a_request_disappears_with_its_client(run: RunOnLoop) -> None:
 
             assert served.kept == []
             assert served.server.connections == 0
+            assert served.server.body_bytes == 0
 
     run(scenario)
 

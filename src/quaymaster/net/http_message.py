@@ -35,6 +35,8 @@ class HTTPLimits:
     """The request target. SQS's Query protocol may carry a whole message in it."""
     body_bytes_max: int = 8 * 1024 * 1024
     """A body, as sent. JSON may spend six bytes on one of a message's, so this is not the message limit."""
+    body_bytes_total_max: int = 256 * 1024 * 1024
+    """All bodies together that have come in part; a body that came whole with its head is not among them."""
     header_timeout_ms: int = 10_000
     """From the first byte of a request to the end of its headers."""
     body_timeout_ms: int = 10_000

@@ -245,6 +245,10 @@ def _origin_form(target: bytes) -> bytes:
     return rest[cut.start() :] if cut.group() == b"/" else b"/" + rest[cut.start() :]
 
 
+PART_COST_BYTES = 64
+"""What a part of a body costs beside its bytes: a client that sends single bytes must not get them for free."""
+
+
 class ChunkedBody:
     """Takes a chunked body apart. Feed it all unread bytes again and again until `is_complete`."""
 
@@ -274,6 +278,11 @@ class ChunkedBody:
     def size(self) -> int:
         """Body bytes announced so far."""
         return self._size
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that the body takes so far, the cost of each part included."""
+        return self._size - max(0, self._left - 2) + len(self._parts) * PART_COST_BYTES
 
     def join(self) -> bytes:
         """Return the whole body."""

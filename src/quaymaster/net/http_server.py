@@ -38,7 +38,7 @@ from quaymaster.net.http_message import (
     render_error_as_text,
     respond_many,
 )
-from quaymaster.net.http_parse import CHUNKED, ChunkedBody, HeadParser, RequestRefused
+from quaymaster.net.http_parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, RequestRefused
 
 __all__ = [
     "HTTP_EVENTS",
@@ -68,6 +68,7 @@ HTTP_EVENTS: Final = (
     "rejected_target_too_large",
     "rejected_header_too_large",
     "rejected_body_too_large",
+    "rejected_bodies_full",  # over body_bytes_total_max
     "rejected_by_admission",
     "timeout_header",
     "timeout_body",
@@ -124,6 +125,8 @@ class HTTPServer:
         self.is_draining = False
         self._open: set[_Connection] = set()
         self._dirty: list[_Connection] = []
+        self.body_bytes = 0
+        """Memory that bodies take that have come in part."""
         self.reply_starts: dict[int, bytes] = {}
         self._reply_starts_s = 0
         self._listener: asyncio.Server | None = None
@@ -255,6 +258,7 @@ class _Connection(asyncio.Protocol):
         "_head",
         "_is_lingering",
         "_is_lost",
+        "_kept_bytes",
         "_limits",
         "_more_in_read",
         "_out",
@@ -293,6 +297,8 @@ class _Connection(asyncio.Protocol):
         self._body_length = 0
         self._body_parts: list[bytes] = []
         self._body_size = 0
+        self._kept_bytes = 0
+        """Our part of the server's `body_bytes`."""
         self._chunks: ChunkedBody | None = None
         self._requests_seen = 0
         self._continue_due = False
@@ -358,6 +364,7 @@ class _Connection(asyncio.Protocol):
             return True
         self._phase = _NOTHING_MORE
         self._unread = b""
+        self._forget_body()
         self._close_after_replies = True
         return bool(self._pending or self._out)
 
@@ -367,8 +374,7 @@ class _Connection(asyncio.Protocol):
         self._is_lost = True
         self._phase = _NOTHING_MORE
         self._unread = b""
-        self._body_parts = []
-        self._chunks = self._request = None
+        self._forget_body()
         waiting = [request for request in self._pending if request.is_waiting]
         self._pending.clear()
         self._out.clear()
@@ -431,6 +437,7 @@ class _Connection(asyncio.Protocol):
         if self._end_of_input and not self._stalled:
             self._phase = _NOTHING_MORE
             self._unread = b""
+            self._forget_body()
             self._close_after_replies = True
         self.flush_replies()
         if self._stalled or self._refused:
@@ -487,9 +494,9 @@ class _Connection(asyncio.Protocol):
         self._body_size += len(part)
         self._continue_due = False
         if len(part) == missing:
-            body = b"".join(self._body_parts)
-            self._body_parts = []
-            self._finish_body(body, received_ms, more_in_read=end < len(data))
+            self._finish_body(b"".join(self._body_parts), received_ms, more_in_read=end < len(data))
+        else:
+            self._keep(self._kept_bytes + len(part) + PART_COST_BYTES)
         return end
 
     def _read_chunks(self, data: bytes, position: int, received_ms: float) -> int:
@@ -499,14 +506,30 @@ class _Connection(asyncio.Protocol):
         end = chunks.feed(data, position)
         self._body_size = chunks.size
         if chunks.is_complete:
-            self._chunks = None
             self._finish_body(chunks.join(), received_ms, more_in_read=end < len(data))
+        else:
+            self._keep(chunks.kept_bytes)
         return end
+
+    def _keep(self, kept_bytes: int) -> None:
+        """Note the memory that the body takes now; RequestRefused when all such bodies take too much."""
+        server = self._server
+        server.body_bytes += kept_bytes - self._kept_bytes
+        self._kept_bytes = kept_bytes
+        if server.body_bytes > self._limits.body_bytes_total_max:
+            raise RequestRefused(503, "rejected_bodies_full", "The server is receiving too many bodies.")
+
+    def _forget_body(self) -> None:
+        """Let go of a body that has come in part, and of its request."""
+        self._server.body_bytes -= self._kept_bytes
+        self._kept_bytes = 0
+        self._body_parts = []
+        self._request = self._chunks = None
 
     def _finish_body(self, body: bytes, received_ms: float, *, more_in_read: bool) -> None:
         request = self._request
         assert request is not None, "a body belongs to a request"
-        self._request = None
+        self._forget_body()
         self._phase = _HEAD
         self._head.reset()
         request.body = body
@@ -546,8 +569,7 @@ class _Connection(asyncio.Protocol):
 
     def _answer_and_close(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
         """Answer `request` in its turn, and read nothing behind its head."""
-        self._request = self._chunks = None
-        self._body_parts = []
+        self._forget_body()
         self._continue_due = False
         self._unread = b""
         self._phase = _NOTHING_MORE
