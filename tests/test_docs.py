@@ -33,7 +33,7 @@ SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 NOT_SETTINGS = {
     # Ours: the words of the state, the admin API's fields, places in a result.
     *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
-    *("next_token", "duration_s"),
+    *("next_token", "duration_s", "master_key_id", "previous_master_key_id"),
     # boto3's.
     *("read_timeout", "max_pool_connections", "visibility_timeout", "predefined_queues"),
     # Prometheus's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,29 @@ def test_a_backup_never_writes_over_anything(run: Run, tmp_path: Path) -> None:
 
     assert result.code == 1
     assert "exists already" in result.err
+
+
+def test_a_backup_made_before_a_rotation_is_restored_with_the_master_key_of_its_time(
+    run: Run, tmp_path: Path
+) -> None:
+    server = QuaymasterProcess(tmp_path / "data")
+    server.start()
+    try:
+        run("backup", "copy", "--data", server.data)
+        shutil.copytree(server.data / "keys", tmp_path / "old-keys")
+        rotated = run("key", "rotate-master", "--data", server.data, "--json")
+    finally:
+        server.stop()
+
+    refused = run("restore", "copy", "--data", tmp_path / "new", "--keys", server.data / "keys")
+    restored = run("restore", "copy", "--data", tmp_path / "new", "--keys", tmp_path / "old-keys")
+
+    old_key_id = rotated.json["previous_master_key_id"]
+    assert (tmp_path / "old-keys" / f"{old_key_id}.key").exists()
+    assert refused.code == 1
+    assert f"{old_key_id}.key is not in {server.data / 'keys'}. " in refused.err
+    assert "Put the file back" not in refused.err
+    assert restored.code == 0
 
 
 def test_a_backup_cannot_be_restored_without_the_master_key(run: Run, tmp_path: Path) -> None:

@@ -85,9 +85,17 @@ def test_keys_are_disabled_enabled_and_deleted_by_id(run: Run, data: Path, serve
 
 
 def test_rotation_says_what_was_done(run: Run, data: Path, server: PlayedServer) -> None:
-    server.answers["POST /admin/v1/keys/rotate-master"] = {"master_key_id": 2, "data_keys": 40}
+    server.answers["POST /admin/v1/keys/rotate-master"] = {
+        "master_key_id": "mk-2",
+        "previous_master_key_id": "mk-1",
+    }
 
-    assert run("key", "rotate-master", "--data", data).out == "master_key_id 2, data_keys 40\n"
+    rotated = run("key", "rotate-master", "--data", data)
+    as_json = run("key", "rotate-master", "--data", data, "--json")
+
+    assert rotated.out == "master_key_id mk-2, previous_master_key_id mk-1\n"
+    assert rotated.err.endswith("Backups made before this need the old master key mk-1: keep a copy of it.\n")
+    assert as_json.json["previous_master_key_id"] == "mk-1"
     assert run("key", "rotate-receipts", "--data", data).code == 0
 
 

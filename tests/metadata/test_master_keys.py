@@ -58,7 +58,7 @@ def test_retired_key_is_gone(tmp_path: Path) -> None:
     provider.retire(key_id)
 
     assert provider.key_ids() == []
-    with pytest.raises(KeysUnusable, match=f"{key_id} is not in"):
+    with pytest.raises(KeysUnusable, match=f"{key_id}.key is not in"):
         provider.key(key_id)
 
 
@@ -173,7 +173,7 @@ def test_store_whose_master_key_is_missing_does_not_open(tmp_path: Path) -> None
             key_id = service.master_keys.row.current_key_id
         remove_key(tmp_path, key_id)
 
-        with pytest.raises(KeysUnusable, match=f"{key_id} is not in"):
+        with pytest.raises(KeysUnusable, match=f"{key_id}.key is not in"):
             async with world.service():
                 raise AssertionError("started without its master key")
         assert keys_in(tmp_path) == []

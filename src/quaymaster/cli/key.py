@@ -8,7 +8,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.output import print_json, print_line, print_table, progress_bar, time_as_text
+from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 
 ROTATION_WAIT_MS = 600_000
 
@@ -148,8 +148,13 @@ def rotate_master(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Make a new master key and wrap every data key with it; the server goes on serving."""
-    _rotate(data, admin_url, as_json, "rotate-master", "Wrapping data keys")
+    """Make a new master key and wrap every data key with it; the server goes on serving.
+
+    The old key is removed from `keys/`. Backups made before need it: copy `keys/` first if you keep such backups.
+    """
+    result = _rotate(data, admin_url, as_json, "rotate-master", "Wrapping data keys")
+    previous = result["previous_master_key_id"]
+    note(f"Backups made before this need the old master key {previous}: keep a copy of it.")
 
 
 @app.command("rotate-receipts")
@@ -186,7 +191,9 @@ def _change(
         print_json(result or {"access_key_id": access_key_id})
 
 
-def _rotate(data: options.Data, admin_url: options.AdminURL, as_json: bool, what: str, label: str) -> None:
+def _rotate(
+    data: options.Data, admin_url: options.AdminURL, as_json: bool, what: str, label: str
+) -> dict[str, Any]:
     from quaymaster.cli.client import AdminClient
 
     with (
@@ -198,3 +205,4 @@ def _rotate(data: options.Data, admin_url: options.AdminURL, as_json: bool, what
         print_json(result)
     else:
         print_line(", ".join(f"{name} {value}" for name, value in result.items()) or "done")
+    return result

@@ -11,7 +11,7 @@ from quaymaster.broker.backup import BackupUnusable, restore
 from quaymaster.cli.compose import key_provider, wall_ms
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.sqlite import SQLiteCoordination
-from quaymaster.metadata.master_keys import KeysUnusable
+from quaymaster.metadata.master_keys import KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.service import MetadataService
 from quaymaster.settings import Settings
 
@@ -30,6 +30,10 @@ def restore_data_directory(source: Path, settings: Settings, keys: Path | None) 
         if keys is not None:
             _copy_keys(keys, data / "keys")
         asyncio.run(_check_keys(settings, data))
+    except MasterKeyMissing as error:
+        shutil.rmtree(data, ignore_errors=True)
+        # The directory it looked in is the copy just made and removed again.
+        raise RestoreRefused(str(MasterKeyMissing(error.key_id, keys or data / "keys"))) from error
     except (BackupUnusable, KeysUnusable, StoreUnusable, OSError) as error:
         shutil.rmtree(data, ignore_errors=True)
         raise RestoreRefused(str(error)) from error

@@ -135,6 +135,9 @@ class AdminMetadata(Protocol):
     @property
     def data_key(self) -> Callable[[int], bytes]: ...
 
+    @property
+    def master_key_id(self) -> str: ...
+
     async def rotate_master_key(self) -> str: ...
 
     async def rotate_receipt_key(self) -> int: ...
@@ -488,9 +491,11 @@ class Admin:
                 "The master key is in the environment. To rotate it, start the server with the new one in "
                 "QUAYMASTER_MASTER_KEY and the present one in QUAYMASTER_MASTER_KEY_PREVIOUS."
             )
+        previous = self._metadata.master_key_id
         master_key_id = await self._metadata.rotate_master_key()
         log_event(log, logging.INFO, "master key rotated", master_key_id=master_key_id)
-        return {"master_key_id": master_key_id}
+        # Backups made before this can be read with the previous one only.
+        return {"master_key_id": master_key_id, "previous_master_key_id": previous}
 
     async def _rotate_receipt_key(self, call: AdminCall) -> Mapping[str, Any]:
         receipt_key_id = await self._metadata.rotate_receipt_key()

@@ -52,6 +52,17 @@ class KeysUnusable(Exception):
     """A master key is missing, damaged, or readable by others. The message says which and what to do."""
 
 
+class MasterKeyMissing(KeysUnusable):
+    """The master key `key_id` is not in the directory of keys."""
+
+    def __init__(self, key_id: str, directory: Path | str) -> None:
+        super().__init__(
+            f"Master key {key_id} is needed, and {key_id}.key is not in {directory}. Look for that file in the "
+            "copies of keys/ kept apart from the data, or made before the master key was rotated."
+        )
+        self.key_id = key_id
+
+
 class KeyProvider(ABC):
     """Where master keys are kept. Its methods may block on files; no repr or error shows a key."""
 
@@ -99,10 +110,7 @@ class FileKeyProvider(KeyProvider):
                 mode = os.fstat(file.fileno()).st_mode
                 text = file.read(1024)
         except FileNotFoundError:
-            raise KeysUnusable(
-                f"Master key {key_id} is not in {self._directory}; what it encrypts cannot be read. "
-                "Put the file back from a backup."
-            ) from None
+            raise MasterKeyMissing(key_id, self._directory) from None
         if mode & 0o077:
             raise KeysUnusable(
                 f"{path} can be read by others (mode {mode & 0o777:04o}). Make it 0600, and rotate the "
@@ -110,7 +118,7 @@ class FileKeyProvider(KeyProvider):
             )
         key = _parse_key_file(text, key_id)
         if key is None:
-            raise KeysUnusable(f"{path} is not a whole master key file. Put it back from a backup.")
+            raise KeysUnusable(f"{path} is not a whole master key file. Put it back from a copy of keys/.")
         return key
 
     def create(self) -> str:

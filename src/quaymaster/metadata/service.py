@@ -166,6 +166,11 @@ class MetadataService:
         declared = load_declared_queues(path, region=self.region, account_id=self.account_id)
         return await apply_declared_queues(self.queues, declared, path=path, account_id=self.account_id)
 
+    @property
+    def master_key_id(self) -> str:
+        """The id of the master key that wraps everything now."""
+        return self.master_keys.row.current_key_id
+
     async def rotate_master_key(self) -> str:
         """Make a new master key, wrap everything with it, retire the old one; return its id."""
         return await self._rotation.rotate()
