@@ -17,6 +17,10 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     segments = broker.files.segments()
     counters = host.writer.counters
     queues = host.replica.queues
+    # One node leads its journal from its start (which waits for the activation) to its end.
+    yield Sample("quaymaster_journal_leader_changes_total", 1)
+    is_durable = host.stopped is None and host.replica.is_leading
+    yield Sample("quaymaster_journal_durable_replicas", int(is_durable))
     yield Sample("quaymaster_log_append_bytes_total", counters.appended_bytes)
     yield Sample("quaymaster_log_append_records_total", broker.records_appended)
     yield Sample("quaymaster_log_segments", len(segments))

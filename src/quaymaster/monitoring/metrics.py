@@ -52,9 +52,6 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_messages_received_total": Declaration("counter", "Deliveries made."),
     "quaymaster_messages_empty_receives_total": Declaration("counter", "Receives answered with no message."),
     "quaymaster_messages_deleted_total": Declaration("counter", "Messages deleted by consumers."),
-    "quaymaster_metadata_cache_requests_total": Declaration(
-        "counter", "Look-ups of queues and keys, by what the cache said.", ("result",)
-    ),
     # Queues
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
     "quaymaster_queue_messages": Declaration(
@@ -68,6 +65,12 @@ METRICS: Final[dict[str, Declaration]] = {
         "counter", "Messages dropped at the end of their retention."
     ),
     # Journal
+    "quaymaster_journal_leader_changes_total": Declaration(
+        "counter", "Times a journal here got a new leader: 1 after a start on one node."
+    ),
+    "quaymaster_journal_durable_replicas": Declaration(
+        "gauge", "Replicas that make records durable; 0 when the journal has stopped."
+    ),
     "quaymaster_log_append_bytes_total": Declaration("counter", "Bytes written to the journal."),
     "quaymaster_log_append_records_total": Declaration("counter", "Records written to the journal."),
     "quaymaster_log_fsync_duration_seconds": Declaration(

@@ -1,0 +1,58 @@
+"""What a live server's /metrics has."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.process import QuaymasterProcess
+from prometheus_client.parser import text_string_to_metric_families
+
+from quaymaster.monitoring.metrics import METRICS
+
+from .conftest import Run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[QuaymasterProcess]:
+    process = QuaymasterProcess(tmp_path / "live")
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def scrape(process: QuaymasterProcess) -> dict[str, float]:
+    """Return the sum of the samples of each metric, a histogram's by its count."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{process.admin_url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removesuffix("_count") if family.type == "histogram" else sample.name
+            values[name] = values.get(name, 0.0) + sample.value
+    return values
+
+
+def test_every_declared_metric_is_there_after_a_send_a_receive_and_a_delete(
+    run: Run, live: QuaymasterProcess
+) -> None:
+    run("queue", "create", "orders", "--data", live.data)
+    run("message", "send", "orders", "two coffees", "--data", live.data)
+    received = run("message", "receive", "orders", "--delete", "--body-only", "--data", live.data)
+
+    values = scrape(live)
+
+    assert received.out == "two coffees\n"
+    assert set(METRICS) - set(values) == set()
+    for name in ("sent", "received", "deleted"):
+        assert values[f"quaymaster_messages_{name}_total"] == 1, name
+    assert values["quaymaster_journal_leader_changes_total"] == 1
+    assert values["quaymaster_journal_durable_replicas"] == 1
+    assert values["quaymaster_log_fsync_duration_seconds"] > 0
