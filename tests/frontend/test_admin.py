@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from quaymaster.core.errors import UnsupportedOperation
-from quaymaster.frontend.admin import Admin, make_admin
+from quaymaster.frontend.admin import PEEK_BYTES_MAX, Admin, make_admin
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http_server import HTTPLimits, HTTPServer
 
@@ -267,6 +267,32 @@ def test_messages_are_looked_at_without_being_received() -> None:
             assert len(messages[0]["message_id"]) == 36
             assert [message["body"] for message in rest.json["messages"]] == ["body 2"]
             assert rest.json["next_sequence"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_look_at_large_messages_ends_early_and_says_where_to_go_on() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            await port.service.add_queue("jobs")
+            # a tab takes two bytes in JSON: 2 MB of each answer's 8 MiB
+            for n in range(7):
+                given = {"QueueUrl": "jobs", "MessageBody": f"{n}" + "\t" * 1_000_000}
+                assert (await port.service.client.json("SendMessage", given)).status == 200
+
+            found = []
+            at, sizes = 0, []
+            while True:
+                answer = await port.call("GET", f"queues/jobs/messages?count=1000&from={at}")
+                found += [message["body"][0] for message in answer.json["messages"]]
+                sizes.append(len(answer.body))
+                at = answer.json["next_sequence"]
+                if not at:
+                    break
+
+            assert found == ["0", "1", "2", "3", "4", "5", "6"]
+            assert all(size <= PEEK_BYTES_MAX + 1_000 for size in sizes)
+            assert len(sizes) > 1
 
     asyncio.run(scenario())
 

@@ -68,7 +68,10 @@ PAGE_DEFAULT: Final = 100
 PAGE_MAX: Final = 1_000
 PEEK_DEFAULT: Final = 10
 PEEK_MAX: Final = 1_000
-PEEK_PER_COMMAND: Final = 100
+PEEK_PER_COMMAND: Final = 16
+"""Messages asked of the broker together: of 1 MiB each they still take little memory."""
+PEEK_BYTES_MAX: Final = 8 << 20
+"""Bytes of messages in one answer, as JSON; more than the largest message takes."""
 SESSION_DEFAULT_S: Final = 3_600
 
 log = logging.getLogger(__name__)
@@ -373,12 +376,18 @@ class Admin:
         definition = self._queue(call)
         count = call.number("count", PEEK_DEFAULT, largest=PEEK_MAX)
         at = call.number("from", 0, largest=2**63, smallest=0)
-        rows: list[dict[str, Any]] = []
+        rows: list[msgspec.Raw] = []
+        left_bytes = PEEK_BYTES_MAX
         while len(rows) < count:
             wanted = min(count - len(rows), PEEK_PER_COMMAND)
             outcome = await ask(self._broker, Peek(definition.queue_id, partition_of(definition), at, wanted))
             assert isinstance(outcome, PeekOutcome), "a Peek is answered by a PeekOutcome"
-            rows += [self._message_row(message) for message in outcome.messages]
+            for message in outcome.messages:
+                row = msgspec.json.encode(self._message_row(message), enc_hook=str)
+                left_bytes -= len(row)
+                if left_bytes < 0 and rows:
+                    return {"name": definition.name, "messages": rows, "next_sequence": message.sequence}
+                rows.append(msgspec.Raw(row))
             at = outcome.next_sequence
             if not at:
                 break
