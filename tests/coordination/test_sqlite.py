@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from quaymaster.coordination.interface import (
     KeyValue,
     OutcomeUnknown,
     Put,
+    RevisionMismatch,
     StoreUnusable,
     WatchLost,
 )
@@ -252,6 +254,32 @@ def test_full_disk_changes_nothing_and_the_store_goes_on(
         await store.close()
 
     run(scenario)
+
+
+def test_full_disk_is_logged_when_it_begins_and_when_it_ends(
+    tmp_path: Path, failing: list[FailingConnection], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "quaymaster.coordination")
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+        for _ in range(5):
+            failing[0].failing = ("INSERT INTO kv", sqlite3.SQLITE_FULL)
+            with pytest.raises(CoordinationUnavailable):
+                await store.compare_and_swap("a", ABSENT, b"1")
+            assert await store.get("a") is None
+            with pytest.raises(RevisionMismatch):
+                await store.compare_and_swap("a", 17, b"1")
+        await store.compare_and_swap("a", ABSENT, b"2")
+        await store.compare_and_swap("b", ABSENT, b"3")
+        await store.close()
+
+    run(scenario)
+
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "metadata transaction failed" in caplog.messages[0]
+    assert "recovered" in caplog.messages[1]
+    assert "failures=5" in caplog.messages[1]
 
 
 def test_io_error_at_commit_is_an_unknown_outcome_and_stops_the_store(

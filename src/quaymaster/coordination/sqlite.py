@@ -111,6 +111,9 @@ class SQLiteCoordination(Coordination):
         self._closed = False
         # Owned by the thread:
         self._broken: str | None = None
+        self._failures = 0
+        """Transactions that failed since the last one that wrote something."""
+        self._changes_at_failure = 0
         self._data_version = 0
         self._tombstones = 0
         self._next_expiry_ms: int | None = None
@@ -352,6 +355,10 @@ class SQLiteCoordination(Coordination):
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
             return self._fail(connection, jobs, error, committing=committing), False
+        if self._failures and connection.total_changes != self._changes_at_failure:
+            # One that found nothing to write says nothing about the room on the disk.
+            log.info("metadata transactions recovered path=%s failures=%d", self._path, self._failures)
+            self._failures = 0
         try:
             return results, self._note_changes(connection, wrote=writes)
         except sqlite3.Error as error:
@@ -362,13 +369,17 @@ class SQLiteCoordination(Coordination):
     def _fail(
         self, connection: sqlite3.Connection, jobs: list[_Job], error: sqlite3.Error, *, committing: bool
     ) -> _Results:
-        log.error("metadata transaction failed path=%s error=%s jobs=%d", self._path, error, len(jobs))
         with contextlib.suppress(sqlite3.Error):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         with contextlib.suppress(sqlite3.Error):
             self._load_thread_state(connection)
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR) & 0xFF
+        if not self._failures or code == sqlite3.SQLITE_IOERR:
+            # Not one line each: on a full disk every transaction fails until there is room again.
+            log.error("metadata transaction failed path=%s error=%s jobs=%d", self._path, error, len(jobs))
+        self._failures += 1
+        self._changes_at_failure = connection.total_changes
         if code == sqlite3.SQLITE_IOERR:
             # After a failed fsync the kernel may have dropped the pages and would report success next time.
             self._broken = (
