@@ -111,6 +111,18 @@ def test_open_authentication_stays_on_loopback_unless_forced() -> None:
     assert load_settings(environment={"QUAYMASTER_AUTHENTICATION": "open"}).authentication == "open"
 
 
+def test_a_retry_is_forgotten_before_the_record_it_points_at_is_compacted() -> None:
+    environment = {"QUAYMASTER_RETRY_WINDOW_MS": "600001"}
+
+    with pytest.raises(
+        SettingsError, match="retry_window_ms is 600001, longer than compaction_age_min_s, 600 s"
+    ):
+        load_settings(environment=environment)
+
+    assert load_settings(environment={"QUAYMASTER_RETRY_WINDOW_MS": "600000"})
+    assert load_settings(environment=environment | {"QUAYMASTER_COMPACTION_AGE_MIN_S": "601"})
+
+
 def test_the_largest_body_fits_into_the_memory_for_all() -> None:
     environment = {"QUAYMASTER_HTTP_BODY_BYTES_TOTAL_MAX": "1000", "QUAYMASTER_HTTP_BODY_BYTES_MAX": "1001"}
 

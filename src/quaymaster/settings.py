@@ -136,8 +136,8 @@ class Settings(BaseSettings):
     """`cli-only` refuses DeleteQueue over the SQS API, so that only
     `quaymaster queue delete` deletes queues."""
     retry_window_ms: NotNegative = Field(120_000, json_schema_extra=SQS)
-    """How long a send is remembered by its SDK invocation id, so that a retry is stored once.
-    0 turns it off."""
+    """How long a send is remembered by its SDK invocation id, so that a retry is stored once; at most
+    `compaction_age_min_s`. 0 turns it off."""
     retry_ids_max: Count = Field(1_000_000, json_schema_extra=SQS)
     """Sends remembered that way for one queue, at about 32 bytes each; the oldest are forgotten first."""
     in_flight_max: Count = Field(120_000, json_schema_extra=SQS)
@@ -234,6 +234,11 @@ class Settings(BaseSettings):
             )
         if self.master_key_source == "environment" and self.master_key is None:
             raise ValueError('master_key_source is "environment", but master_key is not set')
+        if self.retry_window_ms > self.compaction_age_min_s * 1000:
+            raise ValueError(
+                f"retry_window_ms is {self.retry_window_ms}, longer than compaction_age_min_s, "
+                f"{self.compaction_age_min_s} s: a retry could find that the record of its message was compacted"
+            )
         if self.http_body_bytes_total_max < self.http_body_bytes_max:
             raise ValueError(
                 f"http_body_bytes_total_max is {self.http_body_bytes_total_max}, less than http_body_bytes_max, "
