@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.core import commands
 from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotNow
+from quaymaster.frontend.call import Call
+from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.message_actions import MessageIds, uuid_text
 from quaymaster.frontend.server import CORS, RequestIds
+from quaymaster.protocol import shapes
 from quaymaster.protocol.sigv4 import presign
 
 from .support import ACCOUNT, REGION, Answer, Client, Service, now_ms, read_answer, serving, until
@@ -716,6 +721,59 @@ def test_a_slow_request_is_logged_with_the_parts_of_its_time(caplog: pytest.LogC
 
     with caplog.at_level(logging.WARNING, "quaymaster"):
         asyncio.run(scenario())
+
+
+def slow_request(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """Return the fields of the one slow request that was logged."""
+    (record,) = [record for record in caplog.records if record.message == "request was slow"]
+    fields: dict[str, Any] = record.fields  # type: ignore[attr-defined]
+    return fields
+
+
+def test_a_slow_control_action_is_not_blamed_on_parsing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with serving(slow_request_ms=20) as service:
+            service.front_end._queue_handlers["ListQueues"] = list_slowly
+
+            await service.client.json("ListQueues", {})
+
+    async def list_slowly(call: Call, given: shapes.Shape) -> shapes.Shape:
+        await asyncio.sleep(0.05)
+        return shapes.ListQueuesResult([])
+
+    with caplog.at_level(logging.WARNING, "quaymaster"):
+        asyncio.run(scenario())
+
+    fields = slow_request(caplog)
+    assert fields["control_ms"] >= 40
+    assert fields["parse_ms"] <= fields["took_ms"] - fields["control_ms"] + 0.2
+    assert fields.get("prepare_ms") is None
+    assert fields["broker_ms"] == 0
+
+
+def test_the_time_that_sealing_takes_is_not_blamed_on_parsing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(slow_request_ms=20) as service:
+            await service.add_queue("jobs")
+
+            await service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+
+    seal = MessageCipher.seal_content
+
+    def seal_slowly(self: MessageCipher, *arguments: Any) -> bytes:
+        time.sleep(0.05)
+        return seal(self, *arguments)
+
+    monkeypatch.setattr(MessageCipher, "seal_content", seal_slowly)
+    with caplog.at_level(logging.WARNING, "quaymaster"):
+        asyncio.run(scenario())
+
+    fields = slow_request(caplog)
+    assert fields["prepare_ms"] >= 40
+    assert fields["parse_ms"] <= fields["took_ms"] - fields["prepare_ms"] + 0.2
+    assert fields.get("control_ms") is None
 
 
 def test_the_wait_of_a_long_poll_is_not_slow(caplog: pytest.LogCaptureFixture) -> None:

@@ -95,7 +95,9 @@ class Call:
         "cors",
         "counted",
         "deadline_ms",
+        "decoded_ms",
         "form",
+        "is_control",
         "is_done",
         "principal",
         "queue_name",
@@ -131,6 +133,8 @@ class Call:
         self.cors = cors
         self.started_ms = started_ms
         self.authenticated_ms = _monotonic() * 1000
+        self.decoded_ms = 0.0
+        self.is_control = False
         self.submitted_ms = 0.0
         self.replied_ms = 0.0
         self.deadline_ms = 0.0
@@ -259,7 +263,8 @@ class Call:
         waited_ms = min(broker_ms, self.wait_ms)
         if took_ms - waited_ms <= self.calls.slow_request_ms:
             return
-        submitted_ms = self.submitted_ms or now_ms
+        decoded_ms = self.decoded_ms or now_ms
+        handled_ms = (self.submitted_ms or now_ms) - decoded_ms
         log_event(
             log,
             logging.WARNING,
@@ -271,7 +276,10 @@ class Call:
             took_ms=round(took_ms, 1),
             queued_ms=round(self.started_ms - self.request.received_ms, 1),
             auth_ms=round(self.authenticated_ms - self.started_ms, 1),
-            parse_ms=round(submitted_ms - self.authenticated_ms, 1),
+            parse_ms=round(decoded_ms - self.authenticated_ms, 1),
+            # A control action asks metadata and journal as it goes; one on messages prepares a command for the broker.
+            control_ms=round(handled_ms, 1) if self.is_control else None,
+            prepare_ms=None if self.is_control else round(handled_ms, 1),
             broker_ms=round(broker_ms, 1),
             waited_ms=round(waited_ms, 1),
             render_ms=round(now_ms - self.replied_ms, 1) if self.replied_ms else None,

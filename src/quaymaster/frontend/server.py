@@ -253,6 +253,7 @@ class FrontEnd:
                     self.calls, request, request_id, form, action, counted, principal, cors, started_ms
                 )
                 given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
+            call.decoded_ms = _monotonic() * 1000
             handler = self._message_handlers.get(action.name)
             if handler is not None:
                 handler(call, given)
@@ -278,6 +279,7 @@ class FrontEnd:
         if len(self._tasks) >= self._control_actions_max:
             raise Overloaded
         handler = self._queue_handlers[call.action.name]
+        call.is_control = True
         task = asyncio.get_running_loop().create_task(self._answer(call, handler, given))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
