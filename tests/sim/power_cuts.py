@@ -678,7 +678,7 @@ class Life:
                 where = (queue_id, peeked.sequence)
                 require(number not in found, f"message {number} is at {found.get(number)} and at {where}")
                 found[number] = where
-                self.check_place(message, where, peeked, now_ms)
+                self.check_place(message, where, peeked)
                 if message.group and queue_id == message.queue_id and model.definitions[queue_id].is_fifo:
                     previous = sequences.get(message.group, 0)
                     if queue_id not in FAMILIES:
@@ -730,7 +730,7 @@ class Life:
         model.doubtful_queues.clear()
         return missing
 
-    def check_place(self, message: Message, where: tuple[int, int], peeked: Any, now_ms: int) -> None:
+    def check_place(self, message: Message, where: tuple[int, int], peeked: Any) -> None:
         model = self.model
         queue_id, sequence = where
         number = message.number
@@ -746,7 +746,8 @@ class Life:
                 peeked.delivery_count >= place.count,
                 f"{where} was received {place.count} times, now {peeked.delivery_count}",
             )
-        if place.is_hidden_durably and place.hidden_until_ms > now_ms:
+        # The state was looked at before now: cold reads came in between.
+        if place.is_hidden_durably and place.hidden_until_ms > self.world.time_ms():
             require(peeked.state == "in_flight", f"{where}, message {number}, is no longer in flight")
         else:
             place.hidden_until_ms = 0
