@@ -87,7 +87,7 @@ def test_send_lines_stops_at_the_first_refused_message(run: Run, data: Path, ser
     result = run("message", "send", "orders", "--lines", "--data", data, stdin="good\nbad\n")
 
     assert result.code == 1
-    assert "Message 2 was refused (InvalidMessageContents): Bad character. Sent so far: 1." in result.err
+    assert "Message 2 was refused: Bad character. Sent so far: 1. (InvalidMessageContents)" in result.err
 
 
 def test_send_refuses_a_body_from_two_places(run: Run, data: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import quaymaster
 
-from .conftest import ACCESS_KEY_ID, SECRET, PlayedServer, Run, write_client_file
+from .conftest import ACCESS_KEY_ID, SECRET, PlayedServer, Refusal, Run, write_client_file
 
 
 def test_version_is_the_package_version(run: Run) -> None:
@@ -75,6 +75,55 @@ def test_failures_are_an_object_with_json(run: Run, tmp_path: Path) -> None:
 
     assert result.code == 3
     assert "does not exist" in json.loads(result.err)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("queue", "show", "--json", "--nonsense"),
+        ("queue", "show", "--json"),
+        ("queue", "--json"),
+        ("nonsense", "--json"),
+        ("message", "receive", "orders", "-n", "many", "--json"),
+    ],
+)
+def test_a_wrong_command_line_is_an_object_with_json(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+
+    assert (result.code, result.out) == (2, "")
+    error = json.loads(result.err)["error"]
+    assert set(error) == {"code", "message"}
+    assert error["message"]
+
+
+def test_a_text_that_looks_like_an_option_asks_for_no_json(run: Run, tmp_path: Path) -> None:
+    result = run("message", "send", "--data", tmp_path, "--", "orders", "--json")
+
+    assert result.code == 3
+    assert result.err.startswith("quaymaster: ")
+
+
+def test_help_is_no_failure_with_json(run: Run) -> None:
+    result = run("queue", "show", "--json", "--help")
+
+    assert (result.code, result.err) == (0, "")
+    assert "Usage: quaymaster queue show" in result.out
+
+
+def test_the_code_of_a_failure_is_beside_the_message_with_json(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    code = "AWS.SimpleQueueService.NonExistentQueue"
+    server.answers["GetQueueUrl"] = Refusal(400, code, "The specified queue does not exist.")
+
+    as_json = run("queue", "show", "orders", "--data", data, "--json")
+    as_text = run("queue", "show", "orders", "--data", data)
+
+    assert (as_json.code, as_text.code) == (1, 1)
+    assert json.loads(as_json.err) == {
+        "error": {"code": code, "message": "The specified queue does not exist."}
+    }
+    assert as_text.err == f"quaymaster: The specified queue does not exist. ({code})\n"
 
 
 def test_a_wrong_command_line_is_a_usage_error(run: Run) -> None:

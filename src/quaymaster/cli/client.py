@@ -223,6 +223,4 @@ def _admin_error(answer: HTTPReply) -> Refused | NoServer:
 def _error(status: int, code: str, message: str) -> Refused | NoServer:
     text = message or f"The server answered with HTTP status {status}"
     text = text if text.endswith((".", "!", "?")) else text + "."
-    if code:
-        text = f"{text} ({code})"
     return (NoServer if status >= 500 else Refused)(text, code=code or None)

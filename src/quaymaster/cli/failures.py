@@ -27,6 +27,11 @@ class CommandFailed(Exception):
         self.message = message
         self.code = code
 
+    @property
+    def line(self) -> str:
+        """The message for people: with the code, which programs get beside it."""
+        return f"{self.message} ({self.code})" if self.code else self.message
+
 
 class Refused(CommandFailed):
     """The service understood, and said no."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 import quaymaster
 from quaymaster.cli import account, bench, key, message, options, queue, server
-from quaymaster.cli.failures import EXIT_INTERRUPTED, CommandFailed
+from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
+
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+"""What Typer raises for any wrong command line; it has no public name."""
 
 app = options.new_group("Quaymaster: Amazon SQS that anyone can run.")
 
@@ -52,7 +55,12 @@ app.command()(bench.bench)
 def main() -> None:
     """Run the command line. Every failure is one line on stderr (an object with --json) and an exit code."""
     try:
-        app(prog_name="quaymaster")
+        # By itself Typer prints usage errors as text and exits; with --json they come here.
+        code = app(prog_name="quaymaster", standalone_mode=not _wants_json())
+        sys.exit(code if isinstance(code, int) else 0)
+    except _UsageError as error:
+        _print_failure(WrongUsage(error.format_message()))
+        sys.exit(EXIT_USAGE)
     except CommandFailed as failure:
         _print_failure(failure)
         sys.exit(failure.exit_code)
@@ -65,11 +73,18 @@ def main() -> None:
 
 
 def _print_failure(failure: CommandFailed) -> None:
-    if "--json" in sys.argv:
+    if _wants_json():
         error = {"code": failure.code, "message": failure.message}
         sys.stderr.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
     else:
-        sys.stderr.write(f"quaymaster: {failure.message}\n")
+        sys.stderr.write(f"quaymaster: {failure.line}\n")
+
+
+def _wants_json() -> bool:
+    arguments = sys.argv[1:]
+    if "--" in arguments:
+        arguments = arguments[: arguments.index("--")]  # what follows is a text to send, or a name
+    return "--json" in arguments
 
 
 if __name__ == "__main__":

@@ -230,12 +230,11 @@ def _send_lines(
             entries = [{"Id": str(at), "MessageBody": text, **fields} for at, text in enumerate(batch)]
             result = sqs.call("SendMessageBatch", {"QueueUrl": url, "Entries": entries})
             for failed in result.get("Failed") or []:
-                code = failed["Code"]
                 which = sent + int(failed["Id"]) + 1
                 sent += len(result.get("Successful") or [])
                 raise Refused(
-                    f"Message {which} was refused ({code}): {failed.get('Message')} Sent so far: {sent}.",
-                    code=code,
+                    f"Message {which} was refused: {failed.get('Message')} Sent so far: {sent}.",
+                    code=failed["Code"],
                 )
             sent += len(batch)
             bar.update(sent)
@@ -248,7 +247,7 @@ def _delete(sqs: SQSClient, url: str, receipt_handles: list[str]) -> None:
         entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
         result = sqs.call("DeleteMessageBatch", {"QueueUrl": url, "Entries": entries})
         for failed in result.get("Failed") or []:
-            raise Refused(f"{failed.get('Message')} ({failed['Code']})", code=failed["Code"])
+            raise Refused(failed.get("Message") or "A message was not deleted.", code=failed["Code"])
 
 
 def _print_message(message: dict[str, Any], *, with_receipt: bool) -> None:
