@@ -99,7 +99,7 @@ def test_a_snapshot_holds_only_what_changed_since_the_last_one(
     written: list[int] = []
     publish = maintenance.Snapshots._publish
 
-    def counting(self: Any, base_offset: int, changed: dict[bytes, bytes], *rest: Any) -> None:
+    def counting(self: Any, base_offset: int, changed: dict[bytes, list[bytes]], *rest: Any) -> None:
         written.append(len(changed))
         publish(self, base_offset, changed, *rest)
 

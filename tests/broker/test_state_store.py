@@ -43,7 +43,9 @@ def states_in_use() -> QueueStates:
 
 
 def blobs_of(states: QueueStates) -> list[tuple[bytes, bytes]]:
-    return [(encode_key(key), b"".join(encode_partition(found, 40))) for key, found in states.partitions.items()]
+    return [
+        (encode_key(key), b"".join(encode_partition(found, 40))) for key, found in states.partitions.items()
+    ]
 
 
 def load(blobs: list[tuple[bytes, bytes]]) -> QueueStates:
@@ -75,11 +77,12 @@ def test_a_saved_partition_is_clean_until_it_changes() -> None:
     assert [key for key, _ in states.dirty_partitions()] == [partition_key(1, 0)]
 
 
-def test_a_blob_of_another_version_is_refused() -> None:
+@pytest.mark.parametrize("version", [BLOB_VERSION - 1, BLOB_VERSION + 1])
+def test_a_blob_of_another_version_is_refused(version: int) -> None:
     key, blob = blobs_of(states_in_use())[0]
 
-    with pytest.raises(UnknownSnapshotFormat, match="version"):
-        load([(key, bytes([BLOB_VERSION + 1]) + blob[1:])])
+    with pytest.raises(UnknownSnapshotFormat, match=f"version {version} is not known; this program reads"):
+        load([(key, bytes([version]) + blob[1:])])
 
 
 def test_a_blob_that_is_none_is_refused_with_the_queue_it_is_of() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
+from harness.steps import calls_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -301,22 +301,6 @@ def test_what_is_gone_in_front_of_all_records_is_as_old_as_the_first_of_them() -
     index = rebuilt_without({1, 2})
 
     assert [index.sent_ms(sequence) for sequence in range(1, 5)] == [3_000, 3_000, 3_000, 4_000]
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """Return how many functions are called, those written in C too."""
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 @pytest.mark.usefixtures("small")

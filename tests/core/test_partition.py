@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness.replica_host import queue
+from harness.steps import calls_of
 from pyroaring import BitMap64
 
 from quaymaster.core import index as index_module
@@ -12,6 +13,7 @@ from quaymaster.core.commands import MoveTask
 from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.partition import ATTEMPT_WINDOW_MS, Partition
+from quaymaster.core.recent_ids import SLOT_ENTRIES
 from quaymaster.core.standard_order import StandardOrder
 
 NOW_MS = 1_000_000
@@ -437,6 +439,71 @@ def test_unknown_version_of_a_snapshot_is_a_bug_not_a_guess(monkeypatch: pytest.
 
     with pytest.raises(AssertionError, match="version 99 is not known"):
         Partition.from_bytes(data, queue(1), 0, MemoryChunks(), retry_window_ms=1)
+
+
+def test_snapshot_that_is_cut_off_anywhere_is_refused() -> None:
+    found = partition()
+    found.apply_send(1, 5, NOW_MS, 0, False, 0, b"d" * 16, b"r" * 16)
+    data = found.to_bytes()
+
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match="cut off"):
+            Partition.from_bytes(data[:end], queue(1), 0, MemoryChunks(), retry_window_ms=1)
+
+
+def test_snapshot_keeps_what_each_tenant_has_in_flight_but_not_what_is_being_moved() -> None:
+    found = partition()
+    for group in (7, 7, 7, 8, 8, 9, 0):
+        send(found, 1, group=group)
+    assert receive(found, 3) == [1, 2, 3]
+    assert receive(found, 2, timeout_ms=60_000) == [4, 5]
+    found.apply_delete([5], NOW_MS)
+    for sequence in found.take_visible(10, NOW_MS):
+        found.moving[sequence] = 9
+
+    loaded = restored(found)
+
+    assert sorted(found.moving) == [6, 7]
+    assert isinstance(loaded.order, StandardOrder)
+    assert {key: tenant.in_flight for key, tenant in loaded.order.tenants.items() if tenant.in_flight} == {
+        7: 3,
+        8: 1,
+    }
+    assert loaded.state_hash(NOW_MS) == found.state_hash(NOW_MS)
+
+
+def test_messages_in_flight_without_a_group_are_of_no_tenant() -> None:
+    order = partition().order
+    assert isinstance(order, StandardOrder)
+
+    order.load_in_flight([(1, 0), (2, 7), (3, 7)], NOW_MS)
+
+    assert {key: tenant.in_flight for key, tenant in order.tenants.items()} == {7: 2}
+
+
+@pytest.mark.parametrize("group", [0, 7])
+def test_snapshot_of_more_messages_in_flight_and_more_retried_sends_takes_no_more_steps(group: int) -> None:
+    def steps_and_new_bytes(count: int) -> tuple[int, int]:
+        found = partition()
+        for sequence in range(1, count + 1):
+            retry = sequence.to_bytes(16, "little")
+            found.apply_send(sequence, sequence, NOW_MS, 0, False, group, None, retry)
+        found.committed = count + 1
+        while receive(found):
+            pass
+        for sequence in range(1, count, 2):
+            found.apply_change_visibility(sequence, NOW_MS, 0, 1, 1, changed=True)
+        before = found.pieces()
+        known = {id(piece) for piece in before}
+        pieces: list[bytes] = []
+        steps = calls_of(lambda: pieces.extend(found.pieces()))
+        assert len(found.in_flight) == len(found.returned) == count // 2
+        return steps - 2 * len(pieces), sum(len(piece) for piece in pieces[2:] if id(piece) not in known)
+
+    few, many = steps_and_new_bytes(SLOT_ENTRIES + 10), steps_and_new_bytes(4 * SLOT_ENTRIES + 10)
+
+    assert many[0] <= few[0] + 20
+    assert many[1] == few[1]
 
 
 # Mistakes of the one who applies

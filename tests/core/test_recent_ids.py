@@ -59,6 +59,20 @@ def test_every_id_is_found_after_a_restart_also_with_a_slot_just_full(count: int
     assert rebuilt.pieces() == ids.pieces()
 
 
+def test_full_slots_go_into_every_snapshot_without_being_copied() -> None:
+    ids = filled(2 * SLOT_ENTRIES + 5)
+    rebuilt = RecentIds.from_bytes(b"".join(ids.pieces()), WINDOW_MS)
+
+    for found in (ids, rebuilt):
+        before = found.pieces()
+        found.add(identity(-5), 999, 30_000)
+        after = found.pieces()
+        assert len(before) == len(after) == 3
+        assert before[0] is after[0]
+        assert before[1] is after[1]
+        assert len(after[2]) == len(before[2]) + 32
+
+
 def test_rebuilt_ids_go_on_as_the_old_ones_would_have() -> None:
     ids = filled(SLOT_ENTRIES)
     rebuilt = RecentIds.from_bytes(b"".join(ids.pieces()), WINDOW_MS)

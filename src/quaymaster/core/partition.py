@@ -15,6 +15,7 @@ changes nothing, because due times are slot ends (`core/timers`) and nothing els
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ from quaymaster.core.sequences import SequenceSet, end_of_run
 from quaymaster.core.standard_order import StandardOrder
 from quaymaster.core.timers import TimerWheel, round_up_to_slot_ms
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 DEDUP_WINDOW_MS = 300_000
 ATTEMPT_WINDOW_MS = 300_000
 ATTEMPTS_MAX = 100_000
@@ -41,7 +42,7 @@ FAR_DEADLINE_MS = 60_000
 """A deleted message's entry in the wheel is taken out when it would stay there for longer than this."""
 
 
-class InFlight(msgspec.Struct, gc=False):
+class InFlight(msgspec.Struct, array_like=True, gc=False):
     """A message that is out with a consumer. `epoch` and `delivery_count` name the delivery that holds it.
 
     `arrived_count` is the delivery count it had when it came into this queue (0 unless moved here): the redrive
@@ -57,7 +58,7 @@ class InFlight(msgspec.Struct, gc=False):
     changed: bool = False
 
 
-class Returned(msgspec.Struct, gc=False):
+class Returned(msgspec.Struct, array_like=True, gc=False):
     """What is remembered of a message that was handed out before and is visible again."""
 
     delivery_count: int
@@ -65,7 +66,7 @@ class Returned(msgspec.Struct, gc=False):
     arrived_count: int
 
 
-class Attempt(msgspec.Struct, gc=False):
+class Attempt(msgspec.Struct, array_like=True, gc=False):
     """What a receive with a ReceiveRequestAttemptId handed out."""
 
     time_ms: int
@@ -73,7 +74,11 @@ class Attempt(msgspec.Struct, gc=False):
 
 
 class _State(msgspec.Struct, array_like=True):
-    version: int
+    """What a snapshot says, but for recent ids. The tables are the partition's own: nothing is made for each row.
+
+    So the order of the fields of this and of the rows' classes is a format: it changes with STATE_VERSION.
+    """
+
     applied: int
     head: int
     deleted: bytes
@@ -84,12 +89,12 @@ class _State(msgspec.Struct, array_like=True):
     returned_order: list[int]
     groups: list[tuple[int, bytes]]
     line: list[tuple[int, int]]
-    in_flight: list[tuple[int, int, int, int, int, int, int, bool, int]]
-    returned: list[tuple[int, int, int, int]]
+    in_flight: dict[int, InFlight]
+    in_flight_groups: dict[int, int]
+    """FIFO: the group of each message in flight. Standard: how many each tenant has in flight."""
+    returned: dict[int, Returned]
     timers: list[tuple[int, bytes]]
-    dedup: bytes
-    retries: bytes
-    attempts: list[tuple[bytes, int, list[tuple[int, int]]]]
+    attempts: dict[bytes, Attempt]
     tasks: list[MoveTask]
     has_moved_in: bool
     index: bytes
@@ -484,15 +489,20 @@ class Partition:
 
     # Snapshots
 
-    def to_bytes(self) -> bytes:
-        """Return the whole state, for a snapshot; `applied` says which records are in it."""
+    def pieces(self) -> list[bytes]:
+        """Return the whole state, for a snapshot, as bytes to be joined; `applied` says which records are in it.
+
+        A moment of a large partition's time: what is large either never changes and is not copied, or is encoded
+        without an object for each row.
+        """
         order = self.order
         groups: list[tuple[int, bytes]] = []
         line: list[tuple[int, int]] = []
         returned_order: list[int] = []
         stretches: list[int] = []
         passed = own = b""
-        has_groups = True
+        in_flight = self.in_flight
+        in_flight_groups: dict[int, int]
         if isinstance(order, FIFOOrder):
             waiting = {key: group.waiting for key, group in order.groups.items() if group.waiting}
             # What was taken for a move is not decided yet: to whoever loads this it is visible.
@@ -502,17 +512,27 @@ class Partition:
                 waiting[key].add(sequence)
             groups = [(key, numbers.to_bytes()) for key, numbers in waiting.items()]
             line = order.line()
+            in_flight_groups = {
+                sequence: key
+                for key, group in order.groups.items()
+                for sequence in group.in_flight
+                if sequence in in_flight
+            }
         else:
             passed = order.fresh().to_bytes()
             own = order.own.to_bytes()
             stretches = order.stretches
             returned_order = [*self.moving, *order.returned]
-            has_groups = bool(order.tenants)
-        group_of = self.index.group
+            in_flight_groups = {
+                key: tenant.in_flight for key, tenant in order.tenants.items() if tenant.in_flight
+            }
+            for sequence in self.moving if in_flight_groups else ():
+                key = self.index.group(sequence)
+                if in_flight_groups.get(key):
+                    in_flight_groups[key] -= 1
         deleted = self.deleted
         deleted.run_optimize()
         state = _State(
-            version=STATE_VERSION,
             applied=self.applied,
             head=self.head,
             deleted=deleted.serialize() if deleted else b"",
@@ -523,33 +543,24 @@ class Partition:
             returned_order=returned_order,
             groups=groups,
             line=line,
-            in_flight=[
-                (
-                    sequence,
-                    row.deadline_ms,
-                    row.delivery_count,
-                    row.first_receive_ms,
-                    row.received_ms,
-                    row.epoch,
-                    row.arrived_count,
-                    row.changed,
-                    group_of(sequence) if has_groups else 0,
-                )
-                for sequence, row in sorted(self.in_flight.items())
-            ],
-            returned=[
-                (sequence, row.delivery_count, row.first_receive_ms, row.arrived_count)
-                for sequence, row in self.returned.items()
-            ],
+            in_flight=in_flight,
+            in_flight_groups=in_flight_groups,
+            returned=self.returned,
             timers=[(due_ms, slot.to_bytes()) for due_ms, slot in self.timers.slots()],
-            dedup=self.dedup.to_bytes() if self.dedup else b"",
-            retries=self.retries.to_bytes() if self.retries else b"",
-            attempts=[(key, attempt.time_ms, attempt.messages) for key, attempt in self.attempts.items()],
+            attempts=self.attempts,
             tasks=self.tasks,
             has_moved_in=self.has_moved_in,
             index=self.index.to_bytes(),
         )
-        return _encoder.encode(state)
+        main = _encoder.encode(state)
+        dedup = self.dedup.pieces() if self.dedup else []
+        retries = self.retries.pieces() if self.retries else []
+        sizes = len(main), sum(map(len, dedup)), sum(map(len, retries))
+        return [_STATE_HEAD.pack(STATE_VERSION, *sizes), main, *dedup, *retries]
+
+    def to_bytes(self) -> bytes:
+        """Return `pieces` joined."""
+        return b"".join(self.pieces())
 
     @classmethod
     def from_bytes(
@@ -562,9 +573,19 @@ class Partition:
         retry_window_ms: int,
         retry_ids_max: int | None = None,
     ) -> Partition:
-        """Rebuild the state from `to_bytes`. Index chunks are not read: the keeper may not be open yet."""
-        state = _decoder.decode(data)
-        assert state.version == STATE_VERSION, f"partition state version {state.version} is not known"
+        """Rebuild the state from `to_bytes`. Index chunks are not read: the keeper may not be open yet.
+
+        Raises ValueError when the bytes are not whole, msgspec.MsgspecError when they say something else.
+        """
+        if len(data) < _STATE_HEAD.size:
+            raise ValueError("the partition's state is cut off")
+        version, main_bytes, dedup_bytes, retries_bytes = _STATE_HEAD.unpack_from(data)
+        assert version == STATE_VERSION, f"partition state version {version} is not known"
+        dedup_at = _STATE_HEAD.size + main_bytes
+        retries_at = dedup_at + dedup_bytes
+        if retries_at + retries_bytes != len(data):
+            raise ValueError("the partition's state is cut off")
+        state = _decoder.decode(memoryview(data)[_STATE_HEAD.size : dedup_at])
         partition = cls(
             definition, number, keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max
         )
@@ -576,52 +597,38 @@ class Partition:
         partition.deleted = BitMap64.deserialize(state.deleted) if state.deleted else BitMap64()
         partition.alive = partition.index.next_sequence - state.head - len(partition.deleted)
         partition.committed = partition.index.next_sequence
-        in_flight: list[tuple[int, int]] = []
+        partition.in_flight = state.in_flight
         last_ms = 0
-        for (
-            sequence,
-            deadline_ms,
-            count,
-            first_ms,
-            received_ms,
-            epoch,
-            arrived,
-            changed,
-            group,
-        ) in state.in_flight:
-            partition.in_flight[sequence] = InFlight(
-                deadline_ms, count, first_ms, received_ms, epoch, arrived, changed
-            )
-            partition.wheel.add(sequence, deadline_ms)
-            in_flight.append((sequence, group))
-            last_ms = max(last_ms, received_ms)
-        for sequence, count, first_ms, arrived in state.returned:
-            partition.returned[sequence] = Returned(count, first_ms, arrived)
+        for sequence, row in state.in_flight.items():
+            partition.wheel.add(sequence, row.deadline_ms)
+            last_ms = max(last_ms, row.received_ms)
+        partition.returned = state.returned
         slots = [(due_ms, SequenceSet.from_bytes(numbers)) for due_ms, numbers in state.timers]
         partition.timers.load(slots)
         for _, numbers in slots:
             for sequence in numbers:
                 if partition.is_live(sequence):
                     partition.timed.add(sequence)
-        if state.dedup:
-            partition.dedup = RecentIds.from_bytes(state.dedup, DEDUP_WINDOW_MS)
-        if state.retries:
-            partition.retries = RecentIds.from_bytes(state.retries, retry_window_ms, retry_ids_max)
-        partition.attempts = {key: Attempt(time_ms, messages) for key, time_ms, messages in state.attempts}
+        if dedup_bytes:
+            partition.dedup = RecentIds.from_bytes(data[dedup_at:retries_at], DEDUP_WINDOW_MS)
+        if retries_bytes:
+            partition.retries = RecentIds.from_bytes(data[retries_at:], retry_window_ms, retry_ids_max)
+        partition.attempts = state.attempts
         partition.tasks = state.tasks
         partition.has_moved_in = state.has_moved_in
         order = partition.order = partition._new_order()
         order.cursor = state.cursor
         if isinstance(order, FIFOOrder):
             order.load_waiting((key, SequenceSet.from_bytes(numbers)) for key, numbers in state.groups)
-            order.load_in_flight(in_flight, last_ms)
+            order.load_in_flight(list(state.in_flight_groups.items()), last_ms)
             order.load_line(state.line)
         else:
             order.passed = SequenceSet.from_bytes(state.passed)
             order.own = SequenceSet.from_bytes(state.own)
             order.load_stretches(state.stretches)
             order.returned.update(dict.fromkeys(state.returned_order))
-            order.load_in_flight(in_flight, last_ms)
+            counts = state.in_flight_groups.items()
+            order.load_in_flight([(0, group) for group, count in counts for _ in range(count)], last_ms)
         partition.dirty = False
         return partition
 
@@ -690,5 +697,7 @@ class Partition:
             del attempts[oldest]
 
 
+_STATE_HEAD = struct.Struct("<QQQQ")
+"""Version, then bytes of the MessagePack, of the deduplication ids and of the retried sends' ids, which follow."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_State)

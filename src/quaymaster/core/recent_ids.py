@@ -1,10 +1,11 @@
 """Which ids were seen within a window of time, at about 30 bytes an id: deduplication ids and retried sends.
 
-Entries lie in slots of packed columns, oldest slot first. A full slot is sorted once; a roaring bitmap of the
-hashes' top 32 bits answers almost every "not seen" without looking further. Whole slots leave when their newest
-entry is older than the window; entries are compared with the window one by one.
+Entries lie in slots of packed columns, oldest slot first. A full slot is sorted once and never changes: it is one
+piece of bytes, which goes into every snapshot as it is. A roaring bitmap of the hashes' top 32 bits answers almost
+every "not seen" without looking further. Whole slots leave when their newest entry is older than the window; entries
+are compared with the window one by one.
 
-    slot:  hash high half u64[] (sorted when full) · low half u64[] · offset u64[] · time u64[] · filter
+    slot:  count u64 · hash high half u64[] (sorted when full) · low half u64[] · offset u64[] · time u64[]
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from pyroaring import BitMap
 
 SLOT_ENTRIES = 4_096
 _HALVES = struct.Struct("<QQ")
-_SLOT_HEAD = struct.Struct("<I")
+_SLOT_HEAD = struct.Struct("<Q")
 
 
-class _Slot:
-    __slots__ = ("filter", "high", "low", "newest_ms", "offsets", "sealed", "times")
+class _OpenSlot:
+    """The slot that is being filled."""
+
+    __slots__ = ("filter", "high", "low", "newest_ms", "offsets", "times")
 
     def __init__(self) -> None:
         self.high = array("Q")
@@ -31,7 +34,6 @@ class _Slot:
         self.times = array("Q")
         self.filter = BitMap()
         self.newest_ms = 0
-        self.sealed = False
 
     def add(self, high: int, low: int, offset: int, time_ms: int) -> None:
         self.high.append(high)
@@ -40,46 +42,78 @@ class _Slot:
         self.times.append(time_ms)
         self.filter.add(high >> 32)
         self.newest_ms = time_ms
-        if len(self.high) >= SLOT_ENTRIES:
-            self._seal()
 
-    def _seal(self) -> None:
+    def find(self, high: int, low: int, since_ms: int) -> int | None:
+        """Return the newest offset of the id no older than `since_ms`, or None."""
+        found: int | None = None
+        found_ms = since_ms
+        at = 0
+        while True:
+            try:
+                at = self.high.index(high, at)
+            except ValueError:
+                return found
+            if self.low[at] == low and self.times[at] >= found_ms:
+                found, found_ms = self.offsets[at], self.times[at]
+            at += 1
+
+    def sealed(self) -> _SealedSlot:
+        """Return the same entries, sorted."""
         order = sorted(range(len(self.high)), key=self.high.__getitem__)
-        for name in ("high", "low", "offsets", "times"):
-            column = getattr(self, name)
-            setattr(self, name, array("Q", [column[at] for at in order]))
+        columns = (self.high, self.low, self.offsets, self.times)
+        return _SealedSlot(_packed([array("Q", [column[at] for at in order]) for column in columns]))
+
+    def to_bytes(self) -> bytes:
+        return _packed([self.high, self.low, self.offsets, self.times])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _OpenSlot:
+        slot = cls()
+        size = (len(data) - _SLOT_HEAD.size) // 4
+        for at, column in enumerate((slot.high, slot.low, slot.offsets, slot.times)):
+            start = _SLOT_HEAD.size + at * size
+            column.frombytes(data[start : start + size])
+        slot.filter = BitMap([high >> 32 for high in slot.high])
+        slot.newest_ms = max(slot.times)
+        return slot
+
+
+class _SealedSlot:
+    """A full slot: views into its bytes."""
+
+    __slots__ = ("_packed", "filter", "high", "low", "newest_ms", "offsets", "times")
+
+    def __init__(self, packed: bytes) -> None:
+        columns = memoryview(packed)[_SLOT_HEAD.size :].cast("Q")
+        count = len(columns) // 4
+        self._packed = packed
+        self.high = columns[:count]
+        self.low = columns[count : 2 * count]
+        self.offsets = columns[2 * count : 3 * count]
+        self.times = columns[3 * count :]
+        self.filter = BitMap([high >> 32 for high in self.high])
         self.filter.run_optimize()
-        self.sealed = True
+        self.newest_ms = max(self.times)
 
     def find(self, high: int, low: int, since_ms: int) -> int | None:
         """Return the newest offset of the id no older than `since_ms`, or None."""
         column = self.high
         found: int | None = None
         found_ms = since_ms
-        at = bisect_left(column, high) if self.sealed else 0
-        while at < len(column):
-            if not self.sealed:
-                try:
-                    at = column.index(high, at)
-                except ValueError:
-                    break
-            elif column[at] != high:
-                break
+        at = bisect_left(column, high)
+        while at < len(column) and column[at] == high:
             if self.low[at] == low and self.times[at] >= found_ms:
                 found, found_ms = self.offsets[at], self.times[at]
             at += 1
         return found
 
     def to_bytes(self) -> bytes:
-        return b"".join(
-            (
-                _SLOT_HEAD.pack(len(self.high)),
-                self.high.tobytes(),
-                self.low.tobytes(),
-                self.offsets.tobytes(),
-                self.times.tobytes(),
-            )
-        )
+        """Return the bytes it consists of: nothing is copied."""
+        return self._packed
+
+
+def _packed(columns: list[array[int]]) -> bytes:
+    return _SLOT_HEAD.pack(len(columns[0])) + b"".join(column.tobytes() for column in columns)
 
 
 class RecentIds:
@@ -93,7 +127,7 @@ class RecentIds:
     def __init__(self, window_ms: int, entries_max: int | None = None) -> None:
         self.window_ms = window_ms
         self.entries_max = entries_max
-        self._slots: deque[_Slot] = deque()
+        self._slots: deque[_OpenSlot | _SealedSlot] = deque()
 
     def __len__(self) -> int:
         return sum(len(slot.high) for slot in self._slots)
@@ -102,8 +136,8 @@ class RecentIds:
         """Remember an id from `time_ms` on, and forget what is past the window."""
         slots = self._slots
         slot = slots[-1] if slots else None
-        if slot is None or slot.sealed:
-            slot = _Slot()
+        if not isinstance(slot, _OpenSlot):
+            slot = _OpenSlot()
             slots.append(slot)
             self.forget(time_ms)
             while (
@@ -112,6 +146,8 @@ class RecentIds:
                 slots.popleft()
         high, low = _HALVES.unpack(identity)
         slot.add(high, low, offset, time_ms)
+        if len(slot.high) >= SLOT_ENTRIES:
+            slots[-1] = slot.sealed()
 
     def find(self, identity: bytes, now_ms: int) -> int | None:
         """Return the offset noted for the id less than a window ago, or None. The newest one counts."""
@@ -143,26 +179,21 @@ class RecentIds:
             if slot.times[at] >= since_ms
         )
 
-    def to_bytes(self) -> bytes:
-        """Return the entries for a snapshot."""
-        return b"".join(slot.to_bytes() for slot in self._slots)
+    def pieces(self) -> list[bytes]:
+        """Return the entries for a snapshot, as pieces that follow one another; only the newest is made now."""
+        return [slot.to_bytes() for slot in self._slots]
 
     @classmethod
     def from_bytes(cls, data: bytes, window_ms: int, entries_max: int | None = None) -> RecentIds:
-        """Rebuild from `to_bytes`; the filters are made anew."""
+        """Rebuild from the joined `pieces`; the filters are made anew."""
         result = cls(window_ms, entries_max)
         at = 0
         while at < len(data):
             (length,) = _SLOT_HEAD.unpack_from(data, at)
-            at += _SLOT_HEAD.size
-            slot = _Slot()
-            for name in ("high", "low", "offsets", "times"):
-                column = array("Q")
-                column.frombytes(data[at : at + 8 * length])
-                setattr(slot, name, column)
-                at += 8 * length
-            slot.filter = BitMap([high >> 32 for high in slot.high])
-            slot.newest_ms = max(slot.times, default=0)
-            slot.sealed = length >= SLOT_ENTRIES
-            result._slots.append(slot)
+            end = at + _SLOT_HEAD.size + 4 * 8 * length
+            packed = data[at:end]
+            result._slots.append(
+                _SealedSlot(packed) if length >= SLOT_ENTRIES else _OpenSlot.from_bytes(packed)
+            )
+            at = end
         return result
