@@ -419,3 +419,11 @@ def test_queue_without_tenants_looks_nobody_up() -> None:
     orders.order.settle(1, 0, 0)
 
     assert orders.order.tenants == {}
+
+
+def test_loaded_messages_in_flight_count_for_their_tenants_only() -> None:
+    orders = Orders()
+
+    orders.order.load_in_flight([(1, 0), (2, NOISY), (3, NOISY)], 0)
+
+    assert {group: tenant.in_flight for group, tenant in orders.order.tenants.items()} == {NOISY: 2}
