@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     public_url: str | None = Field(None, pattern=r"^https?://[^/\s]+$", json_schema_extra=PLACES)
     """Scheme, host and port of the queue URLs given out. Unset: those by which the client reached us."""
     queues_file: Path | None = Field(None, json_schema_extra=PLACES)
-    """TOML file with queues that must exist; those that do not are created at start."""
+    """TOML file with queues that must exist: at start they are created, and changed where they differ."""
 
     authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=WHO)
     """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken

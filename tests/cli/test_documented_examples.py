@@ -43,11 +43,23 @@ def server(tmp_path: Path) -> Iterator[QuaymasterProcess]:
 
 def run_as_shell(server: QuaymasterProcess, script: str) -> str:
     """Run lines as somebody would type them in the server's directory, with the clients' variables set."""
+    return run_typed(server, f'eval "$(quaymaster env)"\n{script}', f"{BIN}:{os.environ['PATH']}")
+
+
+def run_in_a_new_terminal(server: QuaymasterProcess, script: str) -> str:
+    """Run lines where nothing was prepared: `.venv` is beside the data, and its commands are not on the path."""
+    (server.data.parent / ".venv").symlink_to(sys.prefix)
+    (server.data.parent / "Makefile").write_text("env:\n")  # .venv is what it makes
+    folders = os.environ["PATH"].split(":")
+    return run_typed(server, script, ":".join(folder for folder in folders if Path(folder) != BIN))
+
+
+def run_typed(server: QuaymasterProcess, script: str, path: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUAYMASTER_", "AWS_"))}
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f'shopt -s expand_aliases\neval "$(quaymaster env)"\n{script}'],
+        ["bash", "-euo", "pipefail", "-c", f"shopt -s expand_aliases\n{script}"],
         cwd=server.data.parent,
-        env=kept | LOOPBACK_ONLY | {"PATH": f"{BIN}:{kept['PATH']}", "AWS_PAGER": ""},
+        env=kept | LOOPBACK_ONLY | {"PATH": path, "AWS_PAGER": ""},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -61,9 +73,19 @@ def run_as_shell(server: QuaymasterProcess, script: str) -> str:
 def test_the_readme_sends_and_receives_with_the_aws_cli(server: QuaymasterProcess) -> None:
     [script] = [block for block in blocks("README.md", "") if "aws --endpoint" in block]
 
-    printed = run_as_shell(server, re.sub(r"^eval .*$", "", script, flags=re.MULTILINE))
+    printed = run_in_a_new_terminal(server, script)
 
     assert '"Body": "two coffees"' in printed
+
+
+def test_the_readme_sends_with_no_sdk(server: QuaymasterProcess) -> None:
+    [script] = [block for block in blocks("README.md", "") if "aws --endpoint" in block]
+    *prepare, _alias, _create, _send, _receive = [line for line in script.splitlines() if line]
+    [send] = re.findall(r"with no SDK at all: `(.+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+    run_in_a_new_terminal(server, "\n".join([*prepare, "quaymaster queue create orders", send]))
+
+    assert run_as_shell(server, "quaymaster queue list") == "orders\t1\t0\t0\n"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
