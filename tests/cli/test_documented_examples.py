@@ -49,7 +49,10 @@ def run_as_shell(server: QuaymasterProcess, script: str) -> str:
 def run_in_a_new_terminal(server: QuaymasterProcess, script: str) -> str:
     """Run lines where nothing was prepared: `.venv` is beside the data, and its commands are not on the path."""
     (server.data.parent / ".venv").symlink_to(sys.prefix)
-    (server.data.parent / "Makefile").write_text("env:\n")  # .venv is what it makes
+    bootstrap = server.data.parent / "scripts" / "bootstrap"
+    bootstrap.parent.mkdir()
+    bootstrap.write_text("#!/bin/sh\ntest -e .venv/bin/activate\n")  # what it makes is there
+    bootstrap.chmod(0o755)
     folders = os.environ["PATH"].split(":")
     return run_typed(server, script, ":".join(folder for folder in folders if Path(folder) != BIN))
 
