@@ -61,7 +61,8 @@ class _OpenSlot:
         """Return the same entries, sorted."""
         order = sorted(range(len(self.high)), key=self.high.__getitem__)
         columns = (self.high, self.low, self.offsets, self.times)
-        return _SealedSlot(_packed([array("Q", [column[at] for at in order]) for column in columns]))
+        packed = _packed([array("Q", [column[at] for at in order]) for column in columns])
+        return _SealedSlot(packed, self.filter, self.newest_ms)
 
     def to_bytes(self) -> bytes:
         return _packed([self.high, self.low, self.offsets, self.times])
@@ -83,7 +84,7 @@ class _SealedSlot:
 
     __slots__ = ("_packed", "filter", "high", "low", "newest_ms", "offsets", "times")
 
-    def __init__(self, packed: bytes) -> None:
+    def __init__(self, packed: bytes, seen: BitMap, newest_ms: int) -> None:
         columns = memoryview(packed)[_SLOT_HEAD.size :].cast("Q")
         count = len(columns) // 4
         self._packed = packed
@@ -91,9 +92,9 @@ class _SealedSlot:
         self.low = columns[count : 2 * count]
         self.offsets = columns[2 * count : 3 * count]
         self.times = columns[3 * count :]
-        self.filter = BitMap([high >> 32 for high in self.high])
+        self.filter = seen
         self.filter.run_optimize()
-        self.newest_ms = max(self.times)
+        self.newest_ms = newest_ms
 
     def find(self, high: int, low: int, since_ms: int) -> int | None:
         """Return the newest offset of the id no older than `since_ms`, or None."""
@@ -192,8 +193,10 @@ class RecentIds:
             (length,) = _SLOT_HEAD.unpack_from(data, at)
             end = at + _SLOT_HEAD.size + 4 * 8 * length
             packed = data[at:end]
-            result._slots.append(
-                _SealedSlot(packed) if length >= SLOT_ENTRIES else _OpenSlot.from_bytes(packed)
-            )
+            slot = _OpenSlot.from_bytes(packed)
+            if length >= SLOT_ENTRIES:
+                result._slots.append(_SealedSlot(packed, slot.filter, slot.newest_ms))
+            else:
+                result._slots.append(slot)
             at = end
         return result
