@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.broker_support import BrokerTester, running
 from harness.process import QuaymasterProcess
 from prometheus_client.parser import text_string_to_metric_families
 
+from quaymaster.cli.figures import broker_samples
 from quaymaster.monitoring.metrics import METRICS
 
 from .conftest import Run
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -40,6 +42,7 @@ def scrape(process: QuaymasterProcess) -> dict[str, float]:
     return values
 
 
+@pytest.mark.slow
 def test_every_declared_metric_is_there_after_a_send_a_receive_and_a_delete(
     run: Run, live: QuaymasterProcess
 ) -> None:
@@ -56,3 +59,21 @@ def test_every_declared_metric_is_there_after_a_send_a_receive_and_a_delete(
     assert values["quaymaster_journal_leader_changes_total"] == 1
     assert values["quaymaster_journal_durable_replicas"] == 1
     assert values["quaymaster_log_fsync_duration_seconds"] > 0
+
+
+def test_a_stopped_journal_is_durable_nowhere(tmp_path: Path) -> None:
+    async def scenario() -> list[dict[str, float]]:
+        async with running(tmp_path / "journal") as tester:
+            before = figures(tester)
+            tester.broker.host.stop(OSError(errno.EIO, "the disk is gone"))
+            return [before, figures(tester)]
+
+    def figures(tester: BrokerTester) -> dict[str, float]:
+        samples = broker_samples(tester.broker, tmp_path, per_queue=False)
+        return {sample.name: sample.value for sample in samples}
+
+    before, after = asyncio.run(scenario())
+
+    durable, changes = "quaymaster_journal_durable_replicas", "quaymaster_journal_leader_changes_total"
+    assert (before[durable], before[changes]) == (1, 1)
+    assert (after[durable], after[changes]) == (0, 1)
