@@ -158,11 +158,11 @@ def test_missing_queue_is_worded_differently_in_the_two_forms(server: Endpoint) 
         )
 
 
-def test_missing_queue_url_is_named(server: Endpoint) -> None:
+def test_a_request_without_a_queue_url_names_no_queue_that_exists(server: Endpoint) -> None:
     answer = server.json_call("PurgeQueue")
 
-    assert (answer.status, answer.error_code) == (400, "MissingParameter")
-    assert answer.error_message == "The request must contain the parameter QueueUrl."
+    assert (answer.status, answer.error_code) == (400, "AWS.SimpleQueueService.NonExistentQueue")
+    assert answer.error_message == "The specified queue does not exist."
 
 
 @pytest.mark.parametrize(

@@ -568,6 +568,7 @@ def test_a_browser_reaches_a_forced_open_server_by_any_name() -> None:
 
             assert await status_by(service, "queue.corp:9324", {"User-Agent": BROWSER}) == 200
             assert await status_by(service, "queue.corp:9324", {"Origin": "http://evil.example"}) == 403
+            assert await status_by(service, "queue.corp:9324", {"Sec-Fetch-Site": "cross-site"}) == 403
 
     asyncio.run(scenario())
 

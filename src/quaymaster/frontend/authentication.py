@@ -1,7 +1,7 @@
 """Who is asking: the signature of a request is checked before anything else of it is read.
 
-    signed   Authorization header or presigned query ──▶ access key ──▶ secret ──▶ signature holds ──▶
-    principal open     anything ──▶ the default account (loopback only, unless forced)
+    signed   Authorization header or presigned query ──▶ access key ──▶ secret ──▶ signature holds ──▶ principal
+    open     anything ──▶ the default account (loopback only, unless forced)
 
 Only the owner of a queue may use it; stored policies are not evaluated yet.
 """

@@ -118,11 +118,11 @@ class CORS:
         origin = request.header(b"origin")
         if origin is not None and not self.allows(origin.decode("latin-1")):
             return "Web pages from this origin may not call this service (see cors_origins)."
-        if self._is_forced:
-            return None
         site = request.header(b"sec-fetch-site")
         if origin is None and site is not None and site not in _OWN_SITES:
             return "Web pages of other sites may not call this service (see cors_origins)."
+        if self._is_forced:  # then any name may be this service's
+            return None
         if (origin is not None or site is not None or _is_of_browser(request)) and not self._is_ours(
             request.header(b"host")
         ):
