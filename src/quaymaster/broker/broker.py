@@ -39,6 +39,7 @@ ACTIVATION_TIMEOUT_S = 30.0
 class NotActivated(Exception):
     """The journal was recovered, but could not begin to serve; the message says why."""
 
+
 log = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()

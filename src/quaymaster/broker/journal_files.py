@@ -585,9 +585,7 @@ class JournalFiles:
 
     def _check_running(self) -> None:
         if self.failure is not None:
-            raise JournalClosed(
-                f"the journal stopped at the first failure: {self.failure}"
-            ) from self.failure
+            raise JournalClosed(f"the journal stopped at the first failure: {self.failure}") from self.failure
         if self._closed:
             raise JournalClosed("the journal is closed")
 
