@@ -24,10 +24,10 @@ from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.recovery import DAMAGED_NAME, INDEX_NAME, Recovered, recover
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.applied_queues import partition_key
 from quaymaster.core.commands import Delete
 from quaymaster.core.errors import JournalStopped
 from quaymaster.core.partition import Partition
-from quaymaster.core.queue_states import partition_key
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,10 @@ from quaymaster.broker.state_store import (
     encode_partition,
     load_partitions,
 )
+from quaymaster.core.applied_queues import partition_key
 from quaymaster.core.commands import Delete, Receipt, Receive, Send, SetQueue
 from quaymaster.core.index import MemoryChunks
-from quaymaster.core.queue_states import Proposal, QueueStates, partition_key
+from quaymaster.core.queue_states import Proposal, QueueStates
 
 NOW_MS = 1_000_000
 

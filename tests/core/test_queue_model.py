@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from queue_model import DEDUP_WINDOW_MS, ModelMessage, ModelQueue, move
 
 from quaymaster.core import fifo_order, index, partition, recent_ids, sequences, standard_order
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES
 from quaymaster.core.commands import (
     CancelMoveTask,
     ChangeVisibility,
@@ -56,7 +57,7 @@ from quaymaster.core.queue_definitions import (
     encode_queue_definition,
     replace_definition,
 )
-from quaymaster.core.queue_states import MOVE_HEAD_BYTES, QueueStates
+from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
 
 IS_LONG = os.environ.get("QUAYMASTER_HYPOTHESIS") == "long"

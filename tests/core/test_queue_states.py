@@ -8,6 +8,7 @@ import pytest
 from harness.replica_host import Host, arn, identity, message, queue, replay
 
 from quaymaster.core import fifo_order, queue_states
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, entry_of_record, partition_key
 from quaymaster.core.commands import (
     CancelMoveTask,
     ChangeVisibility,
@@ -49,13 +50,7 @@ from quaymaster.core.index import IndexEntry, MemoryChunks
 from quaymaster.core.messages import decode_message, message_id_of, prefix_bytes
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.queue_states import (
-    MOVE_HEAD_BYTES,
-    PREFIX_FLAGS,
-    QueueStates,
-    entry_of_record,
-    partition_key,
-)
+from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
 
 JOBS, DEAD, STEPS, STEPS_DEAD = 1, 2, 3, 4

@@ -12,6 +12,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
 from quaymaster.core.commands import (
     DeadLetter,
     FinishMoveTask,
@@ -24,7 +25,6 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import QueueDoesNotExist
 from quaymaster.core.messages import decode_moved, split_payload
 from quaymaster.core.queue_definitions import queue_arn
-from quaymaster.core.queue_states import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
 from quaymaster.core.records import RecordType
 from quaymaster.monitoring.logs import log_event
 

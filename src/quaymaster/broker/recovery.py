@@ -23,10 +23,11 @@ from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_d
 from quaymaster.broker.snapshots import Snapshot, SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import decode_meta, encode_key, encode_partition, load_partitions
+from quaymaster.core.applied_queues import entry_of_record, partition_key
 from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import IndexRebuild, NoRoomForChunk
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
-from quaymaster.core.queue_states import QueueStates, entry_of_record, partition_key
+from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType, iterate_rows
 from quaymaster.monitoring.logs import log_event
 

@@ -21,6 +21,7 @@ from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.waiters import Waiter, Waiters
 from quaymaster.broker.writer import JournalWriter
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.commands import (
     Command,
     DeadLetter,
@@ -44,7 +45,6 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotNow, Overloaded
 from quaymaster.core.journal import JournalReplica, ToDo
 from quaymaster.core.messages import message_id_of, prefix_bytes
-from quaymaster.core.queue_states import MOVE_HEAD_BYTES, PREFIX_FLAGS
 from quaymaster.core.records import RecordType
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.broker_client import Reply

@@ -342,6 +342,8 @@ def _greet(settings: Settings, data: Path, address: Address, admin: Address) -> 
         authentication=settings.authentication,
         pid=os.getpid(),
     )
+    if settings.authentication == "open" and not settings.admin_address.is_loopback:
+        log_event(log, logging.WARNING, "admin port is open to others", admin=settings.admin)
     if sys.stdout.isatty():
         where = "" if data == Path("quaymaster-data").absolute() else f" --data {settings.data}"
         print(  # the one thing a person at a terminal needs to know

@@ -1,0 +1,295 @@
+"""All queues of one journal, as its records make them: what a replay, a follower and a leader have in common.
+
+Records and what their payloads hold, all integers little-endian:
+
+    SEND               prefix · message (core/messages); flags HAS_* and OWN_DELAY; due_after: the delay
+    MOVE               sent u64 · first receive u64 · delivery count u32 · task u8, then prefix · wrapper · message;
+                       queue, partition and sequence are the target's, the source's are in the wrapper
+    RECEIVE            [attempt 16 bytes, with HAS_ATTEMPT], then (sequence u64 · delivery count u32) each;
+                       due_after: the visibility timeout, up to the slot's end
+    CHANGE_VISIBILITY  delivery count u32 · receipt's epoch u64; due_after as in RECEIVE
+    DELETE             sequence u64 each
+    EXPIRE             the same, for single ones; `sequence`: every message below it has expired
+    PURGE              nothing; `sequence`: every message below it is gone
+    QUEUE_SET          the definition (core/queue_definitions); flag IS_NEW: the journal did not have the queue
+    QUEUE_DELETE       nothing
+    MOVE_TASK          the task, MessagePack
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from quaymaster.core.commands import MoveTask
+from quaymaster.core.errors import QueueDoesNotExist
+from quaymaster.core.index import ChunkKeeper, IndexEntry
+from quaymaster.core.messages import decode_moved, split_payload
+from quaymaster.core.partition import Partition
+from quaymaster.core.queue_definitions import QueueDefinition, decode_queue_definition, parse_queue_arn
+from quaymaster.core.records import RecordType, Row
+
+OWN_DELAY = 8
+"""Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/messages`'s."""
+
+HAS_ATTEMPT = 1
+"""Flag of a RECEIVE that was asked for with a ReceiveRequestAttemptId."""
+
+IS_NEW = 1
+"""Flag of a QUEUE_SET that brought a queue into the journal; without it, one that is there was changed."""
+
+PREFIX_FLAGS = 7
+
+PAIR = struct.Struct("<QI")
+"""Sequence and delivery count, in a RECEIVE."""
+CHANGE = struct.Struct("<IQ")
+"""Delivery count and receipt's epoch, in a CHANGE_VISIBILITY."""
+MOVE_HEAD = struct.Struct("<QQIB")
+"""Sent, first receive, delivery count and whether a task moved it, in a MOVE."""
+MOVE_HEAD_BYTES = MOVE_HEAD.size
+
+_task_encoder = msgspec.msgpack.Encoder()
+_task_decoder = msgspec.msgpack.Decoder(MoveTask)
+
+
+def partition_key(queue_id: int, number: int) -> int:
+    """Return the key of a partition among those of a journal."""
+    return queue_id << 16 | number
+
+
+def encode_task(task: MoveTask) -> bytes:
+    """Return the payload of a MOVE_TASK record."""
+    return _task_encoder.encode(task)
+
+
+def count_moved(source: Partition) -> None:
+    """A message of the running task was moved."""
+    for task in source.tasks:
+        if task.status == "RUNNING":
+            task.moved += 1
+
+
+class AppliedQueues:
+    """The queues of one journal and their partitions, and how a committed record changes them."""
+
+    def __init__(
+        self, keeper: ChunkKeeper, *, retry_window_ms: int, retry_ids_max: int | None = None
+    ) -> None:
+        self._keeper = keeper
+        self.retry_window_ms = retry_window_ms
+        self.retry_ids_max = retry_ids_max
+        self.definitions: dict[int, QueueDefinition] = {}
+        self.partitions: dict[int, Partition] = {}
+        self._ids_by_name: dict[tuple[str, str], int] = {}
+        self.removed: set[int] = set()
+        self.messages_gone = 0
+        """How many messages were deleted, expired or moved away since this was made; only grows."""
+        self._apply: dict[int, Callable[[Row, bytes, int], None]] = {
+            RecordType.BARRIER: self._apply_nothing,
+            RecordType.SEND: self._apply_send,
+            RecordType.RECEIVE: self._apply_receive,
+            RecordType.DELETE: self._apply_delete,
+            RecordType.CHANGE_VISIBILITY: self._apply_change_visibility,
+            RecordType.MOVE: self._apply_move,
+            RecordType.PURGE: self._apply_purge,
+            RecordType.EXPIRE: self._apply_expire,
+            RecordType.QUEUE_SET: self._apply_queue_set,
+            RecordType.QUEUE_DELETE: self._apply_queue_delete,
+            RecordType.MOVE_TASK: self._apply_task,
+        }
+
+    def partition(self, queue_id: int, number: int) -> Partition:
+        """Return a partition, or raise QueueDoesNotExist."""
+        found = self.partitions.get(queue_id << 16 | number)
+        if found is None:
+            raise QueueDoesNotExist()
+        return found
+
+    def partitions_of(self, queue_id: int) -> list[Partition]:
+        """Return the partitions of a queue, or raise QueueDoesNotExist."""
+        definition = self.definitions.get(queue_id)
+        if definition is None:
+            raise QueueDoesNotExist()
+        return [self.partition(queue_id, slice_.number) for slice_ in definition.partitions]
+
+    def queue_of_arn(self, arn: str) -> int | None:
+        """Return the id of the queue with this ARN, None when the journal has none."""
+        parsed = parse_queue_arn(arn)
+        return self._ids_by_name.get((parsed[1], parsed[2])) if parsed else None
+
+    def is_live(self, row: Row) -> bool:
+        """Return whether a record still has a message that somebody may ask for. Compaction keeps these."""
+        if row.type != RecordType.SEND and row.type != RecordType.MOVE:
+            return False
+        partition = self.partitions.get(row.queue_id << 16 | row.partition)
+        return partition is not None and partition.is_live(row.sequence)
+
+    def commit_all(self) -> None:
+        """Take every message there is as committed (a leader that begins to serve)."""
+        for partition in self.partitions.values():
+            partition.committed = partition.next_sequence
+
+    def state_hash(self, now_ms: int) -> dict[int, int]:
+        """Return a hash of each partition's state as of `now_ms`."""
+        return {key: partition.state_hash(now_ms) for key, partition in self.partitions.items()}
+
+    def dirty_partitions(self) -> Iterator[tuple[int, Partition]]:
+        """Yield key and partition of each that changed since it was last put into a snapshot."""
+        for key, partition in list(self.partitions.items()):
+            if partition.dirty:
+                yield key, partition
+
+    # Applying
+
+    def apply(self, row: Row, payload: bytes, epoch: int) -> None:
+        """Change the state by one committed record. Idempotent: what a partition has applied it skips."""
+        self._apply[row.type](row, payload, epoch)
+
+    def _to_apply(self, row: Row) -> Partition | None:
+        partition = self.partitions.get(row.queue_id << 16 | row.partition)
+        if partition is None or row.offset < partition.applied:
+            return None
+        partition.applied = row.offset + 1
+        partition.advance(row.time_ms)
+        return partition
+
+    def _apply_nothing(self, row: Row, payload: bytes, epoch: int) -> None:
+        pass
+
+    def _apply_send(self, row: Row, payload: bytes, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            group, dedup, retry, _ = split_payload(row.flags, payload)
+            partition.apply_send(
+                row.sequence,
+                row.offset,
+                row.time_ms,
+                row.due_after_ms,
+                bool(row.flags & OWN_DELAY),
+                group,
+                dedup,
+                retry,
+            )
+
+    def _apply_receive(self, row: Row, payload: bytes, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            attempt = payload[:16] if row.flags & HAS_ATTEMPT else None
+            messages = list(PAIR.iter_unpack(payload[16:] if attempt is not None else payload))
+            partition.apply_receive(messages, row.time_ms, row.due_after_ms, epoch, attempt, taken=False)
+
+    def _apply_delete(self, row: Row, payload: bytes, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            partition.apply_delete(array("Q", payload), row.time_ms)
+
+    def _apply_change_visibility(self, row: Row, payload: bytes, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            delivery_count, receipt_epoch = CHANGE.unpack(payload)
+            partition.apply_change_visibility(
+                row.sequence, row.time_ms, row.due_after_ms, delivery_count, receipt_epoch, changed=True
+            )
+
+    def _apply_move(self, row: Row, payload: bytes, epoch: int) -> None:
+        sent_ms, first_ms, count, is_task = MOVE_HEAD.unpack_from(payload)
+        group, _, _, wrapped = split_payload(row.flags, payload[MOVE_HEAD_BYTES:])
+        moved = decode_moved(wrapped)
+        source = self.partitions.get(partition_key(moved.source_queue_id, moved.source_partition))
+        target = self.partitions.get(row.queue_id << 16 | row.partition)
+        # Either may be in its snapshot already, or gone; both may be the same.
+        is_new_to_source = source is not None and row.offset >= source.applied
+        is_new_to_target = target is not None and row.offset >= target.applied
+        if source is not None and is_new_to_source:
+            source.applied = row.offset + 1
+            source.advance(row.time_ms)
+            source.apply_delete((moved.source_sequence,), row.time_ms)
+            if is_task:
+                count_moved(source)
+        if target is not None and is_new_to_target:
+            target.applied = row.offset + 1
+            target.advance(row.time_ms)
+            target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
+
+    def _apply_purge(self, row: Row, payload: bytes, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            partition.apply_purge(row.sequence)
+
+    def _apply_expire(self, row: Row, payload: bytes, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            partition.apply_delete_below(row.sequence)
+            partition.apply_delete(array("Q", payload), row.time_ms)
+
+    def _apply_queue_set(self, row: Row, payload: bytes, epoch: int) -> None:
+        definition = decode_queue_definition(payload)
+        known = self.definitions.get(definition.queue_id)
+        # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
+        if row.flags & IS_NEW if known is None else known.revision < definition.revision:
+            self._know(definition, row.time_ms, row.offset + 1)
+        elif known is not None:
+            # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
+            self._ids_by_name[known.account_id, known.name] = known.queue_id
+
+    def _apply_queue_delete(self, row: Row, payload: bytes, epoch: int) -> None:
+        if row.queue_id in self.definitions:
+            self._forget(row.queue_id)
+
+    def _apply_task(self, row: Row, payload: bytes, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            partition.apply_task(_task_decoder.decode(payload))
+
+    # Queues
+
+    def load(self, definition: QueueDefinition, partitions: list[Partition]) -> None:
+        """Take a queue from a snapshot."""
+        self.definitions[definition.queue_id] = definition
+        self._ids_by_name[definition.account_id, definition.name] = definition.queue_id
+        for partition in partitions:
+            self.partitions[partition_key(definition.queue_id, partition.number)] = partition
+
+    def _know(self, definition: QueueDefinition, time_ms: int, applied: int) -> None:
+        queue_id = definition.queue_id
+        self.definitions[queue_id] = definition
+        self._ids_by_name[definition.account_id, definition.name] = queue_id
+        for slice_ in definition.partitions:
+            key = partition_key(queue_id, slice_.number)
+            partition = self.partitions.get(key)
+            if partition is None:
+                partition = self.partitions[key] = Partition(
+                    definition,
+                    slice_.number,
+                    self._keeper,
+                    retry_window_ms=self.retry_window_ms,
+                    retry_ids_max=self.retry_ids_max,
+                )
+                partition.applied = applied
+            else:
+                partition.apply_definition(definition, time_ms)
+
+    def _forget(self, queue_id: int) -> None:
+        definition = self.definitions.pop(queue_id)
+        name = definition.account_id, definition.name
+        if self._ids_by_name.get(name) == queue_id:
+            del self._ids_by_name[name]
+        for slice_ in definition.partitions:
+            key = partition_key(queue_id, slice_.number)
+            partition = self.partitions.pop(key)
+            self.messages_gone += partition.alive
+            partition.index.clear()
+            self.removed.add(key)
+
+
+def entry_of_record(row: Row, payload: bytes) -> IndexEntry:
+    """Return what the index says of a SEND or MOVE record. `due_ms` is `sent_ms` plus the delay."""
+    if row.type == RecordType.MOVE:
+        sent_ms = int(MOVE_HEAD.unpack_from(payload)[0])
+        group = split_payload(row.flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[0]
+        return IndexEntry(row.offset, sent_ms, sent_ms, group)
+    group = split_payload(row.flags & PREFIX_FLAGS, payload)[0]
+    return IndexEntry(row.offset, row.time_ms, row.time_ms + row.due_after_ms, group)
