@@ -1,12 +1,14 @@
 """Makes the shared test helpers importable as `harness` from every test folder; takes the clock out of Hypothesis."""
 
+import os
 import sys
 from pathlib import Path
 
 from hypothesis import settings
 
-# On a busy machine any example may take long; a deadline would fail tests for that.
-settings.register_profile("quaymaster", deadline=None)
+# On a busy machine any example may take long; a deadline would fail tests for that. The same examples each time,
+# so that a change is judged by what it changed; QUAYMASTER_HYPOTHESIS (random, long) looks for new ones.
+settings.register_profile("quaymaster", deadline=None, derandomize="QUAYMASTER_HYPOTHESIS" not in os.environ)
 settings.load_profile("quaymaster")
 
 TESTS = str(Path(__file__).resolve().parent)

@@ -683,6 +683,21 @@ def test_one_move_task_runs_at_a_time_and_the_newest_is_listed_first(host: Host)
     assert (newest.status, oldest.status, oldest.failure) == ("RUNNING", "FAILED", "the queue is gone")
 
 
+def test_moves_are_counted_for_the_running_task_alone(host: Host) -> None:
+    send(host, DEAD, message(1))
+    start_task(host)
+    host.ask(FinishMoveTask(DEAD, TASK))
+    host.now_ms += 5
+    start_task(host, b"2")
+
+    (taken,) = take_for_task(host, DEAD, JOBS)
+    move(host, taken, new_id=identity(10), task_id=b"2")
+
+    newest, oldest = tasks_of(host, DEAD)
+    assert (newest.moved, oldest.moved) == (1, 0)
+    same_after_replay(host)
+
+
 def test_an_account_has_at_most_100_active_move_tasks(host: Host) -> None:
     for queue_id in range(100, 201):
         host.ask(SetQueue(queue(queue_id, f"dead-{queue_id}")))

@@ -226,3 +226,13 @@ PINNED = (
     "eb980bd01dc319d1572b66fa01000000020100007069e3f4020000000000000004000000000000000500000000000000"
     "060000007000000007000000030000007061796c6f6164"
 )
+
+
+def test_fewer_bytes_than_a_header_are_no_batch() -> None:
+    with pytest.raises(CorruptBatch, match="63 bytes are too few"):
+        decode_header(bytes(63))
+
+
+def test_bytes_without_the_magic_are_no_batch() -> None:
+    with pytest.raises(CorruptBatch, match="no batch starts here"):
+        decode_header(bytes(64))
