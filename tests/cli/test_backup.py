@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from harness.process import QuaymasterProcess
 
+from quaymaster.broker.backup import restore
+
 from .conftest import Run
 
 pytestmark = pytest.mark.slow
@@ -41,6 +43,23 @@ def test_a_restored_backup_has_the_queues_messages_and_keys_of_its_time(run: Run
     assert shown["attributes"]["VisibilityTimeout"] == "77"
     assert sorted(received.out.splitlines()) == ["three", "two"]
     assert same_key == key
+
+
+def test_a_restore_tells_how_far_it_is(run: Run, tmp_path: Path) -> None:
+    server = QuaymasterProcess(tmp_path / "data")
+    server.start()
+    try:
+        run("backup", "copy", "--data", server.data)
+    finally:
+        server.stop()
+    told: list[tuple[int, int]] = []
+
+    manifest = restore(tmp_path / "copy", tmp_path / "new", lambda done, total: told.append((done, total)))
+
+    size = sum(entry["bytes"] for entry in manifest["files"])
+    assert told == sorted(told)
+    assert len(told) == len(manifest["files"])
+    assert told[-1] == (size, size)
 
 
 def test_a_damaged_backup_is_refused_and_leaves_nothing(run: Run, tmp_path: Path) -> None:

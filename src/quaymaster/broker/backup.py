@@ -73,11 +73,13 @@ async def backup(
         raise
 
 
-def restore(source: Path, data: Path) -> dict[str, Any]:
+def restore(
+    source: Path, data: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
     """Make a data directory from a backup, checked byte by byte; return what the backup says of itself.
 
-    The journal gets a new storage id, and leads a new epoch at its first start. Raises BackupUnusable, and
-    FileExistsError when `data` has anything in it.
+    `progress` is told (bytes done, bytes in all) after each file. The journal gets a new storage id, and leads a
+    new epoch at its first start. Raises BackupUnusable, and FileExistsError when `data` has anything in it.
     """
     manifest = read_manifest(source)
     if data.exists() and any(data.iterdir()):
@@ -86,6 +88,7 @@ def restore(source: Path, data: Path) -> dict[str, Any]:
     disk = RealDisk()
     try:
         disk.make_directory(str(data))
+        done, total = 0, sum(entry["bytes"] for entry in manifest["files"])
         for entry in manifest["files"]:
             target = data / entry["path"]
             disk.make_directory(str(target.parent))
@@ -94,6 +97,8 @@ def restore(source: Path, data: Path) -> dict[str, Any]:
                 raise BackupUnusable(
                     f"{source / entry['path']} is not what was backed up: checksum or size differ"
                 )
+            done += size
+            progress(done, total)
         for journal in sorted((data / "journals").iterdir()):
             renew_identity(disk, str(journal))
             disk.sync_directory(str(journal))

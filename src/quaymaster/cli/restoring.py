@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from quaymaster.broker.backup import BackupUnusable, restore
@@ -20,13 +21,18 @@ class RestoreRefused(Exception):
     """The backup, or the keys given with it, cannot be used; no data directory was made."""
 
 
-def restore_data_directory(source: Path, settings: Settings, keys: Path | None) -> None:
-    """Restore `source` into the settings' data directory, with the master keys in `keys` (None: environment)."""
+def restore_data_directory(
+    source: Path, settings: Settings, keys: Path | None, progress: Callable[[int, int], None]
+) -> None:
+    """Restore `source` into the settings' data directory, with the master keys in `keys` (None: environment).
+
+    `progress` is told (bytes done, bytes in all).
+    """
     data = settings.data.absolute()
     if data.exists() and any(data.iterdir()):
         raise RestoreRefused(f"{data} is not empty; restore into a new directory.")
     try:
-        restore(source, data)
+        restore(source, data, progress)
         if keys is not None:
             _copy_keys(keys, data / "keys")
         asyncio.run(_check_keys(settings, data))

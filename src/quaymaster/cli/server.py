@@ -242,9 +242,9 @@ def restore(
         )
     from quaymaster.cli.restoring import RestoreRefused, restore_data_directory
 
-    with progress_bar("Restoring", quiet=as_json):
+    with progress_bar("Restoring", quiet=as_json, in_bytes=True) as bar:
         try:
-            restore_data_directory(source, settings, keys)
+            restore_data_directory(source, settings, keys, lambda done, total: bar.update(done, total=total))
         except RestoreRefused as error:
             raise Refused(str(error)) from None
     if as_json:
