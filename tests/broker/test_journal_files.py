@@ -668,3 +668,18 @@ def test_an_fsync_that_fails_while_opening_is_not_forgotten_by_the_next_open() -
     for seed in range(10):
         after = JournalFiles.open(disk.after_power_cut(Random(seed)), "/data", journal_id=1)
         assert payloads_of(after) == source.payloads
+
+
+def test_a_journal_on_a_full_disk_is_closed_with_all_it_has() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+    journal.append([source.batch([b"kept"])])
+    disk.capacity_bytes = 0
+
+    journal.close()
+
+    disk.capacity_bytes = 1 << 40
+    again = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    assert again.read_payloads([0]) == [b"kept"]
+    again.close()

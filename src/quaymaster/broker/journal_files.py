@@ -341,13 +341,22 @@ class JournalFiles:
             try:
                 if self.failure is None:
                     self.sync()
-                    self.persist_floor()
+                    self._note_floor()
             finally:
                 self._closed = True
                 self.space.close()
                 for segment in self._segments:
                     segment.release_file()
                 self._lock = None
+
+    def _note_floor(self) -> None:
+        try:
+            self.persist_floor()
+        except (
+            OSError
+        ) as error:  # all is durable, and the floor is only a note of it: a full disk may lack it
+            if not is_full(error):
+                raise
 
     def fail(self, error: OSError) -> None:
         """Stop for good after a failed write or fsync, and mark the directory for the next open."""
