@@ -1,9 +1,11 @@
 """Makes the shared test helpers importable as `harness` from every test folder; takes the clock out of Hypothesis."""
 
+import faulthandler
 import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # On a busy machine any example may take long; a deadline would fail tests for that. The same examples each time,
@@ -14,3 +16,11 @@ settings.load_profile("quaymaster")
 TESTS = str(Path(__file__).resolve().parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
+
+EXIT_TIMEOUT_S = 60
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """End a run whose threads do not: a thread that a failed test left would hang the process for ever."""
+    faulthandler.dump_traceback_later(EXIT_TIMEOUT_S, exit=True)

@@ -553,10 +553,10 @@ def test_closing_ends_a_compaction_under_way_and_waits_for_it(tmp_path: Path) ->
         except JournalClosed as error:
             ended.append(error)
 
-    compaction = threading.Thread(target=compact)
+    compaction = threading.Thread(target=compact, daemon=True)
     compaction.start()
     begun.wait(30)
-    closing = threading.Thread(target=journal.close)
+    closing = threading.Thread(target=journal.close, daemon=True)
     closing.start()
     with pytest.raises(DirectoryInUse):
         open_journal(tmp_path / "j")
@@ -591,7 +591,7 @@ def test_readers_and_a_compaction_do_not_disturb_each_other(tmp_path: Path) -> N
         except BaseException as error:
             failures.append(error)
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(2)]
     for reader in readers:
         reader.start()
     for _ in range(3):

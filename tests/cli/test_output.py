@@ -28,7 +28,7 @@ def on_terminal(*arguments: str) -> str:
         except OSError:
             return  # how Linux says that the other side is closed
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
         subprocess.run(

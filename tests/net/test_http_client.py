@@ -31,7 +31,7 @@ def served(handler: Callable[[HTTPRequest], None], limits: HTTPLimits | None = N
         await stopping.wait()
         await server.drain(0)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     assert started.wait(10)
     try:
@@ -41,24 +41,40 @@ def served(handler: Callable[[HTTPRequest], None], limits: HTTPLimits | None = N
         thread.join(10)
 
 
-@contextlib.contextmanager
-def scripted(*replies: bytes) -> Iterator[str]:
-    """A server that gives each connection's first bytes the next of `replies`, and closes it."""
-    listener = socket.create_server(("127.0.0.1", 0))
+class ScriptedServer:
+    """Gives each connection's first bytes the next of `replies`, and closes it."""
 
-    def answer() -> None:
-        for reply in replies:
-            with listener.accept()[0] as connection:
+    def __init__(self, replies: tuple[bytes, ...]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._replies = replies
+        self._closed = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        for reply in self._replies:
+            with self._listener.accept()[0] as connection:
                 connection.recv(65536)
                 connection.sendall(reply)
+            self._closed.release()
 
-    thread = threading.Thread(target=answer)
-    thread.start()
+    def wait_closed(self) -> None:
+        """Wait until one more connection has been closed."""
+        assert self._closed.acquire(timeout=10)
+
+    def stop(self) -> None:
+        self._listener.close()
+        self._thread.join(0.1)  # still there if a failed test left it an `accept` without a client
+
+
+@contextlib.contextmanager
+def scripted(*replies: bytes) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(replies)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield server
     finally:
-        thread.join(10)
-        listener.close()
+        server.stop()
 
 
 def test_requests_share_one_connection() -> None:
@@ -93,14 +109,19 @@ def test_error_statuses_are_replies() -> None:
 
 def test_a_connection_closed_meanwhile_is_replaced() -> None:
     closing = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
-    with scripted(closing + b"aa", closing + b"bb") as endpoint, HTTPClient(endpoint) as client:
-        bodies = [client.request("GET", "/").body for _ in range(2)]
+    with scripted(closing + b"aa", closing + b"bb") as server, HTTPClient(server.endpoint) as client:
+        first = client.request("GET", "/").body
+        server.wait_closed()
+        second = client.request("GET", "/").body
 
-    assert bodies == [b"aa", b"bb"]
+    assert (first, second) == (b"aa", b"bb")
 
 
 def test_a_reply_that_ends_with_the_connection_is_read_whole() -> None:
-    with scripted(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 200_000) as endpoint, HTTPClient(endpoint) as client:
+    with (
+        scripted(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 200_000) as server,
+        HTTPClient(server.endpoint) as client,
+    ):
         reply = client.request("GET", "/")
 
     assert len(reply.body) == 200_000
@@ -108,7 +129,7 @@ def test_a_reply_that_ends_with_the_connection_is_read_whole() -> None:
 
 def test_a_chunked_reply_is_put_together() -> None:
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
-    with scripted(chunked) as endpoint, HTTPClient(endpoint) as client:
+    with scripted(chunked) as server, HTTPClient(server.endpoint) as client:
         reply = client.request("GET", "/")
 
     assert reply.body == b"abcde"
@@ -145,8 +166,8 @@ def test_a_server_that_does_not_answer_is_given_up_as_unknown() -> None:
 )
 def test_a_broken_reply_is_an_unknown_outcome(reply: bytes) -> None:
     with (
-        scripted(reply) as endpoint,
-        HTTPClient(endpoint) as client,
+        scripted(reply) as server,
+        HTTPClient(server.endpoint) as client,
         pytest.raises(HTTPRequestFailed, match="broke off") as raised,
     ):
         client.request("GET", "/")
@@ -157,8 +178,8 @@ def test_a_broken_reply_is_an_unknown_outcome(reply: bytes) -> None:
 def test_a_reply_over_the_limit_is_not_read() -> None:
     endless = b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 100_000
     with (
-        scripted(endless) as endpoint,
-        HTTPClient(endpoint, reply_bytes_max=10_000) as client,
+        scripted(endless) as server,
+        HTTPClient(server.endpoint, reply_bytes_max=10_000) as client,
         pytest.raises(HTTPRequestFailed, match="over 10000 bytes"),
     ):
         client.request("GET", "/")
