@@ -24,7 +24,7 @@ format: env  ## format the code and fix what ruff can fix
 bench: env  ## run the benchmarks; ARGS="..." goes to them
 	@.venv/bin/python -m bench $(ARGS)
 
-soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each
+soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load
 	@scripts/test soak
 
 docs: env  ## write the reference pages that are made from the code

@@ -237,6 +237,11 @@ def _queue(
     return LoadQueue(facts=QueueFacts(name, **known), attributes=given, **use)
 
 
+def kept_queues() -> list[LoadQueue]:
+    """Return queues whose messages are to lie there for long: one of each type."""
+    return [_queue("kept"), _queue("kept.fifo", groups=100)]
+
+
 def mixed_queues(arn_prefix: str) -> list[LoadQueue]:
     """Return queues of all kinds; `arn_prefix` is `arn:aws:sqs:<region>:<account>:`."""
 
@@ -318,9 +323,12 @@ class Load:
         pause_s: float = 0.004,
         text_bytes: tuple[int, ...] = (20, 60, 100, 300, 1000, 5000),
         large_share: float = 0.003,
+        run: int = 0,
     ) -> None:
         """Prepare a load; nothing is sent before `create_queues`.
 
+        Loads that follow each other on one server have different numbers as `run`: so no token and no
+        deduplication id of one is used again by another.
         `pause_s` is how long a worker rests between operations, so that the machine has room for others.
         `text_bytes` are the sizes of bodies, `large_share` the share of messages of BODY_BYTES_MAX.
         """
@@ -335,6 +343,7 @@ class Load:
         self.pause_s = pause_s
         self.text_bytes = text_bytes
         self.large_share = large_share
+        self.run = run
         self._may_go = threading.Event()
         self._ending = threading.Event()
         self._lane = self.history.lane()
@@ -440,6 +449,15 @@ class Load:
         """Record an event of the caller's: that the server ended."""
         self._lane.append(event)
 
+    def fill(self, messages: int) -> None:
+        """Send so many messages to each queue, without the workers."""
+        worker = _Worker(self, len(self._workers) + 1, Random(0))
+        try:
+            for queue in self.queues:
+                worker.fill_queue(queue, messages)
+        finally:
+            worker.close()
+
     def drain(self, timeout_s: float = 240.0) -> dict[str, tuple[int, int, int]]:
         """Receive and delete until every queue is empty or time is up; return the last counts.
 
@@ -492,7 +510,7 @@ class _Worker:
         self._random = random
         self._lane = load.history.lane()
         self._connection = load.connection()
-        self._next_token = number * 1_000_000_000 + 1
+        self._next_token = (load.run * 1000 + number) * 1_000_000_000 + 1
         self._next_dedup = 0
         self._recent_dedup: dict[str, list[str]] = defaultdict(list)
         self._choices: list[tuple[LoadQueue, str]] = []
@@ -513,6 +531,12 @@ class _Worker:
     def step(self) -> None:
         queue, operation = self._random.choices(self._choices, self._weights)[0]
         getattr(self, f"_{operation}")(queue)
+
+    def fill_queue(self, queue: LoadQueue, messages: int) -> None:
+        """Send until the queue was sent so many messages."""
+        first = self._next_token
+        while self._next_token - first < messages:
+            self._send(queue)
 
     def drain_queue(self, name: str, deadline: float) -> None:
         """Receive and delete until two receives in a row are empty."""
@@ -630,7 +654,7 @@ class _Worker:
         if recent and self._random.random() < queue.repeats:
             return self._random.choice(recent[-20:])
         self._next_dedup += 1
-        given = f"{self.number}-{self._next_dedup}"
+        given = f"{self._load.run}-{self.number}-{self._next_dedup}"
         if queue.repeats:
             recent.append(given)
             del recent[:-20]

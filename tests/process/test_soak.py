@@ -1,0 +1,41 @@
+"""The soak in its short form: several processes one after the other, nothing lost, nothing piled up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from process.soak import Soak
+
+MINUTES = float(os.environ.get("SOAK_MINUTES", "0.2"))
+SEED = int(os.environ.get("SOAK_SEED", "7"))
+STRETCH_MINUTES_MAX = 5.0
+
+
+def test_nothing_is_lost_or_piled_up_over_kills_and_clean_ends(tmp_path: Path) -> None:
+    stretches = max(2, round(MINUTES / STRETCH_MINUTES_MAX))
+    stretch_s = MINUTES * 60 / stretches
+    soak = Soak(
+        tmp_path,
+        seed=SEED,
+        stretches=stretches,
+        stretch_s=stretch_s,
+        life_s=min(45.0, stretch_s / 3),
+        kept_messages=round(min(20_000, 2_000 * MINUTES)),
+        pause_s=0.01 if MINUTES < 1 else 0.03,
+        sample_s=min(5.0, stretch_s / 6),
+    )
+
+    result = soak.run()
+
+    print(result.report())
+    if result.violations and soak.load is not None:
+        soak.load.history.save(tmp_path / "history.jsonl")
+    assert result.violations == [], f"seed {SEED}, history and data in {tmp_path}\n{result.report()}"
+    assert result.errors == 0, "the server logged errors"
+    assert result.total("kills") >= 1
+    assert result.total("clean_ends") >= 1
+    assert result.total("acknowledged") > 1_000 * MINUTES, "the load did too little to mean anything"
+    assert abs(result.after.threads - result.before.threads) <= 4
+    # Files of the journal that are open for reading, at most a few at a time.
+    assert result.after.file_descriptors < result.before.file_descriptors + 64
