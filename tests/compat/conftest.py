@@ -69,6 +69,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         process.stop()
 
 
+@pytest.fixture(scope="session")
+def server_with_waits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """A shared server that waits after purge and delete, as SQS does."""
+    if os.environ.get("COMPAT_ENDPOINT_URL"):
+        pytest.skip("needs a server of its own")
+    process = QuaymasterProcess(
+        tmp_path_factory.mktemp("compat-waits") / "data", settings={"authentication": "signed"}
+    )
+    process.start()
+    _running.append(process)
+    try:
+        yield endpoint_of(process)
+    finally:
+        _running.remove(process)
+        process.stop()
+
+
 @pytest.fixture
 def start_process(tmp_path: Path) -> Iterator[Callable[..., QuaymasterProcess]]:
     """Start servers of this test's own; keyword arguments are settings, `None` leaves the default."""

@@ -14,6 +14,18 @@ from botocore.exceptions import ClientError
 
 T = TypeVar("T")
 
+# A client that misses its endpoint would ask the real service. No child of these tests can: whatever is not
+# on loopback goes to a proxy that is not there, and no credentials are looked for on the network.
+LOOPBACK_ONLY = {
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "http_proxy": "http://127.0.0.1:9",
+    "https_proxy": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
 
 def unique(prefix: str = "queue", *, fifo: bool = False) -> str:
     """Return a queue name nobody used before."""

@@ -18,21 +18,9 @@ import pytest
 from harness.sqs import Endpoint
 
 from .conftest import MakeQueue
-from .support import bodies, counts_of, eventually, receive_all, send, unique
+from .support import LOOPBACK_ONLY, bodies, counts_of, eventually, receive_all, send, unique
 
 PROGRAMS = Path(sys.executable).parent
-
-# A client that misses its endpoint would ask the real service. No child of these tests can: whatever is not
-# on loopback goes to a proxy that is not there, and no credentials are looked for on the network.
-LOOPBACK_ONLY = {
-    "HTTP_PROXY": "http://127.0.0.1:9",
-    "HTTPS_PROXY": "http://127.0.0.1:9",
-    "http_proxy": "http://127.0.0.1:9",
-    "https_proxy": "http://127.0.0.1:9",
-    "NO_PROXY": "127.0.0.1,localhost",
-    "no_proxy": "127.0.0.1,localhost",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 # -- boto3's resources ------------------------------------------------------------------------------------
