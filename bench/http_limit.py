@@ -22,7 +22,7 @@ from typing import Any, cast
 import httptools
 import uvloop
 
-from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer
+from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer, one_by_one
 
 REPLY_BODY = (
     b'{"MD5OfMessageBody":"900150983cd24fb0d6963f7d28e17f72","MessageId":"5fea7756-0ea4-451a-a703-a558b933"}'
@@ -89,7 +89,7 @@ async def serve_ours(pipe: multiprocessing.connection.Connection, *, later: bool
         loop.call_soon(request.respond, 200, REPLY_HEADERS, REPLY_BODY)
 
     loop = asyncio.get_running_loop()
-    server = HTTPServer(answer_later if later else answer, HTTPLimits(), name="bench")
+    server = HTTPServer(one_by_one(answer_later if later else answer), HTTPLimits(), name="bench")
     _, port = await server.start("127.0.0.1", 0)
     await report_cpu_time(pipe, port)
     await server.drain(1)

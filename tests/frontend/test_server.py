@@ -181,7 +181,7 @@ def test_a_missing_queue_is_worded_for_each_wire_form() -> None:
 # Who is asking
 
 
-def test_a_request_that_is_not_signed_is_refused_before_its_body_is_read() -> None:
+def test_a_request_that_is_not_signed_is_refused() -> None:
     async def scenario() -> None:
         async with serving() as service:
             stranger = Client(service.client.port, None, "")
@@ -195,10 +195,28 @@ def test_a_request_that_is_not_signed_is_refused_before_its_body_is_read() -> No
                 "MissingAuthenticationTokenException",
                 "MissingAuthenticationToken",
             )
-            assert as_json.headers["connection"] == "close"
+            assert "connection" not in as_json.headers
             assert as_query.status == 403
             assert by_get.status == 403
             assert as_query.value("Error/Code") == "MissingAuthenticationToken"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_not_signed_is_refused_before_its_body_is_read() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.client.port)
+            writer.write(
+                b"POST / HTTP/1.1\r\nHost: q\r\nX-Amz-Target: AmazonSQS.ListQueues\r\nContent-Length: 9\r\n\r\n"
+            )
+
+            answer = await read_answer(reader)
+
+            assert error_of(answer)[0] == 403
+            assert answer.headers["connection"] == "close"
+            writer.close()
+            await writer.wait_closed()
 
     asyncio.run(scenario())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quaymaster.net.http_client import HTTPClient, HTTPRequestFailed
-from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer
+from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer, one_by_one
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def served(handler: Callable[[HTTPRequest], None], limits: HTTPLimits | None = N
     stop: list[Callable[[], object]] = []
 
     async def serve() -> None:
-        server = HTTPServer(handler, limits or HTTPLimits(), name="test")
+        server = HTTPServer(one_by_one(handler), limits or HTTPLimits(), name="test")
         address.append(await server.start("127.0.0.1", 0))
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -20,7 +20,8 @@ from quaymaster.net.http_server import (
     HTTPLimits,
     HTTPRequest,
     HTTPServer,
-    respond_many,
+    RequestsHandler,
+    one_by_one,
 )
 
 QUICK = HTTPLimits(
@@ -62,15 +63,16 @@ class Served:
 
     def __init__(
         self,
-        handler: Callable[[HTTPRequest], None] | None = None,
+        answer: Callable[[HTTPRequest], None] | None = None,
         limits: HTTPLimits = PATIENT,
         admit: AdmitRequest | None = None,
+        handler: RequestsHandler | None = None,
     ) -> None:
         self.kept: list[HTTPRequest] = []
         self.events: Counter[str] = Counter()
         self.clients: list[Client] = []
         self.server = HTTPServer(
-            handler or self._keep, limits, name="test", on_event=self._count, admit=admit
+            handler or one_by_one(answer or self._keep), limits, name="test", on_event=self._count, admit=admit
         )
         self.port = 0
         self._changed = asyncio.Event()
@@ -138,11 +140,12 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    handler: Callable[[HTTPRequest], None] | None = None,
+    answer: Callable[[HTTPRequest], None] | None = None,
     limits: HTTPLimits = PATIENT,
     admit: AdmitRequest | None = None,
+    handler: RequestsHandler | None = None,
 ) -> AsyncIterator[Served]:
-    served = Served(handler, limits, admit)
+    served = Served(answer, limits, admit, handler)
     _, served.port = await served.server.start("127.0.0.1", 0)
     try:
         yield served
@@ -384,7 +387,8 @@ def test_replies_of_one_commit_leave_in_one_write_per_connection(run: RunOnLoop)
                 client.send(GET * 3)
             requests = await served.keep(6)
 
-            respond_many([(request, 200, b"", b"x") for request in requests])
+            for request in requests:
+                request.respond(200, b"", b"x")
 
             for client in clients:
                 # One segment with all three, or the test's one read would not see them.
@@ -442,13 +446,14 @@ def test_a_request_is_answered_only_once(run: RunOnLoop) -> None:
 def test_a_failing_handler_gives_500_and_the_server_lives(
     run: RunOnLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(request: HTTPRequest) -> None:
-        if request.path == b"/a":
-            raise RuntimeError("broken on purpose")
-        request.respond(200, b"", b"")
+    def fail(requests: list[HTTPRequest]) -> None:
+        for request in requests:
+            if request.path == b"/a":
+                raise RuntimeError("broken on purpose")
+            request.respond(200, b"", b"")
 
     async def scenario() -> None:
-        async with serving(fail) as served:
+        async with serving(handler=fail) as served:
             client = await served.connect()
 
             failed = await client.ask(GET)
@@ -458,6 +463,25 @@ def test_a_failing_handler_gives_500_and_the_server_lives(
             assert served.events["handler_failed"] == 1
             assert "broken on purpose" in caplog.text
             assert b"broken" not in failed[2]
+
+    run(scenario)
+
+
+def test_requests_taken_one_by_one_fail_one_by_one(run: RunOnLoop, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: HTTPRequest) -> None:
+        if request.path == b"/a":
+            raise RuntimeError("broken on purpose")
+        request.respond(200, b"", b"")
+
+    async def scenario() -> None:
+        async with serving(fail) as served:
+            client = await served.connect()
+            client.send(GET + post(b""))
+
+            replies = [await client.reply() for _ in range(2)]
+
+            assert [reply[0] for reply in replies] == [500, 200]
+            assert "broken on purpose" in caplog.text
 
     run(scenario)
 

@@ -40,7 +40,7 @@ from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.metrics import Metrics, Sample
-from quaymaster.net.http_server import HTTPLimits, HTTPServer
+from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.settings import Address, Settings
 
 EXIT_OK = 0
@@ -130,7 +130,7 @@ class Server:
         stack.push_async_callback(admin.stop)
         limits = HTTPLimits(**settings.http_limits())
         # The admin port is there first: a long recovery can be watched, and is alive though not ready.
-        admin_server = HTTPServer(admin.handle, limits, name="admin", admit=admin.admit)
+        admin_server = HTTPServer(one_by_one(admin.handle), limits, name="admin", admit=admin.admit)
         admin_address = await _listen(admin_server, settings.admin_address, "admin")
         stack.push_async_callback(admin_server.drain, 1.0)
         await metadata.start()

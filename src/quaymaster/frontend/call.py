@@ -1,13 +1,13 @@
-"""One request from the moment its action is known to its reply, and what all requests in progress share.
+"""One request from its arrival to its reply, and what all requests in progress share.
 
     handle ──▶ Call ──submit──▶ broker ──▶ outcome ──render──▶ reply
-                 │                │  (later, on the loop's thread)
+                 │                │  (later, on the loop's thread, all of a commit together)
                  │                ├── client hangs up ──▶ cancelled, no reply
                  │                └── deadline passes ──▶ 503, a late outcome is ignored
                  └── refused ──▶ error reply
 
 A data request costs one Call and one closure; no task, no future, no timer. One sweep a second finds the
-late.
+late. Outcomes are collected and answered in one go, step by step: rendered, encoded, handed to the HTTP server.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import msgspec
 
 from quaymaster.core.commands import Command, Outcome
 from quaymaster.core.errors import CallerError, InternalFailure, NotNow, Timeout
+from quaymaster.frontend.authentication import Principal
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
 from quaymaster.net.broker_client import BrokerClient, Submitted
@@ -28,9 +31,6 @@ from quaymaster.protocol import sqs_json, sqs_query
 from quaymaster.protocol.errors import render_error, wire_error
 from quaymaster.protocol.response import CONTENT_TYPE, Response, WireForm
 from quaymaster.protocol.shapes import Action, Shape
-
-if TYPE_CHECKING:
-    from quaymaster.frontend.authentication import Principal
 
 SWEEP_INTERVAL_S: Final = 1.0
 DRAIN_ANSWER_S: Final = 0.2
@@ -41,6 +41,11 @@ log = logging.getLogger(__name__)
 _monotonic = time.monotonic
 _JSON_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: application/x-amz-json-1.0\r\n"
 _OTHER_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: %b\r\n"
+
+UNKNOWN_ACTION: Final = Action("Unknown", Shape, None, False)
+"""What a request asks for that has not been understood yet."""
+NOBODY: Final = Principal("", "", "")
+"""Who asks before that is known."""
 
 
 class Calls:
@@ -55,6 +60,8 @@ class Calls:
         self.slow_request_ms = slow_request_ms or float("inf")
         self.waiting: set[Call] = set()
         """Those whose outcome is awaited."""
+        self.replied: list[tuple[Call, Outcome | Exception]] = []
+        """Outcomes that came in this pass of the loop."""
         self.long_polls = 0
         self.is_draining = False
         """Set when the server wants to stop: from then on nobody waits for messages."""
@@ -74,6 +81,35 @@ class Calls:
         """Send a command for an action that runs as a task, and return the outcome. Raises as `ask` does."""
         return await ask(self.broker, command)
 
+    def reply(self, call: Call, outcome: Outcome | Exception) -> None:
+        """Take the broker's answer; it is passed on with all others of this pass of the loop."""
+        replied = self.replied
+        if not replied:
+            asyncio.get_running_loop().call_soon(self.answer_replied)
+        replied.append((call, outcome))
+
+    def answer_replied(self) -> None:
+        """Pass on the answers that have come."""
+        replied, self.replied = self.replied, []
+        now_ms = _monotonic() * 1000
+        rendered: list[tuple[Call, Shape | None]] = []
+        for call, outcome in replied:
+            if call.is_done:  # a late one is forgotten: the client was told that it is unknown
+                continue
+            call.leave(now_ms)
+            if isinstance(outcome, Exception):
+                call.fail(outcome)
+                continue
+            try:
+                rendered.append((call, call.render(outcome)))
+            except Exception as error:
+                call.fail(error)
+        bodies = [(call, call.encode(output)) for call, output in rendered]
+        for call, (headers, body) in bodies:
+            call.request.respond(200, headers, body)
+        for call, _ in rendered:
+            call.count("OK", now_ms)
+
     def expire(self, now_ms: float) -> None:
         """Answer every request whose outcome is late, as unknown."""
         late = [call for call in self.waiting if call.deadline_ms <= now_ms]
@@ -85,64 +121,44 @@ class Calls:
         self.start()
 
 
-class Call:
+def cannot_render(outcome: Outcome) -> Shape | None:
+    """Stand for the rendering of a call that was not submitted: it has no outcome."""
+    raise AssertionError("a call that was not submitted has no outcome")
+
+
+class PassTimes(msgspec.Struct, gc=False):
+    """When the requests of one pass had come how far, in ms of `time.monotonic`; 0 until then."""
+
+    started_ms: float
+    authenticated_ms: float = 0.0
+    decoded_ms: float = 0.0
+    submitted_ms: float = 0.0
+
+
+class Call(msgspec.Struct, eq=False):
     """One request in progress. Answered once, by `succeed` or `fail`; not at all if the client has gone."""
 
-    __slots__ = (
-        "action",
-        "authenticated_ms",
-        "calls",
-        "cors",
-        "counted",
-        "deadline_ms",
-        "decoded_ms",
-        "form",
-        "is_control",
-        "is_done",
-        "principal",
-        "queue_name",
-        "render",
-        "replied_ms",
-        "request",
-        "request_id",
-        "started_ms",
-        "submitted",
-        "submitted_ms",
-        "wait_ms",
-    )
-
-    def __init__(
-        self,
-        calls: Calls,
-        request: HTTPRequest,
-        request_id: str,
-        form: WireForm,
-        action: Action,
-        counted: ActionMetrics,
-        principal: Principal,
-        cors: bytes,
-        started_ms: float,
-    ) -> None:
-        self.calls = calls
-        self.request = request
-        self.request_id = request_id
-        self.form = form
-        self.action = action
-        self.counted = counted
-        self.principal = principal
-        self.cors = cors
-        self.started_ms = started_ms
-        self.authenticated_ms = _monotonic() * 1000
-        self.decoded_ms = 0.0
-        self.is_control = False
-        self.submitted_ms = 0.0
-        self.replied_ms = 0.0
-        self.deadline_ms = 0.0
-        self.wait_ms = 0
-        self.is_done = False
-        self.queue_name = ""
-        self.submitted: Submitted | None = None
-        self.render: Callable[[Outcome], Shape | None]
+    calls: Calls
+    request: HTTPRequest
+    request_id: str
+    counted: ActionMetrics
+    times: PassTimes
+    form: WireForm = WireForm.JSON
+    cors: bytes = b""
+    action: Action = UNKNOWN_ACTION
+    principal: Principal = NOBODY
+    encoded: bytes = b""
+    """A Query request's parameters."""
+    given: Shape | None = None
+    """The action's input."""
+    is_control: bool = False
+    is_done: bool = False
+    replied_ms: float = 0.0
+    deadline_ms: float = 0.0
+    wait_ms: int = 0
+    queue_name: str = ""
+    submitted: Submitted | None = None
+    render: Callable[[Outcome], Shape | None] = cannot_render
 
     # The way to the broker and back.
 
@@ -150,8 +166,7 @@ class Call:
         """Send a command; `render` makes the output of its outcome, or raises what the caller is told."""
         calls = self.calls
         self.render = render
-        self.submitted_ms = now_ms = _monotonic() * 1000
-        self.deadline_ms = now_ms + calls.broker_timeout_ms
+        self.deadline_ms = self.times.decoded_ms + calls.broker_timeout_ms
         calls.waiting.add(self)
         self.submitted = calls.broker.submit(command, self.on_outcome)
 
@@ -165,27 +180,15 @@ class Call:
         self.request.on_drain = self.on_drain
 
     def on_outcome(self, outcome: Outcome | Exception) -> None:
-        """Take the broker's answer. A late one is forgotten: the client was told that it is unknown."""
-        if self.is_done:
-            return
-        self.replied_ms = _monotonic() * 1000
-        self._leave()
-        if isinstance(outcome, Exception):
-            self.fail(outcome)
-            return
-        try:
-            output = self.render(outcome)
-        except Exception as error:
-            self.fail(error)
-            return
-        self.succeed(output)
+        """Take the broker's answer."""
+        self.calls.reply(self, outcome)
 
     def on_disconnect(self) -> None:
         """The client has gone: nobody must be handed messages in its name."""
         if self.is_done:
             return
         self.is_done = True
-        self._leave()
+        self.leave(0.0)
         if self.submitted is not None:
             self.submitted.cancel()
         self.counted.observe("ClientGone", _monotonic() - self.request.received_ms / 1000)
@@ -203,17 +206,20 @@ class Call:
         """The broker did not answer in time."""
         if self.submitted is not None:
             self.submitted.cancel()
-        self._leave()
+        self.leave(0.0)
         self.fail(Timeout())
 
     def _end_empty(self) -> None:
         if self.is_done:
             return
-        self._leave()
+        self.leave(0.0)
         assert self.action.output is not None, "only ReceiveMessage waits"
         self.succeed(self.action.output())
 
-    def _leave(self) -> None:
+    def leave(self, replied_ms: float) -> None:
+        """Wait no longer. `replied_ms` is when the broker answered, 0 when it did not."""
+        self.is_done = True
+        self.replied_ms = replied_ms
         calls = self.calls
         calls.waiting.discard(self)
         if self.wait_ms:
@@ -221,19 +227,21 @@ class Call:
 
     # The reply.
 
-    def succeed(self, output: Shape | None) -> None:
-        """Answer with the action's output."""
+    def encode(self, output: Shape | None) -> tuple[bytes, bytes]:
+        """Return header lines and body of the reply with the action's output."""
         form = self.form
         request_id = self.request_id
         if form is WireForm.JSON:
-            body = sqs_json.encode_response(output)
-            headers = _JSON_HEADERS % request_id.encode()
-        else:
-            body = sqs_query.encode_response(self.action, output, request_id, form)
-            headers = _OTHER_HEADERS % (request_id.encode(), CONTENT_TYPE[form])
+            return _JSON_HEADERS % request_id.encode() + self.cors, sqs_json.encode_response(output)
+        body = sqs_query.encode_response(self.action, output, request_id, form)
+        return _OTHER_HEADERS % (request_id.encode(), CONTENT_TYPE[form]) + self.cors, body
+
+    def succeed(self, output: Shape | None) -> None:
+        """Answer with the action's output."""
+        headers, body = self.encode(output)
         self.is_done = True
-        self.request.respond(200, headers + self.cors, body)
-        self._count("OK")
+        self.request.respond(200, headers, body)
+        self.count("OK", _monotonic() * 1000)
 
     def fail(self, error: Exception) -> None:
         """Answer with an error; what is neither the caller's nor "not now" is a bug of ours, and logged."""
@@ -248,23 +256,26 @@ class Call:
             )
             error = InternalFailure()
         self.is_done = True
-        respond_error(self.request, error, self.form, self.request_id, self.cors)
-        self._count(wire_error(error).code)
+        response = render_error(error, self.form, self.request_id)
+        self.request.respond(response.status, render_headers(response) + self.cors, response.body)
+        self.count(wire_error(error).code, _monotonic() * 1000)
 
-    def _count(self, code: str) -> None:
-        now_ms = _monotonic() * 1000
+    def count(self, code: str, now_ms: float) -> None:
+        """Count the answered request, and log it if it was slow."""
         took_ms = now_ms - self.request.received_ms
         self.counted.observe(code, took_ms / 1000)
         if took_ms > self.calls.slow_request_ms:
-            self._log_if_slow(code, now_ms, took_ms)
+            self._log_if_slow(code, took_ms)
 
-    def _log_if_slow(self, code: str, now_ms: float, took_ms: float) -> None:
-        broker_ms = self.replied_ms - self.submitted_ms if self.replied_ms else 0.0
+    def _log_if_slow(self, code: str, took_ms: float) -> None:
+        times = self.times
+        now_ms = _monotonic() * 1000
+        broker_ms = self.replied_ms - times.submitted_ms if self.replied_ms else 0.0
         waited_ms = min(broker_ms, self.wait_ms)
         if took_ms - waited_ms <= self.calls.slow_request_ms:
             return
-        decoded_ms = self.decoded_ms or now_ms
-        handled_ms = (self.submitted_ms or now_ms) - decoded_ms
+        authenticated_ms = times.authenticated_ms or now_ms
+        decoded_ms = times.decoded_ms or now_ms
         log_event(
             log,
             logging.WARNING,
@@ -274,12 +285,13 @@ class Call:
             request_id=self.request_id,
             code=code,
             took_ms=round(took_ms, 1),
-            queued_ms=round(self.started_ms - self.request.received_ms, 1),
-            auth_ms=round(self.authenticated_ms - self.started_ms, 1),
-            parse_ms=round(decoded_ms - self.authenticated_ms, 1),
+            queued_ms=round(times.started_ms - self.request.received_ms, 1),
+            # Of the whole pass: the requests that came together are authenticated together, and so on.
+            auth_ms=round(authenticated_ms - times.started_ms, 1),
+            parse_ms=round(decoded_ms - authenticated_ms, 1),
             # A control action asks metadata and journal as it goes; one on messages prepares a command for the broker.
-            control_ms=round(handled_ms, 1) if self.is_control else None,
-            prepare_ms=None if self.is_control else round(handled_ms, 1),
+            control_ms=round(now_ms - decoded_ms, 1) if self.is_control else None,
+            prepare_ms=None if self.is_control else round((times.submitted_ms or now_ms) - decoded_ms, 1),
             broker_ms=round(broker_ms, 1),
             waited_ms=round(waited_ms, 1),
             render_ms=round(now_ms - self.replied_ms, 1) if self.replied_ms else None,
@@ -305,14 +317,6 @@ async def ask(broker: BrokerClient, command: Command) -> Outcome:
 
     broker.submit(command, reply)
     return await answered
-
-
-def respond_error(
-    request: HTTPRequest, error: CallerError | NotNow, form: WireForm, request_id: str, cors: bytes
-) -> None:
-    """Answer a request with an error in its own form."""
-    response = render_error(error, form, request_id)
-    request.respond(response.status, render_headers(response) + cors, response.body)
 
 
 def render_headers(response: Response) -> bytes:

@@ -1,11 +1,12 @@
 """The SQS endpoint: from an HTTP request to its reply.
 
-    request ──▶ preflight? ──▶ wire form and action ──▶ authenticate ──▶ decode ──▶ handler ──▶ reply
-                                     │
+    requests ──▶ preflight? ──▶ wire form ──▶ authenticate ──▶ action, decode ──▶ handler ──▶ reply
+                                   │
               X-Amz-Target: AmazonSQS.<Action>      AWS JSON 1.0
               Action=<Action> in body or URL        AWS Query: XML, or older JSON if asked with Accept
 
-Actions on messages run as callbacks; actions on queues as one task each, bounded in number and time. Nothing
+The requests that came together take each step together: a step's code stays in the processor's caches, and a
+request costs a third less than when each takes all steps by itself (decision 17). Actions on messages run as callbacks; actions on queues as one task each, bounded in number and time. Nothing
 of a request but its head and the name of its action is looked at before its signature is verified.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import re
 import time
@@ -22,17 +22,13 @@ from typing import Any, Final
 
 from quaymaster.core.errors import (
     AccessDenied,
-    CallerError,
-    InternalFailure,
     InvalidAction,
-    NotNow,
     Overloaded,
     Timeout,
     UnknownOperation,
 )
 from quaymaster.frontend.authentication import Authentication
-from quaymaster.frontend.call import Call, Calls, render_headers, respond_error
-from quaymaster.monitoring.logs import log_failure
+from quaymaster.frontend.call import UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol import sqs_json, sqs_query
@@ -40,9 +36,6 @@ from quaymaster.protocol.errors import render_error, wire_error
 from quaymaster.protocol.queue_names import parse_queue_path
 from quaymaster.protocol.response import WireForm
 from quaymaster.protocol.shapes import ACTIONS, Action, Shape
-
-UNKNOWN_ACTION: Final = "Unknown"
-"""The action under which requests without a known one are counted."""
 
 MessageHandler = Callable[[Call, Any], None]
 """Answers the call itself, now or when the broker has; never waits."""
@@ -61,8 +54,6 @@ _ALLOWED: Final = (
     b"x-amzn-query-mode, x-amz-api-version, amz-sdk-invocation-id, amz-sdk-request"
 )
 _PREFLIGHT_MAX_AGE_S: Final = 3600
-
-log = logging.getLogger(__name__)
 
 _monotonic = time.monotonic
 
@@ -185,7 +176,7 @@ class FrontEnd:
         self._control_actions_max = control_actions_max
         self._control_timeout_s = control_timeout_ms / 1000
         self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in ACTIONS}
-        self._unknown = metrics.action(UNKNOWN_ACTION)
+        self._unknown = metrics.action(UNKNOWN_ACTION.name)
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_id = RequestIds().next
         metrics.add_source(self._samples)
@@ -215,59 +206,76 @@ class FrontEnd:
         cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
         return response.status, render_headers(response) + cors, response.body
 
-    def handle(self, request: HTTPRequest) -> None:
-        """Answer `request`, now or later."""
-        started_ms = _monotonic() * 1000
-        request_id = self._next_id()
-        origin = request.header(b"origin")
-        cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
-        target = request.header(b"x-amz-target")
-        form = WireForm.JSON if target is not None else _query_form(request)
-        counted = self._unknown
-        call: Call | None = None
+    def handle(self, requests: list[HTTPRequest]) -> None:
+        """Answer the requests of a pass, each now or later."""
+        times = PassTimes(_monotonic() * 1000)
+        calls, unknown, next_id = self.calls, self._unknown, self._next_id
+        begun = [Call(calls, request, next_id(), unknown, times) for request in requests]
+        begun = [call for call in begun if self._carry_out(self._begin, call)]
+        begun = [call for call in begun if self._carry_out(self._authenticate, call)]
+        times.authenticated_ms = _monotonic() * 1000
+        begun = [call for call in begun if self._carry_out(self._decode, call)]
+        times.decoded_ms = _monotonic() * 1000
+        for call in begun:
+            self._carry_out(self._act, call)
+        times.submitted_ms = _monotonic() * 1000
+
+    def _carry_out(self, step: Callable[[Call], None], call: Call) -> bool:
+        """Take one step with a call; False when that was its last, because it is answered."""
         try:
-            if origin is not None and request.method == b"OPTIONS":
-                self._answer_preflight(request, origin.decode("latin-1"))
-                return
-            if self._cors.is_open:
-                why_refused = self._cors.why_refused(request)
-                if why_refused is not None:
-                    raise AccessDenied(why_refused)
-            if target is not None:
-                if request.method != b"POST":
-                    raise UnknownOperation
-                principal = self._authentication.authenticate(request)
-                action = sqs_json.parse_target(target)
-                counted = self._counted[action.name]
-                call = Call(
-                    self.calls, request, request_id, form, action, counted, principal, cors, started_ms
-                )
-                given = sqs_json.decode_request(action, request.body)
-            else:
-                encoded = _query_parameters(request)
-                principal = self._authentication.authenticate(request)
-                parameters = sqs_query.parse_parameters(encoded)
-                action = sqs_query.action_of(parameters)
-                counted = self._counted[action.name]
-                call = Call(
-                    self.calls, request, request_id, form, action, counted, principal, cors, started_ms
-                )
-                given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
-            call.decoded_ms = _monotonic() * 1000
-            handler = self._message_handlers.get(action.name)
-            if handler is not None:
-                handler(call, given)
-            else:
-                self._run(call, given)
+            step(call)
         except Exception as error:
-            if call is not None:
-                call.fail(error)
-                return
-            if not isinstance(error, CallerError | NotNow):
-                log_failure(log, "request failed", error, request_id=request_id)
-                error = InternalFailure()
-            respond_error(request, error, form, request_id, cors)
-            counted.observe(wire_error(error).code, _monotonic() - request.received_ms / 1000)
+            call.fail(error)
+            return False
+        return not call.is_done
+
+    def _begin(self, call: Call) -> None:
+        """Find the wire form; answer a browser's question."""
+        request = call.request
+        fields = request.first
+        origin = fields.get(b"origin")
+        if origin is not None:
+            call.cors = self._cors.headers(origin.decode("latin-1"))
+        target = fields.get(b"x-amz-target")
+        if target is None:
+            call.form = _query_form(request)
+        if origin is not None and request.method == b"OPTIONS":
+            call.is_done = True
+            self._answer_preflight(request, origin.decode("latin-1"))
+            return
+        if self._cors.is_open:
+            why_refused = self._cors.why_refused(request)
+            if why_refused is not None:
+                raise AccessDenied(why_refused)
+        if target is None:
+            call.encoded = _query_parameters(request)
+        elif request.method != b"POST":
+            raise UnknownOperation
+
+    def _authenticate(self, call: Call) -> None:
+        call.principal = self._authentication.authenticate(call.request)
+
+    def _decode(self, call: Call) -> None:
+        request = call.request
+        target = request.first.get(b"x-amz-target")
+        if target is not None:
+            call.action = action = sqs_json.parse_target(target)
+            call.counted = self._counted[action.name]
+            call.given = sqs_json.decode_request(action, request.body)
+        else:
+            parameters = sqs_query.parse_parameters(call.encoded)
+            call.action = action = sqs_query.action_of(parameters)
+            call.counted = self._counted[action.name]
+            call.given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
+
+    def _act(self, call: Call) -> None:
+        given = call.given
+        assert given is not None, "a decoded request has its input"
+        handler = self._message_handlers.get(call.action.name)
+        if handler is not None:
+            handler(call, given)
+        else:
+            self._run(call, given)
 
     def _answer_preflight(self, request: HTTPRequest, origin: str) -> None:
         if self._cors.allows(origin):

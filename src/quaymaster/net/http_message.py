@@ -1,6 +1,6 @@
 """One HTTP request as a handler sees it, and the limits every connection is held to.
 
-Public: `HTTPRequest`, `HTTPLimits`, `respond_many`, `render_error_as_text`.
+Public: `HTTPRequest`, `HTTPLimits`, `render_error_as_text`.
 
 ```
     head read ──▶ admitted ──▶ body read ──▶ handler(request) ──▶ respond() ──▶ gone
@@ -11,7 +11,7 @@ Public: `HTTPRequest`, `HTTPLimits`, `respond_many`, `render_error_as_text`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
@@ -63,8 +63,6 @@ class ReplySink(Protocol):
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None: ...
 
-    def flush_replies(self) -> None: ...
-
 
 class HTTPRequest(msgspec.Struct, eq=False):
     """A request whose head and body have arrived. Answer it exactly once with `respond`."""
@@ -82,7 +80,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
     """The client's address; empty when the transport has none."""
     received_ms: float
     """When the last of it was read, on `time.monotonic()`'s clock. (uvloop's own is only good to 1 ms.)"""
-    _first: dict[bytes, bytes]
+    first: dict[bytes, bytes]
+    """The first value of each header."""
     _connection_line: bytes
     """What the reply's head says about the connection: `CONNECTION_CLOSE`, or that it stays."""
     _connection: ReplySink | None = None
@@ -101,7 +100,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of the header `name` (lower case), or None when it was not sent."""
-        return self._first.get(name)
+        return self.first.get(name)
 
     @property
     def is_waiting(self) -> bool:
@@ -121,19 +120,6 @@ class HTTPRequest(msgspec.Struct, eq=False):
             return
         self._connection = None
         connection.reply(self, status, headers, body)
-
-
-def respond_many(replies: Iterable[tuple[HTTPRequest, int, bytes, bytes]]) -> None:
-    """Answer the requests of one commit and send at once: one write per connection, however many replies."""
-    sink: ReplySink | None = None
-    sinks: dict[int, ReplySink] = {}
-    for request, status, headers, body in replies:
-        sink = request._connection
-        if sink is not None:
-            sinks[id(sink)] = sink
-        request.respond(status, headers, body)
-    for sink in sinks.values():
-        sink.flush_replies()
 
 
 def render_error_as_text(status: int, message: str) -> tuple[bytes, bytes]:
