@@ -72,7 +72,11 @@ class Served:
         self.events: Counter[str] = Counter()
         self.clients: list[Client] = []
         self.server = HTTPServer(
-            handler or one_by_one(answer or self._keep), limits, name="test", on_event=self._count, admit=admit
+            handler or one_by_one(answer or self._keep),
+            limits,
+            name="test",
+            on_event=self._count,
+            admit=admit,
         )
         self.port = 0
         self._changed = asyncio.Event()

@@ -6,8 +6,9 @@
               Action=<Action> in body or URL        AWS Query: XML, or older JSON if asked with Accept
 
 The requests that came together take each step together: a step's code stays in the processor's caches, and a
-request costs a third less than when each takes all steps by itself (decision 17). Actions on messages run as callbacks; actions on queues as one task each, bounded in number and time. Nothing
-of a request but its head and the name of its action is looked at before its signature is verified.
+request costs a third less than when each takes all steps by itself (decision 17). Actions on messages run as
+callbacks; actions on queues as one task each, bounded in number and time. Nothing of a request but its head and
+the name of its action is looked at before its signature is verified.
 """
 
 from __future__ import annotations

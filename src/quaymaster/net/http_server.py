@@ -522,7 +522,7 @@ class _Connection(asyncio.Protocol):
                 413, "rejected_body_too_large", f"The body is over {self._limits.body_bytes_max} bytes."
             )
         body_end = end + length
-        if 0 <= length and body_end <= len(data):
+        if length >= 0 and body_end <= len(data):
             if length:
                 body = data[end:body_end]
                 request.body = body
