@@ -17,17 +17,13 @@ import resource
 import socket
 import statistics
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any
 
-import httptools
 import uvloop
 
+from bench.bare import REPLY_BODY, REPLY_HEADERS, BareResponder
 from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer, one_by_one
 
-REPLY_BODY = (
-    b'{"MD5OfMessageBody":"900150983cd24fb0d6963f7d28e17f72","MessageId":"5fea7756-0ea4-451a-a703-a558b933"}'
-)
-REPLY_HEADERS = b"Content-Type: application/x-amz-json-1.0\r\nx-amzn-RequestId: 5fea7756-0ea4-451a\r\n"
 REQUEST_BODY = b'{"QueueUrl":"http://127.0.0.1:9324/000000000000/q","MessageBody":"%b"}' % (b"x" * 1000)
 REQUEST = (
     b"POST / HTTP/1.1\r\nHost: 127.0.0.1:9324\r\nAccept-Encoding: identity\r\n"
@@ -39,41 +35,6 @@ REQUEST = (
     b"amz-sdk-invocation-id: 0b6f7a3e-55a5-4a0e-9d8f-4c33a0a3a111\r\namz-sdk-request: attempt=1\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(REQUEST_BODY), REQUEST_BODY)
 )
-
-
-class BareResponder(asyncio.Protocol):
-    """The least a Python HTTP server can do: collect the request, send a fixed reply."""
-
-    reply = b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (
-        REPLY_HEADERS,
-        len(REPLY_BODY),
-        REPLY_BODY,
-    )
-
-    def __init__(self) -> None:
-        self.parser = httptools.HttpRequestParser(self)
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.target = b""
-        self.body = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
-
-    def on_url(self, target: bytes) -> None:
-        self.target = target
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
-
-    def on_body(self, body: bytes) -> None:
-        self.body = body
-
-    def on_message_complete(self) -> None:
-        self.headers = []
-        self.transport.write(self.reply)
 
 
 async def serve_bare(pipe: multiprocessing.connection.Connection) -> None:
