@@ -215,6 +215,9 @@ class Settings(BaseSettings):
     slow_request_ms: NotNegative = Field(1_000, json_schema_extra=SEEING)
     """Requests that take longer (without a long poll's wait) are logged with the parts of the time.
     0: none."""
+    loop_watch_ms: NotNegative = Field(5, json_schema_extra=SEEING)
+    """How often the event loop is looked at for pauses (ten times less often while it is idle); shorter pauses may
+    be missed. 0: never."""
     metrics_per_queue: bool = Field(False, json_schema_extra=SEEING)
     """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
 

@@ -34,6 +34,9 @@ class FakeOperations:
     def status(self) -> Mapping[str, Any]:
         return {"end_offset": 17}
 
+    def pauses(self) -> list[Mapping[str, float]]:
+        return [{"ago_s": 3.0, "own_ms": 7.5}]
+
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         progress(1, 3)
         await self.go_on.wait()
@@ -199,6 +202,16 @@ def test_status_and_settings_are_shown() -> None:
             assert status.json["broker"] == {"end_offset": 17}
             assert settings.json["purge_interval_s"] == 7
             assert lost.status == 404
+
+    asyncio.run(scenario())
+
+
+def test_pauses_of_the_event_loop_are_shown() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            answer = await port.call("GET", "pauses")
+
+            assert (answer.status, answer.json) == (200, {"pauses": [{"ago_s": 3.0, "own_ms": 7.5}]})
 
     asyncio.run(scenario())
 

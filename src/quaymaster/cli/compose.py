@@ -39,6 +39,7 @@ from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvi
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
+from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.settings import Address, Settings
@@ -106,6 +107,12 @@ class Server:
         stack.callback(lock.release)
         health = Health()
         metrics = Metrics(__version__)
+        watch = LoopWatch(settings.loop_watch_ms / 1000)
+        metrics.event_loop_pauses = watch.pauses.durations
+        metrics.add_source(watch.samples)
+        if settings.loop_watch_ms:
+            watch.start()
+        stack.callback(watch.stop)
         store = await SQLiteCoordination.open(data / "metadata.sqlite")
         stack.push_async_callback(store.close)
         metadata = MetadataService(
@@ -125,7 +132,7 @@ class Server:
             metadata=metadata,
             metrics=metrics,
             health=health,
-            operations=ServerOperations(broker, store, data),
+            operations=ServerOperations(broker, store, data, watch),
         )
         stack.push_async_callback(admin.stop)
         limits = HTTPLimits(**settings.http_limits())
@@ -184,14 +191,28 @@ class Server:
 class ServerOperations:
     """What the admin API asks of the parts that keep data."""
 
-    def __init__(self, broker: Broker, store: SQLiteCoordination, data: Path) -> None:
+    def __init__(self, broker: Broker, store: SQLiteCoordination, data: Path, watch: LoopWatch) -> None:
         self._broker = broker
         self._store = store
         self._data = data
+        self._watch = watch
 
     def status(self) -> Mapping[str, Any]:
         """Return figures of journal, cache and disk, ready for JSON."""
         return self._broker.status()
+
+    def pauses(self) -> list[Mapping[str, float]]:
+        """Return the longest pause of the event loop in each second of the last minute that had one."""
+        now_s = time.monotonic()
+        return [
+            {
+                "ago_s": round(now_s - pause.at_s, 3),
+                "own_ms": round(pause.own_s * 1000, 1),
+                "wall_ms": round(pause.wall_s * 1000, 1),
+                "cpu_ms": round(pause.cpu_s * 1000, 1),
+            }
+            for pause in self._watch.longest()
+        ]
 
     def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""

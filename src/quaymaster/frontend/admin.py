@@ -4,6 +4,7 @@
     GET    /health/ready                     200, or 503 and why not
     GET    /metrics                          Prometheus text
     GET    /admin/v1/status                  journal, disk, metadata
+    GET    /admin/v1/pauses                  of the event loop
     GET    /admin/v1/settings                what is in effect, secrets masked
     GET    /admin/v1/queues                  ?prefix= &account_id= &limit= &next_token=
     DELETE /admin/v1/queues/NAME             ?account_id=
@@ -153,6 +154,10 @@ class Operations(Protocol):
         """Return figures of journal, cache and disk, ready for JSON."""
         ...
 
+    def pauses(self) -> list[Mapping[str, float]]:
+        """Return the longest pause of the event loop in each second of the last minute that had one."""
+        ...
+
     def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""
         ...
@@ -227,6 +232,7 @@ class Admin:
         # "*" stands for one part of the path, which the handler gets as `name`.
         self._routes: dict[tuple[str, ...], Handler] = {
             ("GET", "status"): self._show_status,
+            ("GET", "pauses"): self._show_pauses,
             ("GET", "settings"): self._show_settings,
             ("GET", "queues"): self._list_queues,
             ("DELETE", "queues", "*"): self._delete_queue,
@@ -339,6 +345,9 @@ class Admin:
             "broker": self._operations.status(),
             "accounts": len(self._accounts.list_accounts()),
         }
+
+    async def _show_pauses(self, call: AdminCall) -> Mapping[str, Any]:
+        return {"pauses": self._operations.pauses()}
 
     async def _accept_clock(self, call: AdminCall) -> Mapping[str, Any]:
         self._operations.accept_clock()

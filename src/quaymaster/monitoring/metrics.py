@@ -81,6 +81,16 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_log_end_offset": Declaration("gauge", "The offset the next record will have."),
     "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
     "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
+    # Process
+    "quaymaster_event_loop_pause_seconds": Declaration(
+        "histogram", "How long one piece of work held up all others, from a millisecond on."
+    ),
+    "quaymaster_event_loop_longest_pause_seconds": Declaration(
+        "gauge",
+        "The longest such pause of the last minute: own (what counts), wall (with waits for a processor that other "
+        "processes had), cpu (its processor time).",
+        ("part",),
+    ),
     "quaymaster_build_info": Declaration("gauge", "Always 1; the labels say what is running.", ("version",)),
 }
 
@@ -158,6 +168,7 @@ class Metrics(Collector):
         self.messages_deleted = 0
         self.empty_receives = 0
         self.log_fsync = Histogram()
+        self.event_loop_pauses = Histogram()
         self._version = version
         self._sources: list[Source] = []
         self._registry = CollectorRegistry(auto_describe=False)
@@ -194,6 +205,7 @@ class Metrics(Collector):
                 yield from _plain_families(name, declaration, samples.get(name, []))
         yield self._durations()
         yield _histogram_family("quaymaster_log_fsync_duration_seconds", [((), self.log_fsync)])
+        yield _histogram_family("quaymaster_event_loop_pause_seconds", [((), self.event_loop_pauses)])
 
     def _durations(self) -> HistogramMetricFamily:
         rows: list[tuple[tuple[str, ...], Histogram]] = []
