@@ -266,7 +266,7 @@ var sdkScenarios = map[string]scenario{
 			QueueUrl: &url, WaitTimeSeconds: 20,
 		})
 		check(errors.Is(err, context.DeadlineExceeded), "not given up: %v", err)
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(time.Second) // the server sees soon that nobody listens any more
 		send(ctx, url, "for the next")
 
 		equal(*receiveOne(ctx, url).Body, "for the next")

@@ -273,7 +273,7 @@ export const scenarios = {
       await sleep(500);
       await stop(consumer, { abort: true });
     });
-    await sleep(200);
+    await sleep(1000); // the server sees soon that nobody listens any more
     await send(queueUrl, "for the next");
 
     assert.equal((await receiveOne(queueUrl)).Body, "for the next");

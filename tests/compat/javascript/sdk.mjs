@@ -209,7 +209,7 @@ export const scenarios = {
     await sleep(500);
     controller.abort();
     await givenUp;
-    await sleep(200);
+    await sleep(1000); // the server sees soon that nobody listens any more
     await sqs.sendMessage({ QueueUrl, MessageBody: "for the next" });
 
     assert.equal((await receiveOne(QueueUrl)).Body, "for the next");
