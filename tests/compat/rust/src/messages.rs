@@ -249,6 +249,7 @@ pub async fn poll_given_up(world: World) {
     let url = world.queue().await;
     let given_up = tokio::time::timeout(Duration::from_millis(500), world.poll(&url, 1, 20)).await;
     assert!(given_up.is_err(), "the poll had an answer");
+    tokio::time::sleep(Duration::from_secs(1)).await; // the server sees soon that nobody listens any more
 
     world.send(&url, &["for the living"]).await;
 

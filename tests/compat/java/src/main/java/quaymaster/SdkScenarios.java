@@ -294,10 +294,11 @@ final class SdkScenarios {
         check(!answer.hasMessages(), answer);
     }
 
-    private void pollGivenUp() {
+    private void pollGivenUp() throws InterruptedException {
         String url = queue();
         thrown(ApiCallTimeoutException.class, () -> sqs.receiveMessage(r -> r.queueUrl(url).waitTimeSeconds(20)
                 .overrideConfiguration(o -> o.apiCallTimeout(Duration.ofMillis(500)))));
+        Thread.sleep(1000); // the server sees soon that nobody listens any more
 
         send(url, "for the living");
 
