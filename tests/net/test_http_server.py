@@ -16,6 +16,7 @@ import uvloop
 
 from quaymaster.net.http_server import (
     HTTP_EVENTS,
+    PASS_REQUESTS_MAX,
     AdmitRequest,
     HTTPLimits,
     HTTPRequest,
@@ -429,6 +430,123 @@ def test_a_long_pipeline_is_served_in_turns(run: RunOnLoop) -> None:
             replies = [await busy.reply() for _ in range(1000)]
 
             assert {status for status, _, _ in replies} == {200}
+
+    run(scenario)
+
+
+def test_a_client_held_off_is_answered_at_once_and_not_read_for_a_while(run: RunOnLoop) -> None:
+    handled: list[tuple[bytes, float]] = []
+
+    def hold_the_first(request: HTTPRequest) -> None:
+        handled.append((request.target, time.monotonic()))
+        if request.target == b"/first":
+            request.hold_off(300)
+        echo(request)
+
+    async def scenario() -> None:
+        async with serving(hold_the_first) as served:
+            client = await served.connect()
+            client.send(post(b"1").replace(b"/p", b"/first") + post(b"2"))
+
+            assert (await client.reply())[2] == b"1"
+            assert (await client.reply())[2] == b"2", "it was read before the first was handled"
+            assert served.server.connections_held == 1
+            client.send(post(b"3"))
+            other = await served.connect()
+            assert (await other.ask(post(b"4")))[2] == b"4", "others are served meanwhile"
+            assert (await client.reply())[2] == b"3"
+            assert served.server.connections_held == 0
+
+    run(scenario)
+    assert [target for target, _ in handled] == [b"/first", b"/p", b"/p", b"/p"]
+    assert handled[-1][1] - handled[0][1] >= 0.3, "a hold is never shorter than it was asked for"
+
+
+def test_a_client_held_off_that_only_stops_sending_gets_its_replies(run: RunOnLoop) -> None:
+    def hold(request: HTTPRequest) -> None:
+        request.hold_off(100)
+        echo(request)
+
+    async def scenario() -> None:
+        async with serving(hold) as served:
+            client = await served.connect()
+            client.send(post(b"1") + post(b"2"))
+            client.writer.write_eof()
+
+            assert (await client.reply())[2] == b"1"
+            assert (await client.reply())[2] == b"2"
+            assert await client.rest() == b""
+
+    run(scenario)
+
+
+def test_a_client_held_off_that_has_gone_is_forgotten(run: RunOnLoop) -> None:
+    def hold(request: HTTPRequest) -> None:
+        request.hold_off(100)
+        echo(request)
+
+    async def scenario() -> None:
+        async with serving(hold) as served:
+            client = await served.connect()
+            await client.ask(GET)
+            client.close()
+
+            await served.see("connection_closed")
+            assert served.server.connections_held == 0
+            assert served.server.connections == 0
+
+    run(scenario)
+
+
+def test_draining_does_not_wait_for_holds(run: RunOnLoop) -> None:
+    def hold(request: HTTPRequest) -> None:
+        request.hold_off(60_000)
+        echo(request)
+
+    async def scenario() -> None:
+        async with serving(hold) as served:
+            client = await served.connect()
+            assert (await client.ask(post(b"1")))[2] == b"1"
+
+            await served.server.drain(20)
+
+            assert served.server.connections_held == 0
+            assert await client.rest() == b""
+
+    run(scenario)
+
+
+def test_a_pass_takes_a_bounded_number_of_requests_in_the_order_in_which_they_came(run: RunOnLoop) -> None:
+    passes: list[list[bytes]] = []
+
+    def handle(requests: list[HTTPRequest]) -> None:
+        passes.append([request.body for request in requests])
+        for request in requests:
+            echo(request)
+
+    async def scenario() -> None:
+        async with serving(handler=handle) as served:
+            clients = [await served.connect() for _ in range(PASS_REQUESTS_MAX + 40)]
+            for number, client in enumerate(clients):
+                client.send(post(b"%d" % number) + post(b"%d" % number))
+
+            for number, client in enumerate(clients):
+                assert (await client.reply())[2] == b"%d" % number
+                assert (await client.reply())[2] == b"%d" % number
+
+    run(scenario)
+    assert max(len(bodies) for bodies in passes) <= PASS_REQUESTS_MAX + 1
+    assert sum(len(bodies) for bodies in passes) == 2 * (PASS_REQUESTS_MAX + 40)
+
+
+def test_a_client_that_sends_far_ahead_is_not_read_while_it_waits_for_its_pass(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(echo, replace(PATIENT, pipeline_max=2)) as served:
+            client = await served.connect()
+            client.send(post(b"x" * 40_000) * 50)
+
+            for _ in range(50):
+                assert (await client.reply())[2] == b"x" * 40_000
 
     run(scenario)
 

@@ -63,6 +63,8 @@ class ReplySink(Protocol):
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None: ...
 
+    def hold_off(self, hold_ms: int) -> None: ...
+
 
 class HTTPRequest(msgspec.Struct, eq=False):
     """A request whose head and body have arrived. Answer it exactly once with `respond`."""
@@ -79,7 +81,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
     peer: str
     """The client's address; empty when the transport has none."""
     received_ms: float
-    """When the last of it was read, on `time.monotonic()`'s clock. (uvloop's own is only good to 1 ms.)"""
+    """When the last of it came in, on `time.monotonic()`'s clock. (uvloop's own is only good to 1 ms.)"""
     first: dict[bytes, bytes]
     """The first value of each header."""
     _connection_line: bytes
@@ -120,6 +122,11 @@ class HTTPRequest(msgspec.Struct, eq=False):
             return
         self._connection = None
         connection.reply(self, status, headers, body)
+
+    def hold_off(self, hold_ms: int) -> None:
+        """Take nothing more from this client for so long, beginning now. Call it before `respond`."""
+        if self._connection is not None:
+            self._connection.hold_off(hold_ms)
 
 
 def render_error_as_text(status: int, message: str) -> tuple[bytes, bytes]:

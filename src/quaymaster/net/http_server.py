@@ -1,8 +1,9 @@
 """The HTTP/1.1 server: connections, their deadlines, and the order replies leave in.
 
-Public: `HTTPServer` (`start`, `drain`, `connections`, `requests_active`, `is_draining`), `RequestsHandler`,
-`one_by_one`, `AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `http_message`: `HTTPRequest` (`respond`,
-`header`, `on_disconnect`, `on_drain`, `is_waiting`), `HTTPLimits`, `render_error_as_text`.
+Public: `HTTPServer` (`start`, `drain`, `connections`, `connections_held`, `requests_active`, `is_draining`),
+`RequestsHandler`, `one_by_one`, `AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `http_message`:
+`HTTPRequest` (`respond`, `hold_off`, `header`, `on_disconnect`, `on_drain`, `is_waiting`), `HTTPLimits`,
+`render_error_as_text`.
 
 What a connection is reading:
 
@@ -86,6 +87,13 @@ HTTP_EVENTS: Final = (
     "handler_failed",
 )
 
+PASS_REQUESTS_MAX = 128
+"""A pass stops reading at so many complete requests; other connections wait for the next one, in their order. So the
+loop looks after everything else in between, however much comes in."""
+UNREAD_BYTES_MAX = 256 * 1024
+"""A connection that waits for its pass with more than this is not read meanwhile."""
+HOLD_STEP_S = 0.05
+"""How exact the end of a hold is."""
 SWEEP_INTERVAL_MS_MAX = 500
 LINGER_MS = 2_000
 """How long we go on reading, and forgetting, after a refusal: a close with unread bytes would make the
@@ -150,6 +158,9 @@ class HTTPServer:
         self._arrived: list[HTTPRequest] = []
         self._dirty: list[_Connection] = []
         self._is_pass_due = False
+        self._held: deque[tuple[float, _Connection]] = deque()
+        """Connections from which nothing is taken, and until when."""
+        self._releaser: asyncio.TimerHandle | None = None
         self.body_bytes = 0
         """Memory that bodies take that have come in part."""
         self.reply_starts: dict[int, bytes] = {}
@@ -170,6 +181,11 @@ class HTTPServer:
     def connections(self) -> int:
         """Open connections, those being closed included."""
         return len(self._open)
+
+    @property
+    def connections_held(self) -> int:
+        """Connections from which nothing is taken for a while (`HTTPRequest.hold_off`)."""
+        return len(self._held)
 
     @property
     def requests_active(self) -> int:
@@ -203,6 +219,7 @@ class HTTPServer:
         self.is_draining = True
         self._listener.close()
         self._all_closed = asyncio.Event()
+        self._release(float("inf"))
         for connection in list(self._open):
             connection.drain()
         try:
@@ -249,6 +266,12 @@ class HTTPServer:
         """Have a request that is complete handed over: in this pass, or in the next if it has begun to write."""
         self._arrived.append(request)
 
+    def hold(self, connection: _Connection, hold_ms: int) -> None:
+        """Release `connection` after so long, and after those that were held before it."""
+        self._held.append((time.monotonic() * 1000 + hold_ms, connection))
+        if self._releaser is None:
+            self._releaser = self._loop.call_later(HOLD_STEP_S, self._release_due)
+
     def reply_start(self, status: int) -> bytes:
         """Return the status line and the headers every reply has."""
         start = self.reply_starts.get(status)
@@ -262,11 +285,14 @@ class HTTPServer:
         return start
 
     def _pass(self) -> None:
-        received_ms = time.monotonic() * 1000
+        pass_ms = time.monotonic() * 1000
         readable, self._readable = self._readable, []
-        for connection in readable:
+        for index, connection in enumerate(readable):
+            if len(self._arrived) >= PASS_REQUESTS_MAX:
+                self._readable = readable[index:]
+                break
             try:
-                connection.read(received_ms)
+                connection.read()
             except Exception:
                 self._on_failed(connection)
         if self._arrived:
@@ -275,7 +301,7 @@ class HTTPServer:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             try:
-                connection.take_turn(received_ms)
+                connection.take_turn(pass_ms)
             except Exception:
                 self._on_failed(connection)
         self._is_pass_due = bool(self._readable or self._arrived or self._dirty)
@@ -309,6 +335,17 @@ class HTTPServer:
         except Exception:
             log.exception("request callback failed name=%s", self.name)
             self.on_event("handler_failed")
+
+    def _release_due(self) -> None:
+        self._release(time.monotonic() * 1000)
+
+    def _release(self, now_ms: float) -> None:
+        held = self._held
+        while held and held[0][0] <= now_ms:
+            held.popleft()[1].release()
+        if self._releaser is not None:
+            self._releaser.cancel()
+            self._releaser = self._loop.call_later(HOLD_STEP_S, self._release_due) if held else None
 
     def _sweep(self) -> None:
         now_ms = time.monotonic() * 1000
@@ -346,6 +383,7 @@ class _Connection(asyncio.Protocol):
         "_phase",
         "_pipeline_max",
         "_reading_paused",
+        "_received_ms",
         "_refused",
         "_request",
         "_requests_seen",
@@ -361,6 +399,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._limits = server.limits
         self._pipeline_max = server.limits.pipeline_max
+        """0 while the connection is held: then nothing more is taken from it."""
         self._head = HeadParser(server.limits)
         self._transport: asyncio.Transport
         self._peer = ""
@@ -383,6 +422,8 @@ class _Connection(asyncio.Protocol):
         self._continue_due = False
         """The client waits for `100 Continue`."""
         self._is_read_due = False
+        self._received_ms = 0.0
+        """When the first of what waits for a pass came in."""
         self._turn_scheduled = False
         self._stalled = False
         """There is something unread that must wait for its turn."""
@@ -422,9 +463,11 @@ class _Connection(asyncio.Protocol):
         if self._phase == _NOTHING_MORE:
             return
         self._unread = self._unread + data if self._unread else data
-        if not self._is_read_due and not self._stalled:
-            self._is_read_due = True
-            self._server.schedule_read(self)
+        if self._is_read_due:
+            if len(self._unread) > UNREAD_BYTES_MAX:
+                self._update_reading()
+        elif not self._stalled:
+            self._schedule_read(time.monotonic() * 1000)
 
     def eof_received(self) -> bool:
         """Take it up in this connection's turn: what came before it has been handled then."""
@@ -464,9 +507,15 @@ class _Connection(asyncio.Protocol):
 
     # Reading.
 
-    def read(self, received_ms: float) -> None:
+    def _schedule_read(self, received_ms: float) -> None:
+        self._is_read_due = True
+        self._received_ms = received_ms
+        self._server.schedule_read(self)
+
+    def read(self) -> None:
         """Take requests from what is unread until it is used up, or until others should have their turn."""
         self._is_read_due = False
+        received_ms = self._received_ms
         data = self._unread
         self._unread = b""
         position = 0
@@ -502,9 +551,9 @@ class _Connection(asyncio.Protocol):
             position = size
         if position < size:
             self._unread = data[position:]
-        if self._continue_due:
+        if self._continue_due or self._end_of_input:
             self._schedule_turn()
-        if self._stalled or self._refused:
+        if self._stalled or self._refused or self._reading_paused:
             self._update_reading()
 
     def _read_head(self, data: bytes, position: int, received_ms: float) -> int:
@@ -633,7 +682,13 @@ class _Connection(asyncio.Protocol):
         request.respond(status, headers, body)
 
     def _update_reading(self) -> None:
-        pause = self._write_paused or self._stalled or (self._refused and not self._is_lingering)
+        pause = (
+            self._write_paused
+            or self._stalled
+            or not self._pipeline_max
+            or (self._refused and not self._is_lingering)
+            or (self._is_read_due and len(self._unread) > UNREAD_BYTES_MAX)
+        )
         if pause == self._reading_paused or self._is_lost or self._transport.is_closing():
             return
         self._reading_paused = pause
@@ -699,7 +754,7 @@ class _Connection(asyncio.Protocol):
             self._turn_scheduled = True
             self._server.schedule_turn(self)
 
-    def take_turn(self, received_ms: float) -> None:
+    def take_turn(self, pass_ms: float) -> None:
         """Send the replies whose turn has come, then take up reading where it had to stop."""
         self._turn_scheduled = False
         if self._is_lost:
@@ -713,10 +768,8 @@ class _Connection(asyncio.Protocol):
             out.clear()
         if self._stalled and not self._write_paused and len(self._pending) < self._pipeline_max:
             self._stalled = False
-            self.read(received_ms)
-            if self._end_of_input:  # when what was just read has been handled
-                self._schedule_turn()
-        elif self._end_of_input and not self._stalled:
+            self._schedule_read(pass_ms)
+        elif self._end_of_input and not self._stalled and not self._is_read_due:
             self._end_input()
         if not self._pending:
             if self._close_after_replies or (self._server.is_draining and self._is_idle()):
@@ -736,6 +789,19 @@ class _Connection(asyncio.Protocol):
         self._unread = b""
         self._forget_body()
         self._close_after_replies = True
+
+    def hold_off(self, hold_ms: int) -> None:
+        """Take nothing more from this client for so long."""
+        if self._pipeline_max and not self._server.is_draining:
+            self._pipeline_max = 0
+            self._update_reading()
+            self._server.hold(self, hold_ms)
+
+    def release(self) -> None:
+        """Take up reading again."""
+        self._pipeline_max = self._limits.pipeline_max
+        if not self._is_lost:
+            self._schedule_turn()
 
     # Ending.
 
