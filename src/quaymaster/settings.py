@@ -172,6 +172,12 @@ class Settings(BaseSettings):
 
     long_polls_max: Count = Field(20_000, json_schema_extra=REQUESTS)
     """Receives that wait at once; one more is answered at once, as a short poll."""
+    requests_max: Count = Field(10_000, json_schema_extra=REQUESTS)
+    """Requests that wait for the broker at once, long polls aside; one more gets RequestThrottled."""
+    overload_delay_ms: Count = Field(100, json_schema_extra=REQUESTS)
+    """When more comes than can be served, what has waited longer than this gets RequestThrottled."""
+    overload_tolerated_ms: NotNegative = Field(250, json_schema_extra=REQUESTS)
+    """How long waits may stay longer than that before anything is refused, so that bursts are not."""
     broker_timeout_ms: Count = Field(20_000, json_schema_extra=REQUESTS)
     """How long the broker may take to answer, on top of a long poll's wait. Then: 503, outcome unknown."""
     control_actions_max: Count = Field(200, json_schema_extra=REQUESTS)

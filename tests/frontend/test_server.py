@@ -54,6 +54,95 @@ def test_message_ids_are_version_4_uuids() -> None:
     assert {text[19] for text in made} <= set("89ab")
 
 
+@pytest.mark.parametrize("form", ["json", "xml", "query json"])
+def test_a_request_too_much_is_throttled_unread_in_its_own_form(form: str) -> None:
+    async def scenario() -> None:
+        async with serving(requests_max=1) as service:
+            await service.add_queue("q")
+            service.broker.is_silent = True
+            url = service.client.url("q")
+            first = asyncio.create_task(
+                service.client.json("SendMessage", {"QueueUrl": url, "MessageBody": "one"})
+            )
+            await until(lambda: service.broker.commands)
+
+            stranger = Client(service.client.port, "AKIANOBODY0000000000", "wrong")
+            fields = {"QueueUrl": url, "MessageBody": "two"}
+            if form == "json":
+                answer = await stranger.json("SendMessage", fields, {"origin": "http://localhost"})
+                assert error_of(answer) == (403, "RequestThrottled", "RequestThrottled")
+                assert "access-control-allow-origin" in answer.headers
+            elif form == "xml":
+                answer = await stranger.query("SendMessage", fields)
+                assert answer.value("Error/Code") == "RequestThrottled"
+                assert answer.value("Error/Type") == "Sender"
+                assert answer.value("RequestId") == answer.headers["x-amzn-requestid"]
+            else:
+                answer = await stranger.query("SendMessage", fields, headers={"accept": "application/json"})
+                assert answer.json["Error"]["Code"] == "RequestThrottled"
+                assert answer.json["RequestId"] == answer.headers["x-amzn-requestid"]
+
+            assert answer.status == 403
+            assert answer.headers["retry-after"] == "1"
+            assert answer.headers["x-amz-retry-after"] == "1000"
+            assert len(service.broker.commands) == 1
+            assert service.metrics.action("Unknown").codes["RequestThrottled"] == 1
+            first.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_parked_long_polls_are_no_load() -> None:
+    polls: list[asyncio.Task[Answer]] = []
+
+    async def scenario() -> None:
+        async with serving(requests_max=1) as service:
+            await service.add_queue("q")
+            fields = {"QueueUrl": service.client.url("q"), "WaitTimeSeconds": 20}
+            for _ in range(3):
+                polling = asyncio.create_task(service.client.json("ReceiveMessage", fields))
+                polls.append(polling)
+                await until(lambda: service.calls.long_polls == len(polls))
+
+            assert (await service.client.json("ListQueues", {})).status == 200
+            for polling in polls:
+                polling.cancel()
+            await until(lambda: not service.calls.long_polls)
+
+    asyncio.run(scenario())
+
+
+def test_the_log_says_when_an_overload_begins_and_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quaymaster.frontend.server.GUARD_MS", 10)
+    monkeypatch.setattr("quaymaster.frontend.admission.GUARD_MS", 0)
+    monkeypatch.setattr("quaymaster.frontend.admission.HOLD_MS_MIN", 50)
+
+    def logged(event: str) -> list[str]:
+        return [line for line in caplog.messages if event in line]
+
+    async def scenario() -> None:
+        async with serving(requests_max=1) as service:
+            await service.add_queue("q")
+            service.broker.is_silent = True
+            fields = {"QueueUrl": service.client.url("q"), "MessageBody": "one"}
+            first = asyncio.create_task(service.client.json("SendMessage", fields))
+            await until(lambda: service.broker.commands)
+
+            for _ in range(2):
+                assert (await service.client.json("ListQueues", {})).status == 403
+
+            await until(lambda: logged("overload ended"))
+            assert len(logged("overloaded, requests are refused")) == 1
+            ended = next(record for record in caplog.records if record.message == "overload ended")
+            assert ended.fields == {"refused": 2}  # type: ignore[attr-defined]
+            first.cancel()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+
+
 def test_every_reply_has_a_request_id() -> None:
     async def scenario() -> None:
         async with serving() as service:

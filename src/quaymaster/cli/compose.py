@@ -172,7 +172,12 @@ class Server:
         )
         address = await _listen(server, settings.listen_address, "listen")
         stack.push_async_callback(server.drain, settings.drain_grace_s)
-        metrics.add_source(lambda: [Sample("quaymaster_http_connections", server.connections)])
+        metrics.add_source(
+            lambda: [
+                Sample("quaymaster_http_connections", server.connections),
+                Sample("quaymaster_http_connections_held", server.connections_held),
+            ]
+        )
         await loop.run_in_executor(None, _write_client_file, data, settings, metadata, address, admin_address)
         health.set_state("serving")
         _greet(settings, data, address, admin_address)

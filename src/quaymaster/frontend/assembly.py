@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.authentication import AccessKey, Open, Signed
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.encryption import MessageCipher
@@ -82,6 +83,11 @@ def make_front_end(
             region=settings.region,
             skew_ms=settings.clock_skew_s * 1000,
             now_ms=now_ms,
+        ),
+        admission=Admission(
+            delay_target_ms=settings.overload_delay_ms,
+            delay_tolerated_ms=settings.overload_tolerated_ms,
+            in_progress_max=settings.requests_max,
         ),
         metrics=metrics,
         cors=CORS(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import re
 import time
@@ -25,11 +26,14 @@ from quaymaster.core.errors import (
     AccessDenied,
     InvalidAction,
     Overloaded,
+    RequestThrottled,
     Timeout,
     UnknownOperation,
 )
+from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication
 from quaymaster.frontend.call import UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
+from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol import sqs_json, sqs_query
@@ -55,6 +59,8 @@ _ALLOWED: Final = (
     b"x-amzn-query-mode, x-amz-api-version, amz-sdk-invocation-id, amz-sdk-request"
 )
 _PREFLIGHT_MAX_AGE_S: Final = 3600
+
+log = logging.getLogger(__name__)
 
 _monotonic = time.monotonic
 
@@ -153,6 +159,26 @@ def host_of(url: str) -> str:
     return _PORT.sub("", url.partition("://")[2])
 
 
+class ThrottledReplies:
+    """What a refused request is told, made ready: a refusal must cost next to nothing."""
+
+    _ID: Final = b"00000000-0000-4000-a000-000000000000"
+    _HINTS: Final = b"Retry-After: %d\r\nx-amz-retry-after: %d\r\n"
+
+    def __init__(self) -> None:
+        self._rendered: dict[WireForm, tuple[int, bytes, bytes]] = {}
+        for form in WireForm:
+            response = render_error(RequestThrottled(), form, self._ID.decode())
+            self._rendered[form] = response.status, render_headers(response), response.body
+
+    def reply(self, form: WireForm, request_id: str, retry_ms: int) -> tuple[int, bytes, bytes]:
+        """Return status, header lines and body; they say to ask again after `retry_ms`."""
+        status, headers, body = self._rendered[form]
+        given = request_id.encode()
+        hints = self._HINTS % (-(-retry_ms // 1000), retry_ms)
+        return status, headers.replace(self._ID, given) + hints, body.replace(self._ID, given)
+
+
 class FrontEnd:
     """Answers the requests of the SQS port. Give `handle` and `admit` to the HTTP server."""
 
@@ -161,6 +187,7 @@ class FrontEnd:
         calls: Calls,
         *,
         authentication: Authentication,
+        admission: Admission,
         metrics: Metrics,
         cors: CORS,
         message_handlers: dict[str, MessageHandler],
@@ -171,6 +198,11 @@ class FrontEnd:
         assert message_handlers.keys() | queue_handlers.keys() == ACTIONS.keys(), "every action has a handler"
         self.calls = calls
         self._authentication = authentication
+        self._admission = admission
+        self._throttled = ThrottledReplies()
+        self._is_overloaded = False
+        """Whether the log says that requests are refused."""
+        self._looker: asyncio.TimerHandle | None = None
         self._cors = cors
         self._message_handlers = message_handlers
         self._queue_handlers = queue_handlers
@@ -189,6 +221,8 @@ class FrontEnd:
     async def stop(self) -> None:
         """End what is still in progress; call after the HTTP server was drained."""
         self.calls.stop()
+        if self._looker is not None:
+            self._looker.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -210,6 +244,9 @@ class FrontEnd:
     def handle(self, requests: list[HTTPRequest]) -> None:
         """Answer the requests of a pass, each now or later."""
         times = PassTimes(_monotonic() * 1000)
+        waiting = len(self.calls.waiting) - self.calls.long_polls
+        if not self._admission.takes_all(times.started_ms, requests[0].received_ms, len(requests), waiting):
+            requests = self._refuse_excess(requests, times.started_ms)
         calls, unknown, next_id = self.calls, self._unknown, self._next_id
         begun = [Call(calls, request, next_id(), unknown, times) for request in requests]
         begun = [call for call in begun if self._carry_out(self._begin, call)]
@@ -220,6 +257,44 @@ class FrontEnd:
         for call in begun:
             self._carry_out(self._act, call)
         times.submitted_ms = _monotonic() * 1000
+
+    def _refuse_excess(self, requests: list[HTTPRequest], now_ms: float) -> list[HTTPRequest]:
+        """Answer what is too much, before anything is done for it; return what is taken."""
+        admission = self._admission
+        taken = []
+        for request in requests:
+            if admission.takes(now_ms, request.received_ms):
+                taken.append(request)
+            else:
+                self._throttle(request, admission.hold_ms(now_ms))
+        if len(taken) < len(requests) and not self._is_overloaded:
+            self._is_overloaded = True
+            log_event(log, logging.WARNING, "overloaded, requests are refused")
+            self._look_for_end_later(admission.refused - len(requests) + len(taken))
+        return taken
+
+    def _throttle(self, request: HTTPRequest, hold_ms: int) -> None:
+        fields = request.first
+        form = WireForm.JSON if b"x-amz-target" in fields else _query_form(request)
+        status, headers, body = self._throttled.reply(form, self._next_id(), hold_ms)
+        origin = fields.get(b"origin")
+        if origin is not None:
+            headers += self._cors.headers(origin.decode("latin-1"))
+        request.hold_off(hold_ms)
+        request.respond(status, headers, body)
+        self._unknown.observe("RequestThrottled", 0.0)
+
+    def _look_for_end_later(self, refused_before: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._looker = loop.call_later(GUARD_MS / 1000, self._look_for_end, refused_before)
+
+    def _look_for_end(self, refused_before: int) -> None:
+        if self._admission.is_guarded(_monotonic() * 1000):
+            self._look_for_end_later(refused_before)
+        else:
+            self._is_overloaded = False
+            refused = self._admission.refused - refused_before
+            log_event(log, logging.INFO, "overload ended", refused=refused)
 
     def _carry_out(self, step: Callable[[Call], None], call: Call) -> bool:
         """Take one step with a call; False when that was its last, because it is answered."""

@@ -46,6 +46,10 @@ METRICS: Final[dict[str, Declaration]] = {
         "counter", "What happened to connections: opened, closed, refused, timed out.", ("event",)
     ),
     "quaymaster_http_connections": Declaration("gauge", "Connections open now."),
+    "quaymaster_http_connections_held": Declaration(
+        "gauge",
+        "Connections from which nothing is read for a while, because a request of theirs was too much.",
+    ),
     "quaymaster_long_polls": Declaration("gauge", "Receives waiting for a message now."),
     "quaymaster_messages_sent_total": Declaration("counter", "Messages stored, duplicates not counted."),
     "quaymaster_messages_duplicate_total": Declaration("counter", "Sends found to be stored already."),
