@@ -1,18 +1,19 @@
 """`make bench`: every measurement of this folder in turn.
 
-python -m bench [serve_cost | http_limit | frontend_cost] [its options]
+python -m bench [serve_cost | http_limit | frontend_cost | overload] [its options]
 """
 
 from __future__ import annotations
 
 import sys
 
-from bench import frontend_cost, http_limit, serve_cost
+from bench import frontend_cost, http_limit, overload, serve_cost
 
 MEASUREMENTS = {
     "serve_cost": serve_cost.main,
     "http_limit": http_limit.main,
     "frontend_cost": frontend_cost.main,
+    "overload": overload.main,
 }
 
 
