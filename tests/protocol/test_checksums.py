@@ -7,12 +7,12 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.protocol.checksums import attributes_md5, md5_hex
+from quaymaster.protocol.checksums import attributes_md5, md5_digest
 from quaymaster.protocol.shapes import MessageAttributeValue
 
 
 def test_the_body_is_summed_as_it_is() -> None:
-    assert md5_hex(b"msg") == "6e2baaf3b97dbeef01c0043275f9a0e7"
+    assert md5_digest(b"msg").hex() == "6e2baaf3b97dbeef01c0043275f9a0e7"
 
 
 def test_sums_are_those_the_service_gave_for_the_same_attributes() -> None:
@@ -28,12 +28,13 @@ def test_sums_are_those_the_service_gave_for_the_same_attributes() -> None:
         )
     }
 
-    assert attributes_md5(three) == "4c360f3fdafd970e05fae2f149d997f5"
-    assert attributes_md5({"Hello": three["Hello"]}) == "a311262e065454b75da111d535b8dacd"
+    assert attributes_md5(three).hex() == "4c360f3fdafd970e05fae2f149d997f5"
+    assert attributes_md5({"Hello": three["Hello"]}).hex() == "a311262e065454b75da111d535b8dacd"
     assert (
-        attributes_md5({"Foo": MessageAttributeValue("String", "Bar")}) == "ae7155c6026991b6d54b11589678bf9c"
+        attributes_md5({"Foo": MessageAttributeValue("String", "Bar")}).hex()
+        == "ae7155c6026991b6d54b11589678bf9c"
     )
-    assert attributes_md5(binary) == "8cbe4db156db8a94db8b801b7addb984"
+    assert attributes_md5(binary).hex() == "8cbe4db156db8a94db8b801b7addb984"
 
 
 _text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -61,4 +62,4 @@ def test_the_sum_is_that_of_the_published_layout(attributes: dict[str, MessageAt
         expected.update(b"\x02" if value.StringValue is None else b"\x01")
         expected.update(len(data).to_bytes(4, "big") + data)
 
-    assert attributes_md5(attributes) == expected.hexdigest()
+    assert attributes_md5(attributes).hex() == expected.hexdigest()

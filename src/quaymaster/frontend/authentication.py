@@ -82,7 +82,9 @@ class Signed:
         Raises:
             CallerError: not signed, by an unknown key, too long ago, or not this request.
         """
-        authorization = self._signing.parse(request.headers, request.query, region=self._region)
+        authorization = self._signing.parse(
+            request.headers, request.query, region=self._region, first=request.first
+        )
         if authorization is None:
             raise MissingAuthenticationToken
         key = self._find_key(authorization.access_key_id)
@@ -122,7 +124,9 @@ class Signed:
             if self._is_usable(authorization[start : authorization.find(b"/", start)].decode("latin-1")):
                 return None
         try:
-            read = self._signing.parse(request.headers, request.query, region=self._region)
+            read = self._signing.parse(
+                request.headers, request.query, region=self._region, first=request.first
+            )
         except CallerError as error:
             return error
         if read is None:

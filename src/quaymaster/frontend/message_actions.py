@@ -55,7 +55,7 @@ from quaymaster.frontend.routing import Routes
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.protocol import message_rules, shapes, validation
-from quaymaster.protocol.checksums import attributes_md5, md5_hex
+from quaymaster.protocol.checksums import attributes_md5, md5_digest
 from quaymaster.protocol.errors import batch_error_entry
 from quaymaster.protocol.queue_attributes import QueueAttributes
 from quaymaster.protocol.receipts import ReceiptHandles
@@ -109,6 +109,11 @@ def uuid_text(message_id: bytes) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+def hex_or_none(digest: bytes | None) -> str | None:
+    """Return a sum as clients see it; None where there is none."""
+    return None if digest is None else digest.hex()
+
+
 def sequence_number_text(sequence: int) -> str:
     """Return the SequenceNumber of a FIFO message: 20 digits, larger for later messages of the queue."""
     return str(SEQUENCE_NUMBER_BASE + sequence)
@@ -125,12 +130,12 @@ _NO_INVOCATION: Final = Invocation(None, True)
 
 
 class Prepared(msgspec.Struct, gc=False):
-    """A message ready to be sent, and what its sender is told besides its ids."""
+    """A message ready to be sent, and the MD5s its sender is told."""
 
     message: NewMessage
-    body_md5: str
-    attributes_md5: str | None
-    system_attributes_md5: str | None
+    body_md5: bytes
+    attributes_md5: bytes | None
+    system_attributes_md5: bytes | None
 
 
 class MessageActions:
@@ -179,9 +184,9 @@ class MessageActions:
             assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
             (result,) = self._counted(outcome)
             return shapes.SendMessageResult(
-                MD5OfMessageBody=prepared.body_md5,
-                MD5OfMessageAttributes=prepared.attributes_md5,
-                MD5OfMessageSystemAttributes=prepared.system_attributes_md5,
+                MD5OfMessageBody=prepared.body_md5.hex(),
+                MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
+                MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
                 MessageId=uuid_text(result.message_id),
                 SequenceNumber=sequence_number_text(result.sequence) if definition.is_fifo else None,
             )
@@ -214,9 +219,9 @@ class MessageActions:
                 shapes.SendMessageBatchResultEntry(
                     Id=entry_id,
                     MessageId=uuid_text(result.message_id),
-                    MD5OfMessageBody=prepared.body_md5,
-                    MD5OfMessageAttributes=prepared.attributes_md5,
-                    MD5OfMessageSystemAttributes=prepared.system_attributes_md5,
+                    MD5OfMessageBody=prepared.body_md5.hex(),
+                    MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
+                    MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
                     SequenceNumber=sequence_number_text(result.sequence) if is_fifo else None,
                 )
                 for (entry_id, prepared), result in zip(ready, self._counted(outcome), strict=True)
@@ -236,19 +241,16 @@ class MessageActions:
         invocation: Invocation,
     ) -> Prepared:
         """Return a checked message as the broker stores it."""
-        body_md5 = md5_hex(body)
-        body_digest = bytes.fromhex(body_md5)
+        body_md5 = md5_digest(body)
         attributes: list[tuple[str, str, Any]] = []
-        attributes_sum: str | None = None
-        attributes_digest: bytes | None = None
+        attributes_sum: bytes | None = None
         if given.MessageAttributes:
             attributes = [
                 (name, value.DataType, value.StringValue if value.BinaryValue is None else value.BinaryValue)
                 for name, value in given.MessageAttributes.items()
             ]
             attributes_sum = attributes_md5(given.MessageAttributes)
-            attributes_digest = bytes.fromhex(attributes_sum)
-        system_sum: str | None = None
+        system_sum: bytes | None = None
         trace_header: str | None = None
         if given.MessageSystemAttributes:
             system_sum = attributes_md5(given.MessageSystemAttributes)
@@ -275,15 +277,15 @@ class MessageActions:
                 definition.queue_id,
                 invocation.id,
                 entry_id,
-                body_digest,
-                attributes_digest,
+                body_md5,
+                attributes_sum,
                 f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}",
             )
         content = MessageContent(
             given.MessageBody,
-            body_digest,
+            body_md5,
             attributes,
-            attributes_digest,
+            attributes_sum,
             call.principal.sender_id,
             group_id,
             dedup_id,
@@ -605,7 +607,7 @@ def _render_message(
             if len(selected) == len(every) and content.attributes_md5 is not None:
                 attributes_sum = content.attributes_md5.hex()
             else:
-                attributes_sum = attributes_md5(selected)
+                attributes_sum = attributes_md5(selected).hex()
     names = asked.system_attributes
     return shapes.Message(
         uuid_text(stored.message_id),

@@ -17,16 +17,19 @@ from struct import Struct
 from quaymaster.protocol.shapes import MessageAttributeValue
 
 _LENGTH = Struct(">I").pack
+_EMPTY_MD5 = hashlib.md5(usedforsecurity=False)
 _STRING = b"\x01"
 _BINARY = b"\x02"
 
 
-def md5_hex(data: bytes) -> str:
-    """Return the MD5 of a body's UTF-8 bytes, in lower-case hexadecimal."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+def md5_digest(data: bytes) -> bytes:
+    """Return the MD5 of a body's UTF-8 bytes."""
+    summing = _EMPTY_MD5.copy()  # cheaper than a new one, which looks its algorithm up
+    summing.update(data)
+    return summing.digest()
 
 
-def attributes_md5(attributes: Mapping[str, MessageAttributeValue]) -> str:
+def attributes_md5(attributes: Mapping[str, MessageAttributeValue]) -> bytes:
     """Return the MD5 of message (or message system) attributes. They are validated and not empty."""
     parts: list[bytes] = []
     add = parts.append
@@ -47,4 +50,4 @@ def attributes_md5(attributes: Mapping[str, MessageAttributeValue]) -> str:
         add(transport)
         add(_LENGTH(len(value)))
         add(value)
-    return hashlib.md5(b"".join(parts), usedforsecurity=False).hexdigest()
+    return md5_digest(b"".join(parts))
