@@ -14,15 +14,16 @@ from quaymaster.core.messages import (
     MOVED_VERSION,
     MessageContent,
     UnknownMessageFormat,
+    begin_retry_hash,
     decode_content,
     decode_message,
     decode_moved,
     encode_content,
     encode_message_head,
     encode_moved,
+    finish_retry_hash,
     hash_dedup,
     hash_group,
-    hash_retry,
     join_payload,
     message_id_of,
     prefix_bytes,
@@ -41,6 +42,14 @@ ids = st.binary(min_size=16, max_size=16)
 
 def message(message_id: bytes = ID_A, origin_id: bytes | None = None) -> bytes:
     return encode_message_head(message_id, 5, START, 7, 9, origin_id) + CIPHERTEXT
+
+
+def retry_hash(
+    account_id: str, queue_id: int, invocation_id: str, entry_id: str, body: bytes, attributes: bytes | None
+) -> bytes:
+    return finish_retry_hash(
+        begin_retry_hash(account_id, queue_id, invocation_id), entry_id, body, attributes
+    )
 
 
 @given(ids, u64, st.binary(min_size=8, max_size=8), u64, u64, st.none() | ids, st.binary(min_size=16))
@@ -217,11 +226,11 @@ def test_dedup_id_in_the_scope_of_groups_does_not_run_into_the_group_id() -> Non
 
 
 def test_copied_invocation_id_with_another_body_is_another_message() -> None:
-    first = hash_retry("000000000000", 1, "invocation", "entry", b"1" * 16, None)
+    first = retry_hash("000000000000", 1, "invocation", "entry", b"1" * 16, None)
 
-    assert first == hash_retry("000000000000", 1, "invocation", "entry", b"1" * 16, None)
-    assert first != hash_retry("000000000000", 1, "invocation", "entry", b"2" * 16, None)
-    assert first != hash_retry("000000000000", 1, "invocation", "entry", b"1" * 16, b"a" * 16)
-    assert first != hash_retry("000000000000", 1, "invocation", "other", b"1" * 16, None)
-    assert first != hash_retry("000000000000", 2, "invocation", "entry", b"1" * 16, None)
-    assert first != hash_retry("000000000001", 1, "invocation", "entry", b"1" * 16, None)
+    assert first == retry_hash("000000000000", 1, "invocation", "entry", b"1" * 16, None)
+    assert first != retry_hash("000000000000", 1, "invocation", "entry", b"2" * 16, None)
+    assert first != retry_hash("000000000000", 1, "invocation", "entry", b"1" * 16, b"a" * 16)
+    assert first != retry_hash("000000000000", 1, "invocation", "other", b"1" * 16, None)
+    assert first != retry_hash("000000000000", 2, "invocation", "entry", b"1" * 16, None)
+    assert first != retry_hash("000000000001", 1, "invocation", "entry", b"1" * 16, None)

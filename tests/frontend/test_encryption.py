@@ -11,7 +11,6 @@ from quaymaster.core.messages import (
     MessageContent,
     UnknownMessageFormat,
     decode_message,
-    encode_content,
     encode_moved,
 )
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
@@ -119,7 +118,7 @@ def test_message_whose_data_key_is_gone_is_told_by_the_keys_name() -> None:
 
 def test_cipher_with_a_tiny_key_cache_still_opens_everything() -> None:
     small = MessageCipher(KEYS.__getitem__, cached_keys_max=1)
-    sealed = [small.seal(encode_content(CONTENT), queue(1, key), ID_A) for key in (9, 10, 9, 10)]
+    sealed = [small.seal_content(CONTENT, queue(1, key), ID_A) for key in (9, 10, 9, 10)]
 
     assert all(small.open(message) == CONTENT for message in sealed)
 

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import count
+from struct import Struct
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -37,7 +38,8 @@ from quaymaster.core.queue_definitions import QueueDefinition
 CACHED_KEYS_MAX = 16_384
 """Derived keys kept ready, about 1 KiB each; one per queue and front-end start met lately."""
 
-_NONCE_TAIL = b"\0\0\0\0"
+_NONCE = Struct("<QI")
+"""A counter, and four bytes that stay 0."""
 
 
 class MessageDamaged(Exception):
@@ -66,16 +68,17 @@ class MessageCipher:
     def __repr__(self) -> str:
         return f"MessageCipher(start_id={self._start_id.hex()})"
 
-    def seal(self, content: bytes, definition: QueueDefinition, message_id: bytes) -> bytes:
-        """Return the bytes to store for encoded content sent to a queue under a new 16-byte message id."""
+    def seal_content(self, content: MessageContent, definition: QueueDefinition, message_id: bytes) -> bytes:
+        """Return the bytes to store for content sent to a queue under a new 16-byte message id."""
         data_key_id = definition.data_key_id
         queue_id = definition.queue_id
+        start_id = self._start_id
         counter = self._next_counter()
-        return encode_message_head(message_id, data_key_id, self._start_id, queue_id, counter) + self._key(
-            data_key_id, self._start_id
+        return encode_message_head(message_id, data_key_id, start_id, queue_id, counter) + self._key(
+            data_key_id, start_id
         ).encrypt(
-            counter.to_bytes(8, "little") + _NONCE_TAIL,
-            content,
+            _NONCE.pack(counter, 0),
+            encode_content(content),
             associated_data(data_key_id, queue_id, message_id),
         )
 
@@ -93,7 +96,7 @@ class MessageCipher:
             ) from None
         try:
             content = key.decrypt(
-                stored.nonce_counter.to_bytes(8, "little") + _NONCE_TAIL,
+                _NONCE.pack(stored.nonce_counter, 0),
                 stored.ciphertext,
                 associated_data(stored.data_key_id, stored.origin_queue_id, stored.origin_message_id),
             )
@@ -103,10 +106,6 @@ class MessageCipher:
                 f"with data key {stored.data_key_id}"
             ) from None
         return decode_content(content)
-
-    def seal_content(self, content: MessageContent, definition: QueueDefinition, message_id: bytes) -> bytes:
-        """Encode and seal."""
-        return self.seal(encode_content(content), definition, message_id)
 
     def _derive_key(self, data_key_id: int, start_id: bytes) -> AESGCM:
         derivation = HKDF(SHA256(), length=32, salt=start_id, info=b"quaymaster message key 1")

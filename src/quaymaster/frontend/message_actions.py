@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -40,11 +40,12 @@ from quaymaster.core.messages import (
     MessageContent,
     StoredMessage,
     UnknownMessageFormat,
+    begin_retry_hash,
     decode_message,
+    finish_retry_hash,
     hash_attempt,
     hash_dedup,
     hash_group,
-    hash_retry,
     join_payload,
     prefix_bytes,
 )
@@ -130,8 +131,9 @@ _NO_INVOCATION: Final = Invocation(None, True)
 
 
 class Prepared(msgspec.Struct, gc=False):
-    """A message ready to be sent, and the MD5s its sender is told."""
+    """A message ready to be sent, its entry's id, and the MD5s its sender is told."""
 
+    entry_id: str
     message: NewMessage
     body_md5: bytes
     attributes_md5: bytes | None
@@ -178,7 +180,7 @@ class MessageActions:
         """Store one message."""
         definition = self._queue(call, given.QueueUrl)
         checked = message_rules.check_send(given, self._attributes_of(definition))
-        prepared = self._prepare(call, definition, given, checked.body, "", self._invocation(call))
+        (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
 
         def render(outcome: Outcome) -> shapes.SendMessageResult:
             assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
@@ -199,113 +201,114 @@ class MessageActions:
         entries = given.Entries
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
         checked = message_rules.check_send_batch(entries, self._attributes_of(definition))
-        invocation = self._invocation(call)
-        ready: list[tuple[str, Prepared]] = []
+        valid: list[tuple[str, message_rules.AnySend, bytes]] = []
         failed: list[shapes.BatchResultErrorEntry] = []
         for entry, result in zip(entries, checked, strict=True):
             if isinstance(result, CallerError):
                 failed.append(batch_error_entry(entry.Id, result))
             else:
-                prepared = self._prepare(call, definition, entry, result.body, entry.Id, invocation)
-                ready.append((entry.Id, prepared))
-        if not ready:
+                valid.append((entry.Id, entry, result.body))
+        if not valid:
             call.succeed(shapes.SendMessageBatchResult(Failed=failed))
             return
+        ready = self._prepare(call, definition, valid)
         is_fifo = definition.is_fifo
 
         def render(outcome: Outcome) -> shapes.SendMessageBatchResult:
             assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
             successful = [
                 shapes.SendMessageBatchResultEntry(
-                    Id=entry_id,
+                    Id=prepared.entry_id,
                     MessageId=uuid_text(result.message_id),
                     MD5OfMessageBody=prepared.body_md5.hex(),
                     MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
                     MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
                     SequenceNumber=sequence_number_text(result.sequence) if is_fifo else None,
                 )
-                for (entry_id, prepared), result in zip(ready, self._counted(outcome), strict=True)
+                for prepared, result in zip(ready, self._counted(outcome), strict=True)
             ]
             return shapes.SendMessageBatchResult(Successful=successful, Failed=failed)
 
-        messages = [prepared.message for _, prepared in ready]
+        messages = [prepared.message for prepared in ready]
         call.submit(Send(definition.queue_id, partition_of(definition), messages), render)
 
     def _prepare(
         self,
         call: Call,
         definition: QueueDefinition,
-        given: message_rules.AnySend,
-        body: bytes,
-        entry_id: str,
-        invocation: Invocation,
-    ) -> Prepared:
-        """Return a checked message as the broker stores it."""
-        body_md5 = md5_digest(body)
-        attributes: list[tuple[str, str, Any]] = []
-        attributes_sum: bytes | None = None
-        if given.MessageAttributes:
-            attributes = [
-                (name, value.DataType, value.StringValue if value.BinaryValue is None else value.BinaryValue)
-                for name, value in given.MessageAttributes.items()
-            ]
-            attributes_sum = attributes_md5(given.MessageAttributes)
-        system_sum: bytes | None = None
-        trace_header: str | None = None
-        if given.MessageSystemAttributes:
-            system_sum = attributes_md5(given.MessageSystemAttributes)
-            trace_header = given.MessageSystemAttributes[message_rules.TRACE_HEADER].StringValue
-        else:
-            header = call.request.header(b"x-amzn-trace-id")
-            if header is not None:
-                trace_header = header.decode("latin-1")
-
-        group_id = given.MessageGroupId
-        group = 0 if group_id is None else hash_group(group_id)
-        dedup_id = given.MessageDeduplicationId
-        dedup: bytes | None = None
-        delay_s = given.DelaySeconds
-        if definition.is_fifo:
-            if dedup_id is None:
-                dedup_id = sha256(body).hexdigest()
-            dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None)
-            delay_s = None
-        retry: bytes | None = None
+        checked: Sequence[tuple[str, message_rules.AnySend, bytes]],
+    ) -> list[Prepared]:
+        """Return messages as the broker stores them; each comes with its entry's id and its body in UTF-8."""
+        invocation = self._invocation(call)
+        retry_hash = None
         if invocation.id is not None:
-            retry = hash_retry(
-                definition.account_id,
-                definition.queue_id,
-                invocation.id,
-                entry_id,
+            retry_hash = begin_retry_hash(definition.account_id, definition.queue_id, invocation.id)
+        trace_of_request = call.request.first.get(b"x-amzn-trace-id")
+        is_fifo = definition.is_fifo
+        sender_id = call.principal.sender_id
+        may_be_retry = invocation.may_be_retry
+        seal = self._cipher.seal_content
+        next_message_id = self._next_message_id
+        prepared: list[Prepared] = []
+        for entry_id, given, body in checked:
+            body_md5 = md5_digest(body)
+            attributes: list[tuple[str, str, Any]] = []
+            attributes_sum: bytes | None = None
+            if given.MessageAttributes:
+                attributes = [
+                    (
+                        name,
+                        value.DataType,
+                        value.StringValue if value.BinaryValue is None else value.BinaryValue,
+                    )
+                    for name, value in given.MessageAttributes.items()
+                ]
+                attributes_sum = attributes_md5(given.MessageAttributes)
+            system_sum: bytes | None = None
+            trace_header: str | None = None
+            if given.MessageSystemAttributes:
+                system_sum = attributes_md5(given.MessageSystemAttributes)
+                trace_header = given.MessageSystemAttributes[message_rules.TRACE_HEADER].StringValue
+            elif trace_of_request is not None:
+                trace_header = trace_of_request.decode("latin-1")
+
+            group_id = given.MessageGroupId
+            group = 0 if group_id is None else hash_group(group_id)
+            dedup_id = given.MessageDeduplicationId
+            dedup: bytes | None = None
+            delay_s = given.DelaySeconds
+            if is_fifo:
+                if dedup_id is None:
+                    dedup_id = sha256(body).hexdigest()
+                dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None)
+                delay_s = None
+            retry: bytes | None = None
+            if retry_hash is not None:
+                rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
+                retry = finish_retry_hash(retry_hash, entry_id, body_md5, attributes_sum, rest)
+            content = MessageContent(
+                given.MessageBody,
                 body_md5,
+                attributes,
                 attributes_sum,
-                f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}",
+                sender_id,
+                group_id,
+                dedup_id,
+                trace_header,
             )
-        content = MessageContent(
-            given.MessageBody,
-            body_md5,
-            attributes,
-            attributes_sum,
-            call.principal.sender_id,
-            group_id,
-            dedup_id,
-            trace_header,
-        )
-        message_id = self._next_message_id()
-        sealed = self._cipher.seal_content(content, definition, message_id)
-        flags, payload = join_payload(group, dedup, retry, sealed)
-        delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
-        message = NewMessage(
-            message_id, payload, flags, delay_ms, group, dedup, retry, invocation.may_be_retry
-        )
-        return Prepared(message, body_md5, attributes_sum, system_sum)
+            message_id = next_message_id()
+            flags, payload = join_payload(group, dedup, retry, seal(content, definition, message_id))
+            delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
+            message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry)
+            prepared.append(Prepared(entry_id, message, body_md5, attributes_sum, system_sum))
+        return prepared
 
     def _invocation(self, call: Call) -> Invocation:
-        request = call.request
-        invocation_id = request.header(b"amz-sdk-invocation-id")
+        fields = call.request.first
+        invocation_id = fields.get(b"amz-sdk-invocation-id")
         if invocation_id is None or not self._remembers_sends:
             return _NO_INVOCATION
-        attempt = request.header(b"amz-sdk-request")
+        attempt = fields.get(b"amz-sdk-request")
         # Most requests say the same few things here.
         is_first = _FIRST_ATTEMPTS.get(attempt)
         if is_first is None:
