@@ -884,6 +884,19 @@ def test_the_time_that_sealing_takes_is_not_blamed_on_parsing(
     assert fields.get("control_ms") is None
 
 
+def test_only_some_of_many_slow_requests_are_logged() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            may_log = service.front_end.calls.may_log_slow
+
+            within_a_second = [may_log(5_000.0 + n) for n in range(12)]
+
+            assert within_a_second == [0] * 10 + [None, None]
+            assert [may_log(6_000.0), may_log(6_001.0)] == [2, 0]
+
+    asyncio.run(scenario())
+
+
 def test_the_wait_of_a_long_poll_is_not_slow(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with serving(slow_request_ms=300) as service:

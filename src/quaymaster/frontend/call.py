@@ -33,6 +33,8 @@ from quaymaster.protocol.response import CONTENT_TYPE, Response, WireForm
 from quaymaster.protocol.shapes import Action, Shape
 
 SWEEP_INTERVAL_S: Final = 1.0
+SLOW_LOGGED_PER_S_MAX: Final = 10
+"""When everything is slow, a line for each request would make it slower still."""
 DRAIN_ANSWER_S: Final = 0.2
 """How long a drained long poll may still get messages the broker was just handing out."""
 
@@ -63,6 +65,9 @@ class Calls:
         self.replied: list[tuple[Call, Outcome | Exception]] = []
         """Outcomes that came in this pass of the loop."""
         self.long_polls = 0
+        self._slow_second = 0
+        self._slow_logged = 0
+        self._slow_left_out = 0
         self.is_draining = False
         """Set when the server wants to stop: from then on nobody waits for messages."""
         self._sweeper: asyncio.TimerHandle | None = None
@@ -109,6 +114,19 @@ class Calls:
             call.request.respond(200, headers, body)
         for call, _ in rendered:
             call.count("OK", now_ms)
+
+    def may_log_slow(self, now_ms: float) -> int | None:
+        """Return how many slow requests were left out of the log since the last line, None to leave out this one."""
+        second = int(now_ms // 1000)
+        if second != self._slow_second:
+            self._slow_second = second
+            self._slow_logged = 0
+        if self._slow_logged >= SLOW_LOGGED_PER_S_MAX:
+            self._slow_left_out += 1
+            return None
+        self._slow_logged += 1
+        left_out, self._slow_left_out = self._slow_left_out, 0
+        return left_out
 
     def expire(self, now_ms: float) -> None:
         """Answer every request whose outcome is late, as unknown."""
@@ -274,6 +292,9 @@ class Call(msgspec.Struct, eq=False):
         waited_ms = min(broker_ms, self.wait_ms)
         if took_ms - waited_ms <= self.calls.slow_request_ms:
             return
+        left_out = self.calls.may_log_slow(now_ms)
+        if left_out is None:
+            return
         authenticated_ms = times.authenticated_ms or now_ms
         decoded_ms = times.decoded_ms or now_ms
         log_event(
@@ -295,6 +316,7 @@ class Call(msgspec.Struct, eq=False):
             broker_ms=round(broker_ms, 1),
             waited_ms=round(waited_ms, 1),
             render_ms=round(now_ms - self.replied_ms, 1) if self.replied_ms else None,
+            left_out=left_out or None,
         )
 
 
