@@ -59,6 +59,7 @@ SCENARIOS = (
     Scenario("closed 320", 320),
     Scenario("closed 3,000", 3_000),
     Scenario("polite 3,000", 3_000, is_polite=True),
+    Scenario("polite 9,000", 9_000, is_polite=True),
     Scenario("pipelined 320 x 10", 320, depth=10),
     Scenario("open 10 x", 3_000, rate_of_peak=10.0),
 )
