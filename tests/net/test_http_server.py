@@ -480,6 +480,26 @@ def test_a_client_held_off_that_only_stops_sending_gets_its_replies(run: RunOnLo
     run(scenario)
 
 
+def test_a_client_held_off_is_not_late_meanwhile(run: RunOnLoop) -> None:
+    def hold_the_first(request: HTTPRequest) -> None:
+        if request.body == b"1":
+            request.hold_off(3 * QUICK.header_timeout_ms)
+        echo(request)
+
+    async def scenario() -> None:
+        async with serving(hold_the_first, QUICK) as served:
+            client = await served.connect()
+            second = post(b"2")
+            client.send(post(b"1") + second[:10])
+            assert (await client.reply())[2] == b"1"
+            client.send(second[10:])
+
+            assert (await client.reply())[2] == b"2"
+            assert not served.events["timeout_header"]
+
+    run(scenario)
+
+
 def test_a_client_held_off_that_has_gone_is_forgotten(run: RunOnLoop) -> None:
     def hold(request: HTTPRequest) -> None:
         request.hold_off(100)

@@ -855,6 +855,8 @@ class _Connection(asyncio.Protocol):
             return _LINGERING
         if self._write_paused:
             return _WRITING
+        if not self._pipeline_max:  # held: if it is slow, that is our doing
+            return _SERVING
         if self._phase in (_BODY, _CHUNKS):
             return _IN_BODY
         if self._unread and not self._stalled:
