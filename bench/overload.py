@@ -40,7 +40,6 @@ RECOVERY_WINDOW_S = 0.1
 ONSET_S = 1.0
 """What is measured of the load begins after it."""
 CONNECT_AT_ONCE = 200
-BODY_BYTES = 256
 
 
 class Scenario(NamedTuple):
@@ -53,6 +52,7 @@ class Scenario(NamedTuple):
     is_polite: bool = False
     rate_of_peak: float = 0.0
     """Arrivals a second, as a multiple of the peak; 0 for a closed loop."""
+    body_bytes: int = 256
 
 
 SCENARIOS = (
@@ -62,16 +62,17 @@ SCENARIOS = (
     Scenario("polite 9,000", 9_000, is_polite=True),
     Scenario("pipelined 320 x 10", 320, depth=10),
     Scenario("open 10 x", 3_000, rate_of_peak=10.0),
+    Scenario("64 KiB 3,000", 3_000, is_polite=True, body_bytes=65_536),
 )
 
 
 class Asking:
     """Makes the requests, each signed when it is sent."""
 
-    def __init__(self, endpoint: Endpoint, queue_url: str) -> None:
+    def __init__(self, endpoint: Endpoint, queue_url: str, body_bytes: int) -> None:
         self.endpoint = endpoint
         self._request = Signer(endpoint).request
-        self._body = json.dumps({"QueueUrl": queue_url, "MessageBody": "x" * BODY_BYTES}).encode()
+        self._body = json.dumps({"QueueUrl": queue_url, "MessageBody": "x" * body_bytes}).encode()
         self._digest = sha256(self._body).hexdigest().encode()
 
     def next(self) -> bytes:
@@ -379,7 +380,7 @@ def main() -> None:
         directory = Path(tempfile.mkdtemp(prefix="quaymaster-bench-", dir=arguments.directory))
         try:
             with servers.Running(servers.SERVERS["quaymaster"], directory) as server:
-                asking = Asking(server.endpoint, server.create_queue("bench"))
+                asking = Asking(server.endpoint, server.create_queue("bench"), scenario.body_bytes)
                 outcome = uvloop.run(
                     measure(asking, server.pid, scenario, arguments.peak_connections, arguments.seconds)
                 )
