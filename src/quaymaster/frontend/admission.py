@@ -105,6 +105,6 @@ class Admission:
 
     def _measure(self, now_ms: float) -> None:
         spacing_ms = min(TAKEN_PER_RETURN * (now_ms - self._measured_ms) / self._taken, SPACING_MS_MAX)
-        self._spacing_ms += (spacing_ms - self._spacing_ms) / 8
+        self._spacing_ms += (spacing_ms - self._spacing_ms) / 4
         self._taken = 0
         self._measured_ms = now_ms
