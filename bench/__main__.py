@@ -1,16 +1,26 @@
-"""`make bench`: every measurement of this folder in turn.
+"""`make bench`: this server beside its peers, then their backlogs; or one measurement of this folder.
 
-python -m bench [serve_cost | http_limit | frontend_cost | overload] [its options]
+    python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
+    python -m bench serve_cost | compare | backlog | http_limit | frontend_cost | overload [its options]
+
+Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
+--publish they are those of docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
+import argparse
+import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
-from bench import frontend_cost, http_limit, overload, serve_cost
+from bench import backlog, compare, frontend_cost, http_limit, overload, report, serve_cost
 
-MEASUREMENTS = {
+MEASUREMENTS: dict[str, Callable[[], None]] = {
     "serve_cost": serve_cost.main,
+    "compare": compare.main,
+    "backlog": backlog.main,
     "http_limit": http_limit.main,
     "frontend_cost": frontend_cost.main,
     "overload": overload.main,
@@ -18,16 +28,61 @@ MEASUREMENTS = {
 
 
 def main() -> None:
-    """Run the measurement that is named, with its options; without a name all of them."""
-    chosen = sys.argv[1] if len(sys.argv) > 1 else None
-    if chosen is not None and chosen not in MEASUREMENTS:
+    """Run the measurement that is named, with its options; without a name the comparison and the backlog."""
+    chosen = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    if chosen is None:
+        run_all(parse_options(sys.argv[1:]))
+    elif chosen in MEASUREMENTS:
+        sys.argv = [chosen, *sys.argv[2:]]
+        MEASUREMENTS[chosen]()
+    else:
         sys.exit(f"there is no measurement {chosen!r}; there are {', '.join(MEASUREMENTS)}")
-    options = sys.argv[2:]
-    for name, measure in MEASUREMENTS.items():
-        if chosen in (None, name):
-            print(f"== {name}", flush=True)
-            sys.argv = [name, *options]
-            measure()
+
+
+def parse_options(arguments: list[str]) -> argparse.Namespace:
+    """Return the options of a whole run."""
+    parser = argparse.ArgumentParser(prog="bench", description="Measure this server beside its peers.")
+    compare.add_options(parser)
+    backlog.add_options(parser)
+    parser.add_argument("--results", type=Path, default=compare.RESULTS, help="folder for JSON and report")
+    parser.add_argument("--publish", action="store_true", help="make docs/benchmarks.md from the results")
+    given = parser.parse_args(arguments)
+    compare.check_names(parser, given)
+    backlog.check_names(parser, given)
+    return given
+
+
+def run_all(given: argparse.Namespace) -> None:
+    """Measure everything that was chosen, and make the tables and pictures."""
+    folder: Path = given.results
+    options = compare.Options(
+        servers=given.servers, workloads=given.workloads, seconds=given.seconds, drivers=given.drivers
+    )
+    if given.workloads:
+        compare.run(options, tell, lambda record: compare.write(record, folder / "compare.json"))
+    if given.cases:
+        backlog.run_given(given, tell, folder / "backlog.json")
+    write_report(folder)
+    tell(f"tables and pictures: {folder / 'report.md'}")
+    if given.publish:
+        for path in folder.glob("*.json"):
+            shutil.copy(path, report.FOLDER / path.name)
+        report.main()
+        tell(f"published: {report.PAGE}")
+
+
+def write_report(folder: Path) -> None:
+    """Write the tables and pictures of the results beside them."""
+    records = report.read(folder)
+    drawn = report.pictures(records)
+    for name, picture in drawn.items():
+        (folder / name).write_text(picture, encoding="utf-8")
+    parts = [*report.sections(records).values(), *(f"![{name}]({name})" for name in drawn)]
+    (folder / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def tell(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ is beside it.
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -42,9 +41,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--body", type=int, default=256)
     arguments = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="quaymaster-bench-"))
     body = arguments.body
-    try:
+    with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", ignore_cleanup_errors=True) as folder:
+        directory = Path(folder)
         with servers.Running(servers.SERVERS["quaymaster"], directory / "server") as server:
             at = server.endpoint
             url = server.create_queue("bench")
@@ -68,8 +67,6 @@ def main() -> None:
             f"ratio to the bare responder: SendMessage {floor / sent:.2f}  a message in a batch "
             f"{floor / (batched / BATCH):.2f}  ReceiveMessage of 10 {floor / received:.2f}"
         )
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
