@@ -153,7 +153,7 @@ class SigningKeys:
         except KeyError:
             raise SignatureDoesNotMatch from None
         # Runs of blanks count as one, and those at the ends as none. Most values have no blank at all.
-        values = [b" ".join(value.split()) if b" " in value or b"\t" in value else value for value in values]
+        values = [b" ".join(value.split()) if 32 in value or 9 in value else value for value in values]
         if headers.get(b"x-amz-content-sha256") == _UNSIGNED_PAYLOAD:
             digest = _UNSIGNED_PAYLOAD
         else:
