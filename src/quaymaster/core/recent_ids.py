@@ -17,64 +17,81 @@ from collections import deque
 
 from pyroaring import BitMap
 
+ID_BYTES = 16
 SLOT_ENTRIES = 4_096
 _HALVES = struct.Struct("<QQ")
 _SLOT_HEAD = struct.Struct("<Q")
 
 
 class _OpenSlot:
-    """The slot that is being filled."""
+    """The slot that is being filled. Every send adds to it, few are looked up: the filter follows when asked."""
 
-    __slots__ = ("filter", "high", "low", "newest_ms", "offsets", "times")
+    __slots__ = ("_in_filter", "filter", "identities", "newest_ms", "offsets", "times")
 
     def __init__(self) -> None:
-        self.high = array("Q")
-        self.low = array("Q")
+        self.identities = bytearray()
         self.offsets = array("Q")
         self.times = array("Q")
         self.filter = BitMap()
+        self._in_filter = 0
         self.newest_ms = 0
 
-    def add(self, high: int, low: int, offset: int, time_ms: int) -> None:
-        self.high.append(high)
-        self.low.append(low)
-        self.offsets.append(offset)
-        self.times.append(time_ms)
-        self.filter.add(high >> 32)
-        self.newest_ms = time_ms
+    def __len__(self) -> int:
+        return len(self.offsets)
 
-    def find(self, high: int, low: int, since_ms: int) -> int | None:
+    def complete_filter(self) -> None:
+        """Let the filter know all entries."""
+        if self._in_filter < len(self.offsets):
+            added = array("Q", self.identities[self._in_filter * ID_BYTES :])[::2]
+            self.filter.update([high >> 32 for high in added])
+            self._in_filter = len(self.offsets)
+
+    def find(self, identity: bytes, since_ms: int) -> int | None:
         """Return the newest offset of the id no older than `since_ms`, or None."""
         found: int | None = None
         found_ms = since_ms
-        at = 0
-        while True:
-            try:
-                at = self.high.index(high, at)
-            except ValueError:
-                return found
-            if self.low[at] == low and self.times[at] >= found_ms:
-                found, found_ms = self.offsets[at], self.times[at]
-            at += 1
+        at = self.identities.find(identity)
+        while at >= 0:
+            entry, rest = divmod(at, ID_BYTES)
+            if not rest and self.times[entry] >= found_ms:
+                found, found_ms = self.offsets[entry], self.times[entry]
+            at = self.identities.find(identity, at + 1)
+        return found
+
+    def rows(self) -> list[tuple[int, bytes, int]]:
+        """Return (time, id, offset) of each entry."""
+        return [
+            (self.times[at], bytes(self.identities[at * ID_BYTES : (at + 1) * ID_BYTES]), self.offsets[at])
+            for at in range(len(self.offsets))
+        ]
 
     def sealed(self) -> _SealedSlot:
         """Return the same entries, sorted."""
-        order = sorted(range(len(self.high)), key=self.high.__getitem__)
-        columns = (self.high, self.low, self.offsets, self.times)
+        self.complete_filter()
+        columns = self._columns()
+        order = sorted(range(len(self)), key=columns[0].__getitem__)
         packed = _packed([array("Q", [column[at] for at in order]) for column in columns])
         return _SealedSlot(packed, self.filter, self.newest_ms)
 
     def to_bytes(self) -> bytes:
-        return _packed([self.high, self.low, self.offsets, self.times])
+        return _packed(self._columns())
+
+    def _columns(self) -> list[array[int]]:
+        halves = array("Q", self.identities)
+        return [halves[::2], halves[1::2], self.offsets, self.times]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> _OpenSlot:
         slot = cls()
         size = (len(data) - _SLOT_HEAD.size) // 4
-        for at, column in enumerate((slot.high, slot.low, slot.offsets, slot.times)):
+        halves = array("Q", bytes(2 * size))
+        for at, half in enumerate((slice(0, None, 2), slice(1, None, 2))):
+            start = _SLOT_HEAD.size + at * size
+            halves[half] = array("Q", data[start : start + size])
+        slot.identities = bytearray(halves)
+        for at, column in enumerate((slot.offsets, slot.times), 2):
             start = _SLOT_HEAD.size + at * size
             column.frombytes(data[start : start + size])
-        slot.filter = BitMap([high >> 32 for high in slot.high])
         slot.newest_ms = max(slot.times)
         return slot
 
@@ -96,8 +113,12 @@ class _SealedSlot:
         self.filter.run_optimize()
         self.newest_ms = newest_ms
 
-    def find(self, high: int, low: int, since_ms: int) -> int | None:
+    def __len__(self) -> int:
+        return len(self.high)
+
+    def find(self, identity: bytes, since_ms: int) -> int | None:
         """Return the newest offset of the id no older than `since_ms`, or None."""
+        high, low = _HALVES.unpack(identity)
         column = self.high
         found: int | None = None
         found_ms = since_ms
@@ -107,6 +128,13 @@ class _SealedSlot:
                 found, found_ms = self.offsets[at], self.times[at]
             at += 1
         return found
+
+    def rows(self) -> list[tuple[int, bytes, int]]:
+        """Return (time, id, offset) of each entry."""
+        return [
+            (self.times[at], _HALVES.pack(self.high[at], self.low[at]), self.offsets[at])
+            for at in range(len(self.high))
+        ]
 
     def to_bytes(self) -> bytes:
         """Return the bytes it consists of: nothing is copied."""
@@ -131,13 +159,13 @@ class RecentIds:
         self._slots: deque[_OpenSlot | _SealedSlot] = deque()
 
     def __len__(self) -> int:
-        return sum(len(slot.high) for slot in self._slots)
+        return sum(len(slot) for slot in self._slots)
 
     def add(self, identity: bytes, offset: int, time_ms: int) -> None:
         """Remember an id from `time_ms` on, and forget what is past the window."""
         slots = self._slots
         slot = slots[-1] if slots else None
-        if not isinstance(slot, _OpenSlot):
+        if type(slot) is not _OpenSlot:
             slot = _OpenSlot()
             slots.append(slot)
             self.forget(time_ms)
@@ -145,21 +173,25 @@ class RecentIds:
                 self.entries_max is not None and len(slots) * SLOT_ENTRIES > self.entries_max + SLOT_ENTRIES
             ):
                 slots.popleft()
-        high, low = _HALVES.unpack(identity)
-        slot.add(high, low, offset, time_ms)
-        if len(slot.high) >= SLOT_ENTRIES:
+        slot.identities += identity
+        slot.offsets.append(offset)
+        slot.times.append(time_ms)
+        slot.newest_ms = time_ms
+        if len(slot.offsets) >= SLOT_ENTRIES:
             slots[-1] = slot.sealed()
 
     def find(self, identity: bytes, now_ms: int) -> int | None:
         """Return the offset noted for the id less than a window ago, or None. The newest one counts."""
-        high, low = _HALVES.unpack(identity)
-        top = high >> 32
+        top = _HALVES.unpack(identity)[0] >> 32
         since_ms = now_ms - self.window_ms + 1
-        for slot in reversed(self._slots):
+        slots = self._slots
+        if slots and type(slots[-1]) is _OpenSlot:
+            slots[-1].complete_filter()
+        for slot in reversed(slots):
             if slot.newest_ms < since_ms:
                 break
             if top in slot.filter:
-                offset = slot.find(high, low, since_ms)
+                offset = slot.find(identity, since_ms)
                 if offset is not None:
                     return offset
         return None
@@ -173,12 +205,7 @@ class RecentIds:
     def entries(self, now_ms: int) -> list[tuple[int, bytes, int]]:
         """Return (time, id, offset) of all within the window, in a canonical order."""
         since_ms = now_ms - self.window_ms + 1
-        return sorted(
-            (slot.times[at], _HALVES.pack(slot.high[at], slot.low[at]), slot.offsets[at])
-            for slot in self._slots
-            for at in range(len(slot.high))
-            if slot.times[at] >= since_ms
-        )
+        return sorted(row for slot in self._slots for row in slot.rows() if row[0] >= since_ms)
 
     def pieces(self) -> list[bytes]:
         """Return the entries for a snapshot, as pieces that follow one another; only the newest is made now."""
@@ -194,6 +221,7 @@ class RecentIds:
             end = at + _SLOT_HEAD.size + 4 * 8 * length
             packed = data[at:end]
             slot = _OpenSlot.from_bytes(packed)
+            slot.complete_filter()
             if length >= SLOT_ENTRIES:
                 result._slots.append(_SealedSlot(packed, slot.filter, slot.newest_ms))
             else:

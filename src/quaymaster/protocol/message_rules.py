@@ -108,7 +108,12 @@ def check_send_batch(
                     f"Reason: Message must be shorter than {queue.message_bytes_max} bytes."
                 )
             _check_content(entry, body)
-            _check_for_queue(entry, queue)
+            if (
+                entry.MessageGroupId is not None
+                or entry.MessageDeduplicationId is not None
+                or entry.DelaySeconds
+            ):
+                _check_for_queue(entry, queue)
         except CallerError as error:
             results.append(error)
         else:
@@ -152,7 +157,10 @@ def _utf8_bytes(text: str) -> int:
 def _check_content(message: AnySend, body: bytes) -> None:
     if not body:
         raise MissingParameter("MessageBody")
-    if has_invalid_characters(message.MessageBody, body):
+    # Most bodies have nothing but allowed bytes, all of them ASCII.
+    if body.translate(None, _ALLOWED_BYTES) or (
+        len(body) != len(message.MessageBody) and has_invalid_characters(message.MessageBody, body)
+    ):
         raise InvalidMessageContents
     if message.MessageAttributes:
         _check_attributes(message.MessageAttributes)
