@@ -14,19 +14,19 @@ from quaymaster.core.messages import (
     MOVED_VERSION,
     MessageContent,
     UnknownMessageFormat,
-    begin_retry_hash,
     decode_content,
     decode_message,
     decode_moved,
     encode_content,
     encode_message_head,
     encode_moved,
-    finish_retry_hash,
     hash_dedup,
     hash_group,
+    hash_retry,
     join_payload,
     message_id_of,
     prefix_bytes,
+    retry_hash_prefix,
     split_payload,
 )
 
@@ -47,9 +47,7 @@ def message(message_id: bytes = ID_A, origin_id: bytes | None = None) -> bytes:
 def retry_hash(
     account_id: str, queue_id: int, invocation_id: str, entry_id: str, body: bytes, attributes: bytes | None
 ) -> bytes:
-    return finish_retry_hash(
-        begin_retry_hash(account_id, queue_id, invocation_id), entry_id, body, attributes
-    )
+    return hash_retry(retry_hash_prefix(account_id, queue_id, invocation_id), entry_id, body, attributes)
 
 
 @given(ids, u64, st.binary(min_size=8, max_size=8), u64, u64, st.none() | ids, st.binary(min_size=16))

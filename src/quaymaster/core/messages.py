@@ -347,20 +347,20 @@ def hash_attempt(attempt_id: str) -> bytes:
     return hashlib.blake2b(attempt_id.encode(), digest_size=16, person=b"qm-attempt").digest()
 
 
-def begin_retry_hash(account_id: str, queue_id: int, invocation_id: str) -> hashlib.blake2b:
-    """Return the beginning that the retry hashes of all messages of one SDK invocation share."""
-    key = f"{account_id}\0{queue_id}\0{invocation_id}\0".encode()
-    return hashlib.blake2b(key, digest_size=16, person=b"qm-retry")
+def retry_hash_prefix(account_id: str, queue_id: int, invocation_id: str) -> str:
+    """Return what the retry hashes of all messages of one SDK invocation begin with."""
+    return f"{account_id}\0{queue_id}\0{invocation_id}\0"
 
 
-def finish_retry_hash(
-    begun: hashlib.blake2b, entry_id: str, body_md5: bytes, attributes_md5: bytes | None, rest: str = ""
+def hash_retry(
+    prefix: str, entry_id: str, body_md5: bytes, attributes_md5: bytes | None, rest: str = ""
 ) -> bytes:
     """Return the 16 bytes one SDK invocation's message goes by.
 
     Body and attributes are part of it, so a copied header never swallows another message. `rest` is whatever
-    else tells two messages apart (group id, deduplication id, delay).
+    else tells two messages apart (group id, deduplication id, delay). The hash need not resist attacks: to
+    swallow somebody else's message one would have to know his invocation id, which is random, before he sends.
     """
-    hashing = begun.copy()
-    hashing.update(f"{entry_id}\0{rest}\0".encode() + body_md5 + (attributes_md5 or b""))
-    return hashing.digest()
+    return xxhash.xxh3_128_digest(
+        f"{prefix}{entry_id}\0{rest}\0".encode() + body_md5 + (attributes_md5 or b"")
+    )

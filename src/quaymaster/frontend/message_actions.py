@@ -40,14 +40,14 @@ from quaymaster.core.messages import (
     MessageContent,
     StoredMessage,
     UnknownMessageFormat,
-    begin_retry_hash,
     decode_message,
-    finish_retry_hash,
     hash_attempt,
     hash_dedup,
     hash_group,
+    hash_retry,
     join_payload,
     prefix_bytes,
+    retry_hash_prefix,
 )
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.call import Call
@@ -240,9 +240,9 @@ class MessageActions:
     ) -> list[Prepared]:
         """Return messages as the broker stores them; each comes with its entry's id and its body in UTF-8."""
         invocation = self._invocation(call)
-        retry_hash = None
+        retry_prefix = None
         if invocation.id is not None:
-            retry_hash = begin_retry_hash(definition.account_id, definition.queue_id, invocation.id)
+            retry_prefix = retry_hash_prefix(definition.account_id, definition.queue_id, invocation.id)
         trace_of_request = call.request.first.get(b"x-amzn-trace-id")
         is_fifo = definition.is_fifo
         sender_id = call.principal.sender_id
@@ -283,9 +283,9 @@ class MessageActions:
                 dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None)
                 delay_s = None
             retry: bytes | None = None
-            if retry_hash is not None:
+            if retry_prefix is not None:
                 rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
-                retry = finish_retry_hash(retry_hash, entry_id, body_md5, attributes_sum, rest)
+                retry = hash_retry(retry_prefix, entry_id, body_md5, attributes_sum, rest)
             content = MessageContent(
                 given.MessageBody,
                 body_md5,
