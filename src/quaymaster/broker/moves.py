@@ -21,6 +21,7 @@ from quaymaster.core.commands import (
     Outcome,
     TakeForMove,
     Taken,
+    TakenOutcome,
 )
 from quaymaster.core.errors import QueueDoesNotExist
 from quaymaster.core.messages import decode_moved, split_payload
@@ -143,10 +144,11 @@ class Moves:
                 count = min(TAKE_MAX, task.rate_per_s) if task.rate_per_s else TAKE_MAX
                 if task.rate_per_s:
                     count = max(1, count // 10)  # ten small steps a second rather than one large one
-                taken = await self._take(queue_id, count)
+                found = await self._take(queue_id, count)
+                taken = found.taken
                 if not taken:
-                    idle += 1
-                    await asyncio.sleep(IDLE_S)
+                    idle += not found.unfinished
+                    await asyncio.sleep(0 if found.unfinished else IDLE_S)
                     continue
                 bodies = await self._read(taken)
                 failure = await self._move_taken(queue_id, number, task, taken, bodies)
@@ -168,8 +170,8 @@ class Moves:
             return
         log_event(log, logging.INFO, "move task ended", source=task.source_arn, failure=failure)
 
-    async def _take(self, queue_id: int, count: int) -> list[Taken]:
-        outcome: asyncio.Future[list[Taken]] = asyncio.get_running_loop().create_future()
+    async def _take(self, queue_id: int, count: int) -> TakenOutcome:
+        outcome: asyncio.Future[TakenOutcome] = asyncio.get_running_loop().create_future()
 
         def reply(answer: object) -> None:
             if outcome.cancelled():
@@ -177,7 +179,7 @@ class Moves:
             if isinstance(answer, Exception):
                 outcome.set_exception(answer)
             else:
-                outcome.set_result(answer.taken)  # type: ignore[attr-defined]  # a TakenOutcome
+                outcome.set_result(answer)  # type: ignore[arg-type]  # a TakenOutcome
 
         self._host.submit(TakeForMove(queue_id, count), reply)
         return await outcome

@@ -30,7 +30,7 @@ from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.recent_ids import RecentIds
 from quaymaster.core.sequences import SequenceSet, end_of_run
 from quaymaster.core.standard_order import StandardOrder
-from quaymaster.core.timers import TimerWheel, round_up_to_slot_ms
+from quaymaster.core.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 
 STATE_VERSION = 2
 DEDUP_WINDOW_MS = 300_000
@@ -179,8 +179,7 @@ class Partition:
         return self.head <= sequence < self.index.next_sequence and sequence not in self.deleted
 
     def counts(self, now_ms: int) -> QueueCounts:
-        """Return how many messages are visible, in flight and delayed at `now_ms`."""
-        self.advance(now_ms)
+        """Return how many messages are visible, in flight and delayed, after `advance`."""
         in_flight = len(self.in_flight)
         delayed = len(self.timed) + self.order.count_waiting(now_ms)
         oldest = self.index.sent_ms(self.head) if self.alive else 0
@@ -248,17 +247,30 @@ class Partition:
             return None
         for sequence, delivery_count in found.messages:
             row = self.in_flight.get(sequence)
-            if row is None or row.delivery_count != delivery_count or row.changed:
+            if (
+                row is None
+                or row.delivery_count != delivery_count
+                or row.changed
+                or row.deadline_ms <= now_ms
+            ):
                 return None
         return found
 
     # Time
 
-    def advance(self, now_ms: int) -> bool:
-        """Bring timeouts and delays up to `now_ms`; return whether a message became visible."""
+    def is_behind(self, now_ms: int) -> bool:
+        """Return whether `advance` has something to do."""
+        return self.wheel.is_due(now_ms) or self.timers.is_due(now_ms)
+
+    def advance(self, now_ms: int, left: WorkLeft | None = None) -> bool:
+        """Bring timeouts and delays up to `now_ms`; return whether a message became visible.
+
+        With `left`, go no further than that much work; `is_behind` says whether there is more. A message that
+        is due meanwhile stays in flight for a moment longer, but its receipt is no longer good.
+        """
         changed = False
         wheel, in_flight = self.wheel, self.in_flight
-        while (due := wheel.take_due(now_ms)) is not None:
+        while (due := wheel.take_some_due(now_ms, left)) is not None:
             due_ms, slot = due
             for sequence in slot:
                 row = in_flight.get(sequence)
@@ -266,12 +278,18 @@ class Partition:
                 if row is not None and row.deadline_ms == due_ms:
                     self._return(sequence, row, due_ms)
                     changed = True
-        while (due := self.timers.take_due(now_ms)) is not None:
+        while (due := self.timers.take_some_due(now_ms, left)) is not None:
             for sequence in due[1]:
                 if self.timed.discard(sequence):
                     self.order.became_due(sequence)
                     changed = True
         return changed
+
+    def return_if_due(self, sequence: int, now_ms: int) -> None:
+        """Bring one message up to `now_ms`, where `advance` has not come to it yet."""
+        row = self.in_flight.get(sequence)
+        if row is not None and row.deadline_ms <= now_ms:
+            self._return(sequence, row, row.deadline_ms)
 
     def defer(self, sequence: int, due_ms: int) -> None:
         """Give a message a timer of its own."""

@@ -79,11 +79,13 @@ from quaymaster.core.queue_definitions import (
     encode_queue_definition,
 )
 from quaymaster.core.records import Record, RecordType
-from quaymaster.core.timers import round_up_to_slot_ms
+from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
 
 DEAD_LETTERS_PER_RECEIVE_MAX = 100
 EXPIRED_PER_SWEEP_MAX = 1_000
 ACTIVE_TASKS_MAX = 100
+DUE_PER_MS_MAX = 1_000
+"""How many timeouts and delays that are over are worked off at one time, of all partitions together."""
 
 _SEND = int(RecordType.SEND)
 _RECEIVE = int(RecordType.RECEIVE)
@@ -137,6 +139,8 @@ class QueueStates(AppliedQueues):
         self._in_flight_max = in_flight_max
         self.messages_moved = 0
         self.messages_expired = 0
+        self._due_left = WorkLeft(DUE_PER_MS_MAX)
+        self._due_at_ms = 0
         self.expiry_is_held = False
         """Set while the clock may be wrong: no message expires."""
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided, Wait]]] = {
@@ -213,7 +217,7 @@ class QueueStates(AppliedQueues):
         partition = self.partition(command.queue_id, command.partition)
         definition = partition.definition
         is_fifo = definition.is_fifo
-        if partition.advance(now_ms):
+        if self._advance(partition, now_ms):
             proposal.awake.add(partition)
         timeout_ms = command.visibility_timeout_ms
         if timeout_ms < 0:
@@ -229,9 +233,10 @@ class QueueStates(AppliedQueues):
                 )
         room = self._in_flight_max - len(partition.in_flight)
         if room <= 0:
-            if not is_fifo and not command.wait_ms:
+            is_behind = partition.is_behind(now_ms)
+            if not is_fifo and not command.wait_ms and not is_behind:
                 raise OverLimit.in_flight(self._in_flight_max)
-            return TakenOutcome(proposal.epoch, [], [], False), Wait.NOTHING
+            return TakenOutcome(proposal.epoch, [], [], is_behind), Wait.NOTHING
         count_max = min(command.count_max, room)
         taken, dead_letters, unfinished = self._take(partition, count_max, now_ms, proposal)
         if not taken:
@@ -299,7 +304,9 @@ class QueueStates(AppliedQueues):
             ):
                 is_bounded = True
                 break
-        unfinished = len(taken) < count_max and (partition.order.unfinished or is_bounded)
+        unfinished = len(taken) < count_max and (
+            partition.order.unfinished or is_bounded or partition.is_behind(now_ms)
+        )
         self._drop_expired(partition, expired, now_ms, proposal)
         return taken, dead_letters, unfinished
 
@@ -359,14 +366,14 @@ class QueueStates(AppliedQueues):
         partition = self.partition(command.queue_id, command.partition)
         is_fifo = partition.definition.is_fifo
         if is_fifo:
-            partition.advance(now_ms)
+            self._advance(partition, now_ms)
         errors: list[Exception | None] = []
         sequences: list[int] = []
         for receipt in command.receipts:
             sequence = receipt.sequence
             error: Exception | None = None
             if partition.is_live(sequence):
-                if is_fifo and not _holds(partition, receipt):
+                if is_fifo and not _holds(partition, receipt, now_ms):
                     error = _receipt_invalid("The receipt handle has expired.")
                 elif sequence not in sequences:
                     sequences.append(sequence)
@@ -386,9 +393,10 @@ class QueueStates(AppliedQueues):
         self, command: ChangeVisibility, now_ms: int, proposal: Proposal
     ) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
-        partition.advance(now_ms)
+        self._advance(partition, now_ms)
         errors: list[Exception | None] = []
         for receipt, timeout_ms in zip(command.receipts, command.visibility_timeouts_ms, strict=True):
+            partition.return_if_due(receipt.sequence, now_ms)
             error = self._visibility_error(partition, receipt, timeout_ms, now_ms)
             errors.append(error)
             if error is not None:
@@ -417,7 +425,7 @@ class QueueStates(AppliedQueues):
         if (
             not partition.is_live(sequence)
             or sequence in partition.moving
-            or (partition.definition.is_fifo and not _holds(partition, receipt))
+            or (partition.definition.is_fifo and not _holds(partition, receipt, now_ms))
         ):
             return _receipt_invalid(
                 "Message does not exist or is not available for visibility timeout change."
@@ -489,7 +497,10 @@ class QueueStates(AppliedQueues):
         return Done(), Wait.COMMIT
 
     def _count(self, command: CountMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        each = [partition.counts(now_ms) for partition in self.partitions_of(command.queue_id)]
+        partitions = self.partitions_of(command.queue_id)
+        for partition in partitions:
+            self._advance(partition, now_ms)
+        each = [partition.counts(now_ms) for partition in partitions]
         total = QueueCounts(
             visible=sum(counts.visible for counts in each),
             in_flight=sum(counts.in_flight for counts in each),
@@ -503,7 +514,7 @@ class QueueStates(AppliedQueues):
 
     def _peek(self, command: Peek, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
-        partition.advance(now_ms)
+        self._advance(partition, now_ms)
         messages: list[Taken] = []
         states: list[str] = []
         sequence = max(command.from_sequence, partition.head)
@@ -587,7 +598,7 @@ class QueueStates(AppliedQueues):
 
     def _take_for_move(self, command: TakeForMove, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partitions_of(command.queue_id)[0]
-        partition.advance(now_ms)
+        self._advance(partition, now_ms)
         oldest_ms = self._oldest_ms(partition, now_ms)
         taken: list[Taken] = []
         expired: list[int] = []
@@ -599,7 +610,9 @@ class QueueStates(AppliedQueues):
             else:
                 taken.append(Taken(sequence, 0, 0, sent_ms, offset))
         self._drop_expired(partition, expired, now_ms, proposal)
-        unfinished = not taken and (bool(expired) or partition.order.unfinished)
+        unfinished = not taken and (
+            bool(expired) or partition.order.unfinished or partition.is_behind(now_ms)
+        )
         return TakenOutcome(proposal.epoch, taken, [], unfinished), Wait.NOTHING
 
     def _start_task(self, command: StartMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -612,6 +625,7 @@ class QueueStates(AppliedQueues):
         account_id = partition.definition.account_id
         if self._running_tasks(account_id) >= ACTIVE_TASKS_MAX:
             raise OverLimit(f"An account may have {ACTIVE_TASKS_MAX} active message move tasks.")
+        self._advance(partition, now_ms)
         counts = partition.counts(now_ms)
         task = MoveTask(
             task_id=command.task_id,
@@ -665,6 +679,18 @@ class QueueStates(AppliedQueues):
 
     # Helpers
 
+    def _advance(self, partition: Partition, now_ms: int) -> bool:
+        """Bring a partition up to `now_ms`, as far as this millisecond's share of that work goes.
+
+        Whoever then finds nothing asks again; so many messages that are due at once hold nobody else up.
+        """
+        if not partition.is_behind(now_ms):
+            return False
+        if now_ms != self._due_at_ms:
+            self._due_at_ms = now_ms
+            self._due_left.entries = DUE_PER_MS_MAX
+        return partition.advance(now_ms, self._due_left)
+
     @staticmethod
     def _propose(
         proposal: Proposal,
@@ -690,9 +716,14 @@ class QueueStates(AppliedQueues):
         )
 
 
-def _holds(partition: Partition, receipt: Receipt) -> bool:
+def _holds(partition: Partition, receipt: Receipt, now_ms: int) -> bool:
     row = partition.in_flight.get(receipt.sequence)
-    return row is not None and row.epoch == receipt.epoch and row.delivery_count == receipt.delivery_count
+    return (
+        row is not None
+        and row.epoch == receipt.epoch
+        and row.delivery_count == receipt.delivery_count
+        and row.deadline_ms > now_ms
+    )
 
 
 def _receipt_invalid(reason: str) -> InvalidParameterValue:

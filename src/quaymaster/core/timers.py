@@ -6,7 +6,9 @@ what happens at a time does not depend on how often the wheel was turned.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from quaymaster.core.sequences import SequenceSet
 
@@ -18,6 +20,15 @@ STALE_TIMES_MAX = 64
 def round_up_to_slot_ms(time_ms: int) -> int:
     """Return the first slot end at or after `time_ms`."""
     return -(-time_ms // SLOT_MS) * SLOT_MS
+
+
+class WorkLeft:
+    """How many entries may still be worked off before others get their turn."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: int) -> None:
+        self.entries = entries
 
 
 class TimerWheel:
@@ -69,6 +80,27 @@ class TimerWheel:
             if slot is not None:
                 return due_ms, slot
         return None
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether `take_due` may find something."""
+        return bool(self._due_times) and self._due_times[0] <= now_ms
+
+    def take_some_due(self, now_ms: int, left: WorkLeft | None) -> tuple[int, Iterable[int]] | None:
+        """Return what `take_due` does, but at most as many entries as are left; the others stay due."""
+        if left is None:
+            return self.take_due(now_ms)
+        if left.entries <= 0 or (due := self.take_due(now_ms)) is None:
+            return None
+        due_ms, slot = due
+        if len(slot) > left.entries:
+            some = list(islice(slot, left.entries))
+            slot.discard_below(some[-1] + 1)
+            self._slots[due_ms] = slot
+            heappush(self._due_times, due_ms)
+            left.entries = 0
+            return due_ms, some
+        left.entries -= len(slot)
+        return due
 
     def slots(self) -> list[tuple[int, SequenceSet]]:
         """Return what is in the wheel, by due time."""
