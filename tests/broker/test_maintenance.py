@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from quaymaster.broker import broker as broker_module
 from quaymaster.broker import maintenance
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import RealDisk
+from quaymaster.broker.snapshots import Blob
 from quaymaster.broker.state_store import encode_partition
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.commands import CountMessages, Delete, DeleteQueue, Purge
@@ -99,7 +101,7 @@ def test_a_snapshot_holds_only_what_changed_since_the_last_one(
     written: list[int] = []
     publish = maintenance.Snapshots._publish
 
-    def counting(self: Any, base_offset: int, changed: dict[bytes, list[bytes]], *rest: Any) -> None:
+    def counting(self: Any, base_offset: int, changed: Mapping[bytes, Blob], *rest: Any) -> None:
         written.append(len(changed))
         publish(self, base_offset, changed, *rest)
 
@@ -174,7 +176,7 @@ def test_a_close_during_a_snapshot_loses_nothing(
                 else:
                     patch.setattr(maintenance, "STEP_S", -1.0)
 
-                    def first_of_two(*arguments: Any) -> list[bytes]:
+                    def first_of_two(*arguments: Any) -> Iterator[bytes]:
                         reached.set()
                         return encode_partition(*arguments)
 

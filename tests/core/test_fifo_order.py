@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from quaymaster.core import fifo_order
-from quaymaster.core.fifo_order import SCAN_MAX, FIFOOrder
+from quaymaster.core.fifo_order import SCAN_MAX, FIFOOrder, GroupState
 from quaymaster.core.index import MemoryChunks, SequenceIndex
 from quaymaster.core.sequences import SequenceSet
 
@@ -182,13 +184,101 @@ def test_message_deleted_out_of_turn_is_never_given() -> None:
     assert sorted(orders.take(10)) == [1, 4]
 
 
+def line_of(order: FIFOOrder) -> list[tuple[int, int]]:
+    return [entry for part in order.freeze(())[1] for entry in part]
+
+
+def states_of(pages: Iterable[list[GroupState]]) -> dict[str, tuple[list[int], list[int]]]:
+    """Return what waits and what is in flight of each group, by its letter."""
+    return {
+        chr(key): (list(SequenceSet.from_bytes(waiting)), in_flight)
+        for page in pages
+        for key, waiting, in_flight in page
+    }
+
+
+def test_groups_are_frozen_as_they_are_while_they_change() -> None:
+    orders = Orders("aabbccd")
+    orders.give_back(*orders.take(10))
+    orders.take(1)
+
+    frozen, _ = orders.order.freeze({5})
+    orders.settle(1)
+    orders.take(10)
+    for sequence in (2, 3, 4):
+        orders.settle(sequence)
+    orders.send("e")
+    orders.take(10)
+    states = states_of(frozen)
+
+    assert states == {"a": ([2], [1]), "b": ([3, 4], []), "c": ([5, 6], []), "d": ([7], [])}
+    assert set(states_of(orders.order.freeze(())[0])) == {"c", "d", "e"}
+
+
+def test_what_is_being_moved_waits_in_what_is_frozen() -> None:
+    orders = Orders("aab")
+    orders.take(10)
+
+    states = states_of(orders.order.freeze({2, 3})[0])
+
+    assert states == {"a": ([2], [1]), "b": ([3], [])}
+
+
+def test_a_long_line_is_kept_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fifo_order, "LINE_PART", 2)
+    orders = Orders("abcde")
+    orders.give_back(*orders.take(10))
+    assert orders.take(1) == [1]
+
+    _, line = orders.order.freeze(())
+    assert orders.take(2) == [2, 3]
+    parts = [[chr(key) for _, key in part] for part in line]
+
+    assert parts == [["b"], ["c", "d"], ["e"]]
+    assert orders.take(10) == [4, 5]
+    assert [len(list(steps)) for steps in orders.order.discard_all()] == [5, 0]
+
+
+@pytest.mark.parametrize("known", [0, 100])
+def test_the_oldest_expire_whether_there_are_more_groups_or_more_messages(known: int) -> None:
+    orders = Orders("abab" + "".join(chr(1000 + number) for number in range(known)))
+    orders.give_back(*orders.take(1_000))
+    gone = {1}
+    orders.settle(*gone)
+
+    orders.order.discard_below(1, 4, lambda sequence: sequence not in gone, [])
+
+    assert orders.take(1) == [4]
+    assert orders.order.cursor == 5 + known
+
+
+def test_few_messages_expire_at_a_time_where_there_are_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fifo_order, "EXPIRED_AT_A_TIME", 2)
+    few, many = Orders("ab"), Orders("abc")
+    for orders in (few, many):
+        orders.take(10)
+
+    assert few.order.expired_at_a_time is None
+    assert many.order.expired_at_a_time == 2
+
+
+def test_a_line_is_emptied_a_part_at_a_time() -> None:
+    orders = Orders("abc")
+    orders.give_back(*orders.take(10))
+
+    groups, line = orders.order.discard_all()
+
+    assert (len(list(groups)), len(list(line))) == (3, 1)
+    assert orders.take(10) == []
+
+
 def test_deleting_what_is_not_known_changes_nothing() -> None:
     orders = Orders("a")
     orders.settle(*orders.take(1))
 
     orders.settle(1)
 
-    assert orders.order.groups == {}
+    assert not len(orders.order.groups)
 
 
 def test_purge_leaves_groups_with_what_is_above_it() -> None:
@@ -197,10 +287,11 @@ def test_purge_leaves_groups_with_what_is_above_it() -> None:
     assert orders.take(10) == [3]  # 2 waits behind 1
     orders.order.left_flight([1])
 
-    orders.order.discard_below(2)
+    orders.order.discard_below(1, 2, lambda sequence: True, [])
     assert orders.take(10) == [2]
-    orders.order.discard_below(ALL)
-    assert orders.order.groups == {}
+    emptied = orders.order.discard_all()
+    assert not len(orders.order.groups)
+    assert [len(list(steps)) for steps in emptied] == [2, 0]
 
 
 def test_group_that_was_emptied_and_came_back_stands_in_line_once() -> None:
@@ -211,7 +302,7 @@ def test_group_that_was_emptied_and_came_back_stands_in_line_once() -> None:
     orders.give_back(*orders.take(1, now_ms=5), now_ms=5)  # b is served, and goes to the end
 
     assert orders.take(10, now_ms=5) == [3, 2, 4, 5]
-    assert orders.order.line() == []
+    assert line_of(orders.order) == []
 
 
 def test_line_survives_a_snapshot() -> None:
@@ -221,13 +312,11 @@ def test_line_survives_a_snapshot() -> None:
     restored = FIFOOrder(orders.index, 0)
     restored.cursor = orders.order.cursor
 
-    restored.load_waiting(
-        (key, SequenceSet(group.waiting)) for key, group in orders.order.groups.items() if group.waiting
-    )
-    restored.load_in_flight([(3, ord("c"))], 0)
-    restored.load_line(orders.order.line())
+    groups, line = orders.order.freeze(())
+    restored.load_groups(state for page in groups for state in page)
+    restored.load_line(entry for part in line for entry in part)
 
-    assert restored.line() == orders.order.line()
+    assert line_of(restored) == line_of(orders.order)
     assert restored.take(10, 3, 4, 0) == orders.take(10, now_ms=3)
 
 
@@ -236,10 +325,12 @@ def test_group_that_can_give_but_stood_in_no_line_goes_in_front_after_a_snapshot
     restored = FIFOOrder(orders.index, 0)
     restored.cursor = 4
 
-    restored.load_waiting((ord(letter), SequenceSet([at])) for at, letter in ((2, "b"), (1, "a"), (3, "c")))
-    restored.load_line([(5, ord("c"))])
+    restored.load_groups(
+        (ord(letter), SequenceSet([at]).to_bytes(), []) for at, letter in ((2, "b"), (1, "a"), (3, "c"))
+    )
+    restored.load_line([(5, ord("c")), (6, ord("d"))])
 
-    assert restored.line() == [(0, ord("a")), (0, ord("b")), (5, ord("c"))]
+    assert line_of(restored) == [(0, ord("a")), (0, ord("b")), (5, ord("c"))]
 
 
 def test_fifo_queue_has_neither_tenants_nor_timers_of_single_messages() -> None:

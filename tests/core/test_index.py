@@ -339,8 +339,7 @@ def test_a_message_without_a_record_gets_the_group_that_the_snapshot_knows_it_in
     for number in range(20):
         index.append(number, 1_010, 0, 0)
     order = FIFOOrder(index, 0)
-    order.load_waiting([(77, SequenceSet([2]))])
-    order.load_in_flight([(3, 88)], 1_010)
+    order.load_groups([(77, SequenceSet([2]).to_bytes(), []), (88, SequenceSet().to_bytes(), [3])])
 
     IndexRebuild(index, [1], order.known_groups()).finish()
 

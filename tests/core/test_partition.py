@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from harness.replica_host import queue
-from harness.steps import calls_of
 from pyroaring import BitMap64
 
+from quaymaster.core import fifo_order
 from quaymaster.core import index as index_module
 from quaymaster.core import partition as partition_module
 from quaymaster.core.commands import MoveTask
@@ -224,11 +224,12 @@ def test_purge_takes_everything_in_any_state_and_what_deduplication_remembers() 
     receive(found, 1, now_ms=NOW_MS + 30_000)
     found.moving[3] = 9
 
-    found.apply_purge(found.next_sequence)
-    found.apply_delete_below(2)
+    emptied = found.apply_purge(found.next_sequence)
+    assert found.apply_delete_below(2) == []
 
     assert found.counts(NOW_MS + 30_000).visible == 0
-    assert (found.alive, found.in_flight, found.returned, found.moving) == (0, {}, {}, {})
+    assert (found.alive, len(found.in_flight), len(found.returned), found.moving) == (0, 0, 0, {})
+    assert [len(list(steps)) for steps in emptied] == [1, 1, 1]
     assert found.find_duplicate(b"d" * 16, b"r" * 16, NOW_MS) is None
     assert found.state_hash(NOW_MS) == restored(found).state_hash(NOW_MS)
 
@@ -472,38 +473,74 @@ def test_snapshot_keeps_what_each_tenant_has_in_flight_but_not_what_is_being_mov
     assert loaded.state_hash(NOW_MS) == found.state_hash(NOW_MS)
 
 
-def test_messages_in_flight_without_a_group_are_of_no_tenant() -> None:
-    order = partition().order
-    assert isinstance(order, StandardOrder)
+@pytest.mark.parametrize("name", ["jobs", "steps.fifo"])
+def test_a_snapshot_comes_in_small_pieces_and_says_what_was_when_it_was_begun(name: str) -> None:
+    count = SLOT_ENTRIES + 10
+    found = partition(name=name)
+    for sequence in range(1, count + 1):
+        retry = sequence.to_bytes(16, "little")
+        group = sequence if name == "steps.fifo" else 0
+        own_delay = name == "jobs" and sequence > count - 300
+        delay_ms = 50 * (sequence % 300) if own_delay else 0
+        found.apply_send(sequence, sequence, NOW_MS, delay_ms, own_delay, group, None, retry)
+    found.committed = count + 1
+    while receive(found):
+        pass
+    for sequence in range(1, count, 2):
+        found.apply_change_visibility(sequence, NOW_MS, 0, 1, 1, changed=True)
+    expected = found.state_hash(NOW_MS)
 
-    order.load_in_flight([(1, 0), (2, 7), (3, 7)], NOW_MS)
+    pieces = found.pieces()
+    begun = [next(pieces), next(pieces)]  # the state, of which there is one
+    found.advance(NOW_MS + 10_000)
+    receive(found, 10)
+    found.apply_delete(range(100, 400), NOW_MS)
+    found.apply_change_visibility(600, NOW_MS, 0, 1, 1, changed=True)
+    if name == "jobs":
+        send(found, 1, own_delay_ms=200)
+    found.apply_purge(found.next_sequence)
+    rest = list(pieces)
+    loaded = Partition.from_bytes(
+        b"".join([*begun, *rest]), found.definition, 0, found.index._keeper, retry_window_ms=120_000
+    )
 
-    assert {key: tenant.in_flight for key, tenant in order.tenants.items()} == {7: 2}
+    assert loaded.state_hash(NOW_MS) == expected
+    assert max(map(len, rest)) < 33 * SLOT_ENTRIES
+    assert len(begun[1]) < 33 * 2 * SLOT_ENTRIES
 
 
-@pytest.mark.parametrize("group", [0, 7])
-def test_snapshot_of_more_messages_in_flight_and_more_retried_sends_takes_no_more_steps(group: int) -> None:
-    def steps_and_new_bytes(count: int) -> tuple[int, int]:
-        found = partition()
-        for sequence in range(1, count + 1):
-            retry = sequence.to_bytes(16, "little")
-            found.apply_send(sequence, sequence, NOW_MS, 0, False, group, None, retry)
-        found.committed = count + 1
-        while receive(found):
-            pass
-        for sequence in range(1, count, 2):
-            found.apply_change_visibility(sequence, NOW_MS, 0, 1, 1, changed=True)
-        before = found.pieces()
-        known = {id(piece) for piece in before}
-        pieces: list[bytes] = []
-        steps = calls_of(lambda: pieces.extend(found.pieces()))
-        assert len(found.in_flight) == len(found.returned) == count // 2
-        return steps - 2 * len(pieces), sum(len(piece) for piece in pieces[2:] if id(piece) not in known)
+def test_messages_that_were_received_expire_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_module, "EXPIRED_ROWS_MAX", 100)
+    found = partition(MessageRetentionPeriod=60)
+    send(found, 2_000)
+    while receive(found):
+        pass
+    now_ms = NOW_MS + 60_001
 
-    few, many = steps_and_new_bytes(SLOT_ENTRIES + 10), steps_and_new_bytes(4 * SLOT_ENTRIES + 10)
+    left = []
+    while found.alive:
+        stop, _ = found.find_expired(now_ms, 1_000)
+        found.apply_delete_below(stop)
+        left.append(len(found.in_flight))
 
-    assert many[0] <= few[0] + 20
-    assert many[1] == few[1]
+    assert left == [1_489, 977, 465, 0]
+
+
+def test_fifo_messages_of_many_groups_expire_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fifo_order, "EXPIRED_AT_A_TIME", 100)
+    found = partition(name="steps.fifo", MessageRetentionPeriod=60)
+    for group in range(1, 251):
+        send(found, 1, group=group)
+    while receive(found):
+        pass
+    now_ms = NOW_MS + 60_001
+
+    stops = []
+    while found.alive:
+        stops.append(found.find_expired(now_ms, 1_000)[0])
+        found.apply_delete_below(stops[-1])
+
+    assert stops == [101, 201, 251]
 
 
 # Mistakes of the one who applies

@@ -1121,3 +1121,20 @@ def test_name_of_a_queue_in_a_snapshot_outlives_the_replay_of_an_older_queue_of_
 
     assert states.queue_of_arn(arn("again")) == 9
     assert set(states.definitions) == {9}
+
+
+def test_what_was_kept_of_messages_that_are_gone_is_freed_in_steps(host: Host) -> None:
+    send(host, JOBS, *(message(number) for number in range(2_000)))
+    while receive(host, JOBS).taken:
+        pass
+    send(host, STEPS, *(message(number, group=number) for number in range(1, 11)))
+    receive(host, STEPS)
+    host.ask(Purge(JOBS))
+    host.ask(DeleteQueue(STEPS))
+
+    first = host.states.empty_some(2)
+    steps = [host.states.empty_some(1) for _ in range(50)]
+
+    assert first
+    assert not host.states.empty_some(0)
+    assert 10 < steps.index(False) < 30

@@ -225,20 +225,34 @@ def test_everything_below_a_purge_is_gone() -> None:
     orders.order.own.add(50)
     orders.order.passed.add(41)
 
-    orders.order.discard_below(61)
-    orders.order.left_flight(range(1, 41))
+    emptied = orders.order.discard_all()
     orders.send(1)
 
     assert orders.take(100) == [61]
     assert not orders.order.held
     assert orders.order.tenants[NOISY].in_flight == 0
+    assert [len(list(steps)) for steps in emptied] == [1]
+
+
+def test_the_oldest_expire_whether_they_came_back_or_are_held_for_a_tenant() -> None:
+    orders = noisy_orders(behind=10)
+    orders.take(1, in_flight=40)  # serves the noisy one after everything was passed over
+    orders.order.give_back(1, 0)
+    orders.order.give_back(2, 0)
+    held = list(orders.order.fresh())
+
+    orders.order.discard_below(1, max(held) + 1, lambda sequence: True, [1])
+
+    assert list(orders.order.returned) == [2]
+    assert not orders.order.held
+    assert [len(list(steps)) for steps in orders.order.discard_all()] == [1]
 
 
 def test_purge_keeps_what_a_tenant_holds_above_it() -> None:
     orders = noisy_orders(behind=10)
     orders.take(1, in_flight=40)  # serves the noisy one after everything was passed over
 
-    orders.order.discard_below(45)
+    orders.order.discard_below(1, 45, lambda sequence: True, [])
 
     assert list(orders.order.fresh()) == list(range(45, 51))
     assert orders.order.held == {NOISY}
@@ -424,6 +438,6 @@ def test_queue_without_tenants_looks_nobody_up() -> None:
 def test_loaded_messages_in_flight_count_for_their_tenants_only() -> None:
     orders = Orders()
 
-    orders.order.load_in_flight([(1, 0), (2, NOISY), (3, NOISY)], 0)
+    orders.order.load_in_flight({NOISY: 2}, 0)
 
     assert {group: tenant.in_flight for group, tenant in orders.order.tenants.items()} == {NOISY: 2}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quaymaster.core import timers
 from quaymaster.core.sequences import SequenceSet
-from quaymaster.core.timers import SLOT_MS, STALE_TIMES_MAX, TimerWheel, round_up_to_slot_ms
+from quaymaster.core.timers import SLOT_MS, STALE_TIMES_MAX, TimerWheel, WorkLeft, round_up_to_slot_ms
 
 
 def everything_due(wheel: TimerWheel, now_ms: int) -> list[tuple[int, list[int]]]:
@@ -82,7 +83,33 @@ def test_wheel_is_rebuilt_from_its_slots() -> None:
     wheel.add(6, 100)
     rebuilt = TimerWheel()
 
-    rebuilt.load([(due_ms, SequenceSet(slot)) for due_ms, slot in wheel.slots()])
+    loaded = [list(slot) for part in wheel.freeze() for slot in rebuilt.load(part)]
 
-    assert [due_ms for due_ms, _ in wheel.slots()] == [100, 200]
+    assert sorted(loaded) == [[5], [6]]
     assert everything_due(rebuilt, 200) == everything_due(wheel, 200)
+
+
+def test_a_wheel_is_frozen_as_it_is_while_it_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "SLOTS_AT_A_TIME", 2)
+    wheel = TimerWheel()
+    for sequence in range(1, 11):
+        wheel.add(sequence, -(-sequence // 2) * 100)
+
+    frozen = wheel.freeze()
+    first = next(frozen)
+    wheel.add(11, 100)
+    wheel.add(12, 900)
+    wheel.discard(3, 200)
+    for entries in (3, 1, 1):
+        wheel.take_some_due(300, WorkLeft(entries))
+    wheel.take_due(400)
+    parts = [first, *frozen]
+
+    assert {due_ms: list(SequenceSet.from_bytes(data)) for part in parts for due_ms, data in part} == {
+        100: [1, 2],
+        200: [3, 4],
+        300: [5, 6],
+        400: [7, 8],
+        500: [9, 10],
+    }
+    assert all(len(part) <= 2 for part in parts)

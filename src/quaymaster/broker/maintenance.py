@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from quaymaster.broker.disk import is_full
 from quaymaster.broker.journal_files import JournalCorrupt, SegmentInfo
 from quaymaster.broker.replica import ReplicaHost
 from quaymaster.broker.segments import RecordUnreadable
-from quaymaster.broker.snapshots import SnapshotStore
+from quaymaster.broker.snapshots import Blob, SnapshotStore
 from quaymaster.broker.state_store import SnapshotMeta, encode_key, encode_meta, encode_partition
 from quaymaster.core.commands import ExpireMessages
 from quaymaster.core.partition import Partition
@@ -29,6 +29,8 @@ EXPIRY_STEP_S = 0.1
 EXPIRY_ROUND_S = 1.0
 """One look at every partition takes at least so long."""
 EXPIRY_PARTITIONS_PER_STEP = 2_000
+EMPTIED_PER_STEP = 16
+"""Of what is gone (a purged queue of a million messages in flight) so much is freed in one step: pages of rows."""
 COMMIT_TIMEOUT_S = 30.0
 COMPACT_AFTER_MS = 600_000
 """Younger segments stay whole: the windows of deduplication and attempts point into them."""
@@ -50,10 +52,6 @@ MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
 log = logging.getLogger(__name__)
 
 
-def _ignore(answer: object) -> None:
-    """Whether anything expired shows in the queues."""
-
-
 class Expiry:
     """Looks at every partition's oldest messages in turn."""
 
@@ -69,6 +67,7 @@ class Expiry:
             self._host.clock.follow_wall()
             queues = self._host.replica.queues
             queues.expiry_is_held = self._host.clock.expiry_is_held
+            queues.empty_some(EMPTIED_PER_STEP)
             if self._host.replica.is_leading and not queues.expiry_is_held:
                 self.step()
 
@@ -81,14 +80,28 @@ class Expiry:
             self._round_began = time.monotonic()
             self._keys = list(queues.partitions)
         now_ms = self._host.clock.time_ms()
-        for key in self._keys[-EXPIRY_PARTITIONS_PER_STEP:]:
-            found = queues.partitions.get(key)
-            if found is None or not found.alive:
-                continue
-            oldest_ms = found.index.sent_ms(found.head)
-            if found.has_moved_in or oldest_ms + found.definition.retention_ms <= now_ms:
-                self._host.submit(ExpireMessages(found.definition.queue_id, found.number), _ignore)
-        del self._keys[-EXPIRY_PARTITIONS_PER_STEP:]
+        until = time.perf_counter() + STEP_S
+        for _ in range(min(EXPIRY_PARTITIONS_PER_STEP, len(self._keys))):
+            found = queues.partitions.get(self._keys.pop())
+            if found is not None and found.alive and self._may_expire(found, now_ms):
+                self._expire(found)
+            if time.perf_counter() > until:
+                break
+
+    def _may_expire(self, found: Partition, now_ms: int) -> bool:
+        return found.has_moved_in or found.oldest_sent_ms + found.definition.retention_ms <= now_ms
+
+    def _expire(self, found: Partition) -> None:
+        """Propose an end to what has expired; where that was a part of it only, again and again."""
+        before = found.head
+
+        def answered(answer: object) -> None:
+            if found.alive and found.head > before and not isinstance(answer, Exception):
+                now_ms = self._host.clock.time_ms()
+                if not found.has_moved_in and self._may_expire(found, now_ms):
+                    self._expire(found)
+
+        self._host.submit(ExpireMessages(found.definition.queue_id, found.number), answered)
 
 
 class Snapshots:
@@ -162,17 +175,20 @@ class Snapshots:
         removed, queues.removed = queues.removed, set()
         self._chunks.snapshot_begun()
         partitions: dict[int, Partition] = {}
-        changed: dict[bytes, list[bytes]] = {}
+        changed: dict[bytes, Blob] = {}
         until = time.perf_counter() + STEP_S
         try:
             for key, found in queues.dirty_partitions():
                 if queues.partitions.get(key) is not found:
                     continue
                 partitions[key] = found
-                changed[encode_key(key)] = encode_partition(found, host.replica.end_offset)
-                if time.perf_counter() > until:
-                    await asyncio.sleep(0)
-                    until = time.perf_counter() + STEP_S
+                pieces: list[bytes] = []
+                changed[encode_key(key)] = pieces
+                for piece in encode_partition(found, host.replica.end_offset):
+                    pieces.append(piece)
+                    if time.perf_counter() > until:
+                        await asyncio.sleep(0)
+                        until = time.perf_counter() + STEP_S
             await self._committed(host.replica.end_offset)
             meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
             gone = [encode_key(key) for key in removed if encode_key(key) not in changed]
@@ -198,14 +214,13 @@ class Snapshots:
     def _publish(
         self,
         base_offset: int,
-        changed: dict[bytes, list[bytes]],
+        changed: Mapping[bytes, Blob],
         removed: list[bytes],
         meta: bytes,
         durable_floor: int,
     ) -> None:
         self._chunks.sync()
-        blobs = {key: b"".join(pieces) for key, pieces in changed.items()}
-        self._store.write(base_offset, blobs, removed, meta, durable_floor=durable_floor)
+        self._store.write(base_offset, changed, removed, meta, durable_floor=durable_floor)
         self._chunks.snapshot_published()
 
     @property

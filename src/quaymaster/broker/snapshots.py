@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,6 +47,10 @@ _HEAD = struct.Struct("<B3sQQQIII")
 _FILE = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<HHQII")
 _CRC = struct.Struct("<I")
+
+
+Blob = bytes | list[bytes]
+"""A blob, whole or in pieces that follow one another: a large one is never joined, which would hold up everybody."""
 
 
 class SnapshotsDamaged(Exception):
@@ -167,7 +171,7 @@ class SnapshotStore:
     def write(
         self,
         base_offset: int,
-        changed: Mapping[bytes, bytes],
+        changed: Mapping[bytes, Blob],
         removed: Iterable[bytes],
         meta: bytes,
         *,
@@ -212,11 +216,11 @@ class SnapshotStore:
                 lengths[number] = max(length, lengths.get(number, 0))
         return lengths
 
-    def _is_mostly_garbage(self, new: _Manifest, changed: Mapping[bytes, bytes]) -> bool:
+    def _is_mostly_garbage(self, new: _Manifest, changed: Mapping[bytes, Blob]) -> bool:
         if not self._manifests:
             return False
         live = sum(place.length for place in new.places.values())
-        live += sum(len(blob) for blob in changed.values())
+        live += sum(len(piece) for blob in changed.values() for piece in _pieces_of(blob))
         total = sum(self._manifests[-1].lengths.values())
         return total > max(2 * live, REWRITE_BYTES_MIN)
 
@@ -236,8 +240,8 @@ class SnapshotStore:
         new: _Manifest,
         number: int,
         start: int,
-        carried: Iterable[tuple[bytes, bytes]],
-        changed: Mapping[bytes, bytes],
+        carried: Iterable[tuple[bytes, Blob]],
+        changed: Mapping[bytes, Blob],
     ) -> None:
         position = start
         pending: list[bytes] = []
@@ -248,13 +252,16 @@ class SnapshotStore:
                 assert 0 < len(key) <= KEY_BYTES_MAX, "a key has 1 to 65,535 bytes"
                 if handle is None:
                     handle = self._open_blobs(number, create=start == 0)
-                new.places[key] = _Place(number, position, len(blob), crc32c(blob))
-                position += len(blob)
-                pending.append(blob)
-                pending_bytes += len(blob)
-                if pending_bytes >= WRITE_BYTES:
-                    self._disk.write_many(handle.fd, pending, position - pending_bytes)
-                    pending, pending_bytes = [], 0
+                blob_at, crc = position, 0
+                for piece in _pieces_of(blob):
+                    crc = crc32c(piece, crc)
+                    position += len(piece)
+                    pending.append(piece)
+                    pending_bytes += len(piece)
+                    if pending_bytes >= WRITE_BYTES:
+                        self._disk.write_many(handle.fd, pending, position - pending_bytes)
+                        pending, pending_bytes = [], 0
+                new.places[key] = _Place(number, blob_at, position - blob_at, crc)
         if handle is not None:
             if pending:
                 self._disk.write_many(handle.fd, pending, position - pending_bytes)
@@ -364,6 +371,10 @@ class SnapshotStore:
             handle = self._open_blobs(number, create=False)
             if self._disk.size(handle.fd) > length:
                 self._disk.truncate(handle.fd, length)
+
+
+def _pieces_of(blob: Blob) -> Sequence[bytes]:
+    return (blob,) if isinstance(blob, bytes) else blob
 
 
 def _number_of(name: str, suffix: str) -> int | None:

@@ -13,7 +13,8 @@ in them is committed, because the leader's state runs ahead.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -22,7 +23,7 @@ from quaymaster.core.partition import Partition
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.core.queue_states import QueueStates
 
-BLOB_VERSION = 2
+BLOB_VERSION = 3
 
 _KEY = struct.Struct(">Q")
 _HEAD = struct.Struct("<BI")
@@ -57,16 +58,15 @@ def decode_meta(data: bytes) -> SnapshotMeta:
     return _meta_decoder.decode(data)
 
 
-def encode_partition(partition: Partition, applied: int) -> list[bytes]:
+def encode_partition(partition: Partition, applied: int) -> Iterator[bytes]:
     """Return a partition's blob as of `applied`, and note that it is clean from there on.
 
-    It comes in pieces, to be joined elsewhere: where this is called, requests wait.
+    It comes in pieces, to be joined elsewhere: each takes a moment, and requests need not wait for all of them.
     """
     partition.applied = applied
-    definition = encode_queue_definition(partition.definition)
-    pieces = [_HEAD.pack(BLOB_VERSION, len(definition)), definition, *partition.pieces()]
     partition.dirty = False
-    return pieces
+    definition = encode_queue_definition(partition.definition)
+    return chain((_HEAD.pack(BLOB_VERSION, len(definition)), definition), partition.pieces())
 
 
 def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper) -> None:

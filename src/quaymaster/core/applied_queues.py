@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -87,6 +89,7 @@ class AppliedQueues:
         self.removed: set[int] = set()
         self.messages_gone = 0
         """How many messages were deleted, expired or moved away since this was made; only grows."""
+        self._to_empty: deque[Iterator[None]] = deque()
         self._apply: dict[int, Callable[[Row, bytes, int], None]] = {
             RecordType.BARRIER: self._apply_nothing,
             RecordType.SEND: self._apply_send,
@@ -141,6 +144,18 @@ class AppliedQueues:
         for key, partition in list(self.partitions.items()):
             if partition.dirty:
                 yield key, partition
+
+    def empty_later(self, emptied: list[Iterator[None]]) -> None:
+        """Take what is left of messages that are gone, to be freed by `empty_some`."""
+        self._to_empty.extend(emptied)
+
+    def empty_some(self, steps: int) -> bool:
+        """Free as much of what is gone as `steps` steps do; return whether there is more."""
+        while steps > 0 and self._to_empty:
+            steps -= sum(1 for _ in islice(self._to_empty[0], steps))
+            if steps > 0:
+                self._to_empty.popleft()
+        return bool(self._to_empty)
 
     # Applying
 
@@ -217,12 +232,12 @@ class AppliedQueues:
     def _apply_purge(self, row: Row, payload: bytes, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            partition.apply_purge(row.sequence)
+            self.empty_later(partition.apply_purge(row.sequence))
 
     def _apply_expire(self, row: Row, payload: bytes, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            partition.apply_delete_below(row.sequence)
+            self.empty_later(partition.apply_delete_below(row.sequence))
             partition.apply_delete(array("Q", payload), row.time_ms)
 
     def _apply_queue_set(self, row: Row, payload: bytes, epoch: int) -> None:
@@ -281,7 +296,7 @@ class AppliedQueues:
             key = partition_key(queue_id, slice_.number)
             partition = self.partitions.pop(key)
             self.messages_gone += partition.alive
-            partition.index.clear()
+            self.empty_later(partition.emptied())
             self.removed.add(key)
 
 

@@ -5,7 +5,8 @@ One forward scan finds them: a message whose group cannot give now goes to the g
 scanned again, so a blocked group hides no other at any depth. Groups that can give wait in a line, the one that
 could give first in front; a group that was served goes behind the others.
 
-Memory: groups that are blocked or hold passed-over messages, and only those.
+Memory: groups that are blocked or hold passed-over messages, and only those. There may be millions, so what is
+done to all of them is done in steps: `freeze` and `emptied` give an iterator.
 
 Source: Amazon SQS Developer Guide, "FIFO queue delivery logic"; behaviour of groups after a partial delete or a
 terminated visibility timeout as the service shows it.
@@ -14,7 +15,7 @@ terminated visibility timeout as the service shows it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from quaymaster.core.index import SequenceIndex
 from quaymaster.core.sequences import SequenceSet
@@ -26,7 +27,21 @@ READY_GROUPS_MAX = 256
 """While this many groups can give already, a receive does not look ahead for more messages of the one it serves."""
 
 
-class _Group:
+GROUP_PAGES = 1_024
+"""Groups lie in so many pages, by the last bits of their keys."""
+
+LINE_PART = 1_024
+
+EXPIRED_AT_A_TIME = 4_096
+"""So many groups, or else messages, are looked at when messages expire."""
+
+GroupState = tuple[int, bytes, list[int]]
+"""A group's key, what waits in it, and what is in flight, for a snapshot."""
+
+
+class Group:
+    """What is known of one message group."""
+
     __slots__ = ("in_flight", "in_line", "waiting")
 
     def __init__(self) -> None:
@@ -35,7 +50,132 @@ class _Group:
         self.in_line = False
 
     def can_give(self) -> bool:
+        """Return whether its first message is visible."""
         return bool(self.waiting) and (not self.in_flight or self.waiting.first() < self.in_flight.first())
+
+
+class _Groups:
+    """The groups by key. While they are frozen, one that changes is first kept as it was."""
+
+    __slots__ = ("_kept", "_moving", "_pages", "_size")
+
+    def __init__(self) -> None:
+        self._pages: dict[int, dict[int, Group]] = {}
+        self._size = 0
+        self._kept: dict[int, dict[int, GroupState | None]] = {}
+        self._moving: Collection[int] = ()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, key: int) -> bool:
+        page = self._pages.get(key % GROUP_PAGES)
+        return page is not None and key in page
+
+    def __iter__(self) -> Iterator[tuple[int, Group]]:
+        for page in self._pages.values():
+            yield from page.items()
+
+    def get(self, key: int) -> Group | None:
+        """Return a group to look at, or None."""
+        page = self._pages.get(key % GROUP_PAGES)
+        return None if page is None else page.get(key)
+
+    def open(self, key: int) -> Group:
+        """Return a group to change, a new one if there is none."""
+        number = key % GROUP_PAGES
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = {}
+        group = page.get(key)
+        kept = self._kept.get(number)
+        if kept is not None and key not in kept:
+            kept[key] = None if group is None else _state_of(key, group, self._moving)
+        if group is None:
+            group = page[key] = Group()
+            self._size += 1
+        return group
+
+    def drop(self, key: int) -> None:
+        """Forget a group that was opened."""
+        page = self._pages[key % GROUP_PAGES]
+        del page[key]
+        self._size -= 1
+        if not page:
+            del self._pages[key % GROUP_PAGES]
+
+    def freeze(self, moving: Collection[int]) -> Iterator[list[GroupState]]:
+        """Return all groups as they are now, a page at a time. What is in `moving` counts as waiting."""
+        self._moving = moving
+        self._kept = {number: {} for number in self._pages}
+        return self._give(list(self._pages.items()), self._kept, moving)
+
+    def emptied(self) -> Iterator[None]:
+        """Empty a table that is used no more, a page with each step."""
+        while self._pages:
+            self._pages.popitem()
+            yield
+
+    @staticmethod
+    def _give(
+        pages: list[tuple[int, dict[int, Group]]],
+        kept_of: dict[int, dict[int, GroupState | None]],
+        moving: Collection[int],
+    ) -> Iterator[list[GroupState]]:
+        for number, page in pages:
+            kept = kept_of.pop(number)
+            states = [_state_of(key, group, moving) for key, group in page.items() if key not in kept]
+            yield states + [state for state in kept.values() if state is not None]
+
+
+class _Line:
+    """Groups in line, as (able to give since, key, group): a queue in parts that are only added to."""
+
+    __slots__ = ("_parts", "_start")
+
+    def __init__(self) -> None:
+        self._parts: deque[list[tuple[int, int, Group]]] = deque()
+        self._start = 0
+
+    def __len__(self) -> int:
+        if not self._parts:
+            return 0
+        return (len(self._parts) - 1) * LINE_PART + len(self._parts[-1]) - self._start
+
+    def append(self, since_ms: int, key: int, group: Group) -> None:
+        if not self._parts or len(self._parts[-1]) >= LINE_PART:
+            self._parts.append([])
+        self._parts[-1].append((since_ms, key, group))
+
+    def first(self) -> tuple[int, int, Group]:
+        return self._parts[0][self._start]
+
+    def popleft(self) -> None:
+        self._start += 1
+        if self._start >= len(self._parts[0]):
+            self._parts.popleft()
+            self._start = 0
+
+    def freeze(self) -> Iterator[list[tuple[int, int]]]:
+        """Return who is in line now, a part at a time; groups that can no longer give among them."""
+        parts = [(part, self._start if at == 0 else 0, len(part)) for at, part in enumerate(self._parts)]
+        return ([(since_ms, key) for since_ms, key, _ in part[start:stop]] for part, start, stop in parts)
+
+    def emptied(self) -> Iterator[None]:
+        """Empty a line that is used no more, a part with each step."""
+        while self._parts:
+            self._parts.popleft()
+            yield
+
+
+def _state_of(key: int, group: Group, moving: Collection[int]) -> GroupState:
+    """Return a group's state; what was taken for a move is not decided yet: to whoever loads this it is visible."""
+    waiting, in_flight = group.waiting, list(group.in_flight)
+    moved = [sequence for sequence in in_flight if sequence in moving] if moving else []
+    if moved:
+        waiting = SequenceSet([*waiting, *moved])
+        in_flight = [sequence for sequence in in_flight if sequence not in moving]
+    return key, waiting.to_bytes(), in_flight
 
 
 class FIFOOrder:
@@ -45,10 +185,10 @@ class FIFOOrder:
 
     def __init__(self, index: SequenceIndex, delay_ms: int) -> None:
         self._index = index
-        self._line: deque[tuple[int, int, _Group]] = deque()  # (able to give since, group's key, group)
+        self._line = _Line()
         self.cursor = index.next_sequence
         self.delay_ms = delay_ms
-        self.groups: dict[int, _Group] = {}
+        self.groups = _Groups()
         self.next_due_ms: int | None = None
         self.unfinished = False
 
@@ -63,11 +203,13 @@ class FIFOOrder:
             budget -= scanned
             line_since_ms = self._front_of_line()
             if line_since_ms is not None and (fresh_since_ms is None or line_since_ms < fresh_since_ms):
-                _, key, group = self._line.popleft()
+                key = self._line.first()[1]
+                self._line.popleft()
+                group = self.groups.open(key)
                 group.in_line = False
             elif fresh_since_ms is not None:
                 key = self._index.group(self.cursor)
-                group = self.groups[key] = _Group()
+                group = self.groups.open(key)
                 group.waiting.add(self.cursor)
                 self.cursor += 1
             else:
@@ -82,14 +224,14 @@ class FIFOOrder:
             self._pass_over(self.cursor, now_ms)
             self.cursor += 1
         key = self._index.group(sequence)
-        group = self._group(key)
+        group = self.groups.open(key)
         group.waiting.discard(sequence)
         group.in_flight.add(sequence)
 
     def give_back(self, sequence: int, now_ms: int) -> None:
         """A message that was in flight is visible again."""
         key = self._index.group(sequence)
-        group = self._group(key)
+        group = self.groups.open(key)
         group.in_flight.discard(sequence)
         group.waiting.add(sequence)
         self._join_line(key, group, now_ms)
@@ -112,19 +254,36 @@ class FIFOOrder:
             self.cursor += 1
         self._remove(sequence, now_ms)
 
-    def discard_below(self, stop: int) -> None:
-        """Every message below is gone, the ones in flight too."""
+    def discard_below(
+        self, first: int, stop: int, is_live: Callable[[int], bool], came_back: Iterable[int]
+    ) -> None:
+        """Every message of [first, stop), the first there are, is gone. `is_live` still says which there were."""
+        if stop - first < len(self.groups):
+            for sequence in range(first, min(stop, self.cursor)):
+                if is_live(sequence):
+                    self._remove(sequence, 0)
+        else:
+            for key, _ in list(self.groups):
+                group = self.groups.open(key)
+                group.waiting.discard_below(stop)
+                group.in_flight.discard_below(stop)
+                self._drop_or_join(key, group, 0)
         self.cursor = max(self.cursor, stop)
-        for key, group in list(self.groups.items()):
-            group.waiting.discard_below(stop)
-            group.in_flight.discard_below(stop)
-            if not group.waiting and not group.in_flight:
-                del self.groups[key]
-            else:
-                self._join_line(key, group, 0)
+
+    def discard_all(self) -> list[Iterator[None]]:
+        """Every message is gone; return what is left to be emptied in steps."""
+        self.cursor = self._index.next_sequence
+        emptied = [self.groups.emptied(), self._line.emptied()]
+        self.groups, self._line = _Groups(), _Line()
+        return emptied
 
     def left_flight(self, sequences: Iterable[int]) -> None:
-        """Nothing to do: `discard_below` looks at every group."""
+        """Nothing to do: `discard_below` finds them."""
+
+    @property
+    def expired_at_a_time(self) -> int | None:
+        """How many messages may be gone in one step, so that it takes a moment only; None: any number."""
+        return EXPIRED_AT_A_TIME if len(self.groups) > EXPIRED_AT_A_TIME else None
 
     def sent(self, group: int, now_ms: int) -> None:
         """Nothing to note: the scan finds it."""
@@ -133,40 +292,42 @@ class FIFOOrder:
         """FIFO queues have no tenants."""
         return 0
 
-    def load_in_flight(self, in_flight: list[tuple[int, int]], now_ms: int) -> None:
-        """Note which messages, as (sequence, group), are in flight (a snapshot load)."""
-        for sequence, key in in_flight:
-            self._group(key).in_flight.add(sequence)
+    def freeze(
+        self, moving: Collection[int]
+    ) -> tuple[Iterator[list[GroupState]], Iterator[list[tuple[int, int]]]]:
+        """Return the groups, and those in line as (since when, key), as they are now, some at a time.
 
-    def load_waiting(self, groups: Iterable[tuple[int, SequenceSet]]) -> None:
-        """Take over the messages that wait in groups (a snapshot load)."""
-        for key, waiting in groups:
-            self._group(key).waiting = waiting
+        What is in `moving` counts as waiting. One at a time is under way.
+        """
+        return self.groups.freeze(moving), self._line.freeze()
 
-    def load_line(self, line: list[tuple[int, int]]) -> None:
+    def load_groups(self, states: Iterable[GroupState]) -> None:
+        """Take over groups (a snapshot load)."""
+        for key, waiting, in_flight in states:
+            group = self.groups.open(key)
+            group.waiting = SequenceSet.from_bytes(waiting)
+            group.in_flight = SequenceSet(in_flight)
+
+    def load_line(self, line: Iterable[tuple[int, int]]) -> None:
         """Take over who can give since when; others that can give go in front (a snapshot load)."""
-        named = {key for _, key in line}
+        in_line = [
+            (since_ms, key, group) for since_ms, key in line if (group := self.groups.get(key)) is not None
+        ]
+        named = {key for _, key, _ in in_line}
         able = [
-            (group.waiting.first(), key)
-            for key, group in self.groups.items()
+            (group.waiting.first(), key, group)
+            for key, group in self.groups
             if group.can_give() and key not in named
         ]
-        for since_ms, key in [*((0, key) for _, key in sorted(able)), *line]:
-            self._join_line(key, self._group(key), since_ms)
-
-    def line(self) -> list[tuple[int, int]]:
-        """Return the groups that can give, as (since when, key), in the order they are served."""
-        return [
-            (since_ms, key)
-            for since_ms, key, group in self._line
-            if self.groups.get(key) is group and group.can_give()
-        ]
+        able.sort(key=lambda entry: entry[0])
+        for since_ms, key, group in [*((0, key, group) for _, key, group in able), *in_line]:
+            self._join_line(key, group, since_ms)
 
     def known_groups(self) -> dict[int, int]:
         """Return the group of every message that waits in one or is in flight."""
         return {
             sequence: key
-            for key, group in self.groups.items()
+            for key, group in self.groups
             for numbers in (group.waiting, group.in_flight)
             for sequence in numbers
         }
@@ -189,7 +350,7 @@ class FIFOOrder:
     def fresh(self) -> SequenceSet:
         """Return all that waits in groups, whether it was handed out before or not."""
         result = SequenceSet()
-        for group in self.groups.values():
+        for _, group in self.groups:
             result.update(group.waiting.bitmap())
         return result
 
@@ -213,7 +374,7 @@ class FIFOOrder:
         return None, scanned
 
     def _serve(
-        self, key: int, group: _Group, taken: list[int], count_max: int, now_ms: int, stop: int, budget: int
+        self, key: int, group: Group, taken: list[int], count_max: int, now_ms: int, stop: int, budget: int
     ) -> int:
         """Take what the group can give; return how many messages a look ahead passed over."""
         blocked_from = group.in_flight.first() if group.in_flight else None
@@ -248,37 +409,34 @@ class FIFOOrder:
 
     def _pass_over(self, sequence: int, since_ms: int) -> None:
         key = self._index.group(sequence)
-        group = self._group(key)
+        group = self.groups.open(key)
         group.waiting.add(sequence)
         self._join_line(key, group, since_ms)
 
     def _remove(self, sequence: int, now_ms: int) -> None:
         key = self._index.group(sequence)
-        group = self.groups.get(key)
-        if group is None:
+        if key not in self.groups:
             return
+        group = self.groups.open(key)
         group.in_flight.discard(sequence)
         group.waiting.discard(sequence)
+        self._drop_or_join(key, group, now_ms)
+
+    def _drop_or_join(self, key: int, group: Group, now_ms: int) -> None:
         if not group.waiting and not group.in_flight:
-            del self.groups[key]
+            self.groups.drop(key)
         else:
             self._join_line(key, group, now_ms)
 
-    def _group(self, key: int) -> _Group:
-        group = self.groups.get(key)
-        if group is None:
-            group = self.groups[key] = _Group()
-        return group
-
-    def _join_line(self, key: int, group: _Group, since_ms: int) -> None:
+    def _join_line(self, key: int, group: Group, since_ms: int) -> None:
         if not group.in_line and group.can_give():
             group.in_line = True
-            self._line.append((since_ms, key, group))
+            self._line.append(since_ms, key, group)
 
     def _front_of_line(self) -> int | None:
         """Return since when the group in front can give; groups that no longer can are taken out of line."""
         while self._line:
-            since_ms, key, group = self._line[0]
+            since_ms, key, group = self._line.first()
             if self.groups.get(key) is group and group.can_give():
                 return since_ms
             self._line.popleft()

@@ -16,7 +16,9 @@ changes nothing, because due times are slot ends (`core/timers`) and nothing els
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -24,25 +26,28 @@ import xxhash
 from pyroaring import BitMap64
 
 from quaymaster.core.commands import MoveTask, QueueCounts
-from quaymaster.core.fifo_order import FIFOOrder
+from quaymaster.core.fifo_order import FIFOOrder, GroupState
 from quaymaster.core.index import ChunkKeeper, SequenceIndex
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.recent_ids import RecentIds
+from quaymaster.core.rows import RowTable
 from quaymaster.core.sequences import SequenceSet, end_of_run
 from quaymaster.core.standard_order import StandardOrder
 from quaymaster.core.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 DEDUP_WINDOW_MS = 300_000
 ATTEMPT_WINDOW_MS = 300_000
 ATTEMPTS_MAX = 100_000
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000
+EXPIRED_ROWS_MAX = 4_096
+"""About so many messages that were received before expire in one step."""
 FAR_DEADLINE_MS = 60_000
 """A deleted message's entry in the wheel is taken out when it would stay there for longer than this."""
 
 
-class InFlight(msgspec.Struct, array_like=True, gc=False):
+class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message that is out with a consumer. `epoch` and `delivery_count` name the delivery that holds it.
 
     `arrived_count` is the delivery count it had when it came into this queue (0 unless moved here): the redrive
@@ -58,7 +63,7 @@ class InFlight(msgspec.Struct, array_like=True, gc=False):
     changed: bool = False
 
 
-class Returned(msgspec.Struct, array_like=True, gc=False):
+class Returned(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is remembered of a message that was handed out before and is visible again."""
 
     delivery_count: int
@@ -66,7 +71,7 @@ class Returned(msgspec.Struct, array_like=True, gc=False):
     arrived_count: int
 
 
-class Attempt(msgspec.Struct, array_like=True, gc=False):
+class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a receive with a ReceiveRequestAttemptId handed out."""
 
     time_ms: int
@@ -74,9 +79,9 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
 
 
 class _State(msgspec.Struct, array_like=True):
-    """What a snapshot says, but for recent ids. The tables are the partition's own: nothing is made for each row.
+    """What a snapshot says of a partition, but for what it may have many of: see `Section`.
 
-    So the order of the fields of this and of the rows' classes is a format: it changes with STATE_VERSION.
+    The order of the fields of this and of the rows' classes is a format: it changes with STATE_VERSION.
     """
 
     applied: int
@@ -86,18 +91,29 @@ class _State(msgspec.Struct, array_like=True):
     stretches: list[int]
     passed: bytes
     own: bytes
-    returned_order: list[int]
-    groups: list[tuple[int, bytes]]
-    line: list[tuple[int, int]]
-    in_flight: dict[int, InFlight]
-    in_flight_groups: dict[int, int]
-    """FIFO: the group of each message in flight. Standard: how many each tenant has in flight."""
-    returned: dict[int, Returned]
-    timers: list[tuple[int, bytes]]
-    attempts: dict[bytes, Attempt]
+    returned_order: bytes
+    tenants_in_flight: dict[int, int]
     tasks: list[MoveTask]
     has_moved_in: bool
     index: bytes
+
+
+class Section(IntEnum):
+    """What a piece of a snapshot says. Each is version u8 · section u8 · length u64, then so many bytes.
+
+    The state comes first, END last; of the others there are as many as it takes.
+    """
+
+    STATE = 1
+    IN_FLIGHT = 2
+    RETURNED = 3
+    TIMERS = 4
+    GROUPS = 5
+    LINE = 6
+    ATTEMPTS = 7
+    DEDUP = 8
+    RETRIES = 9
+    END = 10
 
 
 class Partition:
@@ -105,6 +121,7 @@ class Partition:
 
     __slots__ = (
         "_expiry_scan",
+        "_oldest",
         "_retry_ids_max",
         "_retry_window_ms",
         "alive",
@@ -147,8 +164,8 @@ class Partition:
         self.head = 1
         self.alive = 0
         self.deleted: BitMap64 = BitMap64()
-        self.in_flight: dict[int, InFlight] = {}
-        self.returned: dict[int, Returned] = {}
+        self.in_flight: RowTable[InFlight] = RowTable()
+        self.returned: RowTable[Returned] = RowTable()
         self.timed = SequenceSet()
         self.timers = TimerWheel()
         self.wheel = TimerWheel()
@@ -165,12 +182,20 @@ class Partition:
         self._retry_window_ms = retry_window_ms
         self._retry_ids_max = retry_ids_max
         self._expiry_scan = 1
+        self._oldest = (0, 0)
         self.order: StandardOrder | FIFOOrder = self._new_order()
 
     @property
     def next_sequence(self) -> int:
         """The sequence number the next message gets."""
         return self.index.next_sequence
+
+    @property
+    def oldest_sent_ms(self) -> int:
+        """When the message at the head was sent; there is one. It is looked up once for each head."""
+        if self._oldest[0] != self.head:
+            self._oldest = self.head, self.index.sent_ms(self.head)
+        return self._oldest[1]
 
     # Questions
 
@@ -182,7 +207,7 @@ class Partition:
         """Return how many messages are visible, in flight and delayed, after `advance`."""
         in_flight = len(self.in_flight)
         delayed = len(self.timed) + self.order.count_waiting(now_ms)
-        oldest = self.index.sent_ms(self.head) if self.alive else 0
+        oldest = self.oldest_sent_ms if self.alive else 0
         return QueueCounts(
             visible=max(0, self.alive - in_flight - delayed),
             in_flight=in_flight,
@@ -205,7 +230,7 @@ class Partition:
 
     def may_have_expired(self, oldest_ms: int) -> bool:
         """Return whether a message may be from `oldest_ms` or before: the head is the oldest, but for moved ones."""
-        return self.has_moved_in or (self.alive > 0 and self.index.sent_ms(self.head) <= oldest_ms)
+        return self.has_moved_in or (self.alive > 0 and self.oldest_sent_ms <= oldest_ms)
 
     def find_expired(self, now_ms: int, count_max: int) -> tuple[int, list[int]]:
         """Return (first sequence that is kept, single expired ones above it); the caller proposes their end."""
@@ -214,9 +239,10 @@ class Partition:
         if not self.alive or self.head >= stop:
             return self.head, []
         if not self.has_moved_in:
-            if self.index.sent_ms(self.head) + retention_ms > now_ms:
+            if self.oldest_sent_ms + retention_ms > now_ms:
                 return self.head, []
-            return self.index.first_sent_after(self.head, stop, now_ms - retention_ms), []
+            expired_below = self.index.first_sent_after(self.head, stop, now_ms - retention_ms)
+            return min(expired_below, self._expiry_stop()), []
         # Messages moved here keep the time they were first sent: look at each, a stretch at a time.
         expired: list[int] = []
         start = max(self._expiry_scan, self.head)
@@ -229,6 +255,13 @@ class Partition:
                 expired.append(sequence)
         self._expiry_scan = end if end < stop else self.head
         return self.head, expired
+
+    def _expiry_stop(self) -> int:
+        """Return below which sequence number messages may be gone in one step."""
+        stops = [self.in_flight.stop_after(EXPIRED_ROWS_MAX), self.returned.stop_after(EXPIRED_ROWS_MAX)]
+        if self.order.expired_at_a_time is not None:
+            stops.append(self.head + self.order.expired_at_a_time)
+        return min((stop for stop in stops if stop is not None), default=self.index.next_sequence)
 
     def find_duplicate(self, dedup: bytes | None, retry: bytes | None, now_ms: int) -> int | None:
         """Return the offset of the record that stored the same message within the window, or None."""
@@ -387,7 +420,7 @@ class Partition:
         in_flight, returned, order = self.in_flight, self.returned, self.order
         self.dirty = True
         for sequence, delivery_count in messages:
-            before = returned.pop(sequence, None)
+            before = returned.take(sequence)
             row = in_flight.get(sequence)
             if before is not None:
                 first_ms, arrived = before.first_receive_ms or time_ms, before.arrived_count
@@ -418,7 +451,7 @@ class Partition:
         if row is None:
             if not timeout_ms:
                 return
-            before = self.returned.pop(sequence, None)
+            before = self.returned.take(sequence)
             self.timed.discard(sequence)
             self.order.claim(sequence, time_ms)
             if before is not None:
@@ -429,9 +462,16 @@ class Partition:
                 )
             else:
                 row = InFlight(0, delivery_count, time_ms, time_ms, epoch, 0)
-            self.in_flight[sequence] = row
-        row.changed = changed
-        row.deadline_ms = time_ms + timeout_ms
+        row = InFlight(
+            time_ms + timeout_ms,
+            row.delivery_count,
+            row.first_receive_ms,
+            row.received_ms,
+            row.epoch,
+            row.arrived_count,
+            changed,
+        )
+        self.in_flight[sequence] = row
         if timeout_ms:
             self.wheel.add(sequence, row.deadline_ms)
         else:
@@ -444,16 +484,16 @@ class Partition:
         for sequence in sequences:
             if not self.head <= sequence < next_sequence or sequence in self.deleted:
                 continue
-            row = self.in_flight.pop(sequence, None)
+            row = self.in_flight.take(sequence)
             if row is not None:
                 if row.deadline_ms - time_ms > FAR_DEADLINE_MS:
                     self.wheel.discard(sequence, row.deadline_ms)
                 self.order.settle(sequence, time_ms, row.received_ms)
             elif self.moving.pop(sequence, None) is not None:
                 self.order.settle(sequence, time_ms, time_ms)
-                self.returned.pop(sequence, None)
+                self.returned.take(sequence)
             else:
-                self.returned.pop(sequence, None)
+                self.returned.take(sequence)
                 self.timed.discard(sequence)
                 self.order.discard(sequence, time_ms)
             self.alive -= 1
@@ -463,31 +503,57 @@ class Partition:
                 self.deleted.add(sequence)
         self._move_head()
 
-    def apply_delete_below(self, stop: int) -> None:
-        """Every message below is gone (purge, expiry of the oldest)."""
+    def apply_delete_below(self, stop: int) -> list[Iterator[None]]:
+        """Every message below is gone (purge, expiry of the oldest).
+
+        What was kept of them may take a while to free: whoever has no time for that takes the steps one by one.
+        """
         if stop <= self.head:
-            return
+            return []
         self.dirty = True
-        for table in (self.in_flight, self.returned, self.moving):
-            gone = [sequence for sequence in table if sequence < stop]
-            if table is not self.returned:
-                self.order.left_flight(gone)
-            for sequence in gone:
-                del table[sequence]
+        if stop >= self.index.next_sequence:
+            return self._discard_all()
+        gone = self.in_flight.take_below(stop)
+        gone += [sequence for sequence in self.moving if sequence < stop]
+        self.order.left_flight(gone)
+        for sequence in gone:
+            self.moving.pop(sequence, None)
+        self.order.discard_below(self.head, stop, self.is_live, self.returned.take_below(stop))
         self.timed.discard_below(stop)
         self.deleted.remove_range(0, stop)
         self.head = stop
         self.alive = self.index.next_sequence - stop - len(self.deleted)
-        self.order.discard_below(stop)
         self._move_head()
+        return []
 
-    def apply_purge(self, stop: int) -> None:
+    def apply_purge(self, stop: int) -> list[Iterator[None]]:
         """The queue was purged: messages below are gone, and so is what deduplication remembers."""
-        self.apply_delete_below(stop)
+        emptied = self.apply_delete_below(stop)
         self.dedup = None
         self.retries = None
-        self.attempts.clear()
+        self.attempts = {}
         self.dirty = True
+        return emptied
+
+    def emptied(self) -> list[Iterator[None]]:
+        """Return what empties a partition that is gone, in steps."""
+        self.index.clear()
+        emptied = self._discard_all()
+        # A standard order refers to its partition: without that circle both are freed as soon as they are let go.
+        self.order = FIFOOrder(self.index, 0)
+        return emptied
+
+    def _discard_all(self) -> list[Iterator[None]]:
+        emptied = [self.in_flight.emptied(), self.returned.emptied(), *self.order.discard_all()]
+        self.in_flight, self.returned, self.moving = RowTable(), RowTable(), {}
+        self.timed = SequenceSet()
+        self.timers, self.wheel = TimerWheel(), TimerWheel()
+        self.deleted = BitMap64()
+        self.has_moved_in = False
+        self.head = self.index.next_sequence
+        self.alive = 0
+        self.index.drop_below(self.head)
+        return emptied
 
     def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
         """The queue has new attributes."""
@@ -507,74 +573,58 @@ class Partition:
 
     # Snapshots
 
-    def pieces(self) -> list[bytes]:
-        """Return the whole state, for a snapshot, as bytes to be joined; `applied` says which records are in it.
+    def pieces(self) -> Iterator[bytes]:
+        """Return the whole state as it is now, for a snapshot, as bytes to be joined; `applied` says as of when.
 
-        A moment of a large partition's time: what is large either never changes and is not copied, or is encoded
-        without an object for each row.
+        Each piece takes a moment of a large partition's time, and the state may change between them. One at a time
+        is under way.
         """
         order = self.order
-        groups: list[tuple[int, bytes]] = []
-        line: list[tuple[int, int]] = []
-        returned_order: list[int] = []
-        stretches: list[int] = []
-        passed = own = b""
-        in_flight = self.in_flight
-        in_flight_groups: dict[int, int]
-        if isinstance(order, FIFOOrder):
-            waiting = {key: group.waiting for key, group in order.groups.items() if group.waiting}
-            # What was taken for a move is not decided yet: to whoever loads this it is visible.
-            for sequence in self.moving:
-                key = self.index.group(sequence)
-                waiting[key] = SequenceSet(waiting.get(key, ()))
-                waiting[key].add(sequence)
-            groups = [(key, numbers.to_bytes()) for key, numbers in waiting.items()]
-            line = order.line()
-            in_flight_groups = {
-                sequence: key
-                for key, group in order.groups.items()
-                for sequence in group.in_flight
-                if sequence in in_flight
-            }
-        else:
-            passed = order.fresh().to_bytes()
-            own = order.own.to_bytes()
-            stretches = order.stretches
-            returned_order = [*self.moving, *order.returned]
-            in_flight_groups = {
-                key: tenant.in_flight for key, tenant in order.tenants.items() if tenant.in_flight
-            }
-            for sequence in self.moving if in_flight_groups else ():
-                key = self.index.group(sequence)
-                if in_flight_groups.get(key):
-                    in_flight_groups[key] -= 1
-        deleted = self.deleted
-        deleted.run_optimize()
+        moving = dict(self.moving)
         state = _State(
             applied=self.applied,
             head=self.head,
-            deleted=deleted.serialize() if deleted else b"",
+            deleted=_bitmap_bytes(self.deleted),
             cursor=order.cursor,
-            stretches=stretches,
-            passed=passed,
-            own=own,
-            returned_order=returned_order,
-            groups=groups,
-            line=line,
-            in_flight=in_flight,
-            in_flight_groups=in_flight_groups,
-            returned=self.returned,
-            timers=[(due_ms, slot.to_bytes()) for due_ms, slot in self.timers.slots()],
-            attempts=self.attempts,
-            tasks=self.tasks,
+            stretches=[],
+            passed=b"",
+            own=b"",
+            returned_order=b"",
+            tenants_in_flight={},
+            tasks=[msgspec.structs.replace(task) for task in self.tasks],
             has_moved_in=self.has_moved_in,
             index=self.index.to_bytes(),
         )
-        main = _encoder.encode(state)
+        groups: Iterator[list[GroupState]] = iter(())
+        line: Iterator[list[tuple[int, int]]] = iter(())
+        if isinstance(order, FIFOOrder):
+            groups, line = order.freeze(moving)
+        else:
+            state.passed = order.fresh().to_bytes()
+            state.own = order.own.to_bytes()
+            state.stretches = order.stretches
+            # What was taken for a move is not decided yet: to whoever loads this it is visible.
+            state.returned_order = array("Q", moving).tobytes() + array("Q", order.returned).tobytes()
+            state.tenants_in_flight = self._tenants_in_flight(order)
+        attempts = list(self.attempts.items())
         dedup = self.dedup.pieces() if self.dedup else []
         retries = self.retries.pieces() if self.retries else []
-        sizes = len(main), sum(map(len, dedup)), sum(map(len, retries))
-        return [_STATE_HEAD.pack(STATE_VERSION, *sizes), main, *dedup, *retries]
+        sections: list[tuple[Section, Iterator[Any]]] = [
+            (Section.STATE, iter([state])),
+            (Section.IN_FLIGHT, self.in_flight.freeze()),
+            (Section.RETURNED, self.returned.freeze()),
+            (Section.TIMERS, self.timers.freeze()),
+            (Section.GROUPS, groups),
+            (Section.LINE, line),
+            (
+                Section.ATTEMPTS,
+                (attempts[at : at + PIECE_ROWS] for at in range(0, len(attempts), PIECE_ROWS)),
+            ),
+            (Section.DEDUP, iter(dedup)),
+            (Section.RETRIES, iter(retries)),
+            (Section.END, iter([b""])),
+        ]
+        return _render(sections)
 
     def to_bytes(self) -> bytes:
         """Return `pieces` joined."""
@@ -595,60 +645,72 @@ class Partition:
 
         Raises ValueError when the bytes are not whole, msgspec.MsgspecError when they say something else.
         """
-        if len(data) < _STATE_HEAD.size:
-            raise ValueError("the partition's state is cut off")
-        version, main_bytes, dedup_bytes, retries_bytes = _STATE_HEAD.unpack_from(data)
-        assert version == STATE_VERSION, f"partition state version {version} is not known"
-        dedup_at = _STATE_HEAD.size + main_bytes
-        retries_at = dedup_at + dedup_bytes
-        if retries_at + retries_bytes != len(data):
-            raise ValueError("the partition's state is cut off")
-        state = _decoder.decode(memoryview(data)[_STATE_HEAD.size : dedup_at])
+        sections = _parse(data)
         partition = cls(
             definition, number, keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max
         )
-        partition.index = SequenceIndex.from_bytes(
-            state.index, keeper, b"%d/%d" % (definition.queue_id, number)
-        )
-        partition.applied = state.applied
-        partition.head = partition._expiry_scan = state.head
-        partition.deleted = BitMap64.deserialize(state.deleted) if state.deleted else BitMap64()
-        partition.alive = partition.index.next_sequence - state.head - len(partition.deleted)
-        partition.committed = partition.index.next_sequence
-        partition.in_flight = state.in_flight
+        state = partition._load_state(sections[Section.STATE][0], keeper)
         last_ms = 0
-        for sequence, row in state.in_flight.items():
-            partition.wheel.add(sequence, row.deadline_ms)
-            last_ms = max(last_ms, row.received_ms)
-        partition.returned = state.returned
-        slots = [(due_ms, SequenceSet.from_bytes(numbers)) for due_ms, numbers in state.timers]
-        partition.timers.load(slots)
-        for _, numbers in slots:
-            for sequence in numbers:
-                if partition.is_live(sequence):
-                    partition.timed.add(sequence)
-        if dedup_bytes:
-            partition.dedup = RecentIds.from_bytes(data[dedup_at:retries_at], DEDUP_WINDOW_MS)
-        if retries_bytes:
-            partition.retries = RecentIds.from_bytes(data[retries_at:], retry_window_ms, retry_ids_max)
-        partition.attempts = state.attempts
-        partition.tasks = state.tasks
-        partition.has_moved_in = state.has_moved_in
-        order = partition.order = partition._new_order()
-        order.cursor = state.cursor
+        for piece in sections[Section.IN_FLIGHT]:
+            rows = _in_flight_decoder.decode(piece)
+            partition.in_flight.load(rows)
+            for sequence, row in rows.items():
+                partition.wheel.add(sequence, row.deadline_ms)
+                last_ms = max(last_ms, row.received_ms)
+        for piece in sections[Section.RETURNED]:
+            partition.returned.load(_returned_decoder.decode(piece))
+        for piece in sections[Section.TIMERS]:
+            for numbers in partition.timers.load(_timers_decoder.decode(piece)):
+                for sequence in numbers:
+                    if partition.is_live(sequence):
+                        partition.timed.add(sequence)
+        for piece in sections[Section.ATTEMPTS]:
+            partition.attempts.update(_attempts_decoder.decode(piece))
+        if sections[Section.DEDUP]:
+            partition.dedup = RecentIds.from_bytes(b"".join(sections[Section.DEDUP]), DEDUP_WINDOW_MS)
+        if sections[Section.RETRIES]:
+            retries = b"".join(sections[Section.RETRIES])
+            partition.retries = RecentIds.from_bytes(retries, retry_window_ms, retry_ids_max)
+        order = partition.order
         if isinstance(order, FIFOOrder):
-            order.load_waiting((key, SequenceSet.from_bytes(numbers)) for key, numbers in state.groups)
-            order.load_in_flight(list(state.in_flight_groups.items()), last_ms)
-            order.load_line(state.line)
+            for piece in sections[Section.GROUPS]:
+                order.load_groups(_groups_decoder.decode(piece))
+            order.load_line(
+                entry for piece in sections[Section.LINE] for entry in _line_decoder.decode(piece)
+            )
         else:
+            order.load_in_flight(state.tenants_in_flight, last_ms)
+        partition.dirty = False
+        return partition
+
+    def _load_state(self, data: memoryview, keeper: ChunkKeeper) -> _State:
+        state = _state_decoder.decode(data)
+        self.index = SequenceIndex.from_bytes(
+            state.index, keeper, b"%d/%d" % (self.definition.queue_id, self.number)
+        )
+        self.applied = state.applied
+        self.head = self._expiry_scan = state.head
+        self.deleted = BitMap64.deserialize(state.deleted) if state.deleted else BitMap64()
+        self.alive = self.index.next_sequence - state.head - len(self.deleted)
+        self.committed = self.index.next_sequence
+        self.tasks = state.tasks
+        self.has_moved_in = state.has_moved_in
+        order = self.order = self._new_order()
+        order.cursor = state.cursor
+        if isinstance(order, StandardOrder):
             order.passed = SequenceSet.from_bytes(state.passed)
             order.own = SequenceSet.from_bytes(state.own)
             order.load_stretches(state.stretches)
-            order.returned.update(dict.fromkeys(state.returned_order))
-            counts = state.in_flight_groups.items()
-            order.load_in_flight([(0, group) for group, count in counts for _ in range(count)], last_ms)
-        partition.dirty = False
-        return partition
+            order.returned.update(dict.fromkeys(array("Q", state.returned_order)))
+        return state
+
+    def _tenants_in_flight(self, order: StandardOrder) -> dict[int, int]:
+        counts = {key: tenant.in_flight for key, tenant in order.tenants.items() if tenant.in_flight}
+        for sequence in self.moving if counts else ():
+            key = self.index.group(sequence)
+            if counts.get(key):
+                counts[key] -= 1
+        return counts
 
     def state_hash(self, now_ms: int) -> int:
         """Return a hash of the state as of `now_ms`: equal on all replicas that applied the same records."""
@@ -715,7 +777,43 @@ class Partition:
             del attempts[oldest]
 
 
-_STATE_HEAD = struct.Struct("<QQQQ")
-"""Version, then bytes of the MessagePack, of the deduplication ids and of the retried sends' ids, which follow."""
+def _bitmap_bytes(bitmap: BitMap64) -> bytes:
+    if not bitmap:
+        return b""
+    bitmap.run_optimize()
+    return bytes(bitmap.serialize())
+
+
+def _render(sections: list[tuple[Section, Iterator[Any]]]) -> Iterator[bytes]:
+    encode = _encoder.encode
+    for section, contents in sections:
+        for content in contents:
+            data = content if isinstance(content, bytes) else encode(content)
+            yield _SECTION.pack(STATE_VERSION, section, len(data))
+            yield data
+
+
+def _parse(data: bytes) -> dict[Section, list[memoryview]]:
+    view = memoryview(data)
+    sections: dict[Section, list[memoryview]] = {section: [] for section in Section}
+    at = 0
+    while at + _SECTION.size <= len(view):
+        version, section, length = _SECTION.unpack_from(view, at)
+        assert version == STATE_VERSION, f"partition state version {version} is not known"
+        at += _SECTION.size + length
+        sections[Section(section)].append(view[at - length : at])
+    if at != len(view) or not sections[Section.END]:
+        raise ValueError("the partition's state is cut off")
+    return sections
+
+
+PIECE_ROWS = 1_000
+_SECTION = struct.Struct("<BBQ")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_State)
+_state_decoder = msgspec.msgpack.Decoder(_State)
+_in_flight_decoder = msgspec.msgpack.Decoder(dict[int, InFlight])
+_returned_decoder = msgspec.msgpack.Decoder(dict[int, Returned])
+_timers_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
+_attempts_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, Attempt]])
+_groups_decoder = msgspec.msgpack.Decoder(list[GroupState])
+_line_decoder = msgspec.msgpack.Decoder(list[tuple[int, int]])

@@ -448,7 +448,7 @@ class QueueStates(AppliedQueues):
             stop = partition.next_sequence
             self._propose(proposal, RecordType.PURGE, partition, now_ms, sequence=stop)
             self.messages_gone += partition.alive
-            partition.apply_purge(stop)
+            self.empty_later(partition.apply_purge(stop))
         return Done(), Wait.COMMIT
 
     def _expire(self, command: ExpireMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -460,7 +460,7 @@ class QueueStates(AppliedQueues):
             payload = array("Q", singles).tobytes()
             self._propose(proposal, RecordType.EXPIRE, partition, now_ms, sequence=stop, payload=payload)
             before = partition.alive
-            partition.apply_delete_below(stop)
+            self.empty_later(partition.apply_delete_below(stop))
             partition.apply_delete(singles, now_ms)
             self.messages_gone += before - partition.alive
             self.messages_expired += before - partition.alive

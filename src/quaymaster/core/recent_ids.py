@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections import deque
 
 from pyroaring import BitMap
 
@@ -156,7 +155,7 @@ class RecentIds:
     def __init__(self, window_ms: int, entries_max: int | None = None) -> None:
         self.window_ms = window_ms
         self.entries_max = entries_max
-        self._slots: deque[_OpenSlot | _SealedSlot] = deque()
+        self._slots: list[_OpenSlot | _SealedSlot] = []  # few, and an empty deque has 600 bytes
 
     def __len__(self) -> int:
         return sum(len(slot) for slot in self._slots)
@@ -172,7 +171,7 @@ class RecentIds:
             while (
                 self.entries_max is not None and len(slots) * SLOT_ENTRIES > self.entries_max + SLOT_ENTRIES
             ):
-                slots.popleft()
+                del slots[0]
         slot.identities += identity
         slot.offsets.append(offset)
         slot.times.append(time_ms)
@@ -200,7 +199,7 @@ class RecentIds:
         """Drop the slots that are wholly past the window."""
         slots = self._slots
         while slots and slots[0].newest_ms and slots[0].newest_ms <= now_ms - self.window_ms:
-            slots.popleft()
+            del slots[0]
 
     def entries(self, now_ms: int) -> list[tuple[int, bytes, int]]:
         """Return (time, id, offset) of all within the window, in a canonical order."""

@@ -23,7 +23,7 @@ Source: Amazon SQS Developer Guide, "Amazon SQS fair queues".
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Protocol
 
@@ -48,6 +48,8 @@ BUSY_HALF_LIFE_MS = 60_000
 
 BUSY_MIN_MS = 30_000
 """Less processing time than this, over all tenants, says nothing about shares."""
+
+EMPTIED_AT_A_TIME = 1_000
 
 TENANTS_MAX = 1_000
 """Above this many, tenants that have nothing here are forgotten."""
@@ -211,18 +213,35 @@ class StandardOrder:
         else:
             self.own.add(sequence)
 
-    def discard_below(self, stop: int) -> None:
-        """Every message below is gone, the ones in flight too."""
+    def discard_below(
+        self, first: int, stop: int, is_live: Callable[[int], bool], came_back: Iterable[int]
+    ) -> None:
+        """Every message of [first, stop), the first there are, is gone. `came_back`: those that had been received."""
         self.cursor = max(self.cursor, stop)
         self.passed.discard_below(stop)
         self.own.discard_below(stop)
-        for sequence in [sequence for sequence in self.returned if sequence < stop]:
-            del self.returned[sequence]
+        for sequence in came_back:
+            self.returned.pop(sequence, None)
         for group in list(self.held):
             held = self.tenants[group].held
             held.discard_below(stop)
             if not held:
                 self.held.discard(group)
+
+    def discard_all(self) -> list[Iterator[None]]:
+        """Every message is gone; return what is left to be emptied in steps."""
+        self.cursor = self._index.next_sequence
+        emptied = _emptied(self.returned)
+        self.returned = OrderedDict()
+        self.passed, self.own = SequenceSet(), SequenceSet()
+        self.held.clear()
+        for tenant in self.tenants.values():
+            tenant.in_flight = 0
+            tenant.held = SequenceSet()
+        return [emptied]
+
+    expired_at_a_time = None
+    """Any number of messages may be gone in one step."""
 
     def left_flight(self, sequences: Iterable[int]) -> None:
         """Messages that were in flight are gone with a stretch of others."""
@@ -239,11 +258,10 @@ class StandardOrder:
         """Return how many tenants are held back now."""
         return sum(self._is_noisy(tenant, now_ms, in_flight) for tenant in self.tenants.values())
 
-    def load_in_flight(self, in_flight: list[tuple[int, int]], now_ms: int) -> None:
-        """Note which messages, as (sequence, group), are in flight (a snapshot load)."""
-        for _, group in in_flight:
-            if group:
-                self._tenant(group, now_ms).in_flight += 1
+    def load_in_flight(self, counts: dict[int, int], now_ms: int) -> None:
+        """Note how many messages each tenant has in flight (a snapshot load)."""
+        for group, count in counts.items():
+            self._tenant(group, now_ms).in_flight += count
 
     def change_delay(self, delay_ms: int) -> None:
         """The queue has another delay. When it is lower, messages may now be due before the ones in front of them."""
@@ -433,6 +451,13 @@ class StandardOrder:
         taken.append(sequence)
         if not tenant.held:
             self.held.discard(group)
+
+
+def _emptied(numbers: OrderedDict[int, None]) -> Iterator[None]:
+    while numbers:
+        for _ in range(min(EMPTIED_AT_A_TIME, len(numbers))):
+            numbers.popitem()
+        yield
 
 
 def _decayed(value: float, elapsed_ms: int) -> float:

@@ -6,13 +6,14 @@ what happens at a time does not depend on how often the wheel was turned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from quaymaster.core.sequences import SequenceSet
 
 SLOT_MS = 50
+SLOTS_AT_A_TIME = 256
 STALE_TIMES_MAX = 64
 """So many due times without an entry are kept, besides one for each slot, before they are cleared away."""
 
@@ -20,6 +21,10 @@ STALE_TIMES_MAX = 64
 def round_up_to_slot_ms(time_ms: int) -> int:
     """Return the first slot end at or after `time_ms`."""
     return -(-time_ms // SLOT_MS) * SLOT_MS
+
+
+_NOTHING: dict[int, SequenceSet] = {}
+"""No slot is frozen. Shared by all wheels that never were, and never added to."""
 
 
 class WorkLeft:
@@ -34,11 +39,13 @@ class WorkLeft:
 class TimerWheel:
     """Sequence numbers by due time. An entry may be stale: the owner compares what it finds with its own row."""
 
-    __slots__ = ("_due_times", "_slots")
+    __slots__ = ("_due_times", "_frozen", "_slots", "_thawed")
 
     def __init__(self) -> None:
         self._slots: dict[int, SequenceSet] = {}
         self._due_times: list[int] = []
+        self._frozen: dict[int, SequenceSet] = _NOTHING
+        self._thawed: list[tuple[int, bytes]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._slots)
@@ -49,6 +56,8 @@ class TimerWheel:
         if slot is None:
             slot = self._slots[due_ms] = SequenceSet()
             heappush(self._due_times, due_ms)
+        elif due_ms in self._frozen:
+            self._thaw(due_ms)
         slot.add(sequence)
 
     def discard(self, sequence: int, due_ms: int) -> None:
@@ -56,6 +65,8 @@ class TimerWheel:
         slot = self._slots.get(due_ms)
         if slot is None:
             return
+        if due_ms in self._frozen:
+            self._thaw(due_ms)
         slot.discard(sequence)
         if not slot:
             # Its time stays in the heap; when those outnumber the slots, the heap is made anew.
@@ -93,6 +104,8 @@ class TimerWheel:
             return None
         due_ms, slot = due
         if len(slot) > left.entries:
+            if due_ms in self._frozen:
+                self._thaw(due_ms)
             some = list(islice(slot, left.entries))
             slot.discard_below(some[-1] + 1)
             self._slots[due_ms] = slot
@@ -102,12 +115,34 @@ class TimerWheel:
         left.entries -= len(slot)
         return due
 
-    def slots(self) -> list[tuple[int, SequenceSet]]:
-        """Return what is in the wheel, by due time."""
-        return sorted(self._slots.items())
+    def freeze(self) -> Iterator[list[tuple[int, bytes]]]:
+        """Return what is in the wheel now, some slots at a time, while it turns. One at a time is under way.
 
-    def load(self, slots: list[tuple[int, SequenceSet]]) -> None:
-        """Fill an empty wheel with what `slots` gave."""
-        self._slots = dict(slots)
+        A slot that is still to be given is turned into bytes before it changes.
+        """
+        thawed: list[tuple[int, bytes]] = []
+        self._frozen, self._thawed = dict(self._slots), thawed
+        return self._give(self._frozen, thawed)
+
+    def load(self, slots: list[tuple[int, bytes]]) -> list[SequenceSet]:
+        """Put in what `freeze` gave; return the slots."""
+        loaded = {due_ms: SequenceSet.from_bytes(data) for due_ms, data in slots}
+        self._slots.update(loaded)
         self._due_times = list(self._slots)
         heapify(self._due_times)
+        return list(loaded.values())
+
+    @staticmethod
+    def _give(
+        frozen: dict[int, SequenceSet], thawed: list[tuple[int, bytes]]
+    ) -> Iterator[list[tuple[int, bytes]]]:
+        while frozen or thawed:
+            some = [thawed.pop() for _ in range(min(SLOTS_AT_A_TIME, len(thawed)))]
+            while frozen and len(some) < SLOTS_AT_A_TIME:
+                due_ms, slot = frozen.popitem()
+                some.append((due_ms, slot.to_bytes()))
+            yield some
+
+    def _thaw(self, due_ms: int) -> None:
+        assert self._thawed is not None, "a wheel that has frozen slots was frozen"
+        self._thawed.append((due_ms, self._frozen.pop(due_ms).to_bytes()))
