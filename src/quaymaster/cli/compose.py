@@ -28,6 +28,7 @@ from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
+from quaymaster.cli.garbage import GarbageCollection
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.core.errors import NotNow
@@ -102,6 +103,9 @@ class Server:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop.set)
+        garbage = GarbageCollection()
+        garbage.pause()
+        stack.callback(garbage.stop)
         data = settings.data.absolute()
         lock = await loop.run_in_executor(None, prepare_data_directory, data)
         stack.callback(lock.release)
@@ -179,6 +183,7 @@ class Server:
             ]
         )
         await loop.run_in_executor(None, _write_client_file, data, settings, metadata, address, admin_address)
+        garbage.resume()
         health.set_state("serving")
         _greet(settings, data, address, admin_address)
         await self._stop.wait()

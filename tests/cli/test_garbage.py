@@ -1,0 +1,100 @@
+"""Full collections of cyclic garbage stay short."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from quaymaster.cli.garbage import FULL_COLLECTION_MAX_S, GarbageCollection
+
+
+class Circle:
+    """Something that refers to itself."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.itself = self
+        Circle.alive += 1
+
+    def __del__(self) -> None:
+        Circle.alive -= 1
+
+
+class Clock:
+    """Each look at it is `step_s` later."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    Circle.alive = 0
+    yield
+    gc.unfreeze()
+    gc.enable()
+    gc.collect()
+
+
+def collecting(step_s: float) -> GarbageCollection:
+    garbage = GarbageCollection(clock=Clock(step_s))
+    garbage.pause()
+    garbage.resume()
+    return garbage
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_survives_a_long_collection_is_looked_at_no_more() -> None:
+    garbage = collecting(2 * FULL_COLLECTION_MAX_S)
+    kept = [Circle() for _ in range(100)]
+
+    gc.collect()
+    looked_at = len(gc.get_objects())
+
+    assert garbage.times_set_aside == 1
+    assert looked_at < len(kept)
+    garbage.stop()
+    assert len(gc.get_objects()) > len(kept)
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_survives_a_short_collection_is_looked_at_again() -> None:
+    garbage = collecting(0.0)
+    kept = [Circle() for _ in range(100)]
+
+    gc.collect()
+    del kept
+    gc.collect()
+
+    assert garbage.times_set_aside == 0
+    assert Circle.alive == 0
+    garbage.stop()
+
+
+@pytest.mark.usefixtures("clean")
+def test_circles_that_nobody_holds_are_found_however_long_collections_take() -> None:
+    garbage = collecting(2 * FULL_COLLECTION_MAX_S)
+    for _ in range(3):
+        Circle()
+        gc.collect()
+
+    assert Circle.alive == 0
+    garbage.stop()
+
+
+@pytest.mark.usefixtures("clean")
+def test_nothing_is_collected_while_the_server_starts() -> None:
+    garbage = GarbageCollection()
+
+    garbage.pause()
+
+    assert not gc.isenabled()
+    garbage.stop()
+    assert gc.isenabled()
