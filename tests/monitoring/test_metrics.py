@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quaymaster.monitoring import metrics as metrics_module
 from quaymaster.monitoring.metrics import METRICS, Metrics, Sample
 
 
@@ -98,3 +102,31 @@ def test_http_events_and_messages_are_counted() -> None:
     assert values["quaymaster_messages_sent_total", ()] == 11
     assert values["quaymaster_log_fsync_duration_seconds_count", ()] == 1
     assert values["quaymaster_build_info", (("version", "1.2.3"),)] == 1
+
+
+def test_many_samples_are_collected_and_made_into_text_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "SAMPLES_AT_ONCE_MAX", 10)
+    metrics = Metrics("1.2.3")
+    turns: list[int] = []
+
+    def source() -> Iterator[Sample | None]:
+        for number in range(100):
+            yield Sample("quaymaster_queue_messages", number, ("000000000000", f"jobs-{number}", "visible"))
+            if number % 10 == 9:
+                yield None
+
+    async def scenario() -> bytes:
+        rendering = asyncio.create_task(metrics.render_in_steps())
+        await asyncio.sleep(0)
+        while not rendering.done():
+            turns.append(1)
+            await asyncio.sleep(0)
+        return rendering.result()
+
+    metrics.add_source(source)
+
+    text = asyncio.run(scenario())
+
+    assert text.count(b"quaymaster_queue_messages{") == 100
+    assert b"quaymaster_event_loop_pause_seconds_count" in text
+    assert len(turns) >= 10

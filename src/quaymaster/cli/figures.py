@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from quaymaster.broker.broker import Broker
 from quaymaster.core.partition import Partition
 from quaymaster.monitoring.metrics import Sample
 
+QUEUES_AT_A_TIME = 1_000
 
-def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[Sample]:
-    """Yield samples of journal, cache, disk and queues. States are as of each queue's last request."""
+
+def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[Sample | None]:
+    """Yield samples of journal, cache, disk and queues, and None between many queues.
+
+    States are as of each queue's last request.
+    """
     host = broker.host
     segments = broker.files.segments()
     counters = host.writer.counters
@@ -34,7 +39,10 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
     now_ms = host.clock.time_ms()
     if per_queue:
-        for partition in list(queues.partitions.values()):
+        for partition in _some_at_a_time(queues.partitions):
+            if partition is None:
+                yield None
+                continue
             labels = partition.definition.account_id, partition.definition.name
             for state, number in _states(partition).items():
                 yield Sample("quaymaster_queue_messages", number, (*labels, state))
@@ -44,14 +52,24 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
         return
     totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
     oldest_s = 0.0
-    for partition in list(queues.partitions.values()):
-        if partition.alive:
+    for partition in _some_at_a_time(queues.partitions):
+        if partition is None:
+            yield None
+        elif partition.alive:
             for state, number in _states(partition).items():
                 totals[state] += number
             oldest_s = max(oldest_s, _oldest_age_s(partition, now_ms))
     for state, number in totals.items():
         yield Sample("quaymaster_queue_messages", number, (state,))
     yield Sample("quaymaster_queue_oldest_message_age_seconds", oldest_s)
+
+
+def _some_at_a_time(partitions: Mapping[int, Partition]) -> Iterator[Partition | None]:
+    """Yield the partitions there are, and None after each so many."""
+    for number, partition in enumerate(list(partitions.values()), 1):
+        yield partition
+        if not number % QUEUES_AT_A_TIME:
+            yield None
 
 
 def _states(partition: Partition) -> dict[str, int]:
@@ -64,4 +82,4 @@ def _states(partition: Partition) -> dict[str, int]:
 
 
 def _oldest_age_s(partition: Partition, now_ms: int) -> float:
-    return (now_ms - partition.index.sent_ms(partition.head)) / 1000 if partition.alive else 0.0
+    return (now_ms - partition.oldest_sent_ms) / 1000 if partition.alive else 0.0

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -285,7 +285,7 @@ class Admin:
                 answer = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
                 _respond_json(request, 200 if reason is None else 503, answer)
             elif path == "/metrics":
-                request.respond(200, f"Content-Type: {CONTENT_TYPE}\r\n".encode(), self._metrics.render())
+                self._start(self._show_metrics(request))
             else:
                 request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
         except Exception as error:
@@ -307,11 +307,23 @@ class Admin:
             request.respond(404, *_error_reply(UnsupportedOperation(f"There is no {method} {path}."))[1:])
             return
         call = AdminCall(name, parse_parameters(request.query), _fields(request.body), principal.account_id)
+        self._start(self._answer(request, handler, call))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         if len(self._tasks) >= REQUESTS_MAX:
+            work.close()
             raise Overloaded
-        task = asyncio.get_running_loop().create_task(self._answer(request, handler, call))
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _show_metrics(self, request: HTTPRequest) -> None:
+        try:
+            text = await self._metrics.render_in_steps()
+        except Exception as error:
+            _respond_error(request, error)
+        else:
+            request.respond(200, f"Content-Type: {CONTENT_TYPE}\r\n".encode(), text)
 
     def _find(self, method: str, parts: list[str]) -> tuple[Handler | None, str]:
         exact = self._routes.get((method, *parts))

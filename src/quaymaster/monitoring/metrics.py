@@ -8,6 +8,7 @@ Naming follows Prometheus: prefix `quaymaster_`, base units, `_total` on counter
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple
@@ -98,6 +99,9 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_build_info": Declaration("gauge", "Always 1; the labels say what is running.", ("version",)),
 }
 
+SAMPLES_AT_ONCE_MAX: Final = 1_000
+"""More are made into text on another thread."""
+
 SECONDS_BOUNDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0),
@@ -113,7 +117,8 @@ class Sample(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-Source = Callable[[], Iterable[Sample]]
+Source = Callable[[], Iterable[Sample | None]]
+"""Gives samples; None where it has looked at much, and others may have a turn."""
 
 
 class Histogram:
@@ -160,7 +165,7 @@ class ActionMetrics:
         self.sum_s += seconds
 
 
-class Metrics(Collector):
+class Metrics:
     """Everything counted in this process. The attributes are added to where things happen."""
 
     def __init__(self, version: str) -> None:
@@ -175,9 +180,6 @@ class Metrics(Collector):
         self.event_loop_pauses = Histogram()
         self._version = version
         self._sources: list[Source] = []
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
 
     def action(self, name: str) -> ActionMetrics:
         """Return what is counted of the action `name`. Names come from a closed set, never from a request."""
@@ -196,17 +198,28 @@ class Metrics(Collector):
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return _text_of([*self._families([sample for sample in self._samples() if sample is not None])])
 
-    def collect(self) -> Iterator[Metric]:
-        """Build Prometheus's families from the counters. Called by the registry, once a scrape."""
-        samples: dict[str, list[Sample]] = {}
+    async def render_in_steps(self) -> bytes:
+        """Return the same; with many queues it takes long, but no single step does."""
+        samples: list[Sample] = []
         for sample in self._samples():
-            assert sample.name in METRICS, f"{sample.name} is not declared in METRICS"
-            samples.setdefault(sample.name, []).append(sample)
-        for name, declaration in METRICS.items():
-            if declaration.kind != "histogram":
-                yield from _plain_families(name, declaration, samples.get(name, []))
+            if sample is None:
+                await asyncio.sleep(0)
+            else:
+                samples.append(sample)
+        if len(samples) <= SAMPLES_AT_ONCE_MAX:
+            return _text_of([*self._families(samples)])
+        histograms = [*self._histograms()]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, lambda: _text_of([*_plain(samples), *histograms]))
+
+    def _families(self, samples: list[Sample]) -> Iterator[Metric]:
+        """Yield Prometheus's families, made from the counters."""
+        yield from _plain(samples)
+        yield from self._histograms()
+
+    def _histograms(self) -> Iterator[Metric]:
         yield self._durations()
         yield _histogram_family("quaymaster_log_fsync_duration_seconds", [((), self.log_fsync)])
         yield _histogram_family("quaymaster_event_loop_pause_seconds", [((), self.event_loop_pauses)])
@@ -220,7 +233,7 @@ class Metrics(Collector):
             rows.append(((action,), histogram))
         return _histogram_family("quaymaster_http_request_duration_seconds", rows)
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[Sample | None]:
         for action, counted in self.actions.items():
             for code, number in counted.codes.items():
                 yield Sample("quaymaster_http_requests_total", number, (action, code))
@@ -234,6 +247,35 @@ class Metrics(Collector):
         yield Sample("quaymaster_build_info", 1, (self._version,))
         for source in self._sources:
             yield from source()
+
+
+class _Families(Collector):
+    """Families that are made already, for Prometheus's registry."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._made = families
+
+    def collect(self) -> list[Metric]:
+        """Return them."""
+        return self._made
+
+
+def _text_of(families: list[Metric]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+def _plain(samples: list[Sample]) -> Iterator[Metric]:
+    """Yield the families of all counters and gauges."""
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        assert sample.name in METRICS, f"{sample.name} is not declared in METRICS"
+        by_name.setdefault(sample.name, []).append(sample)
+    for name, declaration in METRICS.items():
+        if declaration.kind != "histogram":
+            yield from _plain_families(name, declaration, by_name.get(name, []))
 
 
 def _plain_families(name: str, declaration: Declaration, samples: list[Sample]) -> Iterator[Metric]:
