@@ -131,7 +131,7 @@ class Queues:
         self._by_name: dict[tuple[str, str], QueueDefinition] = {}
         self._by_id: dict[int, QueueDefinition] = {}
         self._names: dict[str, list[str]] = {}
-        self._dead_letter_sources: dict[str, set[tuple[str, str]]] = {}
+        self._dead_letter_sources: dict[str, list[str]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def attach_journal(self, journal: QueueJournal) -> None:
@@ -200,10 +200,10 @@ class Queues:
     ) -> QueuePage:
         """Return the queues whose redrive policy names `target`, up to 1000; tokens as in `list_queues`."""
         after = _parse_token(next_token)
-        sources = self._dead_letter_sources.get(self.arn(target), set())
-        names = sorted(name for _, name in sources if after is None or name > after)
+        names = self._dead_letter_sources.get(self.arn(target), [])
+        start = 0 if after is None else bisect_right(names, after)
         limit = min(max_results or PAGE_MAX, PAGE_MAX)
-        return self._page(target.account_id, names[: limit + 1], limit, max_results)
+        return self._page(target.account_id, names[start : start + limit + 1], limit, max_results)
 
     def _page(self, account_id: str, names: list[str], limit: int, max_results: int | None) -> QueuePage:
         more = len(names) > limit and max_results is not None
@@ -612,7 +612,7 @@ class Queues:
         insort(self._names.setdefault(definition.account_id, []), definition.name)
         policy = definition.redrive_policy
         if policy is not None:
-            self._dead_letter_sources.setdefault(policy.target_arn, set()).add(key)
+            insort(self._dead_letter_sources.setdefault(policy.target_arn, []), definition.name)
 
     def _unindex(self, definition: QueueDefinition) -> None:
         key = (definition.account_id, definition.name)
@@ -623,7 +623,7 @@ class Queues:
         policy = definition.redrive_policy
         if policy is not None:
             sources = self._dead_letter_sources[policy.target_arn]
-            sources.discard(key)
+            del sources[bisect_left(sources, definition.name)]
             if not sources:
                 del self._dead_letter_sources[policy.target_arn]
 
