@@ -29,6 +29,7 @@ from quaymaster.core.commands import (
     Delete,
     DeleteQueue,
     ListMoveTasks,
+    MoveMessage,
     MoveTask,
     StartMoveTask,
 )
@@ -134,6 +135,43 @@ def test_a_receive_gets_what_is_behind_dead_letters(tmp_path: Path) -> None:
             return numbers(await tester.receive(SOURCE))
 
     assert asyncio.run(run()) == [2]
+
+
+def test_so_many_dead_letters_are_on_their_way_at_once_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "MOVES_AT_ONCE_MAX", 4)
+
+    async def run() -> int:
+        most = under_way = 0
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            host = tester.broker.host
+            submit = host.submit
+
+            def counting(command: Any, reply: Any) -> Any:
+                nonlocal most, under_way
+                if not isinstance(command, MoveMessage):
+                    return submit(command, reply)
+                under_way += 1
+                most = max(most, under_way)
+
+                def replied(answer: Any) -> None:
+                    nonlocal under_way
+                    under_way -= 1
+                    reply(answer)
+
+                return submit(command, replied)
+
+            monkeypatch.setattr(host, "submit", counting)
+            await tester.send(SOURCE, *(message(number) for number in range(40)))
+            for _ in range(4):
+                await tester.receive(SOURCE, count_max=10, timeout_ms=0)
+            while host.replica.queues.partition(DEAD, 0).alive < 40:
+                await tester.receive(SOURCE, timeout_ms=0)
+            return most
+
+    assert asyncio.run(run()) == 4
 
 
 def test_dead_letters_stay_moved_over_a_restart(tmp_path: Path) -> None:

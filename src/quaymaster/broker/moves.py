@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
 TAKE_MAX = 100
 """How many messages a move task takes at a time."""
 
+TASKS_AT_ONCE_MAX = 2
+"""How many move tasks take and move messages at one time; the others wait for their turn."""
+
+MOVES_AT_ONCE_MAX = 200
+"""How many dead letters are on their way at once: one turn of the event loop may have to decide them all."""
+
 IDLE_ROUNDS = 3
 """A move task is complete when this many looks, a moment apart, found nothing visible."""
 IDLE_S = 0.05
@@ -56,19 +64,37 @@ class Moves:
         self._region = region
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._put_back_later: set[asyncio.TimerHandle] = set()
+        self._letters: deque[DeadLetter] = deque()
+        self._in_progress = 0
+        self._task_turns = asyncio.Semaphore(TASKS_AT_ONCE_MAX)
 
     def move_dead_letters(self, letters: list[DeadLetter]) -> None:
-        """Read the bodies of dead letters and propose their moves."""
+        """Read the bodies of dead letters and propose their moves, so many at a time."""
+        self._letters.extend(letters)
+        self._move_some()
 
-        def propose(bodies: dict[int, Body]) -> None:
-            for letter in letters:
-                body = bodies.get(letter.offset)
-                if body is None:
-                    self._leave_alone(letter)
-                else:
-                    self._propose_dead_letter(letter, body)
+    def _move_some(self) -> None:
+        while self._letters and self._in_progress < MOVES_AT_ONCE_MAX:
+            count = min(len(self._letters), MOVES_AT_ONCE_MAX - self._in_progress)
+            some = [self._letters.popleft() for _ in range(count)]
+            self._in_progress += count
+            self._host.read_bodies(
+                [letter.offset for letter in some], partial(self._propose_dead_letters, some)
+            )
 
-        self._host.read_bodies([letter.offset for letter in letters], propose)
+    def _propose_dead_letters(self, letters: list[DeadLetter], bodies: dict[int, Body]) -> None:
+        for letter in letters:
+            body = bodies.get(letter.offset)
+            if body is None:
+                self._leave_alone(letter)
+                self._progressed()
+            else:
+                self._propose_dead_letter(letter, body, self._progressed)
+
+    def _progressed(self) -> None:
+        self._in_progress -= 1
+        if self._letters and self._in_progress <= MOVES_AT_ONCE_MAX // 2:
+            self._move_some()
 
     def start_tasks(self) -> None:
         """Go on with every task that the state says is running and that nobody works on."""
@@ -96,16 +122,22 @@ class Moves:
 
         def put_back() -> None:
             self._put_back_later.discard(handle)
-            self._propose_dead_letter(letter, None)
+            self._propose_dead_letter(letter, None, _nothing)
 
         handle = asyncio.get_running_loop().call_later(UNREADABLE_RETRY_S, put_back)
         self._put_back_later.add(handle)
         self._moved(letter.queue_id, letter.partition, None)
 
-    def _propose_dead_letter(self, letter: DeadLetter, body: Body | None) -> None:
+    def _propose_dead_letter(self, letter: DeadLetter, body: Body | None, done: Callable[[], None]) -> None:
         definition = self._host.replica.queues.definitions.get(letter.queue_id)
         if definition is None:
+            done()
             return
+
+        def moved(answer: object) -> None:
+            done()
+            self._moved(letter.queue_id, letter.partition, answer)
+
         arn = queue_arn(region=self._region, account_id=definition.account_id, name=definition.name)
         record_type, flags, _, payload = body or (0, 0, 0, None)
         command = MoveMessage(
@@ -118,7 +150,7 @@ class Moves:
             payload,
             arn,
         )
-        self._host.submit(command, partial(self._moved, letter.queue_id, letter.partition))
+        self._host.submit(command, moved)
 
     def _forget(self, task_id: bytes, work: asyncio.Task[None]) -> None:
         self._tasks.pop(task_id, None)
@@ -144,14 +176,15 @@ class Moves:
                 count = min(TAKE_MAX, task.rate_per_s) if task.rate_per_s else TAKE_MAX
                 if task.rate_per_s:
                     count = max(1, count // 10)  # ten small steps a second rather than one large one
-                found = await self._take(queue_id, count)
-                taken = found.taken
+                async with self._task_turns:
+                    found = await self._take(queue_id, count)
+                    taken = found.taken
+                    bodies = await self._read(taken)
+                    failure = await self._move_taken(queue_id, number, task, taken, bodies)
                 if not taken:
                     idle += not found.unfinished
                     await asyncio.sleep(0 if found.unfinished else IDLE_S)
                     continue
-                bodies = await self._read(taken)
-                failure = await self._move_taken(queue_id, number, task, taken, bodies)
                 if not bodies:
                     # What cannot be read was put back, and is visible: as if nothing were there.
                     idle += 1
@@ -228,6 +261,10 @@ class Moves:
         await asyncio.gather(*waiting)
         self._moved(queue_id, number, None)
         return failure
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 def _queue_it_came_from(body: Body) -> int | None:
