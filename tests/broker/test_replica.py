@@ -18,8 +18,9 @@ from harness.broker_support import (
     running,
 )
 
+from quaymaster.broker import replica
 from quaymaster.broker.segments import RecordUnreadable
-from quaymaster.core.commands import Delete, Peek, Receive, Send
+from quaymaster.core.commands import Delete, Peek, Receive, ReceiveOutcome, Send
 from quaymaster.core.errors import InternalFailure
 
 
@@ -203,3 +204,61 @@ def test_a_reply_that_fails_does_not_cost_the_others_theirs(tmp_path: Path) -> N
 
     assert answers[0].results[0].sequence == 2
     assert stopped is None
+
+
+@pytest.mark.parametrize("cache_bytes", [1, 64 << 20])
+def test_large_replies_go_one_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int
+) -> None:
+    monkeypatch.setattr(replica, "LARGE_REPLY_BYTES", 1_000)
+
+    async def run() -> tuple[list[int], list[int]]:
+        async with running(tmp_path, body_cache_bytes=cache_bytes) as tester:
+            await tester.set_queue(define(1))
+            await tester.set_queue(define(2))
+            for _ in range(5):
+                await tester.send(1, *(message(number, filling=b"x" * 300) for number in range(10)))
+            await tester.send(2, *(message(number) for number in range(50)))
+            large, small = await turns_of_replies(tester, 1), await turns_of_replies(tester, 2)
+            return large, small
+
+    large, small = asyncio.run(run())
+
+    assert len(set(large)) == len(large) == 5
+    assert len(small) == 5
+
+
+def test_a_large_reply_that_fails_does_not_cost_the_others_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "LARGE_REPLY_BYTES", 1)
+
+    def failing(outcome: object) -> None:
+        raise RuntimeError("cannot be rendered")
+
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, *(message(number) for number in range(30)))
+            tester.broker.submit(Receive(1, 0, 10, -1, 0), failing)
+            return await turns_of_replies(tester, 1, receives=2)
+
+    assert len(asyncio.run(run())) == 2
+
+
+async def turns_of_replies(tester: BrokerTester, queue_id: int, receives: int = 5) -> list[int]:
+    """Receive several times at once; return in which turn of the loop each was answered."""
+    turn = 0
+    replied: list[int] = []
+
+    def answered(outcome: object) -> None:
+        assert isinstance(outcome, ReceiveOutcome)
+        assert len(outcome.deliveries) == 10
+        replied.append(turn)
+
+    for _ in range(receives):
+        tester.broker.submit(Receive(queue_id, 0, 10, -1, 0), answered)
+    while len(replied) < receives:
+        await asyncio.sleep(0)
+        turn += 1
+    return replied

@@ -16,6 +16,7 @@ import uvloop
 
 from quaymaster.net.http_server import (
     HTTP_EVENTS,
+    PASS_BODY_BYTES_MAX,
     PASS_REQUESTS_MAX,
     AdmitRequest,
     HTTPLimits,
@@ -557,6 +558,29 @@ def test_a_pass_takes_a_bounded_number_of_requests_in_the_order_in_which_they_ca
     run(scenario)
     assert max(len(bodies) for bodies in passes) <= PASS_REQUESTS_MAX + 1
     assert sum(len(bodies) for bodies in passes) == 2 * (PASS_REQUESTS_MAX + 40)
+
+
+def test_a_pass_takes_a_bounded_number_of_body_bytes(run: RunOnLoop) -> None:
+    passes: list[int] = []
+    body = b"x" * (PASS_BODY_BYTES_MAX // 3)
+
+    def handle(requests: list[HTTPRequest]) -> None:
+        passes.append(sum(len(request.body) for request in requests))
+        for request in requests:
+            request.respond(200, b"", b"taken")
+
+    async def scenario() -> None:
+        async with serving(handler=handle) as served:
+            clients = [await served.connect() for _ in range(12)]
+            for client in clients:
+                client.send(post(body))
+
+            for client in clients:
+                assert (await client.reply())[2] == b"taken"
+
+    run(scenario)
+    assert max(passes) < PASS_BODY_BYTES_MAX + len(body)
+    assert sum(passes) == 12 * len(body)
 
 
 def test_a_client_that_sends_far_ahead_is_not_read_while_it_waits_for_its_pass(run: RunOnLoop) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,6 +55,9 @@ SETTLE_MS = 2_000
 
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 """Above this much not yet durable, sends are refused until the disk has caught up."""
+
+LARGE_REPLY_BYTES = 512 * 1024
+"""Deliveries of more than this are replied one receive a turn."""
 
 _MOVE = int(RecordType.MOVE)
 
@@ -122,6 +126,7 @@ class ReplicaHost:
         self._loop = loop
         self._inbox: list[tuple[Command | InternalCommand, object]] = []
         self._is_scheduled = False
+        self._large_replies: deque[tuple[Reply, ReceiveOutcome]] = deque()
         self._activate = activate
         self._on_dead_letters = on_dead_letters
         self._on_stopped = on_stopped
@@ -376,23 +381,48 @@ class ReplicaHost:
     def _deliver(self, reply: Reply, answer: TakenOutcome) -> None:
         epoch = answer.epoch
         deliveries: list[Delivery] = []
+        payload_bytes = 0
         get = self.bodies.get
         for taken in answer.taken:
             body = get(taken.offset)
             if body is None:
                 break
             deliveries.append(_delivery(taken, body))
+            payload_bytes += len(body[3])
         else:
-            reply(ReceiveOutcome(epoch, deliveries))
+            if payload_bytes <= LARGE_REPLY_BYTES:
+                reply(ReceiveOutcome(epoch, deliveries))
+            else:
+                self._reply_later(reply, ReceiveOutcome(epoch, deliveries))
             return
 
         def finish(bodies: dict[int, Body]) -> None:
             found = [
                 _delivery(taken, bodies[taken.offset]) for taken in answer.taken if taken.offset in bodies
             ]
-            reply(ReceiveOutcome(epoch, found))
+            self._reply_later(reply, ReceiveOutcome(epoch, found))
 
         self.read_bodies([taken.offset for taken in answer.taken], finish)
+
+    def _reply_later(self, reply: Reply, outcome: ReceiveOutcome) -> None:
+        """Reply in a turn of its own if it is large: ten messages of 1 MiB take long to open and to write."""
+        payload_bytes = sum([len(delivery.payload) for delivery in outcome.deliveries])
+        if payload_bytes <= LARGE_REPLY_BYTES:
+            reply(outcome)
+            return
+        self._large_replies.append((reply, outcome))
+        if len(self._large_replies) == 1:
+            self._loop.call_soon(self._reply_next)
+
+    def _reply_next(self) -> None:
+        reply, outcome = self._large_replies[0]
+        try:
+            reply(outcome)
+        except Exception as error:
+            log_failure(log, "reply failed", error, journal=self.files.journal_id)
+        self._large_replies.popleft()
+        if self._large_replies:
+            self._loop.call_soon(self._reply_next)
 
     def _answer_peek(self, reply: Reply, peeked: PeekedOffsets) -> None:
         def finish(bodies: dict[int, Body]) -> None:

@@ -90,6 +90,8 @@ HTTP_EVENTS: Final = (
 PASS_REQUESTS_MAX = 128
 """A pass stops reading at so many complete requests; other connections wait for the next one, in their order. So the
 loop looks after everything else in between, however much comes in."""
+PASS_BODY_BYTES_MAX = 1024 * 1024
+"""A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
 UNREAD_BYTES_MAX = 256 * 1024
 """A connection that waits for its pass with more than this is not read meanwhile."""
 HOLD_STEP_S = 0.05
@@ -157,6 +159,8 @@ class HTTPServer:
         self._readable: list[_Connection] = []
         self._arrived: list[HTTPRequest] = []
         self._dirty: list[_Connection] = []
+        self._arrived_bytes = 0
+        """Of their bodies."""
         self._is_pass_due = False
         self._held: deque[tuple[float, _Connection]] = deque()
         """Connections from which nothing is taken, and until when."""
@@ -265,6 +269,7 @@ class HTTPServer:
     def arrive(self, request: HTTPRequest) -> None:
         """Have a request that is complete handed over: in this pass, or in the next if it has begun to write."""
         self._arrived.append(request)
+        self._arrived_bytes += len(request.body)
 
     def hold(self, connection: _Connection, hold_ms: int) -> None:
         """Release `connection` after so long, and after those that were held before it."""
@@ -288,7 +293,7 @@ class HTTPServer:
         pass_ms = time.monotonic() * 1000
         readable, self._readable = self._readable, []
         for index, connection in enumerate(readable):
-            if len(self._arrived) >= PASS_REQUESTS_MAX:
+            if len(self._arrived) >= PASS_REQUESTS_MAX or self._arrived_bytes >= PASS_BODY_BYTES_MAX:
                 self._readable = readable[index:]
                 break
             try:
@@ -297,6 +302,7 @@ class HTTPServer:
                 self._on_failed(connection)
         if self._arrived:
             arrived, self._arrived = self._arrived, []
+            self._arrived_bytes = 0
             self._hand_over(arrived)
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
