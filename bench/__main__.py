@@ -1,7 +1,7 @@
 """`make bench`: this server beside its peers, then their backlogs; or one measurement of this folder.
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
-    python -m bench serve_cost | compare | backlog | http_limit | frontend_cost | overload [its options]
+    python -m bench serve_cost | compare | backlog | depth | width | overload | http_limit | frontend_cost [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -15,7 +15,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import backlog, compare, frontend_cost, http_limit, overload, report, serve_cost
+from bench import (
+    backlog,
+    compare,
+    depth,
+    frontend_cost,
+    http_limit,
+    overload,
+    report,
+    serve_cost,
+    width,
+)
 
 MEASUREMENTS: dict[str, Callable[[], None]] = {
     "serve_cost": serve_cost.main,
@@ -24,6 +34,8 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "http_limit": http_limit.main,
     "frontend_cost": frontend_cost.main,
     "overload": overload.main,
+    "depth": depth.main,
+    "width": width.main,
 }
 
 
