@@ -95,7 +95,7 @@ BODIES = (256, 65_536)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure, and for how long each."""
+    """What to measure, and for how long each; with `requests_max`, until so many requests were sent."""
 
     servers: tuple[str, ...] = tuple(servers.SERVERS)
     workloads: tuple[str, ...] = tuple(WORKLOADS)
@@ -105,7 +105,9 @@ class Options:
     lead_s: float = LEAD_S
     drivers: int = 1
     fill: int | None = None
+    requests_max: int | None = None
     warm_up_s: float | None = None
+    bare_s: float = 2.0
 
 
 def cases(options: Options, body_bytes: int) -> Iterable[tuple[str, int]]:
@@ -203,6 +205,7 @@ def measure(
         options.seconds,
         lead_s=options.lead_s if depth >= wanted else 0.0,
         rate=rate,
+        requests_max=options.requests_max,
         drivers=options.drivers,
     )
     result = load.run(
@@ -290,7 +293,7 @@ def measure_bare(folder: Path, options: Options) -> float:
     """Return the CPU microseconds of a bare responder's request: the least HTTP costs here and now."""
     with servers.Running(servers.BARE, folder / "bare") as bare:
         at = bare.endpoint
-        plan = Load(at, BARE_CONNECTIONS, min(2.0, options.seconds), lead_s=0.2)
+        plan = Load(at, BARE_CONNECTIONS, options.bare_s, lead_s=0.2)
         result = load.run(plan, lambda *_: Send(at, "http://127.0.0.1/0/q", body_bytes=256), bare.pid)
     return round(result.server_cpu_s / max(1, result.requests) * 1e6, 2)
 

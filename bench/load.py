@@ -194,10 +194,10 @@ class Driver:
         cpu_before_s = 0.0
         counting = False
         now_ns = clock()
-        while now_ns < self._until_ns:
+        while now_ns < self._until_ns and (self._left or self._open):
             if not counting and now_ns >= self._count_from_ns:
                 counting, cpu_before_s = True, time.process_time()
-            while due_ns <= now_ns and self._idle:
+            while due_ns <= now_ns and self._idle and self._left:
                 connection = self._idle.popleft()
                 self._send(connection, self._ask(connection), int(due_ns))
                 due_ns += dice.expovariate(rate) * NS_PER_S
@@ -208,7 +208,7 @@ class Driver:
                 if free is not None:
                     self._idle.append(free)
             now_ns = clock()
-        while due_ns < self._until_ns:
+        while due_ns < now_ns and self._left:
             self._late += 1
             due_ns += dice.expovariate(rate) * NS_PER_S
         return now_ns, time.process_time() - cpu_before_s
