@@ -70,14 +70,17 @@ def run_all(given: argparse.Namespace) -> None:
     options = compare.Options(
         servers=given.servers, workloads=given.workloads, seconds=given.seconds, drivers=given.drivers
     )
+    made: list[Path] = []
     if given.workloads:
+        made.append(folder / "compare.json")
         compare.run(options, tell, lambda record: compare.write(record, folder / "compare.json"))
     if given.cases:
+        made.append(folder / "backlog.json")
         backlog.run_given(given, tell, folder / "backlog.json")
     write_report(folder)
     tell(f"tables and pictures: {folder / 'report.md'}")
     if given.publish:
-        for path in folder.glob("*.json"):
+        for path in made:
             shutil.copy(path, report.FOLDER / path.name)
         report.main()
         tell(f"published: {report.PAGE}")

@@ -240,6 +240,12 @@ def backlog_table(backlog: Record) -> str:
             ]
         )
     text = table(head, rows)
+    for figure in backlog["figures"]:
+        if figure["case"] == "delayed" and figure.get("delayed", 0) < figure.get("depth", 0):
+            text += (
+                f"\n\nFilling took so long that only {number(figure['delayed'])} of {number(figure['depth'])} "
+                "messages were still delayed at its end."
+            )
     fair = [figure for figure in backlog["figures"] if figure.get("quiet_share") is not None]
     for figure in fair:
         text += (
