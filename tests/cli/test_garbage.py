@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quaymaster.cli.garbage import FULL_COLLECTION_MAX_S, GarbageCollection
+from quaymaster.cli.garbage import FULL_COLLECTION_MAX_S, YOUNG_OBJECTS_MAX, GarbageCollection
 
 
 class Circle:
@@ -98,3 +98,14 @@ def test_nothing_is_collected_while_the_server_starts() -> None:
     assert not gc.isenabled()
     garbage.stop()
     assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("clean")
+def test_young_objects_are_looked_at_less_often_while_it_runs() -> None:
+    before = gc.get_threshold()
+
+    garbage = collecting(0.0)
+
+    assert gc.get_threshold() == (YOUNG_OBJECTS_MAX, *before[1:])
+    garbage.stop()
+    assert gc.get_threshold() == before
