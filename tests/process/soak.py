@@ -53,6 +53,7 @@ CLEAN_EVERY = 5
 """Of so many ends of the process one is a SIGTERM, the others are kill -9."""
 ORDER_RULES = ("I18",)
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+LOGGED_MAX = 50
 RECOVERY = re.compile(r"leader activated .* recovery_ms=(\d+)")
 
 Say = Callable[[str], None]
@@ -126,9 +127,9 @@ class SoakResult(msgspec.Struct):
     violations: list[str]
     restarts_s: list[float]
     recoveries_ms: list[int]
-    warnings: int
-    errors: int
-    """Lines of the server's log."""
+    warnings: list[str]
+    errors: list[str]
+    """Lines of the server's log, at most LOGGED_MAX."""
     checker_rss_bytes_max: int
 
     def total(self, name: str) -> int:
@@ -157,10 +158,10 @@ class SoakResult(msgspec.Struct):
             f"out of order {self.total('disordered')}, other violations {self.total('other_violations')}",
             f"restarts: median {restarts[len(restarts) // 2]:.2f} s, max {restarts[-1]:.2f} s; of that recovery: "
             f"median {recoveries[len(recoveries) // 2]} ms, max {recoveries[-1]} ms; "
-            f"warnings logged {self.warnings}, errors {self.errors}; "
+            f"warnings logged {len(self.warnings)}, errors {len(self.errors)}; "
             f"RAM of load and checker at most {_mib(self.checker_rss_bytes_max)}",
         ]
-        return "\n".join(lines + self.violations)
+        return "\n".join([*lines, *self.warnings, *self.errors, *self.violations])
 
 
 def _row(name: str, stretch: Stretch | None, rest: Sample | None) -> str:
@@ -314,8 +315,8 @@ class Soak:
             violations=self._violations,
             restarts_s=[round(one, 3) for one in self._restarts_s],
             recoveries_ms=[int(match[1]) for match in RECOVERY.finditer(log)],
-            warnings=log.count(" warning "),
-            errors=log.count(" error "),
+            warnings=_lines_of(log, "warning"),
+            errors=_lines_of(log, "error"),
             checker_rss_bytes_max=_own_rss_bytes_max(),
         )
 
@@ -413,6 +414,11 @@ class Soak:
         sample = sampler.look()
         assert sample is not None, "a server at rest can be looked at"
         return sample
+
+
+def _lines_of(log: str, level: str) -> list[str]:
+    found = re.findall(rf"^\S+ {level} .*$", log, re.MULTILINE)
+    return [str(line)[:1_000] for line in found[:LOGGED_MAX]]
 
 
 def _note_highest(stretch: Stretch, samples: list[Sample]) -> None:
