@@ -79,6 +79,15 @@ def test_the_longest_pause_of_each_second_is_kept_for_a_minute() -> None:
     assert sum(pauses.durations.counts) == 4
 
 
+def test_the_most_processor_time_of_a_second_may_be_that_of_another_pause() -> None:
+    pauses = Pauses()
+    pauses.note(Pause(10.1, 0.02, 0.03, 0.02))
+    pauses.note(Pause(10.2, 0.3, 0.3, 0.001))
+    pauses.note(Pause(10.3, 0.01, 0.01, 0.01))
+
+    assert pauses.longest(11.0) == [Pause(10.2, 0.3, 0.3, 0.02)]
+
+
 def test_metrics_show_the_parts_of_the_longest_pause() -> None:
     pauses = Pauses()
     pauses.note(Pause(10.0, 0.02, 0.03, 0.01))
@@ -87,6 +96,7 @@ def test_metrics_show_the_parts_of_the_longest_pause() -> None:
     samples = {sample.labels[0]: sample.value for sample in pauses.samples(12.0)}
 
     assert samples == {"own": 0.02, "wall": 0.03, "cpu": 0.01}
+    assert {sample.value for sample in Pauses().samples(12.0)} == {0}
 
 
 def test_a_loop_that_is_held_is_noticed() -> None:

@@ -168,7 +168,8 @@ class AppliedQueues:
         if partition is None or row.offset < partition.applied:
             return None
         partition.applied = row.offset + 1
-        partition.advance(row.time_ms)
+        if partition.is_behind(row.time_ms):
+            partition.advance(row.time_ms)
         return partition
 
     def _apply_nothing(self, row: Row, payload: bytes, epoch: int) -> None:

@@ -93,7 +93,7 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_event_loop_longest_pause_seconds": Declaration(
         "gauge",
         "The longest such pause of the last minute: own (what counts), wall (with waits for a processor that other "
-        "processes had), cpu (its processor time).",
+        "processes had), cpu (the most processor time of one).",
         ("part",),
     ),
     "quaymaster_build_info": Declaration("gauge", "Always 1; the labels say what is running.", ("version",)),
