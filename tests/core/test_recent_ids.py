@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core import recent_ids
-from quaymaster.core.recent_ids import SLOT_ENTRIES, RecentIds
+from quaymaster.core.recent_ids import FILTER_SHIFT, SLOT_ENTRIES, RecentIds
 
 WINDOW_MS = 300_000
 
@@ -142,3 +142,20 @@ def test_newest_use_within_the_window_counts(uses: list[tuple[int, int]]) -> Non
             assert ids.find(identity(number), now_ms) == (known[0] if known and is_recent else None)
             ids.add(identity(number), offset, now_ms)
             expected[number] = (offset, now_ms)
+
+
+def test_the_filter_of_a_full_slot_takes_a_few_bytes_an_id_and_answers_almost_every_not_seen() -> None:
+    ids = RecentIds(WINDOW_MS)
+    for number in range(SLOT_ENTRIES):
+        ids.add(hashlib.sha256(b"%d" % number).digest()[:16], number, 1_000)
+    (slot,) = ids._slots
+
+    looked_further = sum(
+        hash_ >> FILTER_SHIFT in slot.filter
+        for hash_ in (
+            int.from_bytes(hashlib.sha256(b"other %d" % at).digest()[:8], "little") for at in range(1_000)
+        )
+    )
+
+    assert len(slot.filter.serialize()) < 3 * SLOT_ENTRIES
+    assert looked_further < 20
