@@ -2,8 +2,8 @@
 
 Entries lie in slots of packed columns, oldest slot first. A full slot is sorted once and never changes: it is one
 piece of bytes, which goes into every snapshot as it is. A roaring bitmap of the hashes' top 20 bits answers almost
-every "not seen" without looking further (more bits would give each entry a container of its own, of 60 bytes). Whole slots leave when their newest entry is older than the window; entries
-are compared with the window one by one.
+every "not seen" without looking further; more bits would give each entry a container of its own, of 60 bytes. Whole
+slots leave when their newest entry is older than the window; entries are compared with the window one by one.
 
     slot:  count u64 · hash high half u64[] (sorted when full) · low half u64[] · offset u64[] · time u64[]
 """
