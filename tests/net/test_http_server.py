@@ -633,6 +633,58 @@ def test_a_failing_handler_gives_500_and_the_server_lives(
     run(scenario)
 
 
+def test_a_handler_that_fails_after_some_answers_costs_only_the_others(run: RunOnLoop) -> None:
+    def answer_one_and_fail(requests: list[HTTPRequest]) -> None:
+        requests[0].respond(200, b"", b"")
+        if len(requests) > 1:
+            raise RuntimeError("broken on purpose")
+
+    async def scenario() -> None:
+        async with serving(handler=answer_one_and_fail) as served:
+            client = await served.connect()
+            client.send(GET + GET)
+
+            statuses = [(await client.reply())[0] for _ in range(2)]
+            later = await (await served.connect()).ask(GET)
+
+            assert statuses == [200, 500]
+            assert later[0] == 200, "the server lives"
+
+    run(scenario)
+
+
+def test_a_handler_of_one_request_may_fail_after_its_answer(run: RunOnLoop) -> None:
+    def answer_and_fail(request: HTTPRequest) -> None:
+        request.respond(200, b"", b"")
+        raise RuntimeError("broken on purpose")
+
+    async def scenario() -> None:
+        async with serving(answer_and_fail) as served:
+            client = await served.connect()
+            client.send(GET + GET)
+
+            assert [(await client.reply())[0] for _ in range(2)] == [200, 200]
+
+    run(scenario)
+
+
+def test_whatever_fails_in_a_pass_the_next_one_comes(run: RunOnLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(requests: list[HTTPRequest]) -> None:
+        raise RuntimeError("broken on purpose")
+
+    async def scenario() -> None:
+        async with serving(handler=fail) as served:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            with monkeypatch.context() as patched:
+                patched.setattr(served.server, "error_response", fail)
+                (await served.connect()).send(GET)
+                await served.see("handler_failed")
+
+            assert (await (await served.connect()).ask(GET))[0] == 500
+
+    run(scenario)
+
+
 def test_requests_taken_one_by_one_fail_one_by_one(run: RunOnLoop, caplog: pytest.LogCaptureFixture) -> None:
     def fail(request: HTTPRequest) -> None:
         if request.path == b"/a":

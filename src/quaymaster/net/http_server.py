@@ -127,7 +127,10 @@ def one_by_one(handler: Callable[[HTTPRequest], None]) -> RequestsHandler:
                 handler(request)
             except Exception:
                 log.exception("request handler failed")
-                request.respond(500, *render_error_as_text(500, "The server failed to handle the request."))
+                if request.is_waiting:
+                    request.respond(
+                        500, *render_error_as_text(500, "The server failed to handle the request.")
+                    )
 
     return handle
 
@@ -290,7 +293,14 @@ class HTTPServer:
         return start
 
     def _pass(self) -> None:
-        pass_ms = time.monotonic() * 1000
+        try:
+            self._take_up(time.monotonic() * 1000)
+        finally:  # whatever failed, the next pass comes
+            self._is_pass_due = bool(self._readable or self._arrived or self._dirty)
+            if self._is_pass_due:
+                self._loop.call_soon(self._pass)
+
+    def _take_up(self, pass_ms: float) -> None:
         readable, self._readable = self._readable, []
         for index, connection in enumerate(readable):
             if len(self._arrived) >= PASS_REQUESTS_MAX or self._arrived_bytes >= PASS_BODY_BYTES_MAX:
@@ -310,9 +320,6 @@ class HTTPServer:
                 connection.take_turn(pass_ms)
             except Exception:
                 self._on_failed(connection)
-        self._is_pass_due = bool(self._readable or self._arrived or self._dirty)
-        if self._is_pass_due:
-            self._loop.call_soon(self._pass)
 
     def _on_failed(self, connection: _Connection) -> None:
         """A bug of ours costs the connection it was met on, not the server."""
@@ -328,7 +335,8 @@ class HTTPServer:
             self.on_event("handler_failed")
             headers, body = self.error_response(500, "The server failed to handle the request.")
             for request in requests:
-                request.respond(500, headers, body)
+                if request.is_waiting:
+                    request.respond(500, headers, body)
         if self.is_draining:
             for request in requests:
                 if request.on_drain is not None and request.is_waiting:
