@@ -737,6 +737,53 @@ def test_a_broker_that_does_not_answer_ends_in_a_timeout_and_a_late_answer_is_ig
     asyncio.run(scenario())
 
 
+def test_what_could_not_be_submitted_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+
+            def broken(command: object, reply: object) -> None:
+                raise RuntimeError("broken on purpose")
+
+            monkeypatch.setattr(service.broker, "submit", broken)
+            given = {"QueueUrl": "jobs", "WaitTimeSeconds": 20}
+            answer = await service.client.json("ReceiveMessage", given)
+
+            assert answer.status == 500
+            assert service.calls.waiting == set()
+            assert service.calls.long_polls == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_reply_that_cannot_be_made_costs_no_other_call_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = Call.encode
+
+    def fail_once(call: Call, output: shapes.Shape | None) -> tuple[bytes, bytes]:
+        monkeypatch.setattr(Call, "encode", encode)
+        raise RuntimeError("broken on purpose")
+
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("jobs")
+            service.broker.is_silent = True
+            sends = [
+                asyncio.create_task(
+                    service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+                )
+                for _ in range(3)
+            ]
+            await until(lambda: len(service.calls.waiting) == 3)
+            monkeypatch.setattr(Call, "encode", fail_once)
+            for call in list(service.calls.waiting):
+                call.on_outcome(commands.SendOutcome([commands.SendResult(1, b"0" * 16)]))
+            answers = await asyncio.gather(*sends)
+
+            assert sorted(answer.status for answer in answers) == [200, 200, 500]
+
+    asyncio.run(scenario())
+
+
 def test_a_queue_action_that_takes_too_long_ends_in_a_timeout() -> None:
     async def scenario() -> None:
         async with serving(control_timeout_ms=50) as service:

@@ -109,10 +109,15 @@ class Calls:
                 rendered.append((call, call.render(outcome)))
             except Exception as error:
                 call.fail(error)
-        bodies = [(call, call.encode(output)) for call, output in rendered]
-        for call, (headers, body) in bodies:
+        encoded: list[tuple[Call, bytes, bytes]] = []
+        for call, output in rendered:
+            try:
+                encoded.append((call, *call.encode(output)))
+            except Exception as error:
+                call.fail(error)
+        for call, headers, body in encoded:
             call.request.respond(200, headers, body)
-        for call, _ in rendered:
+        for call, _, _ in encoded:
             call.count("OK", now_ms)
 
     def may_log_slow(self, now_ms: float) -> int | None:
@@ -135,8 +140,8 @@ class Calls:
             call.on_late()
 
     def _sweep(self) -> None:
-        self.expire(_monotonic() * 1000)
         self.start()
+        self.expire(_monotonic() * 1000)
 
 
 def cannot_render(outcome: Outcome) -> Shape | None:
@@ -185,8 +190,8 @@ class Call(msgspec.Struct, eq=False):
         calls = self.calls
         self.render = render
         self.deadline_ms = self.times.decoded_ms + calls.broker_timeout_ms
-        calls.waiting.add(self)
         self.submitted = calls.broker.submit(command, self.on_outcome)
+        calls.waiting.add(self)
 
     def submit_poll(self, command: Command, render: Callable[[Outcome], Shape | None], wait_ms: int) -> None:
         """Send a receive that may be parked for `wait_ms`: taken back when the client hangs up."""
