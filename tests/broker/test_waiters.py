@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness.broker_support import BrokerTester, define, message, numbers, redrive_to, running
 
+from quaymaster.broker import waiters
 from quaymaster.broker.disk import RealDisk
 from quaymaster.core.commands import (
     ChangeVisibility,
@@ -410,3 +412,63 @@ def test_a_deadline_does_not_end_a_poll_that_is_being_given_messages(tmp_path: P
             return await poll.numbers()
 
     assert asyncio.run(run()) == [7]
+
+
+def test_polls_that_end_together_are_answered_some_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "EXPIRED_PER_TURN_MAX", 3)
+
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            turn = 0
+            answered: list[int] = []
+            host = tester.broker.host
+            for _ in range(10):
+                tester.broker.submit(Receive(1, 0, 1, -1, LONG_MS), lambda outcome: answered.append(turn))
+            await parked(tester, 10)
+            for waiter in list(host.waiters._lines[host.replica.queues.partition(1, 0)].waiters):
+                host.waiters._expire(waiter)
+            while len(answered) < 10:
+                await asyncio.sleep(0)
+                turn += 1
+            return answered
+
+    answered = asyncio.run(run())
+
+    assert [answered.count(turn) for turn in sorted(set(answered))] == [3, 3, 3, 1]
+
+
+def test_a_poll_that_ends_and_is_woken_in_one_turn_gets_the_message(tmp_path: Path) -> None:
+    async def run() -> tuple[list[int], int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            poll = Poll(tester)
+            await parked(tester, 1)
+            host = tester.broker.host
+            partition = host.replica.queues.partition(1, 0)
+            (waiter,) = host.waiters._lines[partition].waiters
+            sending = asyncio.create_task(tester.send(1, message(7)))
+            while partition.committed == 1:  # noqa: ASYNC110  # there is no event for it
+                await asyncio.sleep(0)
+            host.waiters._expire(waiter)
+            host.waiters.wake(partition)
+            await sending
+            return await poll.numbers(), host.waiters.parked
+
+    assert asyncio.run(run()) == ([7], 0)
+
+
+def test_a_reply_to_a_poll_that_fails_does_not_cost_the_others_theirs(tmp_path: Path) -> None:
+    def failing(outcome: object) -> None:
+        raise RuntimeError("cannot be rendered")
+
+    async def run() -> tuple[list[int], int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            tester.broker.submit(Receive(1, 0, 1, -1, 1), failing)
+            poll = Poll(tester, wait_ms=1)
+            return await poll.numbers(), tester.broker.host.waiters.parked
+
+    assert asyncio.run(run()) == ([], 0)

@@ -11,12 +11,18 @@ due time; one at a time, because who is served wakes the next.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
 from quaymaster.core.commands import Receive, ReceiveOutcome
 from quaymaster.core.partition import Partition
+from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.broker_client import Reply
+
+EXPIRED_PER_TURN_MAX = 100
+
+log = logging.getLogger(__name__)
 
 
 class Waiter:
@@ -72,6 +78,7 @@ class Waiters:
         self._time_ms = time_ms
         self._epoch = epoch
         self._lines: dict[Partition, _Line] = {}
+        self._expired: deque[Waiter] = deque()
         self.parked = 0
 
     def park(self, waiter: Waiter, partition: Partition, wait_ms: int) -> None:
@@ -131,10 +138,24 @@ class Waiters:
             self._close(line)
 
     def _expire(self, waiter: Waiter) -> None:
-        if waiter.is_done:
-            return
-        self._answer_empty(waiter)
-        self._drop_done(waiter.partition)
+        self._expired.append(waiter)
+        if len(self._expired) == 1:
+            self._loop.call_soon(self._answer_expired)
+
+    def _answer_expired(self) -> None:
+        """Answer whoever waited long enough, so many a turn: thousands that came together end together."""
+        some = [self._expired.popleft() for _ in range(min(EXPIRED_PER_TURN_MAX, len(self._expired)))]
+        if self._expired:
+            self._loop.call_soon(self._answer_expired)
+        for waiter in some:
+            # One that was woken meanwhile is being decided: what it is given must not go to nobody.
+            if waiter.is_done or waiter.was_woken:
+                continue
+            try:
+                self._answer_empty(waiter)
+            except Exception as error:
+                log_failure(log, "reply failed", error)
+            self._drop_done(waiter.partition)
 
     def _drop_done(self, partition: Partition | None) -> None:
         """Take those that are done from both ends of the line."""
