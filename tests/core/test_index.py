@@ -179,6 +179,36 @@ def test_reading_along_loads_each_chunk_once() -> None:
     assert len(index._cache) == index_module.CHUNKS_CACHED
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([7, 8, 9]), st.integers(1, 70)), min_size=1, max_size=6),
+    st.integers(0, 200),
+)
+def test_end_of_a_run_is_where_another_group_begins(runs: list[tuple[int, int]], start: int) -> None:
+    index = SequenceIndex(MemoryChunks(), b"t")
+    groups = [group for group, length in runs for _ in range(length)]
+    for at, group in enumerate(groups):
+        index.append(at, 1_000, 0, group)
+    start = min(start, len(groups) - 1)
+    group = groups[start]
+
+    end = index.end_of_group_run(1 + start, 1 + len(groups), group) - 1
+
+    assert start < end
+    assert set(groups[start:end]) == {group}
+    assert end == len(groups) or groups[end] != group
+    assert index.end_of_group_run(1 + start, 1 + start, group) == 1 + start
+    assert index.end_of_group_run(1 + start, 2 + start, group + 1) == 1 + start
+
+
+@pytest.mark.usefixtures("small")
+def test_run_ends_with_its_chunk_at_the_latest() -> None:
+    index = SequenceIndex(MemoryChunks(), TAG)
+    for number in range(15):
+        index.append(number, 1_000, 0, 7)
+
+    assert [index.end_of_group_run(start, 16, 7) for start in (1, 3, 5, 8, 9)] == [5, 5, 9, 9, 16]
+
+
 class Lost(Exception):
     pass
 

@@ -10,6 +10,7 @@ from quaymaster.core.standard_order import (
     BUSY_MIN_MS,
     NOISY_IN_FLIGHT_MIN,
     NOISY_QUIET_AFTER_MS,
+    RUN_LENGTH_PER_STEP,
     SCAN_MAX,
     TENANTS_MAX,
     StandardOrder,
@@ -295,13 +296,39 @@ def test_tenant_with_a_small_share_of_what_is_in_flight_is_not_noisy() -> None:
     assert orders.order.noisy_groups(0, 399) == 1
 
 
-def test_deep_backlog_of_a_noisy_tenant_does_not_stand_still() -> None:
-    orders = noisy_orders(behind=3 * SCAN_MAX)
+def test_quiet_tenant_is_found_at_once_behind_very_many_messages_of_a_noisy_one() -> None:
+    orders = noisy_orders(behind=20 * SCAN_MAX)
     orders.send(1, group=QUIET)
 
-    rounds = [orders.take(1, in_flight=40) for _ in range(4)]
+    assert orders.take(2, in_flight=40) == [40 + 20 * SCAN_MAX + 1, 41]
 
-    assert rounds == [[41], [42], [43], [40 + 3 * SCAN_MAX + 1]]
+
+def test_deep_backlog_of_a_noisy_tenant_does_not_stand_still() -> None:
+    behind = 5 * RUN_LENGTH_PER_STEP * SCAN_MAX // 2
+    orders = noisy_orders(behind=behind)
+    orders.send(1, group=QUIET)
+
+    rounds = [orders.take(1, in_flight=40) for _ in range(3)]
+
+    assert rounds == [[41], [42], [40 + behind + 1]]
+
+
+def test_run_of_a_noisy_tenant_is_looked_at_one_by_one_where_some_of_it_is_gone() -> None:
+    orders = noisy_orders(behind=10)
+    orders.order.discard(45, 0)
+    orders.send(1, group=QUIET)
+
+    assert orders.take(1, in_flight=40) == [51]
+    assert list(orders.order.fresh()) == [41, 42, 43, 44, 46, 47, 48, 49, 50]
+
+
+def test_message_of_a_noisy_tenant_that_came_back_is_held_too() -> None:
+    orders = noisy_orders(behind=3)
+    orders.order.give_back(7, 0)
+    orders.send(1, group=QUIET)
+
+    assert orders.take(1, in_flight=39) == [44]
+    assert list(orders.order.tenants[NOISY].held) == [7, 41, 42, 43]
 
 
 def test_receive_that_looked_at_very_many_says_that_there_may_be_more() -> None:

@@ -25,6 +25,9 @@ from quaymaster.core.timers import SLOT_MS
 CHUNK_ENTRIES = 4_096
 TAIL_ENTRIES_MAX = 2 * CHUNK_ENTRIES
 CHUNKS_CACHED = 3
+RUN_STEP_ENTRIES = 16
+"""Of a run so many entries are compared first, then twice as many each time."""
+
 CHUNK_VERSION = 1
 
 _NEVER = 1 << 64
@@ -216,6 +219,30 @@ class SequenceIndex:
         if sequence < columns.first:
             columns = self._load(sequence)
         return columns.groups[sequence - columns.first] if columns.groups is not None else 0
+
+    def end_of_group_run(self, start: int, stop: int, group: int) -> int:
+        """Return the first sequence in [start, stop) of another group, or `stop`; at most the end of a chunk.
+
+        Whole stretches are compared at once, so a long run costs little more than a short one.
+        """
+        columns = self._tail if start >= self._tail.first else self._load(start)
+        groups = columns.groups
+        assert groups is not None, "runs are looked for where messages have groups"
+        low = start - columns.first
+        end = min(stop - columns.first, len(groups))
+        step = RUN_STEP_ENTRIES
+        one = array("Q", (group,)).tobytes()
+        while low < end:
+            high = min(low + step, end)
+            if groups[low:high].tobytes() == one * (high - low):
+                low = high
+                step *= 2
+            elif high - low == 1:
+                break
+            else:
+                end = high
+                step = max(1, (high - low) // 2)
+        return columns.first + low
 
     def offsets(self, start: int, stop: int) -> Iterator[array[int]]:
         """Yield the record offsets of [start, stop) in packed runs."""

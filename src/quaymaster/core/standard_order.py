@@ -35,6 +35,9 @@ from quaymaster.core.sequences import SequenceSet
 SCAN_MAX = 2_000
 """How many messages one receive may pass over before it leaves the rest to the next."""
 
+RUN_LENGTH_PER_STEP = 64
+"""Of one noisy tenant's messages in a row, so many cost as much to pass over as a single one."""
+
 RETURNED_MAX = 100_000
 """Above this many, messages that came back are served before fresh ones."""
 
@@ -156,6 +159,8 @@ class StandardOrder:
                 if self._is_noisy(tenant, now_ms, in_flight + len(taken)):
                     tenant.held.add(sequence)
                     self.held.add(group)
+                    if sequence == self.cursor - 1:
+                        budget -= self._hold_run(tenant, group, stop) // RUN_LENGTH_PER_STEP
                     continue
                 tenant.in_flight += 1
             taken.append(sequence)
@@ -432,6 +437,17 @@ class StandardOrder:
             return False
         own_ms = _decayed(tenant.busy_ms, now_ms - tenant.busy_at_ms)
         return own_ms * 100 > busy_ms * NOISY_SHARE_PERCENT
+
+    def _hold_run(self, tenant: _Tenant, group: int, stop: int) -> int:
+        """Hold back what else a noisy tenant has in a row at the cursor: others may be behind it. Return how much."""
+        cursor = self.cursor
+        if self.delay_ms or self.own or not self.uneven_until <= cursor < stop:
+            return 0
+        self.cursor = end = self._index.end_of_group_run(cursor, stop, group)
+        run = BitMap64()
+        run.add_range(cursor, end)
+        tenant.held.update(run)
+        return end - cursor
 
     def _take_quietened(self, taken: list[int], count_max: int, now_ms: int, in_flight: int) -> None:
         for group in list(self.held):
