@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quaymaster.cli.garbage import FULL_COLLECTION_MAX_S, YOUNG_OBJECTS_MAX, GarbageCollection
+from quaymaster.cli.garbage import FULL_COLLECTION_MAX_S, YOUNG_OBJECTS_MAX, YOUNG_ROUNDS, GarbageCollection
 
 
 class Circle:
@@ -106,6 +106,33 @@ def test_young_objects_are_looked_at_less_often_while_it_runs() -> None:
 
     garbage = collecting(0.0)
 
-    assert gc.get_threshold() == (YOUNG_OBJECTS_MAX, *before[1:])
+    assert gc.get_threshold() == (YOUNG_OBJECTS_MAX, *YOUNG_ROUNDS)
     garbage.stop()
     assert gc.get_threshold() == before
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_full_collection_meets_a_bounded_number_of_new_objects() -> None:
+    garbage = GarbageCollection()
+    met: list[int] = []
+    kept: list[list[Circle]] = []
+
+    def on_collection(phase: str, facts: dict[str, int]) -> None:
+        if phase == "start" and facts["generation"] == 2:
+            met.append(len(kept))
+            kept.clear()
+
+    garbage.pause()
+    garbage.resume()
+    gc.callbacks.append(on_collection)
+    everything = []
+    for _ in range(20 * YOUNG_OBJECTS_MAX):
+        circle = [Circle()]
+        everything.append(circle)
+        kept.append(circle)
+    gc.callbacks.remove(on_collection)
+    garbage.stop()
+
+    # Each is a list and an object, and the young ones of the last round are still to come.
+    assert met
+    assert max(met) <= 12 * YOUNG_OBJECTS_MAX

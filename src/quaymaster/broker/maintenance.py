@@ -83,9 +83,11 @@ class Expiry:
         until = time.perf_counter() + STEP_S
         for _ in range(min(EXPIRY_PARTITIONS_PER_STEP, len(self._keys))):
             found = queues.partitions.get(self._keys.pop())
-            if found is not None and found.alive and self._may_expire(found, now_ms):
+            if found is None or not found.alive:
+                continue
+            if self._may_expire(found, now_ms):
                 self._expire(found)
-            if time.perf_counter() > until:
+            if time.perf_counter() > until:  # heads had to be looked up in chunks on the disk
                 break
 
     def _may_expire(self, found: Partition, now_ms: int) -> bool:

@@ -20,6 +20,11 @@ YOUNG_OBJECTS_MAX: Final = 20_000
 Requests leave no circles, but those in progress are looked at each time; with Python's 700 that was a tenth of the
 cost of a request."""
 
+YOUNG_ROUNDS: Final = (3, 2)
+"""After so many collections of young objects comes one of middle-aged ones, after so many of those a full one: while
+queues are made by the thousand, each full one then meets some 200,000 new objects at most (with Python's 10 and 10,
+two million: 600 ms). With little new there is none: Python waits until it is a quarter of all."""
+
 FULL_COLLECTION_MAX_S: Final = 0.005
 """What survives a full collection that took longer is looked at no more."""
 
@@ -41,7 +46,7 @@ class GarbageCollection:
         """Set aside what is there, and collect what comes."""
         gc.freeze()
         gc.callbacks.append(self._on_collection)
-        gc.set_threshold(YOUNG_OBJECTS_MAX, *self._thresholds_before[1:])
+        gc.set_threshold(YOUNG_OBJECTS_MAX, *YOUNG_ROUNDS)
         gc.enable()
 
     def stop(self) -> None:
