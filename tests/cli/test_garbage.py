@@ -135,4 +135,4 @@ def test_a_full_collection_meets_a_bounded_number_of_new_objects() -> None:
 
     # Each is a list and an object, and the young ones of the last round are still to come.
     assert met
-    assert max(met) <= 12 * YOUNG_OBJECTS_MAX
+    assert max(met) <= 4 * YOUNG_OBJECTS_MAX

@@ -20,10 +20,10 @@ YOUNG_OBJECTS_MAX: Final = 20_000
 Requests leave no circles, but those in progress are looked at each time; with Python's 700 that was a tenth of the
 cost of a request."""
 
-YOUNG_ROUNDS: Final = (3, 2)
-"""After so many collections of young objects comes one of middle-aged ones, after so many of those a full one: while
-queues are made by the thousand, each full one then meets some 200,000 new objects at most (with Python's 10 and 10,
-two million: 600 ms). With little new there is none: Python waits until it is a quarter of all."""
+YOUNG_ROUNDS: Final = (0, 0)
+"""Objects that survive are looked at in the next collection again, and in the one after that with all that are not
+set aside: while queues are made by the thousand, a full collection meets some 60,000 new objects (with Python's 10
+and 10, two million: 600 ms). With little new there is none: Python waits until it is a quarter of all."""
 
 FULL_COLLECTION_MAX_S: Final = 0.005
 """What survives a full collection that took longer is looked at no more."""
