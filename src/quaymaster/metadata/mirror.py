@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
+LISTED_AT_A_TIME: Final = 500
 
 T = TypeVar("T")
 
@@ -178,8 +179,10 @@ class Mirror:
     async def _list(self) -> int:
         items, revision = await self.store.list_all(ROOT)
         found: dict[str, set[str]] = {prefix: set() for prefix in self._tables}
-        for item in items:
+        for number, item in enumerate(items, 1):
             self._take_listed(item, found)
+            if not number % LISTED_AT_A_TIME:
+                await asyncio.sleep(0)  # what is written meanwhile has a newer revision
         for prefix, table in self._tables.items():
             table.keep_only(found[prefix], revision)
         return revision
