@@ -27,12 +27,11 @@ from quaymaster.core.commands import (
     Receipt,
 )
 from quaymaster.core.errors import InvalidParameterValue, NotNow, QueueDoesNotExist
-from quaymaster.core.messages import decode_message
+from quaymaster.core.messages import decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.call import Calls
-from quaymaster.frontend.message_actions import message_of
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
@@ -301,7 +300,7 @@ class FakeBroker:
     def stored(self, queue_id: int) -> list[Any]:
         """Return the heads of all messages of a queue, as they lie in the broker."""
         return [
-            decode_message(message_of(message.new.flags, message.new.payload))
+            decode_message(message.new.payload, prefix_bytes(message.new.flags))
             for message in self.queues[queue_id].messages.values()
         ]
 

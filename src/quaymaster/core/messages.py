@@ -160,12 +160,16 @@ def associated_data(data_key_id: int, origin_queue_id: int, origin_message_id: b
     return _ASSOCIATED.pack(MESSAGE_VERSION, data_key_id, origin_queue_id, origin_message_id)
 
 
-def decode_message(data: bytes | memoryview) -> StoredMessage:
-    """Read a message, in a move wrapper or not, without decrypting it; UnknownMessageFormat if it is none."""
-    if not data:
+def decode_message(data: bytes | memoryview, at: int = 0) -> StoredMessage:
+    """Read the message from `at` to the end, in a move wrapper or not, without decrypting it.
+
+    Raises UnknownMessageFormat if it is none.
+    """
+    size = len(data) - at
+    if size <= 0:
         raise UnknownMessageFormat("a message cannot be empty")
-    if data[0] == MOVED_VERSION:
-        moved = decode_moved(data)
+    if data[at] == MOVED_VERSION:
+        moved = decode_moved(memoryview(data)[at:])
         stored = decode_message(moved.message)
         if moved.new_message_id is not None:
             stored.message_id = moved.new_message_id
@@ -174,9 +178,9 @@ def decode_message(data: bytes | memoryview) -> StoredMessage:
         stored.source_sequence = moved.source_sequence
         stored.dead_letter_source_arn = moved.dead_letter_source_arn
         return stored
-    if len(data) < HEAD_BYTES + TAG_BYTES:
-        raise UnknownMessageFormat(f"{len(data)} bytes are too few for a message")
-    version, flags, message_id, data_key_id, start_id, queue_id, counter = _HEAD.unpack_from(data)
+    if size < HEAD_BYTES + TAG_BYTES:
+        raise UnknownMessageFormat(f"{size} bytes are too few for a message")
+    version, flags, message_id, data_key_id, start_id, queue_id, counter = _HEAD.unpack_from(data, at)
     if version != MESSAGE_VERSION or flags & ~ORIGIN_DIFFERS:
         raise UnknownMessageFormat(
             f"message version {version} with flags {flags} is not known; "
@@ -184,12 +188,12 @@ def decode_message(data: bytes | memoryview) -> StoredMessage:
         )
     if not flags:
         return StoredMessage(
-            message_id, data_key_id, start_id, queue_id, counter, message_id, data[HEAD_BYTES:]
+            message_id, data_key_id, start_id, queue_id, counter, message_id, data[at + HEAD_BYTES :]
         )
-    origin_end = HEAD_BYTES + MESSAGE_ID_BYTES
-    if len(data) < origin_end + TAG_BYTES:
-        raise UnknownMessageFormat(f"{len(data)} bytes are too few for a message with an origin id")
-    origin_id = bytes(data[HEAD_BYTES:origin_end])
+    if size < HEAD_BYTES + MESSAGE_ID_BYTES + TAG_BYTES:
+        raise UnknownMessageFormat(f"{size} bytes are too few for a message with an origin id")
+    origin_end = at + HEAD_BYTES + MESSAGE_ID_BYTES
+    origin_id = bytes(data[at + HEAD_BYTES : origin_end])
     return StoredMessage(message_id, data_key_id, start_id, queue_id, counter, origin_id, data[origin_end:])
 
 

@@ -47,12 +47,12 @@ from quaymaster.core.errors import (
     QueueDoesNotExist,
     UnsupportedOperation,
 )
-from quaymaster.core.messages import UnknownMessageFormat, decode_message
+from quaymaster.core.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import AccessKey, Signed
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
-from quaymaster.frontend.message_actions import message_of, partition_of, uuid_text
+from quaymaster.frontend.message_actions import partition_of, uuid_text
 from quaymaster.frontend.queue_actions import QueueService
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -423,7 +423,7 @@ class Admin:
             "sent_ms": message.sent_ms,
         }
         try:
-            stored = decode_message(message_of(message.flags, message.payload))
+            stored = decode_message(message.payload, prefix_bytes(message.flags))
             row["message_id"] = uuid_text(stored.message_id)
             content = self._cipher.open_stored(stored)
         except (MessageDamaged, UnknownMessageFormat) as error:

@@ -381,7 +381,7 @@ class MessageActions:
         redrive policy takes it away.
         """
         try:
-            stored = decode_message(message_of(delivery.flags, delivery.payload))
+            stored = decode_message(delivery.payload, prefix_bytes(delivery.flags))
             return stored, self._cipher.open_stored(stored)
         except (MessageDamaged, UnknownMessageFormat) as error:
             log_event(
@@ -534,12 +534,6 @@ _NOTHING_RECEIVED: Final = shapes.ReceiveMessageResult()
 def partition_of(definition: QueueDefinition) -> int:
     """Return the partition that requests for a queue go to: its only one, until queues can be split."""
     return definition.partitions[0].number
-
-
-def message_of(flags: int, payload: bytes) -> bytes | memoryview:
-    """Return the message (or its move wrapper) in a record's payload, without the prefix."""
-    start = prefix_bytes(flags)
-    return memoryview(payload)[start:] if start else payload
 
 
 def quoting(error: Exception, handle: str) -> CallerError | NotNow:
