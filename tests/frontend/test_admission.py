@@ -10,7 +10,10 @@ import pytest
 from quaymaster.frontend.admission import (
     FEW,
     GUARD_MS,
+    HOLD_MS_MAX,
     HOLD_MS_MIN,
+    LATE_TAKEN,
+    PAUSE_MS,
     SPACING_MS_MAX,
     TAKEN_PER_RETURN,
     Admission,
@@ -41,7 +44,7 @@ def guarded() -> Admission:
     """Return an admission that refused something at 0 ms."""
     gate = admission()
     take(gate, -TOLERATED_MS - 1, TARGET_MS + 1)
-    assert take(gate, 0, TARGET_MS + 1) == 0
+    assert take(gate, 0, TARGET_MS + 1) == LATE_TAKEN
     return gate
 
 
@@ -66,15 +69,16 @@ def test_waits_that_stay_long_are_refused() -> None:
 
     assert take(gate, 0, TARGET_MS + 1) == PASS_MAX
     assert take(gate, TOLERATED_MS, TARGET_MS + 1) == PASS_MAX
-    assert take(gate, TOLERATED_MS + 1, TARGET_MS + 1) == 0
-    assert gate.refused == PASS_MAX
+    assert take(gate, TOLERATED_MS + 1, TARGET_MS + 1) == LATE_TAKEN
+    assert gate.refused == PASS_MAX - LATE_TAKEN
 
 
 def test_what_has_waited_less_is_taken_from_the_same_pass() -> None:
     gate = guarded()
 
     assert not gate.takes_all(10, 10 - 2 * TARGET_MS, PASS_MAX, 0)
-    assert not gate.takes(10, 10 - 2 * TARGET_MS)
+    late = [gate.takes(10, 10 - 2 * TARGET_MS) for _ in range(LATE_TAKEN + 1)]
+    assert late == [True] * LATE_TAKEN + [False]
     assert gate.takes(10, 10 - TARGET_MS)
 
 
@@ -82,7 +86,7 @@ def test_while_guarded_long_waits_are_refused_at_once() -> None:
     gate = guarded()
 
     assert take(gate, 10, TARGET_MS) == PASS_MAX
-    assert take(gate, 20, TARGET_MS + 1) == 0
+    assert take(gate, 20, TARGET_MS + 1) == LATE_TAKEN
 
 
 def test_few_are_never_refused_however_long_they_waited() -> None:
@@ -124,9 +128,9 @@ def test_those_refused_come_back_one_for_some_taken() -> None:
     take(gate, 1_010, TARGET_MS + 1)
     before_ms = gate.hold_ms(1_010)
 
-    assert take(gate, 1_010, TARGET_MS + 1) == 0
+    assert take(gate, 1_010, TARGET_MS + 1) == LATE_TAKEN
 
-    spacing_ms = (gate.hold_ms(1_010) - before_ms) / PASS_MAX
+    spacing_ms = (gate.hold_ms(1_010) - before_ms) / (PASS_MAX - LATE_TAKEN)
     assert spacing_ms * PASS_MAX / 10 == pytest.approx(TAKEN_PER_RETURN, rel=0.1)
 
 
@@ -136,20 +140,38 @@ def test_everybody_comes_back_in_bounded_time_however_slow_the_machine_is() -> N
         take(gate, now_ms, 0)
 
     for _ in range(10):
-        assert take(gate, 6_000_000, 60_000) in (0, PASS_MAX)
+        assert take(gate, 6_000_000, 60_000) in (LATE_TAKEN, PASS_MAX)
     take(gate, 6_001_000, 60_000)
 
     assert gate.hold_ms(6_001_000) <= HOLD_MS_MIN + PASS_MAX * SPACING_MS_MAX
+
+
+def test_who_is_refused_is_never_held_for_longer_than_clients_wait() -> None:
+    gate = guarded()
+
+    for now_ms in range(1, 1_001):
+        take(gate, now_ms, 60_000)
+
+    assert gate.hold_ms(1_000) == HOLD_MS_MAX
+    assert not gate.is_guarded(1_000 + HOLD_MS_MAX + GUARD_MS)
+
+
+def test_a_delay_long_ago_is_none_now() -> None:
+    gate = admission()
+    take(gate, 0, TARGET_MS + 1)
+
+    assert take(gate, PAUSE_MS + 1, TARGET_MS + 1) == PASS_MAX
+    assert take(gate, PAUSE_MS + TOLERATED_MS + 2, TARGET_MS + 1) == LATE_TAKEN, "it stays long"
 
 
 class Clients:
     """Clients that each ask, wait for the answer and ask again, against a server that holds those it refused.
 
     What comes in while a pass is under way waits for one of the next, in order. Polite clients wait as long as they
-    are told; the others ask again at once, and find that nothing is taken from them.
+    are told; the others ask again at once, and find that nothing is taken from them, unless by a new connection.
     """
 
-    def __init__(self, connections: int, *, is_polite: bool = True) -> None:
+    def __init__(self, connections: int, *, is_polite: bool = True, reconnects: bool = False) -> None:
         self.gate = admission()
         self.now_ms = 0.0
         self.cost_ms = 0.14
@@ -157,6 +179,7 @@ class Clients:
         self._refusal_ms = 0.035
         self._away_ms = 0.5
         self._is_polite = is_polite
+        self._reconnects = reconnects
         self._asking: list[tuple[float, float]] = []
         """When each request can be received, and when it was sent."""
         self._waiting: deque[tuple[float, float]] = deque()
@@ -206,7 +229,7 @@ class Clients:
 
     def _answer(self, sent_ms: float, *, is_taken: bool, hold_ms: float = 0.0) -> None:
         self._answers.append((self.now_ms, self.now_ms - sent_ms, is_taken))
-        back_ms = self.now_ms + max(hold_ms, self._away_ms)
+        back_ms = self.now_ms + (self._away_ms if self._reconnects else max(hold_ms, self._away_ms))
         asks_ms = back_ms if self._is_polite else self.now_ms + self._away_ms
         heapq.heappush(self._asking, (back_ms, asks_ms))
 
@@ -229,6 +252,17 @@ def test_goodput_stays_when_many_more_ask_than_can_be_served(connections: int, i
     if is_polite:  # who asks before the time that he was told waits for it
         assert percentile(refused, 0.99) <= TARGET_MS * 2
         assert percentile(taken, 0.99) <= TARGET_MS * 2
+
+
+@pytest.mark.parametrize("connections", [3_000, 10_000])
+def test_some_are_served_even_when_everybody_refused_comes_back_at_once(connections: int) -> None:
+    clients = Clients(connections, reconnects=True)
+
+    clients.answered(0, 5_000)  # the onset
+    taken, refused = clients.answered(5_000, 15_000)
+
+    assert len(refused) > len(taken)
+    assert len(taken) * clients.cost_ms >= 0.3 * 10_000
 
 
 def test_a_new_client_is_served_as_usual_as_soon_as_the_others_have_gone() -> None:

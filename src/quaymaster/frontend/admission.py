@@ -11,6 +11,8 @@ Few requests are never refused, however long a slow machine let them wait.
 
 Even a refusal costs time. Whoever was refused is held: not read before the moment that he was told to ask again at.
 These moments are spread so that one comes back for TAKEN_PER_RETURN requests taken, however many clients there are.
+Some come back earlier, by a new connection. So many may do so that refusals alone make everybody wait longer than the
+target: LATE_TAKEN requests of each pass are taken all the same.
 
 Source: Controlled Delay Active Queue Management (RFC 8289), from which target and interval are.
 """
@@ -22,12 +24,18 @@ from typing import Final
 
 FEW: Final = 64
 """A pass of so many requests took all that waited."""
+LATE_TAKEN: Final = 16
+"""So many of a pass are taken however long they waited: a third of the time at worst goes into requests served."""
 HOLD_MS_MIN: Final = 1_000
 """How long a refused client is held at least."""
+HOLD_MS_MAX: Final = 20_000
+"""And at most: less than clients wait for a reply, which is 30 s or more."""
 TAKEN_PER_RETURN: Final = 5
 """A refusal costs less than a third of a request, so all refusals together take about a twentieth of the time."""
 SPACING_MS_MAX: Final = 10.0
 """Longest time between two that come back."""
+PAUSE_MS: Final = 1_000
+"""After so long without a pass, nobody waited meanwhile or the process was stopped: waits are judged anew."""
 GUARD_MS: Final = 1_000
 """How long waits are kept short after the last of the refused could come back."""
 
@@ -36,11 +44,13 @@ class Admission:
     """Decides for one HTTP server. Times are milliseconds of any clock that does not jump."""
 
     __slots__ = (
+        "_began_ms",
         "_behind_since_ms",
         "_delay_target_ms",
         "_delay_tolerated_ms",
         "_held_until_ms",
         "_in_progress_max",
+        "_late_room",
         "_measured_ms",
         "_room",
         "_spacing_ms",
@@ -54,12 +64,16 @@ class Admission:
         self._in_progress_max = in_progress_max
         self._behind_since_ms: float | None = None
         """Since when no pass found all waits within the target."""
+        self._began_ms = -math.inf
+        """When the last pass began."""
         self._held_until_ms = -math.inf
         self._spacing_ms = 1.0
         self._taken = 0
         self._measured_ms = 0.0
         """Since when `_taken` requests were taken."""
         self._room = 0
+        self._late_room = 0
+        """How many late ones this pass still takes."""
         self.refused = 0
         """Requests refused so far."""
 
@@ -78,7 +92,12 @@ class Admission:
         if self._room >= count and (count <= FEW or now_ms - oldest_ms <= self._delay_target_ms):
             self._behind_since_ms = None
             self._taken += count
+            self._began_ms = now_ms
             return True
+        if now_ms - self._began_ms > PAUSE_MS:
+            self._behind_since_ms = None
+        self._began_ms = now_ms
+        self._late_room = LATE_TAKEN
         return False
 
     def takes(self, now_ms: float, received_ms: float) -> bool:
@@ -89,7 +108,9 @@ class Admission:
             if self._behind_since_ms is None:
                 self._behind_since_ms = now_ms
             if now_ms - self._behind_since_ms > self._delay_tolerated_ms or self.is_guarded(now_ms):
-                return self._refuse(now_ms)
+                if not self._late_room:
+                    return self._refuse(now_ms)
+                self._late_room -= 1
         self._room -= 1
         self._taken += 1
         return True
@@ -100,7 +121,8 @@ class Admission:
 
     def _refuse(self, now_ms: float) -> bool:
         self.refused += 1
-        self._held_until_ms = max(now_ms + HOLD_MS_MIN, self._held_until_ms + self._spacing_ms)
+        next_ms = max(now_ms + HOLD_MS_MIN, self._held_until_ms + self._spacing_ms)
+        self._held_until_ms = min(next_ms, now_ms + HOLD_MS_MAX)
         return False
 
     def _measure(self, now_ms: float) -> None:
