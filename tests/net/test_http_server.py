@@ -519,6 +519,47 @@ def test_a_client_held_off_that_has_gone_is_forgotten(run: RunOnLoop) -> None:
     run(scenario)
 
 
+def test_at_most_half_of_all_connections_are_held_and_others_closed(run: RunOnLoop) -> None:
+    def hold(request: HTTPRequest) -> None:
+        if request.method == b"POST":
+            request.hold_off(60_000)
+        echo(request)
+
+    async def scenario() -> None:
+        async with serving(hold, replace(PATIENT, connections_max=4)) as served:
+            clients = [await served.connect() for _ in range(4)]
+            for client in clients[:3]:
+                client.send(post(b"1") + post(b"2") + post(b"3")[:20])
+                assert (await client.reply())[2] == b"1"
+                _, headers, body = await client.reply()
+                assert body == b"2"
+
+            assert headers[b"Connection"] == b"close"
+            assert await clients[2].rest() == b""
+            assert served.server.connections_held == 2
+            assert (await clients[3].ask(GET))[0] == 200
+            assert (await (await served.connect()).ask(GET))[0] == 200, "there is room"
+
+    run(scenario)
+
+
+def test_a_client_that_asks_to_be_closed_is_not_held(run: RunOnLoop) -> None:
+    def hold(request: HTTPRequest) -> None:
+        request.hold_off(60_000)
+        echo(request)
+
+    async def scenario() -> None:
+        async with serving(hold) as served:
+            client = await served.connect()
+            client.send(post(b"1", b"Connection: close\r\n"))
+
+            assert (await client.reply())[2] == b"1"
+            assert await client.rest() == b""
+            assert served.server.connections_held == 0
+
+    run(scenario)
+
+
 def test_draining_does_not_wait_for_holds(run: RunOnLoop) -> None:
     def hold(request: HTTPRequest) -> None:
         request.hold_off(60_000)

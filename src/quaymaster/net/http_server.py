@@ -94,6 +94,9 @@ PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
 UNREAD_BYTES_MAX = 256 * 1024
 """A connection that waits for its pass with more than this is not read meanwhile."""
+HELD_PART = 2
+"""No more than this part of all connections is held; others are closed instead. Of a client that is held it is not
+seen that it has gone, so those that reconnect would use up all connections."""
 HOLD_STEP_S = 0.05
 """How exact the end of a hold is."""
 SWEEP_INTERVAL_MS_MAX = 500
@@ -805,11 +808,19 @@ class _Connection(asyncio.Protocol):
         self._close_after_replies = True
 
     def hold_off(self, hold_ms: int) -> None:
-        """Take nothing more from this client for so long."""
-        if self._pipeline_max and not self._server.is_draining:
+        """Take nothing more from this client for so long; for good when too many are held."""
+        server = self._server
+        if not self._pipeline_max or self._phase == _NOTHING_MORE or server.is_draining:
+            return
+        if server.connections_held < self._limits.connections_max // HELD_PART:
             self._pipeline_max = 0
             self._update_reading()
-            self._server.hold(self, hold_ms)
+            server.hold(self, hold_ms)
+        else:
+            self._pending[-1]._connection_line = CONNECTION_CLOSE
+            self._phase = _NOTHING_MORE
+            self._unread = b""
+            self._forget_body()
 
     def release(self) -> None:
         """Take up reading again."""
