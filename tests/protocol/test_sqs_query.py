@@ -8,6 +8,7 @@ from typing import Any
 
 import botocore.parsers
 import botocore.serialize
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -264,6 +265,12 @@ def test_deep_names_are_not_followed_for_ever() -> None:
     )
 
 
+def test_a_value_below_nameless_levels_is_none() -> None:
+    assert _decode("MessageBody=b&DelaySeconds..=5&MessageGroupId...=g", "SendMessage") == SendMessageRequest(
+        "http://h/1/q", "b"
+    )
+
+
 _names = st.lists(
     st.sampled_from(
         ["Attribute", "Tag", "Name", "Value", "Key", "1", "2", "0", "x", "", "Entries", "QueueUrl"]
@@ -283,6 +290,8 @@ def test_names_in_any_order_give_an_input_or_an_error_of_the_caller(
     except CallerError:
         return
     assert isinstance(decoded, ACTIONS[name].input)
+    written = msgspec.json.encode(decoded)
+    assert msgspec.json.decode(written, type=type(decoded)) == decoded, "every member has its type"
 
 
 @given(st.binary(max_size=300))

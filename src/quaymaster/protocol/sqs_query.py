@@ -169,7 +169,7 @@ def _read(kind: str, item: Any, node: Any, path: str) -> Any:
         return _read_structure(item, node, path) if isinstance(node, dict) else None
     if isinstance(node, dict):
         node = node.get("")
-        if node is None:
+        if not isinstance(node, str):
             return None
     return _scalar(kind, node)
 
