@@ -267,21 +267,34 @@ def wait_until(is_done: Callable[[], bool], seconds: float = 300.0) -> None:
         time.sleep(0.2)
 
 
+COLUMNS = {
+    "seconds": "s",
+    "cpu_s": "CPU s",
+    "rss_mib": "RAM MiB",
+    "pause_cpu_ms": "pause: CPU ms",
+    "pause_own_ms": "own ms",
+    "pause_wall_ms": "wall ms",
+}
+NOT_SHOWN = ("case", "peak_mib", *COLUMNS)
+
+
+def table_of(cases: list[Figures]) -> str:
+    """Return the cases as a Markdown table."""
+    lines = [f"| Case | Figures | {' | '.join(COLUMNS.values())} |", f"|{'---|' * (2 + len(COLUMNS))}"]
+    for figures in cases:
+        own = [
+            f"{key.replace('_', ' ')} {value:,}" if isinstance(value, int | float) else f"{key} {value}"
+            for key, value in figures.items()
+            if key not in NOT_SHOWN
+        ]
+        cells = [figures["case"], ", ".join(own), *(f"{figures.get(column, '')}" for column in COLUMNS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def report(title: str, cases: list[Figures], path: str | None) -> None:
     """Print the cases as a table; write them as JSON to `path`, if there is one."""
-    columns = (
-        *("case", "figure", "seconds", "cpu_s", "rss_mib", "peak_mib"),
-        *("pause_cpu_ms", "pause_own_ms", "pause_wall_ms"),
-    )
-    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for figures in cases:
-        rest = [
-            f"{key} {value:,}" if isinstance(value, int | float) else f"{key} {value}"
-            for key, value in figures.items()
-            if key not in columns
-        ]
-        row = {**figures, "figure": ", ".join(rest)}
-        print("| " + " | ".join(str(row.get(column, "")) for column in columns) + " |")
+    print(f"\n{table_of(cases)}")
     for part in ("cpu", "own"):
         late = [figures["case"] for figures in cases if figures[f"pause_{part}_ms"] >= PAUSE_LIMIT_MS]
         print(f"\nlonger than {PAUSE_LIMIT_MS:.0f} ms ({part}): {', '.join(late) or 'none'}")
@@ -294,3 +307,13 @@ def report(title: str, cases: list[Figures], path: str | None) -> None:
             "cases": cases,
         }
         Path(path).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def main() -> None:
+    """Print the tables of results that were written as JSON."""
+    for path in sys.argv[1:]:
+        print(table_of(json.loads(Path(path).read_text())["cases"]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

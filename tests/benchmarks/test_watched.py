@@ -18,7 +18,7 @@ def test_a_deep_queue_is_measured_with_its_longest_pause(capsys: pytest.CaptureF
     assert by_name["receive and delete, 2,000 deep"]["messages"] >= 500
     assert by_name["send 2,000"]["pause_own_ms"] >= 0
     assert by_name["purge 2,000"]["left"] == 0
-    assert "| send 2,000 | messages 2,000" in capsys.readouterr().out
+    assert "| send 2,000 | messages 2,000, per s" in capsys.readouterr().out
 
 
 @pytest.mark.slow
