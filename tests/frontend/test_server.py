@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import time
@@ -17,6 +18,7 @@ from quaymaster.frontend.call import Call
 from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.message_actions import MessageIds, uuid_text
 from quaymaster.frontend.server import CORS, RequestIds
+from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol import shapes
 from quaymaster.protocol.sigv4 import presign
 
@@ -1003,3 +1005,31 @@ def test_queue_urls_use_the_public_url_when_there_is_one() -> None:
             assert answer.json["QueueUrl"] == f"https://queue.example.com/{ACCOUNT}/jobs"
 
     asyncio.run(scenario())
+
+
+def test_an_answered_request_leaves_no_circle_for_the_garbage_collector() -> None:
+    async def scenario() -> list[object]:
+        async with serving() as service:
+            await service.add_queue("q")
+            url = service.client.url("q")
+            gc.collect()
+            gc.disable()
+            try:
+                await service.client.json("SendMessage", {"QueueUrl": url, "MessageBody": "one"})
+                received = await service.client.json(
+                    "ReceiveMessage", {"QueueUrl": url, "WaitTimeSeconds": 1}
+                )
+                handle = received.json["Messages"][0]["ReceiptHandle"]
+                await service.client.json("ReceiveMessage", {"QueueUrl": url, "WaitTimeSeconds": 1})
+                await service.client.json("DeleteMessage", {"QueueUrl": url, "ReceiptHandle": handle})
+                await service.client.json("DeleteMessage", {"QueueUrl": url, "ReceiptHandle": "none"})
+                await asyncio.sleep(0.01)
+                gc.set_debug(gc.DEBUG_SAVEALL)
+                gc.collect()
+                return [found for found in gc.garbage if isinstance(found, Call | HTTPRequest)]
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
+
+    assert asyncio.run(scenario()) == []

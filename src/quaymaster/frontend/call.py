@@ -210,10 +210,10 @@ class Call(msgspec.Struct, eq=False):
         """The client has gone: nobody must be handed messages in its name."""
         if self.is_done:
             return
-        self.is_done = True
-        self.leave(0.0)
         if self.submitted is not None:
             self.submitted.cancel()
+        self.leave(0.0)
+        self._let_go()
         self.counted.observe("ClientGone", _monotonic() - self.request.received_ms / 1000)
 
     def on_drain(self) -> None:
@@ -289,6 +289,14 @@ class Call(msgspec.Struct, eq=False):
         self.counted.observe(code, took_ms / 1000)
         if took_ms > self.calls.slow_request_ms:
             self._log_if_slow(code, took_ms)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Refer to nothing that refers back: what was answered is freed at once, with all its body's bytes."""
+        self.submitted = None
+        self.render = cannot_render
+        if self.wait_ms:
+            self.request.on_disconnect = self.request.on_drain = None
 
     def _log_if_slow(self, code: str, took_ms: float) -> None:
         times = self.times
