@@ -94,7 +94,7 @@ PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
 UNREAD_BYTES_MAX = 256 * 1024
 """A connection that waits for its pass with more than this is not read meanwhile."""
-HELD_PART = 2
+HELD_PERCENT_MAX = 90
 """No more than this part of all connections is held; others are closed instead. Of a client that is held it is not
 seen that it has gone, so those that reconnect would use up all connections."""
 HOLD_STEP_S = 0.05
@@ -812,7 +812,7 @@ class _Connection(asyncio.Protocol):
         server = self._server
         if not self._pipeline_max or self._phase == _NOTHING_MORE or server.is_draining:
             return
-        if server.connections_held < self._limits.connections_max // HELD_PART:
+        if (server.connections_held + 1) * 100 <= self._limits.connections_max * HELD_PERCENT_MAX:
             self._pipeline_max = 0
             self._update_reading()
             server.hold(self, hold_ms)
