@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from array import array
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.core.rows import PAGE_BITS, RowTable
+from quaymaster.core.rows import PACKED_FROM_ROWS, PAGE_BITS, RowTable
 
 PAGE = 1 << PAGE_BITS
 SEQUENCES = st.integers(1, 3 * PAGE)
@@ -18,10 +22,32 @@ def filled(sequences: range) -> RowTable[str]:
     return table
 
 
-@given(st.lists(st.tuples(st.sampled_from(["set", "take", "delete", "below", "freeze"]), SEQUENCES)))
-def test_a_table_holds_what_a_dict_holds_and_a_frozen_one_what_it_held(steps: list[tuple[str, int]]) -> None:
-    table: RowTable[int] = RowTable()
-    expected: dict[int, int] = {}
+class Pairs:
+    """Numbers as rows, and their halves in columns."""
+
+    def columns(self) -> tuple[array[int], ...]:
+        return array("I"), array("Q")
+
+    def split(self, row: int) -> tuple[int, ...]:
+        return row + 1, row
+
+    def join(self, *numbers: int) -> int:
+        assert numbers[0] == numbers[1] + 1
+        return numbers[1]
+
+
+@given(
+    st.sampled_from([None, Pairs()]),
+    st.lists(st.tuples(st.sampled_from(["set", "take", "delete", "below", "freeze"]), SEQUENCES)),
+)
+def test_a_table_holds_what_a_dict_holds_and_a_frozen_one_what_it_held(
+    packing: Pairs | None, steps: list[tuple[str, int]]
+) -> None:
+    table: RowTable[int] = RowTable(packing)
+    # Half a page more than is packed, so that what follows meets pages of both kinds.
+    for sequence in range(1, PACKED_FROM_ROWS + 5):
+        table[sequence] = sequence
+    expected: dict[int, int] = dict(table)
     frozen, expected_frozen = table.freeze(), dict(expected)
     for number, (step, sequence) in enumerate(steps):
         if step == "set":
@@ -86,3 +112,35 @@ def test_what_was_frozen_can_be_loaded() -> None:
         loaded.load(page)
 
     assert loaded == table
+
+
+def test_many_rows_of_a_page_take_a_few_bytes_each() -> None:
+    def bytes_of(rows: int) -> int:
+        tracemalloc.start()
+        table = RowTable(Pairs())
+        for sequence in range(rows):
+            table[sequence] = sequence
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert len(table) == rows
+        return size
+
+    assert bytes_of(20 * PAGE) < 20 * PAGE * 16
+
+
+def test_a_row_that_is_not_in_a_packed_page_is_missing() -> None:
+    table = RowTable(Pairs())
+    for sequence in range(1, PACKED_FROM_ROWS + 5):
+        table[sequence] = sequence
+
+    del table[3]
+
+    assert 3 not in table
+    assert table.take(3) is None
+    with pytest.raises(KeyError):
+        table[3]
+    with pytest.raises(KeyError):
+        del table[3]
+    table[3] = 7
+    assert table[3] == 7
+    assert len(table) == PACKED_FROM_ROWS + 4

@@ -71,6 +71,23 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, gc=False):
     arrived_count: int
 
 
+class _ReturnedPacking:
+    """Rows of messages that were handed out before in 16 bytes each: dead letters may be millions."""
+
+    def columns(self) -> tuple[array[int], ...]:
+        return array("I"), array("Q"), array("I")
+
+    def split(self, row: Returned) -> tuple[int, ...]:
+        assert row.delivery_count, "what was handed out before has a delivery count"
+        return row.delivery_count, row.first_receive_ms, row.arrived_count
+
+    def join(self, *numbers: int) -> Returned:
+        return Returned(*numbers)
+
+
+_RETURNED_PACKING = _ReturnedPacking()
+
+
 class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a receive with a ReceiveRequestAttemptId handed out."""
 
@@ -165,7 +182,7 @@ class Partition:
         self.alive = 0
         self.deleted: BitMap64 = BitMap64()
         self.in_flight: RowTable[InFlight] = RowTable()
-        self.returned: RowTable[Returned] = RowTable()
+        self.returned: RowTable[Returned] = RowTable(_RETURNED_PACKING)
         self.timed = SequenceSet()
         self.timers = TimerWheel()
         self.wheel = TimerWheel()
@@ -545,7 +562,7 @@ class Partition:
 
     def _discard_all(self) -> list[Iterator[None]]:
         emptied = [self.in_flight.emptied(), self.returned.emptied(), *self.order.discard_all()]
-        self.in_flight, self.returned, self.moving = RowTable(), RowTable(), {}
+        self.in_flight, self.returned, self.moving = RowTable(), RowTable(_RETURNED_PACKING), {}
         self.timed = SequenceSet()
         self.timers, self.wheel = TimerWheel(), TimerWheel()
         self.deleted = BitMap64()

@@ -2,19 +2,98 @@
 
     sequence >> PAGE_BITS ──▶ page: sequence ──▶ row
 
+A table may be given a `Packing`: a page of many rows then lies in columns, at some bytes a row.
+
 `freeze` gives the rows as they are, page by page, while the table changes: a page that is still to be given is
 copied before its first change. Rows themselves never change; they are replaced.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, MutableMapping
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 PAGE_BITS = 9
 
 Row = TypeVar("Row")
 Default = TypeVar("Default")
+
+PACKED_FROM_ROWS = 64
+"""A page of so many rows takes less room in columns."""
+
+
+class Packing(Protocol[Row]):
+    """How rows lie in columns: numbers, of which the first is not 0."""
+
+    def columns(self) -> tuple[array[int], ...]:
+        """Return empty columns."""
+        ...
+
+    def split(self, row: Row) -> tuple[int, ...]:
+        """Return a row's numbers."""
+        ...
+
+    def join(self, *numbers: int) -> Row:
+        """Return the row of these numbers."""
+        ...
+
+
+class _PackedPage(Generic[Row]):
+    """A page in columns; a row whose first number is 0 is none. Used as the dict of another page is."""
+
+    __slots__ = ("_columns", "_packing", "_rows", "_start")
+
+    def __init__(self, packing: Packing[Row], start: int) -> None:
+        self._packing = packing
+        self._start = start
+        self._columns = packing.columns()
+        for column in self._columns:
+            column.frombytes(bytes(column.itemsize << PAGE_BITS))
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __contains__(self, sequence: int) -> bool:
+        return bool(self._columns[0][sequence - self._start])
+
+    def __iter__(self) -> Iterator[int]:
+        return (self._start + at for at, first in enumerate(self._columns[0]) if first)
+
+    def __getitem__(self, sequence: int) -> Row:
+        row: Row | None = self.get(sequence, None)
+        if row is None:
+            raise KeyError(sequence)
+        return row
+
+    def __setitem__(self, sequence: int, row: Row) -> None:
+        at = sequence - self._start
+        self._rows += not self._columns[0][at]
+        for column, number in zip(self._columns, self._packing.split(row), strict=True):
+            column[at] = number
+
+    def __delitem__(self, sequence: int) -> None:
+        if sequence not in self:
+            raise KeyError(sequence)
+        self._columns[0][sequence - self._start] = 0
+        self._rows -= 1
+
+    def get(self, sequence: int, default: Any) -> Any:
+        at = sequence - self._start
+        if not self._columns[0][at]:
+            return default
+        return self._packing.join(*(column[at] for column in self._columns))
+
+    def copy(self) -> _PackedPage[Row]:
+        copied = _PackedPage(self._packing, self._start)
+        copied._columns = tuple(column[:] for column in self._columns)
+        copied._rows = self._rows
+        return copied
+
+    def rows(self) -> dict[int, Row]:
+        return {sequence: self[sequence] for sequence in self}
+
 
 _NOTHING: set[int] = set()
 """No page is frozen. Shared by all tables that never were, and never added to."""
@@ -23,10 +102,11 @@ _NOTHING: set[int] = set()
 class RowTable(MutableMapping[int, Row]):
     """A mapping from sequence numbers to rows; iteration goes by page."""
 
-    __slots__ = ("_frozen", "_pages", "_size")
+    __slots__ = ("_frozen", "_packing", "_pages", "_size")
 
-    def __init__(self) -> None:
-        self._pages: dict[int, dict[int, Row]] = {}
+    def __init__(self, packing: Packing[Row] | None = None) -> None:
+        self._packing = packing
+        self._pages: dict[int, dict[int, Row] | _PackedPage[Row]] = {}
         self._frozen: set[int] = _NOTHING
         self._size = 0
 
@@ -57,6 +137,10 @@ class RowTable(MutableMapping[int, Row]):
         self._size -= len(page)
         page[sequence] = row
         self._size += len(page)
+        if self._packing is not None and type(page) is dict and len(page) >= PACKED_FROM_ROWS:
+            packed = self._pages[number] = _PackedPage(self._packing, number << PAGE_BITS)
+            for known, its_row in page.items():
+                packed[known] = its_row
 
     def __delitem__(self, sequence: int) -> None:
         number = sequence >> PAGE_BITS
@@ -129,13 +213,13 @@ class RowTable(MutableMapping[int, Row]):
         for sequence, row in rows.items():
             self[sequence] = row
 
-    def _give(self, pages: list[tuple[int, dict[int, Row]]]) -> Iterator[dict[int, Row]]:
+    def _give(self, pages: list[tuple[int, dict[int, Row] | _PackedPage[Row]]]) -> Iterator[dict[int, Row]]:
         frozen = self._frozen
         for number, page in pages:
-            yield page
+            yield page.rows() if isinstance(page, _PackedPage) else page
             frozen.discard(number)
 
-    def _thaw(self, number: int) -> dict[int, Row]:
+    def _thaw(self, number: int) -> dict[int, Row] | _PackedPage[Row]:
         self._frozen.discard(number)
-        page = self._pages[number] = dict(self._pages[number])
+        page = self._pages[number] = self._pages[number].copy()
         return page
