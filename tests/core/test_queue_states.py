@@ -842,6 +842,21 @@ def test_dead_letter_keeps_the_age_it_had() -> None:
     same_after_replay(host)
 
 
+def test_a_receive_drops_dead_letters_that_expired() -> None:
+    host = dead_letter_host()
+    change(host, DEAD, MessageRetentionPeriod=60)
+    send(host, JOBS, message(1))
+    receive(host, JOBS, timeout_ms=0)
+    for letter in receive(host, JOBS, after_ms=1_000).dead_letters:
+        move(host, letter)
+
+    outcome = receive(host, DEAD, after_ms=60_000)
+
+    assert (outcome.taken, outcome.unfinished) == ([], False)
+    assert host.partition(DEAD).alive == 0
+    same_after_replay(host)
+
+
 def test_nothing_expires_while_the_clock_may_be_wrong() -> None:
     host = started(MessageRetentionPeriod=60)
     send(host, JOBS, message(1))
@@ -853,15 +868,35 @@ def test_nothing_expires_while_the_clock_may_be_wrong() -> None:
     assert sequences(receive(host, JOBS)) == [1]
 
 
-def test_very_many_expired_messages_are_dropped_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_states, "EXPIRED_PER_SWEEP_MAX", 2)
+def test_a_receive_drops_all_that_expired_in_front_with_one_record() -> None:
     host = started(MessageRetentionPeriod=60)
-    send(host, JOBS, *(message(number) for number in range(5)))
+    send(host, JOBS, *(message(number) for number in range(500)))
+    send(host, JOBS, message(500), after_ms=30_000)
+    before = host.replica.end_offset
 
-    outcome = receive(host, JOBS, 2, after_ms=60_000)
+    outcome = receive(host, JOBS, 2, after_ms=30_000)
+
+    assert sequences(outcome) == [501]
+    assert host.replica.end_offset == before + 2  # what expired, what was received
+    assert host.states.messages_expired == 500
+    same_after_replay(host)
+
+
+def test_very_many_expired_messages_that_were_moved_are_dropped_a_part_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_states, "EXPIRED_PER_SWEEP_MAX", 2)
+    host = dead_letter_host()
+    change(host, DEAD, MessageRetentionPeriod=60)
+    send(host, JOBS, *(message(number) for number in range(5)))
+    receive(host, JOBS, timeout_ms=0)
+    for letter in receive(host, JOBS, after_ms=1_000).dead_letters:
+        move(host, letter)
+
+    outcome = receive(host, DEAD, 2, after_ms=60_000)
 
     assert (outcome.taken, outcome.unfinished) == ([], True)
-    assert host.partition(JOBS).alive == 3
+    assert host.partition(DEAD).alive == 3
 
 
 # Counting and peeking
