@@ -25,6 +25,9 @@ from quaymaster.monitoring.logs import log_event
 STEP_S = 0.004
 """How long a background step may hold the event loop."""
 
+CLEAN_LOOKED_AT = 256
+"""A snapshot looks at the time again after so many partitions that have not changed."""
+
 EXPIRY_STEP_S = 0.1
 EXPIRY_ROUND_S = 1.0
 """One look at every partition takes at least so long."""
@@ -181,8 +184,11 @@ class Snapshots:
         changed: dict[bytes, Blob] = {}
         until = time.perf_counter() + STEP_S
         try:
-            for key, found in queues.dirty_partitions():
-                if queues.partitions.get(key) is not found:
+            for number, (key, found) in enumerate(list(queues.partitions.items())):
+                if not number % CLEAN_LOOKED_AT and time.perf_counter() > until:
+                    await asyncio.sleep(0)
+                    until = time.perf_counter() + STEP_S
+                if not found.dirty or queues.partitions.get(key) is not found:
                     continue
                 partitions[key] = found
                 pieces: list[bytes] = []

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-YOUNG_OBJECTS_MAX: Final = 20_000
-"""Young objects are looked at when there are so many more than at the last look: that takes about a millisecond.
+YOUNG_OBJECTS_MAX: Final = 8_000
+"""Young objects are looked at when there are so many more than at the last look: that takes less than a millisecond.
 Requests leave no circles, but those in progress are looked at each time; with Python's 700 that was a tenth of the
 cost of a request."""
 
 YOUNG_ROUNDS: Final = (0, 0)
 """Objects that survive are looked at in the next collection again, and in the one after that with all that are not
-set aside: while queues are made by the thousand, a full collection meets some 60,000 new objects (with Python's 10
+set aside: while queues are made by the thousand, a full collection meets some 25,000 new objects (with Python's 10
 and 10, two million: 600 ms). With little new there is none: Python waits until it is a quarter of all."""
 
 FULL_COLLECTION_MAX_S: Final = 0.005
