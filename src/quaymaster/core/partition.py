@@ -437,8 +437,10 @@ class Partition:
         in_flight, returned, order = self.in_flight, self.returned, self.order
         self.dirty = True
         for sequence, delivery_count in messages:
-            before = returned.take(sequence)
-            row = in_flight.get(sequence)
+            before = row = None
+            if delivery_count > 1 or attempt is not None or not taken:
+                before = returned.take(sequence)
+                row = in_flight.get(sequence)
             if before is not None:
                 first_ms, arrived = before.first_receive_ms or time_ms, before.arrived_count
             elif row is not None:

@@ -254,6 +254,7 @@ class QueueStates(AppliedQueues):
         expired: list[int] = []
         dead_letters: list[DeadLetter] = []
         returned = partition.returned
+        has_returned = bool(returned)
         definition = partition.definition
         policy = definition.redrive_policy
         target_id = self.queue_of_arn(policy.target_arn) if policy else None
@@ -281,7 +282,7 @@ class QueueStates(AppliedQueues):
                     partition.moving[sequence] = 0
                     expired.append(sequence)
                     continue
-                before = returned.get(sequence)
+                before = returned.get(sequence) if has_returned else None
                 if before is None:
                     taken.append((sequence, 1))
                     continue
@@ -358,9 +359,11 @@ class QueueStates(AppliedQueues):
         taken: list[Taken] = []
         for sequence, count in messages:
             offset, sent_ms = find(sequence)
-            # In flight already: the receive of an attempt is repeated.
-            before = returned.get(sequence) or in_flight.get(sequence)
-            first_ms = before.first_receive_ms or now_ms if before else now_ms
+            first_ms = now_ms
+            if count > 1 or attempt is not None:
+                # In flight already: the receive of an attempt is repeated.
+                before = returned.get(sequence) or in_flight.get(sequence)
+                first_ms = before.first_receive_ms or now_ms if before else now_ms
             taken.append(Taken(sequence, count, first_ms, sent_ms, offset))
         partition.apply_receive(messages, now_ms, timeout_ms, proposal.epoch, attempt, taken=True)
         wait = Wait.COMMIT if definition.is_fifo else Wait.NOTHING
