@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_a_snapshot_holds_only_what_changed_since_the_last_one(
     written: list[int] = []
     publish = maintenance.Snapshots._publish
 
-    def counting(self: Any, base_offset: int, changed: Mapping[bytes, Blob], *rest: Any) -> None:
+    def counting(self: Any, base_offset: int, changed: dict[bytes, Blob], *rest: Any) -> None:
         written.append(len(changed))
         publish(self, base_offset, changed, *rest)
 
