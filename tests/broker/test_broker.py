@@ -226,7 +226,7 @@ def test_the_status_counts_what_is_there(tmp_path: Path) -> None:
             await tester.set_queue(define(1))
             await tester.send(1, message(1), message(2))
             await tester.receive(1, 1)
-            return tester.broker.status()
+            return await tester.broker.status()
 
     status = asyncio.run(run())
 

@@ -31,7 +31,7 @@ class FakeOperations:
     def accept_clock(self) -> None:
         self.clock_accepted += 1
 
-    def status(self) -> Mapping[str, Any]:
+    async def status(self) -> Mapping[str, Any]:
         return {"end_offset": 17}
 
     def pauses(self) -> list[Mapping[str, float]]:

@@ -207,9 +207,9 @@ class ServerOperations:
         self._data = data
         self._watch = watch
 
-    def status(self) -> Mapping[str, Any]:
+    async def status(self) -> Mapping[str, Any]:
         """Return figures of journal, cache and disk, ready for JSON."""
-        return self._broker.status()
+        return await self._broker.status()
 
     def pauses(self) -> list[Mapping[str, float]]:
         """Return the longest pause of the event loop in each second of the last minute that had one."""

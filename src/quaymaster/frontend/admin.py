@@ -150,7 +150,7 @@ class AdminMetadata(Protocol):
 class Operations(Protocol):
     """What the admin API asks of the parts that keep data. Whoever puts the process together hands it in."""
 
-    def status(self) -> Mapping[str, Any]:
+    async def status(self) -> Mapping[str, Any]:
         """Return figures of journal, cache and disk, ready for JSON."""
         ...
 
@@ -354,7 +354,7 @@ class Admin:
             "state": self._health.state,
             "ready": reason is None,
             "reason": reason,
-            "broker": self._operations.status(),
+            "broker": await self._operations.status(),
             "accounts": len(self._accounts.list_accounts()),
         }
 
