@@ -154,6 +154,17 @@ def test_blocked_group_hides_no_other_and_is_scanned_once() -> None:
     assert looked_at <= 2 * (3 * SCAN_MAX + 10)
 
 
+def test_group_behind_very_many_messages_of_a_blocked_one_is_found_at_once() -> None:
+    orders = Orders("a" * (20 * SCAN_MAX) + "ba")
+    assert orders.take(1) == [1]
+
+    assert orders.take(10) == [20 * SCAN_MAX + 1]
+
+    orders.settle(1)
+    assert orders.take(2) == [2, 3]
+    assert len(orders.order.fresh()) == 20 * SCAN_MAX - 2
+
+
 def test_while_many_groups_are_ready_there_is_no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fifo_order, "READY_GROUPS_MAX", 2)
     orders = Orders("abc")

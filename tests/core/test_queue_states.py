@@ -1107,6 +1107,7 @@ def test_replay_of_what_was_applied_changes_nothing(host: Host) -> None:
 
 def test_scan_that_stops_at_its_bound_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fifo_order, "SCAN_MAX", 3)
+    monkeypatch.setattr(fifo_order, "RUN_LENGTH_PER_STEP", 1)
     host = started()
     send(host, STEPS, *(message(number, group=1) for number in range(8)), message(9, group=2))
     receive(host, STEPS, 1)

@@ -17,11 +17,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+from pyroaring import BitMap64
+
 from quaymaster.core.index import SequenceIndex
 from quaymaster.core.sequences import SequenceSet
 
 SCAN_MAX = 2_000
 """How many messages one receive may pass over before it leaves the rest to the next."""
+
+RUN_LENGTH_PER_STEP = 64
+"""Of one group's messages in a row, so many cost as much to pass over as a single one."""
 
 READY_GROUPS_MAX = 256
 """While this many groups can give already, a receive does not look ahead for more messages of the one it serves."""
@@ -366,11 +371,10 @@ class FIFOOrder:
             if due_ms > now_ms:
                 self.next_due_ms = due_ms
                 return None, scanned
-            if index.group(self.cursor) not in groups:
+            key = index.group(self.cursor)
+            if key not in groups:
                 return due_ms, scanned
-            self._pass_over(self.cursor, due_ms)
-            self.cursor += 1
-            scanned += 1
+            scanned += 1 + self._pass_over_run(key, due_ms, stop) // RUN_LENGTH_PER_STEP
         return None, scanned
 
     def _serve(
@@ -412,6 +416,21 @@ class FIFOOrder:
         group = self.groups.open(key)
         group.waiting.add(sequence)
         self._join_line(key, group, since_ms)
+
+    def _pass_over_run(self, key: int, since_ms: int, stop: int) -> int:
+        """Pass over a group's messages in a row at the cursor; return how many. A blocked group may have very many."""
+        start = self.cursor
+        end = start + 1 if self.delay_ms else self._index.end_of_group_run(start, stop, key)
+        group = self.groups.open(key)
+        if end == start + 1:
+            group.waiting.add(start)
+        else:
+            run = BitMap64()
+            run.add_range(start, end)
+            group.waiting.update(run)
+        self._join_line(key, group, since_ms)
+        self.cursor = end
+        return end - start
 
     def _remove(self, sequence: int, now_ms: int) -> None:
         key = self._index.group(sequence)
