@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from pyroaring import BitMap64
-
 from quaymaster.core.index import SequenceIndex
 from quaymaster.core.sequences import SequenceSet
 
@@ -425,9 +423,7 @@ class FIFOOrder:
         if end == start + 1:
             group.waiting.add(start)
         else:
-            run = BitMap64()
-            run.add_range(start, end)
-            group.waiting.update(run)
+            group.waiting.add_range(start, end)
         self._join_line(key, group, since_ms)
         self.cursor = end
         return end - start

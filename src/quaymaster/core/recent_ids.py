@@ -113,6 +113,13 @@ class _SealedSlot:
         self.filter.run_optimize()
         self.newest_ms = newest_ms
 
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> _SealedSlot:
+        columns = memoryview(packed)[_SLOT_HEAD.size :].cast("Q")
+        count = len(columns) // 4
+        seen = BitMap([high >> FILTER_SHIFT for high in columns[:count]])
+        return cls(packed, seen, max(columns[3 * count :]))
+
     def __len__(self) -> int:
         return len(self.high)
 
@@ -220,11 +227,7 @@ class RecentIds:
             (length,) = _SLOT_HEAD.unpack_from(data, at)
             end = at + _SLOT_HEAD.size + 4 * 8 * length
             packed = data[at:end]
-            slot = _OpenSlot.from_bytes(packed)
-            slot.complete_filter()
-            if length >= SLOT_ENTRIES:
-                result._slots.append(_SealedSlot(packed, slot.filter, slot.newest_ms))
-            else:
-                result._slots.append(slot)
+            kind = _SealedSlot if length >= SLOT_ENTRIES else _OpenSlot
+            result._slots.append(kind.from_bytes(packed))
             at = end
         return result

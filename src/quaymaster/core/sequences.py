@@ -72,6 +72,12 @@ class SequenceSet:
             self._numbers = None
         return True
 
+    def add_range(self, start: int, stop: int) -> None:
+        """Add every number of [start, stop)."""
+        numbers = BitMap64()
+        numbers.add_range(start, stop)
+        self.update(numbers)
+
     def update(self, numbers: BitMap64) -> None:
         """Add every number of a bitmap."""
         if self._bitmap is None and len(numbers) + self._size <= ARRAY_LENGTH_MAX:

@@ -444,9 +444,7 @@ class StandardOrder:
         if self.delay_ms or self.own or not self.uneven_until <= cursor < stop:
             return 0
         self.cursor = end = self._index.end_of_group_run(cursor, stop, group)
-        run = BitMap64()
-        run.add_range(cursor, end)
-        tenant.held.update(run)
+        tenant.held.add_range(cursor, end)
         return end - cursor
 
     def _take_quietened(self, taken: list[int], count_max: int, now_ms: int, in_flight: int) -> None:
