@@ -60,6 +60,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         tmp_path_factory.mktemp("compat") / "data",
         settings={"authentication": "signed", "purge_interval_s": "0", "queue_name_reuse_s": "0"},
     )
+    yield from _served_by(process)
+
+
+def _served_by(process: QuaymasterProcess) -> Iterator[Endpoint]:
     process.start()
     _running.append(process)
     try:
@@ -77,13 +81,7 @@ def server_with_waits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endp
     process = QuaymasterProcess(
         tmp_path_factory.mktemp("compat-waits") / "data", settings={"authentication": "signed"}
     )
-    process.start()
-    _running.append(process)
-    try:
-        yield endpoint_of(process)
-    finally:
-        _running.remove(process)
-        process.stop()
+    yield from _served_by(process)
 
 
 @pytest.fixture

@@ -261,16 +261,12 @@ class HTTPServer:
     def schedule_read(self, connection: _Connection) -> None:
         """Have what `connection` received read in the next pass."""
         self._readable.append(connection)
-        if not self._is_pass_due:
-            self._is_pass_due = True
-            self._loop.call_soon(self._pass)
+        self._have_pass()
 
     def schedule_turn(self, connection: _Connection) -> None:
         """Have `connection` send what it has, and read on, at the end of the next pass."""
         self._dirty.append(connection)
-        if not self._is_pass_due:
-            self._is_pass_due = True
-            self._loop.call_soon(self._pass)
+        self._have_pass()
 
     def arrive(self, request: HTTPRequest) -> None:
         """Have a request that is complete handed over: in this pass, or in the next if it has begun to write."""
@@ -295,13 +291,18 @@ class HTTPServer:
             self.reply_starts[status] = start
         return start
 
+    def _have_pass(self) -> None:
+        if not self._is_pass_due:
+            self._is_pass_due = True
+            self._loop.call_soon(self._pass)
+
     def _pass(self) -> None:
         try:
             self._take_up(time.monotonic() * 1000)
         finally:  # whatever failed, the next pass comes
-            self._is_pass_due = bool(self._readable or self._arrived or self._dirty)
-            if self._is_pass_due:
-                self._loop.call_soon(self._pass)
+            self._is_pass_due = False
+            if self._readable or self._arrived or self._dirty:
+                self._have_pass()
 
     def _take_up(self, pass_ms: float) -> None:
         readable, self._readable = self._readable, []
@@ -745,9 +746,7 @@ class _Connection(asyncio.Protocol):
                 break
             rendered = request._reply
             request._reply = ()
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._server.schedule_turn(self)
+        self._schedule_turn()
 
     def _is_last(self, request: HTTPRequest) -> bool:
         """Whether nothing has been received behind `request`."""
