@@ -216,6 +216,17 @@ def _names(path: Path) -> set[str]:
     return {entry.name for entry in path.iterdir()} if path.is_dir() else set()
 
 
+def put_away(directory: Path, keep: Path | None, load: Load | None) -> None:
+    """Remove a run's directory, or keep it with the history of its load."""
+    if keep is None:
+        shutil.rmtree(directory)
+        return
+    if load is not None:
+        load.history.save(directory / "history.jsonl")
+    shutil.move(directory, keep)
+    print(f"kept in {keep}", flush=True)
+
+
 def main() -> int:
     """Run a storm from the command line; 1 when a rule was broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -234,12 +245,7 @@ def main() -> int:
         print(result.report(), flush=True)
         is_kept = bool(result.verdict.violations)
     finally:
-        if is_kept and given.keep is not None:
-            storm.load.history.save(directory / "history.jsonl")
-            shutil.move(directory, given.keep)
-            print(f"kept in {given.keep}", flush=True)
-        else:
-            shutil.rmtree(directory)
+        put_away(directory, given.keep if is_kept else None, storm.load)
     return int(is_kept)
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 import tempfile
 import threading
@@ -34,6 +33,8 @@ from harness.checker import Verdict, check
 from harness.history import ServerEnded
 from harness.load import Load, kept_queues
 from harness.process import QuaymasterProcess
+
+from process.kill_storm import put_away
 
 SETTINGS = {
     "segment_bytes_max": str(4 << 20),
@@ -471,13 +472,7 @@ def main() -> int:
             given.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
         is_kept = bool(result.violations)
     finally:
-        if is_kept and given.keep is not None:
-            if soak.load is not None:
-                soak.load.history.save(directory / "history.jsonl")
-            shutil.move(directory, given.keep)
-            print(f"kept in {given.keep}", flush=True)
-        else:
-            shutil.rmtree(directory)
+        put_away(directory, given.keep if is_kept else None, soak.load)
     return int(is_kept)
 
 
