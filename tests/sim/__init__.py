@@ -1,1 +1,1 @@
-"""The whole broker on a simulated disk, clock and scheduler: one seed is one run."""
+"""Simulated runs, each from one seed: the broker under power cuts, and the replication protocol as a model."""
