@@ -115,12 +115,28 @@ class Accounts:
 
         None when the operator has disabled every key of the account.
         """
-        if self.account(account_id) is None:
-            await self.create_account("default", account_id)
+        while self.account(account_id) is None:
+            try:
+                await self._create_default(account_id)
+            except RevisionMismatch:
+                # Another node made both at the same time, or the master key was rotated.
+                await self._mirror.refresh_all(ACCESS_KEYS)
         if not self.list_access_keys(account_id):
             await self.create_access_key(account_id, "default")
         enabled = [key for key in self.list_access_keys(account_id) if key.is_enabled]
         return enabled[0] if enabled else None
+
+    async def _create_default(self, account_id: str) -> None:
+        """Make account and key in one transaction: of nodes that start together, one does."""
+        account = Account(account_id, "default", self._now_ms())
+        key = self._new_key(account_id, "default", None)
+        await self._mirror.transact(
+            [self._master_keys.compare(), Compare(ACCOUNTS + account_id, 0)],
+            [
+                Put(ACCOUNTS + account_id, encode_row(account)),
+                Put(ACCESS_KEYS + key.access_key_id, encode_row(self._wrap(key))),
+            ],
+        )
 
     # Access keys
 
@@ -151,8 +167,13 @@ class Accounts:
         """Make a key for a user of an account (a new user unless `principal_id` says which)."""
         _check_name("Name", name)
         self._check_room(account_id)
+        key = self._new_key(account_id, name, principal_id)
+        await self._store_new(key)
+        return key
+
+    def _new_key(self, account_id: str, name: str, principal_id: str | None) -> AccessKey:
         now_ms = self._now_ms()
-        key = AccessKey(
+        return AccessKey(
             access_key_id=_random_id("AKIA", 16),
             secret=_random_secret(),
             account_id=account_id,
@@ -162,8 +183,6 @@ class Accounts:
             created_ms=now_ms,
             rotated_ms=now_ms,
         )
-        await self._store_new(key)
-        return key
 
     async def create_session(self, access_key_id: str, duration_ms: int) -> AccessKey:
         """Make temporary credentials of the same user as a key: they need their session token, and end.

@@ -166,6 +166,12 @@ class Mirror:
         if table is not None and table.revision(suffix) != ABSENT:
             table.apply(suffix, None, table.revision(suffix) + 1)
 
+    async def refresh_all(self, prefix: str) -> None:
+        """Read every row under a prefix anew: the table was behind."""
+        items, _ = await self.store.list_all(prefix)
+        for item in items:
+            self._apply(item.key, item.value, item.revision)
+
     def _table_of(self, key: str) -> tuple[Table[Any] | None, str]:
         end = key.find("/", 1) + 1
         prefix = key[:end] if end else key

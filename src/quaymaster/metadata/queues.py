@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from quaymaster.coordination.interface import Put, RevisionMismatch
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
 from quaymaster.core.errors import (
     InvalidParameterValue,
     NotNow,
@@ -75,6 +75,8 @@ log = logging.getLogger(__name__)
 PAGE_MAX: Final = 1_000
 ATTEMPTS_MAX: Final = 16
 JOURNAL_TIMEOUT_MS: Final = 30_000
+LATE_SET_MS: Final = 2 * JOURNAL_TIMEOUT_MS
+"""When a journal has been told of a queue by every node that meant to before the queue was deleted."""
 RECONCILED_PER_CALL_MAX: Final = 10_000
 _TOKEN_VERSION: Final = b"\x01"
 
@@ -235,10 +237,14 @@ class Queues:
         async with self._only_one(suffix):
             async for _ in _attempts(suffix):
                 existing = self._rows.get(suffix)
+                # From the same moment as what is decided on it: other nodes go on while ids are fetched.
+                unchanged = [self._rows.compare(suffix), self._deleted.compare(suffix)]
                 if existing is None:
                     self._check_dead_letter_target(account_id, name, checked, given)
                     self._check_name_has_rested(suffix)
-                    existing = await self._begin_creation(account_id, name, checked, given, tags or {})
+                    existing = await self._begin_creation(
+                        account_id, name, checked, given, tags or {}, unchanged
+                    )
                 elif existing.state == "deleting":
                     if self._reuse_s:
                         raise QueueDeletedRecently(self._reuse_s)
@@ -261,9 +267,11 @@ class Queues:
         checked: QueueAttributes,
         given: Mapping[str, str],
         tags: Mapping[str, str],
+        unchanged: Sequence[Compare],
     ) -> QueueDefinition | None:
         """Store the queue as `creating`; None when something it rests on changed meanwhile."""
         suffix = f"{account_id}/{name}"
+        predecessor = self._deleted.get(suffix)
         queue_id = await self._ids.next_id()
         data_key_id, compares, put_data_key = await self._data_keys.new_data_key()
         now_ms = self._now_ms()
@@ -280,14 +288,17 @@ class Queues:
             data_key_id=data_key_id,
             partitions=one_partition(self._journal_id),
         )
+        puts = [
+            put_data_key,
+            Put(QUEUES + suffix, encode_queue_definition(definition)),
+            Put(PENDING + suffix, encode_row(PendingRow(queue_id, now_ms))),
+        ]
+        if predecessor is not None:  # the journal is told of its deletion once more, see `_drop_old_rows`
+            puts.append(Put(DELETED + id_text(predecessor.queue_id), encode_row(predecessor)))
         try:
             await self._mirror.transact(
-                [*compares, self._rows.compare(suffix), self._deleted.compare(suffix)],
-                [
-                    put_data_key,
-                    Put(QUEUES + suffix, encode_queue_definition(definition)),
-                    Put(PENDING + suffix, encode_row(PendingRow(queue_id, now_ms))),
-                ],
+                [*compares, *unchanged],
+                puts,
                 [DELETED + suffix],
             )
         except RevisionMismatch:
@@ -296,17 +307,21 @@ class Queues:
 
     async def _finish_creation(self, definition: QueueDefinition) -> QueueDefinition | None:
         """Tell the journal and make the queue active; None when it became another one meanwhile."""
-        if definition.state == "active":
-            return definition
         suffix = _suffix(definition)
+        latest = self._rows.get(suffix)  # another node may have gone on with it
+        if latest is None or latest.queue_id != definition.queue_id or latest.state == "deleting":
+            return None
+        if latest.state == "active":
+            return latest
         compare = self._rows.compare(suffix)
-        active = replace_definition(definition, state="active")
+        active = replace_definition(latest, state="active")
         await self._tell_journal(active)
         try:
             await self._mirror.transact(
                 [compare], [Put(QUEUES + suffix, encode_queue_definition(active))], [PENDING + suffix]
             )
         except RevisionMismatch:
+            await self._forget_if_gone(active)
             return None
         log.info("queue created queue=%s queue_id=%d", suffix, active.queue_id)
         return active
@@ -405,7 +420,7 @@ class Queues:
                     current, attributes=edit(current), revision=current.revision + 1, modified_ms=now_ms
                 )
                 try:
-                    await self._mirror.transact(
+                    revision = await self._mirror.transact(
                         [compare],
                         [
                             Put(QUEUES + suffix, encode_queue_definition(changed)),
@@ -414,7 +429,7 @@ class Queues:
                     )
                 except RevisionMismatch:
                     continue
-                await self._settle(changed)
+                await self._settle(changed, [Compare(PENDING + suffix, revision)])
                 log.info("queue attributes set queue=%s revision=%d", suffix, changed.revision)
                 return changed
             raise Overloaded
@@ -437,20 +452,29 @@ class Queues:
                 return changed
             raise Overloaded
 
-    async def _settle(self, definition: QueueDefinition) -> None:
-        """Tell the journal of an active queue's revision, and take the pending row away if it is still ours."""
+    async def _settle(self, definition: QueueDefinition, unchanged: Sequence[Compare]) -> None:
+        """Tell the journal of an active queue's revision, and take the pending row away if it is of that revision:
+        if `unchanged` holds."""
         suffix = _suffix(definition)
-        pending = self._pending.compare(suffix)
         await self._tell_journal(definition)
-        latest = self._rows.get(suffix)
-        if latest is None or latest.queue_id != definition.queue_id or latest.state == "deleting":
-            # Another node deleted the queue while we set it: the journal must not keep what we wrote after.
-            await self._tell_journal_deleted(definition.queue_id)
+        if await self._forget_if_gone(definition):
             return
         try:
-            await self._mirror.transact([pending], deletes=[PENDING + suffix])
+            await self._mirror.transact(unchanged, deletes=[PENDING + suffix])
         except RevisionMismatch:
-            return  # a newer change is pending, and whoever made it settles that
+            # A newer change is pending, and whoever made it settles that; but if it was the deletion, the journal
+            # may have heard of that first.
+            await self._mirror.refresh(QUEUES + suffix)
+            await self._forget_if_gone(definition)
+
+    async def _forget_if_gone(self, definition: QueueDefinition) -> bool:
+        """Tell whether another node deleted the queue while we set it; then the journal must not keep what we wrote
+        after."""
+        latest = self._rows.get(_suffix(definition))
+        if latest is not None and latest.queue_id == definition.queue_id and latest.state != "deleting":
+            return False
+        await self._tell_journal_deleted(definition.queue_id)
+        return True
 
     # Deleting
 
@@ -483,8 +507,11 @@ class Queues:
 
     async def _finish_deletion(self, definition: QueueDefinition) -> None:
         suffix = _suffix(definition)
+        latest = self._rows.get(suffix)
         compare = self._rows.compare(suffix)
         await self._tell_journal_deleted(definition.queue_id)
+        if latest is None or latest.queue_id != definition.queue_id:
+            return  # another node finished it, and the name may be in use again
         try:
             await self._mirror.transact(
                 [compare],
@@ -553,25 +580,34 @@ class Queues:
             case QueueDefinition(state="deleting"):
                 await self._finish_deletion(definition)
             case _:
-                await self._settle(definition)
+                await self._settle(definition, [self._rows.compare(suffix), self._pending.compare(suffix)])
         log.info("queue reconciled queue=%s", suffix)
         return True
 
     async def _drop_old_rows(self) -> None:
         now_ms = self._now_ms()
-        rested_ms = now_ms - self._reuse_s * 1000
+        rested_ms = now_ms - max(self._reuse_s * 1000, LATE_SET_MS)
         purgeable_ms = now_ms - self._purge_interval_s * 1000
-        old = [
-            self._deleted.compare(key) for key, row in self._deleted.items() if row.deleted_ms <= rested_ms
-        ]
-        old += [
+        deleted = [(key, row) for key, row in self._deleted.items() if row.deleted_ms <= rested_ms]
+        for key, row in deleted[:RECONCILED_PER_CALL_MAX]:
+            # Once more: a node that died while it set the queue may have told the journal after the deletion.
+            try:
+                await self._tell_journal_deleted(row.queue_id)
+            except NotNow as error:
+                log.warning("queue not deleted again queue=%s error=%s", key, error)
+                break
+            await self._drop(self._deleted.compare(key))
+        purged = [
             self._purges.compare(key) for key, row in self._purges.items() if row.purged_ms <= purgeable_ms
         ]
-        for compare in old[:RECONCILED_PER_CALL_MAX]:
-            try:
-                await self._mirror.transact([compare], deletes=[compare.key])
-            except RevisionMismatch:
-                continue  # the name was used, or the queue purged, again
+        for compare in purged[:RECONCILED_PER_CALL_MAX]:
+            await self._drop(compare)
+
+    async def _drop(self, compare: Compare) -> None:
+        try:
+            await self._mirror.transact([compare], deletes=[compare.key])
+        except RevisionMismatch:
+            return  # the name was used, or the queue purged, again
 
     # Inside
 

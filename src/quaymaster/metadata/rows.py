@@ -3,6 +3,7 @@
     /queues/ACCOUNT/NAME        QueueDefinition                        (core/queue_definitions)
     /pending/ACCOUNT/NAME       PendingRow: the journal may not know the queue's newest state yet
     /deleted/ACCOUNT/NAME       DeletedRow: the name was in use lately
+    /deleted/QUEUE-ID           DeletedRow: the same, when the name was used again since
     /purges/QUEUE-ID            PurgeRow: when the queue was purged last
     /accounts/ID                AccountRow
     /access_keys/ID             AccessKeyRow                           secrets wrapped
