@@ -24,9 +24,10 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import JournalStopped, NotLeader, QueueDoesNotExist
 from quaymaster.core.index import MemoryChunks
-from quaymaster.core.journal import JournalConfiguration, JournalReplica
+from quaymaster.core.journal import JournalReplica
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType, check_batch, decode_header
+from quaymaster.core.replication import JournalConfiguration
 
 JOBS, STEPS, QUICK, LAZY = 1, 2, 3, 4
 

@@ -28,8 +28,9 @@ from quaymaster.broker.replica import ReplicaHost
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.core.commands import Command, StartMoveTask
-from quaymaster.core.journal import JournalConfiguration, JournalReplica
+from quaymaster.core.journal import JournalReplica
 from quaymaster.core.partition import IN_FLIGHT_MAX
+from quaymaster.core.replication import JournalConfiguration
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import Reply, Submitted
 

@@ -31,6 +31,7 @@ from quaymaster.core.errors import CallerError, NotLeader, NotNow
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_states import Proposal, QueueStates, Wait
 from quaymaster.core.records import Batch, Record, RecordType, encode_batch
+from quaymaster.core.replication import JournalConfiguration
 
 Role = Literal["follower", "elect", "activating", "leading", "stopped"]
 Token = object
@@ -41,19 +42,6 @@ RECORDS_PER_BATCH_MAX = 4_096
 
 BATCH_BYTES_MAX = 1 << 20
 """A batch that has so many bytes of payloads takes no further record."""
-
-
-class JournalConfiguration(msgspec.Struct, frozen=True):
-    """What coordination holds of a journal; one key, changed only by compare-and-swap.
-
-    `previous_members` are the members of the last configuration that was activated.
-    """
-
-    epoch: int
-    leader: str
-    members: tuple[str, ...]
-    previous_members: tuple[str, ...]
-    activated: bool
 
 
 class ToDo(msgspec.Struct):

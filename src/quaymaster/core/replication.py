@@ -1,0 +1,919 @@
+"""A replica's part in a replicated log: promises, appends, commit. No I/O, no clock, and no idea of queues.
+
+    follower ──appointed(epoch)──▶ preparing ──majority promised──▶ [fetching] ──▶ elected ──barrier──▶ activating
+        ▲                                                                                                  │
+        └────────── a higher epoch, Stale, or a failure ─────────── leading ◀──activated in coordination───┘
+
+The host feeds events by method and then carries out the `Effects` that `take` returns: the log operations in their
+order, then the rest. The rules, from the protocol's executable model (tests/sim/protocol_model.py):
+
+- A promise is answered when it and the whole log below it are durable. Lower epochs are refused for ever.
+- A replica leads an epoch only if it never promised it before, so an epoch is never led twice.
+- The elect needs promises from a majority of the members and of the last activated members, and the longest log among
+  the latter.
+- A follower acknowledges what it compared and wrote under this epoch, never its log's mere length.
+- What is committed is durable on a majority, and the last of it has the leader's own epoch. Nothing is committed
+  before coordination holds `activated`.
+- Nothing committed is ever cut.
+
+Times are milliseconds of a clock that does not jump. Members are named `node@storage_id`: a disk that was lost or
+re-formatted is another member. A learner is fed like a follower and has no vote.
+
+Leases spare duplicates, they guard nothing: a follower that heard its leader less than LEASE_MS ago lets a candidate
+wait, unless the leader resigned or its connection closed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from quaymaster.core.log_tail import LogTail, Position
+from quaymaster.core.records import Batch
+from quaymaster.core.replication_messages import (
+    Append,
+    Appended,
+    Envelope,
+    Fetch,
+    Message,
+    Mismatch,
+    Prepare,
+    Promise,
+    Resign,
+    Stale,
+    Tail,
+)
+
+Role = Literal["follower", "preparing", "fetching", "elected", "activating", "leading", "stopped"]
+
+HEARTBEAT_MS: Final = 250
+LEASE_MS: Final = 1_000
+RETRY_MS: Final = 200
+"""A question to another replica is asked again after so long."""
+FETCH_TIMEOUT_MS: Final = 2_000
+"""Who promised and gives no tail for so long is no longer counted on."""
+PROBE_MS: Final = 100
+"""A follower that did not match is asked again after so long."""
+MESSAGE_BYTES_MAX: Final = 256 * 1024
+"""Batches in one message; a single batch may be larger."""
+UNANSWERED_BYTES_MAX: Final = 4 << 20
+"""So much is on its way to a follower at most."""
+
+
+class JournalConfiguration(msgspec.Struct, frozen=True):
+    """What coordination holds of a journal; one key, changed only by compare-and-swap.
+
+    `previous_members` are the members of the last configuration that was activated. `learners` may change within an
+    epoch, everything else is the epoch's.
+    """
+
+    epoch: int
+    leader: str
+    members: tuple[str, ...]
+    previous_members: tuple[str, ...]
+    activated: bool
+    learners: tuple[str, ...] = ()
+
+
+class PersistPromise(msgspec.Struct, frozen=True):
+    """Make everything written before durable, then the promise."""
+
+    epoch: int
+
+
+class Truncate(msgspec.Struct, frozen=True):
+    """Cut the log to this end, before anything else is written."""
+
+    end: int
+
+
+class Write(msgspec.Struct, frozen=True):
+    """Write batches at the log's end, then make them durable. `tell_written`: somebody waits for `write()` alone."""
+
+    batches: list[Batch]
+    tell_written: bool = False
+
+
+LogOperation = PersistPromise | Truncate | Write
+
+
+class ReadLog(msgspec.Struct, frozen=True):
+    """Read the log from disk, from `start` on, for a member that is behind; answer with `on_read`."""
+
+    member: str
+    start: int
+
+
+class Effects(msgspec.Struct):
+    """What the host must carry out: `operations` in their order; the rest in any.
+
+    `activate`: the epoch whose configuration is to be marked activated. `copies`: members for whom the log is gone,
+    who need a copy of the journal.
+    """
+
+    operations: list[LogOperation]
+    messages: list[Envelope]
+    reads: list[ReadLog]
+    activate: int | None
+    copies: list[str]
+
+
+class _Follower:
+    """What the leader knows of a member or learner."""
+
+    __slots__ = (
+        "durable_end",
+        "heard_ms",
+        "is_copying",
+        "is_probing",
+        "is_reading",
+        "next_end",
+        "received_end",
+        "sent_ms",
+        "suggested",
+        "unanswered",
+        "unanswered_bytes",
+    )
+
+    def __init__(self, next_end: int) -> None:
+        self.next_end = next_end
+        """Where the next batch sent begins."""
+        self.durable_end = 0
+        self.received_end = 0
+        self.heard_ms = -LEASE_MS
+        """When the last message that it answered was sent."""
+        self.sent_ms = -HEARTBEAT_MS
+        self.is_probing = True
+        """Whether it is unknown where its log and ours agree: one empty message at a time."""
+        self.is_reading = False
+        self.is_copying = False
+        self.suggested: Mismatch | None = None
+        """Where it says its log ends, until that was compared with ours on disk."""
+        self.unanswered: deque[tuple[int, int]] = deque()
+        self.unanswered_bytes = 0
+
+    def forget_unanswered(self) -> None:
+        self.unanswered.clear()
+        self.unanswered_bytes = 0
+
+
+class LogReplica:
+    """One replica of one log. `node` is its member name."""
+
+    def __init__(
+        self,
+        node: str,
+        *,
+        promised_epoch: int,
+        start: Position,
+        positions: Iterable[Position],
+        now_ms: int,
+        tail_bytes_max: int = 16 << 20,
+    ) -> None:
+        """Take up a log as it was recovered: `start` is a committed position, `positions` the batches behind it.
+
+        All of it is durable.
+        """
+        self.node = node
+        self.role: Role = "follower"
+        self.epoch = 0
+        """The epoch it leads, wants to lead, or follows."""
+        self.leader: str | None = None
+        """Whom it follows in that epoch, once it was heard."""
+        self.promised_epoch = promised_epoch
+        self.tail = LogTail(start, positions, bytes_max=tail_bytes_max)
+        self.commit = start.end
+        self.durable_end = self.tail.end.end
+        self.written_end = self.durable_end
+        self.accepted: list[Batch] = []
+        """Batches taken from a leader since the owner last emptied this."""
+        self.truncations = 0
+        """How many Truncates were asked for."""
+        self.truncated_to: int | None = None
+        """Where the log was cut since the owner last reset this."""
+        self.configuration: JournalConfiguration | None = None
+        """The newest that was seen."""
+        self._durable_promise = promised_epoch
+        self._heard_ms = now_ms if promised_epoch else now_ms - LEASE_MS
+        """When the leader was last heard; after a start it may just have been."""
+        self._now_ms = now_ms
+        self._withheld: tuple[str, Prepare] | None = None
+        # As follower
+        self._verified_end = 0
+        self._told: tuple[int, int] = (0, 0)
+        self._owes_promise: str | None = None
+        self._heartbeat_ms = 0
+        self._tell_received_end = 0
+        # As elect and leader
+        self._members: tuple[str, ...] = ()
+        self._previous: tuple[str, ...] = ()
+        self._promises: dict[str, Promise] = {}
+        self._asked_ms = 0
+        self._fetching: str | None = None
+        self._fetched_ms = 0
+        self._barrier_end = 0
+        self._is_activated = False
+        self._asked_to_activate = False
+        self._followers: dict[str, _Follower] = {}
+        self._transfer_to: str | None = None
+        self._is_feed_due = False
+        self._tell_received = False
+        # For the host
+        self._operations: list[LogOperation] = []
+        self._messages: list[Envelope] = []
+        self._reads: list[ReadLog] = []
+        self._copies: list[str] = []
+        self._activate: int | None = None
+
+    # What the owner asks
+
+    @property
+    def end(self) -> Position:
+        """Where the log ends, written or about to be."""
+        return self.tail.end
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether it leads an activated epoch and takes new batches."""
+        return self.role == "leading" and self._transfer_to is None
+
+    @property
+    def wants_barrier(self) -> bool:
+        """Whether it was elected: the owner appends the epoch's first batch now."""
+        return self.role == "elected"
+
+    def hears_leader(self, now_ms: int) -> bool:
+        """Tell whether its leader was heard lately; a leader hears itself while a majority answers it."""
+        if self.role == "leading":
+            return self.lease_until_ms() > now_ms
+        return now_ms - self._heard_ms < LEASE_MS
+
+    def lease_until_ms(self) -> float:
+        """Return until when a majority of the members will not have promised to another leader."""
+        heard = sorted(
+            (
+                float("inf") if member == self.node else self._followers[member].heard_ms + LEASE_MS
+                for member in self._members
+            ),
+            reverse=True,
+        )
+        return heard[len(heard) // 2] if heard else 0.0
+
+    def lag_of(self) -> dict[str, int]:
+        """Return for each follower and learner how many records of the log it has not made durable."""
+        end = self.end.end
+        return {name: end - follower.durable_end for name, follower in self._followers.items()}
+
+    # Events: coordination
+
+    def on_configuration(self, configuration: JournalConfiguration, now_ms: int) -> None:
+        """The journal's key was read. Old news is ignored."""
+        known = self.configuration
+        if self.role == "stopped" or (known is not None and configuration.epoch < known.epoch):
+            return
+        self._now_ms = max(self._now_ms, now_ms)
+        self.configuration = configuration
+        if configuration.epoch == self.epoch and self._leads_or_wants():
+            self._set_learners(configuration.learners)
+        elif (
+            configuration.epoch > self.epoch and self._leads_or_wants() and configuration.leader != self.node
+        ):
+            self._step_down()
+        self._consider_appointment()
+
+    def on_activated(self, epoch: int) -> None:
+        """Coordination holds `activated` for this epoch: what is durable on a majority is committed."""
+        if self.role != "activating" or epoch != self.epoch:
+            return
+        self.role = "leading"
+        self._is_activated = True
+        self._advance_commit()
+        self._is_feed_due = True
+
+    # Events: disk
+
+    def on_promise_durable(self, epoch: int) -> None:
+        """A promise, and all that was written before it, is durable."""
+        self._durable_promise = max(self._durable_promise, epoch)
+        if self.role == "preparing" and epoch == self.epoch:
+            self._promises[self.node] = Promise(epoch, self.end.epoch, self.end.end)
+            self._look_at_promises()
+        elif self._owes_promise is not None and epoch == self.promised_epoch:
+            self._say(self._owes_promise, Promise(epoch, self.end.epoch, self.end.end))
+            self._owes_promise = None
+        self._tell_leader()
+
+    def on_written(self, end: int, *, truncations: int = 0) -> None:
+        """`write()` has returned for everything below `end`, after so many Truncates were carried out."""
+        if truncations != self.truncations:
+            return
+        self.written_end = max(self.written_end, end)
+        if self._tell_received_end and self.written_end >= self._tell_received_end:
+            self._tell_received_end = 0
+            self._tell_leader()
+
+    def on_durable(self, end: int, *, truncations: int = 0) -> None:
+        """Everything below `end` is durable here, after so many Truncates were carried out."""
+        if truncations != self.truncations:
+            return  # it speaks of a log that was cut since, and has other batches there now
+        self.durable_end = max(self.durable_end, end)
+        self.written_end = max(self.written_end, end)
+        if self.role == "activating" or self.role == "leading":
+            self._advance_commit()
+        else:
+            self._tell_leader()
+
+    def on_read(
+        self, member: str, start: int, previous_chain: int | None, batches: list[Batch], *, is_gone: bool
+    ) -> None:
+        """The log was read for a member: `previous_chain` is that at `start`, None when no batch ends there."""
+        follower = self._followers.get(member)
+        if self._owes_tail(member, start, batches, is_gone):
+            return
+        if follower is None or not follower.is_reading:
+            return
+        follower.is_reading = False
+        suggested, follower.suggested = follower.suggested, None
+        if suggested is not None and start == suggested.end and previous_chain != suggested.chain:
+            if suggested.commit == start:
+                follower.is_copying = True  # what it has as committed is not ours: only a copy can be right
+                self._copies.append(member)
+                return
+            follower.next_end = suggested.commit
+            self._read_for(member, follower, suggested.commit)
+            return
+        if is_gone or previous_chain is None:
+            follower.is_copying = True
+            self._copies.append(member)
+            return
+        follower.is_probing = False
+        self._send_batches(member, follower, start, previous_chain, batches)
+
+    def on_copied(self, member: str) -> None:
+        """A member that needed a copy has one, and will be asked where it ends."""
+        follower = self._followers.get(member)
+        if follower is not None:
+            follower.is_copying = False
+            follower.is_probing = True
+            follower.forget_unanswered()
+            follower.next_end = self.end.end
+
+    # Events: others
+
+    def on_connection_closed(self, member: str) -> None:
+        """A connection to a member closed: if that was the leader, it is not waited for."""
+        if member == self.leader:
+            self._lift_lease()
+
+    def on_message(self, sender: str, message: Message, now_ms: int) -> None:
+        """A message from another replica of this log."""
+        if self.role == "stopped":
+            return
+        self._now_ms = max(self._now_ms, now_ms)
+        match message:
+            case Append():
+                self._on_append(sender, message)
+            case Appended():
+                self._on_appended(sender, message)
+            case Prepare():
+                self._on_prepare(sender, message)
+            case Promise():
+                self._on_promise(sender, message)
+            case Fetch():
+                self._on_fetch(sender, message)
+            case Tail():
+                self._on_tail(sender, message)
+            case Mismatch():
+                self._on_mismatch(sender, message)
+            case Stale():
+                self._on_stale(message)
+            case Resign():
+                if sender == self.leader and message.epoch == self.epoch:
+                    self._lift_lease()
+
+    def on_tick(self, now_ms: int) -> None:
+        """Time has passed: heartbeats, questions asked again, leases that ended."""
+        if self.role == "stopped":
+            return
+        self._now_ms = max(self._now_ms, now_ms)
+        now_ms = self._now_ms
+        if self.role == "follower":
+            self._consider_appointment()
+            self._answer_withheld()
+        elif self.role == "preparing":
+            if now_ms - self._asked_ms >= RETRY_MS and self._durable_promise >= self.epoch:
+                self._ask_for_promises()
+        elif self.role == "fetching":
+            self._fetch_again()
+        else:
+            self._is_feed_due = True
+
+    # Commands of the owner
+
+    def append(self, batch: Batch, *, tell_received: bool = False) -> None:
+        """Append a batch of the own epoch: as elected replica its barrier, then whatever is proposed."""
+        assert batch.epoch == self.epoch, f"a batch of epoch {batch.epoch} in epoch {self.epoch}"
+        if self.role == "elected":
+            self.role = "activating"
+            self._barrier_end = batch.next_offset
+        assert self.role in ("activating", "leading"), f"a {self.role} replica appends nothing"
+        self.tail.append(batch)
+        last = self._operations[-1] if self._operations else None
+        if isinstance(last, Write):
+            last.batches.append(batch)
+            if tell_received and not last.tell_written:
+                self._operations[-1] = Write(last.batches, True)
+        else:
+            self._operations.append(Write([batch], tell_received))
+        self._tell_received = self._tell_received or tell_received
+        self._is_feed_due = True
+
+    def transfer(self, member: str) -> bool:
+        """Take no more batches, and resign as soon as `member` has everything; false when that cannot begin."""
+        if self.role != "leading" or member == self.node or member not in self._members:
+            return False
+        self._transfer_to = member
+        self._resign_if_done()
+        return True
+
+    def end_transfer(self) -> None:
+        """Give a transfer up and take batches again, if it has not happened."""
+        self._transfer_to = None
+
+    def stop(self) -> None:
+        """Take part no longer, for good."""
+        self.role = "stopped"
+        self._messages.clear()
+
+    def take(self) -> Effects:
+        """Return what is to be done now, and forget it here."""
+        if self._is_feed_due:
+            self._is_feed_due = False
+            if self._followers:
+                self._feed_all()
+        effects = Effects(self._operations, self._messages, self._reads, self._activate, self._copies)
+        self._operations = []
+        self._messages = []
+        self._reads = []
+        self._copies = []
+        self._activate = None
+        return effects
+
+    @property
+    def received_on_majority(self) -> int:
+        """Return the offset below which a majority of the members has written, durable or not."""
+        ends = sorted(
+            (
+                self.written_end if member == self.node else self._followers[member].received_end
+                for member in self._members
+            ),
+            reverse=True,
+        )
+        return ends[len(ends) // 2]
+
+    # Promising
+
+    def _on_prepare(self, sender: str, message: Prepare) -> None:
+        epoch = message.epoch
+        if epoch < self.promised_epoch:
+            self._say(sender, Stale(self.promised_epoch))
+            return
+        if epoch > self.promised_epoch:
+            if self._waits_for_leader() and sender != self.leader:
+                self._withheld = (sender, message)
+                return
+            self._follow(epoch, None)
+        elif self._leads_or_wants() or (self.leader is not None and self.leader != sender):
+            return  # the epoch has its one leader already
+        self._owes_promise = sender
+        if self._durable_promise >= epoch and self.durable_end == self.end.end:
+            self.on_promise_durable(epoch)
+        elif self._durable_promise >= epoch:
+            self._operations.append(PersistPromise(epoch))
+
+    def _waits_for_leader(self) -> bool:
+        if self.role == "leading":
+            return self.lease_until_ms() > self._now_ms
+        return self._now_ms - self._heard_ms < LEASE_MS
+
+    def _lift_lease(self) -> None:
+        self._heard_ms = self._now_ms - LEASE_MS
+        self._answer_withheld()
+        self._consider_appointment()
+
+    def _answer_withheld(self) -> None:
+        if self._withheld is not None and not self._waits_for_leader():
+            sender, message = self._withheld
+            self._withheld = None
+            self._on_prepare(sender, message)
+
+    def _follow(self, epoch: int, leader: str | None) -> None:
+        """Promise a higher epoch: what was led or followed before is over."""
+        if self._leads_or_wants():
+            self._step_down()
+        self.promised_epoch = epoch
+        self.epoch = epoch
+        self.leader = leader
+        self._verified_end = 0
+        self._told = (0, 0)
+        self._owes_promise = None
+        self._tell_received_end = 0
+        self._operations.append(PersistPromise(epoch))
+
+    def _leads_or_wants(self) -> bool:
+        return self.role not in ("follower", "stopped")
+
+    def _step_down(self) -> None:
+        self.role = "follower"
+        self.leader = None
+        self._is_activated = False
+        self._transfer_to = None
+        self._followers = {}
+        self._promises = {}
+        self._fetching = None
+        self._activate = None
+
+    # Becoming the leader
+
+    def _consider_appointment(self) -> None:
+        configuration = self.configuration
+        if (
+            configuration is None
+            or configuration.leader != self.node
+            or configuration.epoch <= self.promised_epoch
+            or (self.role != "leading" and self._waits_for_leader() and not self._is_alone(configuration))
+        ):
+            return
+        if self._leads_or_wants():
+            self._step_down()
+        self.role = "preparing"
+        self.epoch = self.promised_epoch = configuration.epoch
+        self.leader = self.node
+        self._owes_promise = None
+        self._members = configuration.members
+        self._previous = configuration.previous_members or configuration.members
+        self._promises = {}
+        self._asked_to_activate = False
+        self._operations.append(PersistPromise(self.epoch))
+        self._ask_for_promises()
+
+    def _is_alone(self, configuration: JournalConfiguration) -> bool:
+        return set(configuration.members) | set(configuration.previous_members) == {self.node}
+
+    def _ask_for_promises(self) -> None:
+        self._asked_ms = self._now_ms
+        for member in dict.fromkeys((*self._members, *self._previous)):
+            if member != self.node and member not in self._promises:
+                self._say(member, Prepare(self.epoch))
+
+    def _on_promise(self, sender: str, message: Promise) -> None:
+        if message.epoch == self.epoch and self.role == "preparing":
+            self._promises[sender] = message
+            self._look_at_promises()
+
+    def _look_at_promises(self) -> None:
+        promised = self._promises.keys()
+        if self.node not in promised or not (
+            _is_majority(promised, self._members) and _is_majority(promised, self._previous)
+        ):
+            return
+        own = self._promises[self.node]
+        best = max(
+            (self._promises[member] for member in self._previous if member in promised),
+            key=lambda promise: (promise.last_epoch, promise.end),
+        )
+        if (own.last_epoch, own.end) >= (best.last_epoch, best.end):
+            self._be_elected()
+            return
+        self._fetching = next(member for member in self._previous if self._promises.get(member) == best)
+        self.role = "fetching"
+        self._fetched_ms = self._asked_ms = self._now_ms
+        self._say(self._fetching, Fetch(self.epoch, self.commit))
+
+    def _fetch_again(self) -> None:
+        assert self._fetching is not None, "a fetching replica fetches from somebody"
+        if self._now_ms - self._fetched_ms >= FETCH_TIMEOUT_MS:
+            self._give_up_on(self._fetching)
+        elif self._now_ms - self._asked_ms >= RETRY_MS:
+            self._asked_ms = self._now_ms
+            self._say(self._fetching, Fetch(self.epoch, self._verified_end or self.commit))
+
+    def _give_up_on(self, member: str) -> None:
+        """Who promised a log and does not give it is asked for a promise again."""
+        del self._promises[member]
+        self._fetching = None
+        self._verified_end = 0
+        self.role = "preparing"
+        own = Promise(self.epoch, self.end.epoch, self.end.end)
+        if self.durable_end == self.end.end:
+            self._promises[self.node] = own
+        else:  # a part of a tail was written: it counts when it is durable
+            self._promises.pop(self.node, None)
+            self._operations.append(PersistPromise(self.epoch))
+        self._ask_for_promises()
+
+    def _on_fetch(self, sender: str, message: Fetch) -> None:
+        if message.epoch != self.promised_epoch or self._leads_or_wants():
+            return
+        batches = None
+        if self.tail.position_at(message.start) is not None:
+            batches = self.tail.read(message.start, MESSAGE_BYTES_MAX)
+        if batches is None:
+            self._reads.append(ReadLog(sender, message.start))
+        else:
+            self._say(sender, Tail(message.epoch, message.start, batches))
+
+    def _owes_tail(self, member: str, start: int, batches: list[Batch], is_gone: bool) -> bool:
+        """Answer a Fetch with what was read from disk; false when the read was not for one."""
+        if self._leads_or_wants():
+            return False
+        self._say(member, Tail(self.promised_epoch, start, batches, is_gone))
+        return True
+
+    def _on_tail(self, sender: str, message: Tail) -> None:
+        if self.role != "fetching" or message.epoch != self.epoch or sender != self._fetching:
+            return
+        expected = self._verified_end or self.commit
+        if message.start != expected:
+            return
+        promised = self._promises[sender]
+        if message.is_gone:
+            self._give_up_on(sender)
+            return
+        self._take_in(message.batches)
+        end = message.batches[-1].next_offset if message.batches else message.start
+        self._verified_end = end
+        self._fetched_ms = self._asked_ms = self._now_ms
+        position = self.tail.position_at(end)
+        assert position is not None, "a tail ends with a batch"
+        if (position.epoch, end) >= (promised.last_epoch, promised.end):
+            if end < self.end.end:
+                self._truncate(end)
+            self._be_elected()
+        elif message.batches:
+            self._say(sender, Fetch(self.epoch, end))
+        else:
+            self._give_up_on(sender)
+
+    def _be_elected(self) -> None:
+        self.role = "elected"
+        self._fetching = None
+        self._verified_end = 0
+        self._is_activated = False
+        self._followers = {}
+        end = self.end.end
+        configuration = self.configuration
+        learners = (
+            configuration.learners if configuration is not None and configuration.epoch == self.epoch else ()
+        )
+        for member in dict.fromkeys((*self._members, *learners)):
+            if member != self.node:
+                self._followers[member] = _Follower(end)
+
+    def _set_learners(self, learners: tuple[str, ...]) -> None:
+        if self.role in ("preparing", "fetching"):
+            return  # taken from the configuration once it is elected
+        for member in learners:
+            if member not in self._followers and member != self.node:
+                self._followers[member] = _Follower(self.end.end)
+                self._is_feed_due = True
+        for member in list(self._followers):
+            if member not in self._members and member not in learners:
+                del self._followers[member]
+
+    # Following
+
+    def _on_append(self, sender: str, message: Append) -> None:
+        if message.epoch < self.promised_epoch:
+            self._say(sender, Stale(self.promised_epoch))
+            return
+        if message.epoch > self.promised_epoch:
+            self._follow(message.epoch, sender)
+        elif self._leads_or_wants():
+            return  # of the own epoch: it has one leader, so this is an echo of its own
+        self.leader = sender
+        self.epoch = message.epoch
+        self._withheld = None
+        self._owes_promise = (
+            None  # who asked for it was elected without, and the log may grow before it is durable
+        )
+        self._heard_ms = self._now_ms
+        self._heartbeat_ms = message.sent_ms
+        previous = message.previous_end
+        if previous > self.commit:
+            position = self.tail.position_at(previous)
+            if position is None or position.chain != message.previous_chain:
+                self._say_mismatch(sender, message.epoch)
+                return
+        elif previous < self.commit and not message.batches:
+            # A heartbeat below what is known to be committed: nothing to compare, and nothing to acknowledge.
+            self._say_mismatch(sender, message.epoch)
+            return
+        end = self._take_in(message.batches) if message.batches else previous
+        self._verified_end = max(self._verified_end, end, min(previous, self.commit))
+        commit = min(message.commit, self._verified_end)
+        if commit > self.commit and self.tail.position_at(commit) is not None:
+            self.commit = commit
+            self.tail.trim(commit)
+        if message.tell_received:
+            self._tell_received_end = end
+        self._tell_leader(always=not message.batches)
+
+    def _take_in(self, batches: list[Batch]) -> int:
+        """Compare batches with the log, cut it at the first that differs, append the rest; return where they end."""
+        end = 0
+        new: list[Batch] = []
+        for batch in batches:
+            end = batch.next_offset
+            if end <= self.commit:
+                continue
+            if not new and batch.base_offset < self.end.end:
+                position = self.tail.position_at(end)
+                if position is not None and position.chain == batch.chain:
+                    continue
+                self._truncate(batch.base_offset)
+            self.tail.append(batch)
+            new.append(batch)
+        if new:
+            self._operations.append(Write(new))
+            self.accepted += new
+        return end
+
+    def _truncate(self, end: int) -> None:
+        assert end >= self.commit, f"the log would be cut to {end}, below its commit index {self.commit}"
+        assert end >= self._verified_end, (
+            f"the log would be cut to {end}, below {self._verified_end}, acknowledged"
+        )
+        self.tail.truncate(end)
+        self.truncations += 1
+        self._operations.append(Truncate(end))
+        self.durable_end = min(self.durable_end, end)
+        self.written_end = min(self.written_end, end)
+        self.accepted = [batch for batch in self.accepted if batch.next_offset <= end]
+        self.truncated_to = end if self.truncated_to is None else min(self.truncated_to, end)
+
+    def _say_mismatch(self, leader: str, epoch: int) -> None:
+        if self._durable_promise >= epoch:
+            self._say(leader, Mismatch(epoch, self.end.end, self.end.chain, self.commit))
+
+    def _tell_leader(self, *, always: bool = False) -> None:
+        """Acknowledge what is durable and was compared under this epoch."""
+        if self.role != "follower" or self.leader is None or self._durable_promise < self.epoch:
+            return
+        told = (min(self.written_end, self._verified_end), min(self.durable_end, self._verified_end))
+        if always or told > self._told:
+            self._told = told
+            self._say(self.leader, Appended(self.epoch, *told, self._heartbeat_ms))
+
+    # Leading
+
+    def _on_appended(self, sender: str, message: Appended) -> None:
+        follower = self._followers.get(sender)
+        if message.epoch != self.epoch or follower is None:
+            return
+        follower.heard_ms = max(follower.heard_ms, message.sent_ms)
+        follower.received_end = max(follower.received_end, message.received_end)
+        while follower.unanswered and follower.unanswered[0][0] <= follower.received_end:
+            follower.unanswered_bytes -= follower.unanswered.popleft()[1]
+        if follower.is_probing and message.received_end >= follower.next_end:
+            follower.is_probing = False
+        if not follower.is_copying:
+            self._is_feed_due = True
+        if message.durable_end > follower.durable_end:
+            follower.durable_end = message.durable_end
+            if sender in self._members:
+                self._advance_commit()
+            self._resign_if_done()
+
+    def _advance_commit(self) -> None:
+        ends = sorted(
+            (
+                self.durable_end if member == self.node else self._followers[member].durable_end
+                for member in self._members
+            ),
+            reverse=True,
+        )
+        end = ends[len(ends) // 2]
+        if end < self._barrier_end:
+            return
+        if not self._is_activated:
+            if not self._asked_to_activate:
+                self._asked_to_activate = True
+                self._activate = self.epoch
+            return
+        if end > self.commit:
+            self.commit = end
+            self.tail.trim(end)
+            self._resign_if_done()
+
+    def _on_mismatch(self, sender: str, message: Mismatch) -> None:
+        follower = self._followers.get(sender)
+        if message.epoch != self.epoch or follower is None or follower.is_reading or follower.is_copying:
+            return
+        follower.forget_unanswered()
+        follower.is_probing = True
+        position = self.tail.position_at(message.end)
+        if position is not None:
+            follower.next_end = message.end if position.chain == message.chain else message.commit
+            self._is_feed_due = True
+            follower.sent_ms = min(follower.sent_ms, self._now_ms - PROBE_MS)
+            if follower.next_end == message.commit:
+                follower.is_probing = False  # so far our logs agree for sure
+        elif message.end > self.end.end:
+            follower.next_end = message.commit
+            follower.is_probing = False
+            self._is_feed_due = True
+        else:
+            follower.suggested = message
+            self._read_for(sender, follower, message.end)
+
+    def _on_stale(self, message: Stale) -> None:
+        if self._leads_or_wants() and message.epoch > self.epoch:
+            self._step_down()
+
+    def _feed_all(self) -> None:
+        if self.role not in ("activating", "leading"):
+            return
+        for member, follower in self._followers.items():
+            if not follower.is_copying and not follower.is_reading:
+                self._feed(member, follower)
+        self._tell_received = False
+
+    def _feed(self, member: str, follower: _Follower) -> None:
+        now_ms = self._now_ms
+        if follower.is_probing:
+            if now_ms - follower.sent_ms >= PROBE_MS:
+                self._send_heartbeat(member, follower)
+            return
+        sent = False
+        end = self.end.end
+        while follower.next_end < end and follower.unanswered_bytes < UNANSWERED_BYTES_MAX:
+            start = follower.next_end
+            position = self.tail.position_at(start)
+            batches = self.tail.read(start, MESSAGE_BYTES_MAX) if position is not None else None
+            if batches is None or position is None:
+                self._read_for(member, follower, start)
+                return
+            self._send_batches(member, follower, start, position.chain, batches)
+            sent = True
+        if not sent and now_ms - follower.sent_ms >= HEARTBEAT_MS:
+            self._send_heartbeat(member, follower)
+
+    def _send_heartbeat(self, member: str, follower: _Follower) -> None:
+        position = self.tail.position_at(follower.next_end)
+        if position is None:
+            self._read_for(member, follower, follower.next_end)
+            return
+        follower.sent_ms = self._now_ms
+        self._say(
+            member,
+            Append(self.epoch, position.end, position.chain, [], self._announced_commit(), self._now_ms),
+        )
+
+    def _send_batches(
+        self, member: str, follower: _Follower, start: int, previous_chain: int, batches: list[Batch]
+    ) -> None:
+        if batches:
+            follower.next_end = batches[-1].next_offset
+            size = sum([len(batch.data) for batch in batches])
+            follower.unanswered.append((follower.next_end, size))
+            follower.unanswered_bytes += size
+        follower.sent_ms = self._now_ms
+        self._say(
+            member,
+            Append(
+                self.epoch,
+                start,
+                previous_chain,
+                batches,
+                self._announced_commit(),
+                self._now_ms,
+                self._tell_received,
+            ),
+        )
+
+    def _announced_commit(self) -> int:
+        return self.commit if self._is_activated else 0
+
+    def _read_for(self, member: str, follower: _Follower, start: int) -> None:
+        follower.is_reading = True
+        self._reads.append(ReadLog(member, start))
+
+    def _resign_if_done(self) -> None:
+        target = self._transfer_to
+        if target is None or self.commit < self.end.end or self._followers[target].durable_end < self.end.end:
+            return
+        for member in self._followers:
+            self._say(member, Resign(self.epoch))
+        self._step_down()
+        self._lift_lease()
+
+    def _say(self, member: str, message: Message) -> None:
+        self._messages.append(Envelope(self.node, member, message))
+
+
+def _is_majority(voters: Iterable[str], members: tuple[str, ...]) -> bool:
+    return 2 * len(set(voters) & set(members)) > len(members)

@@ -1,0 +1,103 @@
+"""What the replicas of one journal say to each other. Every message carries the sender's epoch.
+
+    elect ──Prepare──▶ members, old and new       elect ◀──Promise── (or nothing, or Stale)
+    elect ──Fetch──▶ the best of them             elect ◀──Tail──
+    leader ──Append──▶ followers, learners        leader ◀──Appended, Mismatch, Stale──
+    leader ──Resign──▶ members
+
+Who sent a message, to whom, and of which journal it is, travels beside it (`Envelope`). Batches are passed on as the
+bytes they have on disk; whoever takes them in from a connection checks their CRCs first.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quaymaster.core.records import Batch
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Promise to refuse epochs below this one, and say how far your log reaches."""
+
+    epoch: int
+
+
+class Promise(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The promise is durable, and so is the whole log: it ends at `end`, with a batch of `last_epoch`."""
+
+    epoch: int
+    last_epoch: int
+    end: int
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Give me your log from `start` on. What is below is committed, so we agree on it."""
+
+    epoch: int
+    start: int
+
+
+class Tail(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A part of the log from `start` on; none at its end. `is_gone`: compacted, there is only a copy to be had."""
+
+    epoch: int
+    start: int
+    batches: list[Batch]
+    is_gone: bool = False
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Write these behind the batch that ends at `previous_end` with `previous_chain`. Empty: a heartbeat.
+
+    `commit` is the leader's commit index. `sent_ms` is the leader's clock, to be sent back. `tell_received`:
+    answer once when they are written, before they are durable.
+    """
+
+    epoch: int
+    previous_end: int
+    previous_chain: int
+    batches: list[Batch]
+    commit: int
+    sent_ms: int
+    tell_received: bool = False
+
+
+class Appended(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """My log is the leader's up to `received_end`, as far as it is written, and durable up to `durable_end`."""
+
+    epoch: int
+    received_end: int
+    durable_end: int
+    sent_ms: int
+
+
+class Mismatch(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """I have no such batch. My log ends at `end` with `chain`; up to `commit` it is surely yours."""
+
+    epoch: int
+    end: int
+    chain: int
+    commit: int
+
+
+class Stale(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """I promised `epoch`, which is higher than yours."""
+
+    epoch: int
+
+
+class Resign(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """The leader of this epoch leads no longer: promise to whoever asks, at once."""
+
+    epoch: int
+
+
+Message = Prepare | Promise | Fetch | Tail | Append | Appended | Mismatch | Stale | Resign
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A message on its way. Members are named `node@storage_id`, so a re-formatted disk gets nobody else's votes."""
+
+    sender: str
+    receiver: str
+    message: Message
