@@ -412,11 +412,11 @@ def test_no_acknowledged_batch_is_lost_whatever_happens(seed: int) -> None:
                 if name not in cluster.replicas:
                     cluster.start(name)
         elif what < 0.985:
-            members = list(cluster.configuration.members)
+            chosen = list(cluster.configuration.members)
             if choose.random() < 0.4:
-                spare = next(name for name in names if name not in members)
-                members[choose.randrange(3)] = spare
-            cluster.appoint(choose.choice(members), members=tuple(members))
+                spare = next(name for name in names if name not in chosen)
+                chosen[choose.randrange(3)] = spare
+            cluster.appoint(choose.choice(chosen), members=tuple(chosen))
         look()
 
     cluster.is_slow = False
