@@ -173,8 +173,7 @@ def _recover(
             last_time_ms = max(last_time_ms, header.time_ms)
             for row in iterate_rows(data, header):
                 if row.offset >= base_offset:
-                    payload = bytes(data[row.position : row.position + row.length])
-                    queues.apply(row, payload, header.epoch)
+                    queues.apply(row, data[row.position : row.position + row.length], header.epoch)
                     replayed += 1
     except ChunkLost:
         files.close()  # and lets go of the directory
@@ -219,7 +218,7 @@ def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
                 wanted = rebuilds.get(partition_key(row.queue_id, row.partition))
                 if wanted is None or row.sequence < wanted[0].head or not wanted[1].wants(row.sequence):
                     continue
-                payload = bytes(data[row.position : row.position + row.length])
+                payload = data[row.position : row.position + row.length]
                 wanted[1].fill(row.sequence, entry_of_record(row, payload))
         for _, rebuild in rebuilds.values():
             rebuild.finish()

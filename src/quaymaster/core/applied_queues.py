@@ -29,7 +29,7 @@ import msgspec
 from quaymaster.core.commands import MoveTask
 from quaymaster.core.errors import QueueDoesNotExist
 from quaymaster.core.index import ChunkKeeper, IndexEntry
-from quaymaster.core.messages import decode_moved, split_payload
+from quaymaster.core.messages import decode_moved, split_payload, split_prefix
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_definitions import QueueDefinition, decode_queue_definition, parse_queue_arn
 from quaymaster.core.records import RecordType, Row
@@ -90,7 +90,7 @@ class AppliedQueues:
         self.messages_gone = 0
         """How many messages were deleted, expired or moved away since this was made; only grows."""
         self._to_empty: deque[Iterator[None]] = deque()
-        self._apply: dict[int, Callable[[Row, bytes, int], None]] = {
+        self._apply: dict[int, Callable[[Row, bytes | memoryview, int], None]] = {
             RecordType.BARRIER: self._apply_nothing,
             RecordType.SEND: self._apply_send,
             RecordType.RECEIVE: self._apply_receive,
@@ -159,7 +159,7 @@ class AppliedQueues:
 
     # Applying
 
-    def apply(self, row: Row, payload: bytes, epoch: int) -> None:
+    def apply(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         """Change the state by one committed record. Idempotent: what a partition has applied it skips."""
         self._apply[row.type](row, payload, epoch)
 
@@ -172,13 +172,13 @@ class AppliedQueues:
             partition.advance(row.time_ms)
         return partition
 
-    def _apply_nothing(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_nothing(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         pass
 
-    def _apply_send(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_send(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            group, dedup, retry, _ = split_payload(row.flags, payload)
+            group, dedup, retry = split_prefix(row.flags, payload)
             partition.apply_send(
                 row.sequence,
                 row.offset,
@@ -190,19 +190,19 @@ class AppliedQueues:
                 retry,
             )
 
-    def _apply_receive(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_receive(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            attempt = payload[:16] if row.flags & HAS_ATTEMPT else None
+            attempt = bytes(payload[:16]) if row.flags & HAS_ATTEMPT else None
             messages = list(PAIR.iter_unpack(payload[16:] if attempt is not None else payload))
             partition.apply_receive(messages, row.time_ms, row.due_after_ms, epoch, attempt, taken=False)
 
-    def _apply_delete(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            partition.apply_delete(array("Q", payload), row.time_ms)
+            partition.apply_delete(array("Q", bytes(payload)), row.time_ms)
 
-    def _apply_change_visibility(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_change_visibility(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             delivery_count, receipt_epoch = CHANGE.unpack(payload)
@@ -210,7 +210,7 @@ class AppliedQueues:
                 row.sequence, row.time_ms, row.due_after_ms, delivery_count, receipt_epoch, changed=True
             )
 
-    def _apply_move(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_move(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         sent_ms, first_ms, count, is_task = MOVE_HEAD.unpack_from(payload)
         group, _, _, wrapped = split_payload(row.flags, payload[MOVE_HEAD_BYTES:])
         moved = decode_moved(wrapped)
@@ -230,18 +230,18 @@ class AppliedQueues:
             target.advance(row.time_ms)
             target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
 
-    def _apply_purge(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_purge(row.sequence))
 
-    def _apply_expire(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_expire(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_delete_below(row.sequence))
-            partition.apply_delete(array("Q", payload), row.time_ms)
+            partition.apply_delete(array("Q", bytes(payload)), row.time_ms)
 
-    def _apply_queue_set(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_queue_set(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         definition = decode_queue_definition(payload)
         known = self.definitions.get(definition.queue_id)
         # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
@@ -251,11 +251,11 @@ class AppliedQueues:
             # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
             self._ids_by_name[known.account_id, known.name] = known.queue_id
 
-    def _apply_queue_delete(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_queue_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         if row.queue_id in self.definitions:
             self._forget(row.queue_id)
 
-    def _apply_task(self, row: Row, payload: bytes, epoch: int) -> None:
+    def _apply_task(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             partition.apply_task(_task_decoder.decode(payload))
@@ -301,11 +301,11 @@ class AppliedQueues:
             self.removed.add(key)
 
 
-def entry_of_record(row: Row, payload: bytes) -> IndexEntry:
+def entry_of_record(row: Row, payload: bytes | memoryview) -> IndexEntry:
     """Return what the index says of a SEND or MOVE record. `due_ms` is `sent_ms` plus the delay."""
     if row.type == RecordType.MOVE:
         sent_ms = int(MOVE_HEAD.unpack_from(payload)[0])
-        group = split_payload(row.flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[0]
+        group = split_prefix(row.flags, payload[MOVE_HEAD_BYTES:])[0]
         return IndexEntry(row.offset, sent_ms, sent_ms, group)
-    group = split_payload(row.flags & PREFIX_FLAGS, payload)[0]
+    group = split_prefix(row.flags, payload)[0]
     return IndexEntry(row.offset, row.time_ms, row.time_ms + row.due_after_ms, group)

@@ -295,35 +295,40 @@ def join_payload(group: int, dedup: bytes | None, retry: bytes | None, message: 
 
 def prefix_bytes(flags: int) -> int:
     """Return how long the prefix of a payload with these record flags is."""
-    return _PREFIX_BYTES[flags & 7]
+    return _PREFIXES[flags & 7].size
 
 
-_PREFIX_BYTES = tuple(
-    (8 if flags & HAS_GROUP else 0) + (16 if flags & HAS_DEDUP else 0) + (16 if flags & HAS_RETRY else 0)
+_PREFIXES = tuple(
+    struct.Struct(
+        "<"
+        + ("Q" if flags & HAS_GROUP else "")
+        + ("16s" if flags & HAS_DEDUP else "")
+        + ("16s" if flags & HAS_RETRY else "")
+    )
     for flags in range(8)
 )
+"""What is in front of the message, by the record's flags."""
+
+
+def split_prefix(flags: int, payload: bytes | memoryview) -> tuple[int, bytes | None, bytes | None]:
+    """Return (group hash, dedup hash, retry hash) of a SEND or MOVE payload; group 0: none."""
+    try:
+        fields = _PREFIXES[flags & 7].unpack_from(payload)
+    except struct.error:
+        raise UnknownMessageFormat("the payload is shorter than its prefix") from None
+    return (
+        fields[0] if flags & HAS_GROUP else 0,
+        fields[flags & HAS_GROUP] if flags & HAS_DEDUP else None,
+        fields[-1] if flags & HAS_RETRY else None,
+    )
 
 
 def split_payload(
     flags: int, payload: bytes | memoryview
 ) -> tuple[int, bytes | None, bytes | None, memoryview]:
     """Return (group hash, dedup hash, retry hash, message) of a SEND or MOVE payload; group 0: none."""
-    view = memoryview(payload)
-    at = 0
-    group = 0
-    dedup = retry = None
-    if len(view) < _PREFIX_BYTES[flags & 7]:
-        raise UnknownMessageFormat("the payload is shorter than its prefix")
-    if flags & HAS_GROUP:
-        (group,) = _GROUP.unpack_from(view)
-        at = 8
-    if flags & HAS_DEDUP:
-        dedup = bytes(view[at : at + 16])
-        at += 16
-    if flags & HAS_RETRY:
-        retry = bytes(view[at : at + 16])
-        at += 16
-    return group, dedup, retry, view[at:]
+    group, dedup, retry = split_prefix(flags, payload)
+    return group, dedup, retry, memoryview(payload)[prefix_bytes(flags) :]
 
 
 # The hashes
