@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core import recent_ids
-from quaymaster.core.recent_ids import FILTER_SHIFT, SLOT_ENTRIES, RecentIds
+from quaymaster.core.recent_ids import FILTER_BITS, SLOT_ENTRIES, RecentIds
 
 WINDOW_MS = 300_000
 
@@ -144,6 +145,73 @@ def test_newest_use_within_the_window_counts(uses: list[tuple[int, int]]) -> Non
             expected[number] = (offset, now_ms)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9_000)), max_size=150),
+    st.sampled_from([None, 8, 40]),
+    st.sets(st.integers(0, 150), max_size=3),
+)
+def test_many_slots_answer_as_one_would(
+    uses: list[tuple[int, int]], entries_max: int | None, restarts: set[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recent_ids, "SLOT_ENTRIES", 4)
+        patch.setattr(recent_ids, "UNION_SLOTS", 4)
+        patch.setattr(recent_ids, "UNION_SLOTS_MIN", 2)
+        ids = RecentIds(WINDOW_MS, entries_max)
+        expected: dict[int, tuple[int, int]] = {}
+        now_ms = 1_000
+        for offset, (number, after_ms) in enumerate(uses):
+            if offset in restarts:
+                ids = RecentIds.from_bytes(b"".join(ids.pieces()), WINDOW_MS, entries_max)
+            now_ms += after_ms
+            ids.add(identity(number), offset, now_ms)
+            expected[number] = (offset, now_ms)
+            kept = offset + 1 if entries_max is None else min(entries_max, offset + 1)
+            for known, (used, used_ms) in expected.items():
+                found = ids.find(identity(known), now_ms)
+                if now_ms - used_ms >= WINDOW_MS:
+                    assert found is None
+                elif used > offset - kept:
+                    assert found == used
+                else:
+                    assert found in (None, used)
+
+
+@pytest.mark.parametrize("every_ms", [10_000, 100_000, WINDOW_MS, 2 * WINDOW_MS])
+def test_ids_are_found_while_the_window_moves_over_many_slots(
+    monkeypatch: pytest.MonkeyPatch, every_ms: int
+) -> None:
+    monkeypatch.setattr(recent_ids, "SLOT_ENTRIES", 2)
+    monkeypatch.setattr(recent_ids, "UNION_SLOTS", 4)
+    monkeypatch.setattr(recent_ids, "UNION_SLOTS_MIN", 2)
+    ids = RecentIds(WINDOW_MS)
+
+    for number in range(100):
+        ids.add(identity(number), number, number * every_ms)
+
+        for known in range(number + 1):
+            is_recent = (number - known) * every_ms < WINDOW_MS
+            assert ids.find(identity(known), number * every_ms) == (known if is_recent else None)
+
+
+def test_what_was_never_seen_is_looked_for_in_few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_ids, "SLOT_ENTRIES", 4)
+    ids = filled(4 * 600)
+    asked: list[int] = []
+    find_in = recent_ids._find_in
+
+    def counting(slots: list[Any], *given: Any) -> int | None:
+        asked.append(len(slots))
+        return find_in(slots, *given)
+
+    monkeypatch.setattr(recent_ids, "_find_in", counting)
+    for number in range(100):
+        assert ids.find(identity(-1 - number), 20_000) is None
+
+    # 600 slots: two unions have 256 each, a third has 88.
+    assert sum(asked) / 100 < 30
+
+
 def test_the_filter_of_a_full_slot_takes_a_few_bytes_an_id_and_answers_almost_every_not_seen() -> None:
     ids = RecentIds(WINDOW_MS)
     for number in range(SLOT_ENTRIES):
@@ -151,7 +219,7 @@ def test_the_filter_of_a_full_slot_takes_a_few_bytes_an_id_and_answers_almost_ev
     (slot,) = ids._slots
 
     looked_further = sum(
-        hash_ >> FILTER_SHIFT in slot.filter
+        hash_ >> 64 - FILTER_BITS in slot.filter
         for hash_ in (
             int.from_bytes(hashlib.sha256(b"other %d" % at).digest()[:8], "little") for at in range(1_000)
         )
