@@ -361,6 +361,8 @@ class NotLeader(NotNow):
 
     message = "This broker does not lead the journal of the queue."
 
+    leader_hint: str | None = None
+
     def __init__(self, leader_hint: str | None = None) -> None:
         super().__init__()
         self.leader_hint = leader_hint
@@ -382,6 +384,18 @@ class Timeout(NotNow):
     """No answer in time. The outcome is unknown: what was asked may still happen, or have happened."""
 
     message = "No answer came in time. The outcome of the request is unknown."
+
+
+class Unreachable(NotNow):
+    """The process that should do it was not reached: nothing of it has happened, or will."""
+
+    message = "The service cannot be reached."
+
+
+class ConnectionLost(NotNow):
+    """The connection ended before an answer. The outcome is unknown: what was asked may have happened."""
+
+    message = "The connection was lost before an answer came. The outcome of the request is unknown."
 
 
 class JournalStopped(NotNow):

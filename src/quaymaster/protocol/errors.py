@@ -115,6 +115,8 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     errors.StaleEpoch: _UNAVAILABLE,
     errors.TooFewReplicas: _UNAVAILABLE,
     errors.Timeout: _UNAVAILABLE,
+    errors.Unreachable: _UNAVAILABLE,
+    errors.ConnectionLost: _UNAVAILABLE,
     errors.JournalStopped: _UNAVAILABLE,
     errors.DiskFull: _UNAVAILABLE,
     errors.Overloaded: _UNAVAILABLE,
