@@ -8,9 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from harness.etcd import EtcdCluster
 
+from quaymaster.coordination.etcd import EtcdCoordination
+from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import (
     ABSENT,
+    KEY_BYTES_MAX,
+    TRANSACTION_BYTES_MAX,
     TRANSACTION_OPERATIONS_MAX,
     VALUE_BYTES_MAX,
     Compare,
@@ -25,30 +30,46 @@ from quaymaster.coordination.interface import (
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.sqlite import SQLiteCoordination
 
-LEASE_MS = 10_000
+LEASE_MS = 3_000
 
 
 class Clock:
-    def __init__(self) -> None:
+    """Time as leases see it: a number, or for etcd, which has only the real one, time that is waited for."""
+
+    def __init__(self, *, is_real: bool = False) -> None:
         self.ms = 1_700_000_000_000
+        self._is_real = is_real
 
     def __call__(self) -> int:
         return self.ms
+
+    def let_pass(self, duration_ms: int) -> None:
+        """Let less time pass than any lease lasts."""
+        self.ms += duration_ms
+
+    async def outlast(self, store: Coordination, key: str, ttl_ms: int) -> None:
+        """Let the lease that holds a key end, however long that takes."""
+        self.ms += ttl_ms
+        while self._is_real and await store.get(key) is not None:  # noqa: ASYNC110 -- etcd tells nobody
+            await asyncio.sleep(0.05)
 
 
 Scenario = Callable[[Coordination, Clock], Awaitable[None]]
 RunScenario = Callable[[Scenario], None]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
     """Run a scenario against a fresh store of one kind."""
+    etcd: EtcdCluster | None = request.getfixturevalue("etcd") if request.param == "etcd" else None
 
     @asynccontextmanager
     async def open_store(clock: Clock) -> AsyncIterator[Coordination]:
         store: Coordination
         if request.param == "memory":
             store = MemoryCoordination(now_ms=clock)
+        elif etcd is not None:
+            store = EtcdCoordination(EtcdAccess(etcd.endpoints), root=f"{tmp_path.name}/")
         else:
             store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", now_ms=clock)
         try:
@@ -58,8 +79,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
 
     def run_scenario(scenario: Scenario) -> None:
         async def main() -> None:
-            clock = Clock()
-            async with open_store(clock) as store, asyncio.timeout(20):
+            clock = Clock(is_real=etcd is not None)
+            async with open_store(clock) as store, asyncio.timeout(60):
                 await scenario(store, clock)
 
         asyncio.run(main())
@@ -200,12 +221,26 @@ def test_transactions_no_store_takes_are_refused(run: RunScenario) -> None:
             ([Put("a" * 1025, b"")], []),
             ([Put("a", b"x" * (VALUE_BYTES_MAX + 1))], []),
             ([Put(str(number), b"") for number in range(TRANSACTION_OPERATIONS_MAX + 1)], []),
+            ([Put("a", b"x" * VALUE_BYTES_MAX), Put("b", b"x" * VALUE_BYTES_MAX)], []),
         ):
             with pytest.raises(ValueError):
                 await store.transaction([], puts, deletes)
         with pytest.raises(ValueError):
             await store.compare_and_swap("a", ABSENT, None)
         assert (await store.list_prefix("")).items == ()
+
+    run(scenario)
+
+
+def test_the_largest_transaction_is_taken(run: RunScenario) -> None:
+    async def scenario(store: Coordination, _: Clock) -> None:
+        key = "k" * KEY_BYTES_MAX
+        value = bytes(range(256)) * (VALUE_BYTES_MAX // 256)
+        rest = TRANSACTION_BYTES_MAX - VALUE_BYTES_MAX - KEY_BYTES_MAX - 1
+
+        revision = await store.transaction([Compare(key, ABSENT)], [Put(key, value), Put("b", b"x" * rest)])
+
+        assert await store.get(key) == KeyValue(key, value, revision)
 
     run(scenario)
 
@@ -290,12 +325,12 @@ def test_key_bound_to_a_lease_vanishes_when_it_is_not_kept_alive(run: RunScenari
     async def scenario(store: Coordination, clock: Clock) -> None:
         lease = await store.grant_lease(LEASE_MS)
         await store.compare_and_swap("leader", ABSENT, b"me", lease_id=lease)
-        clock.ms += LEASE_MS - 1
+        clock.let_pass(LEASE_MS - 1)
         await store.keep_alive(lease)
-        clock.ms += LEASE_MS - 1
+        clock.let_pass(LEASE_MS - 1)
         assert await store.get("leader") is not None
 
-        clock.ms += 1
+        await clock.outlast(store, "leader", 1)
 
         with pytest.raises(LeaseExpired):
             await store.keep_alive(lease)
@@ -312,7 +347,7 @@ def test_lease_ends_without_anybody_asking(run: RunScenario) -> None:
         lease = await store.grant_lease(20)
         await store.compare_and_swap("leader", ABSENT, b"me", lease_id=lease)
         assert (await take(watch, 1))[0].value == b"me"
-        clock.ms += 20
+        clock.let_pass(20)
 
         events = await take(watch, 1)
 

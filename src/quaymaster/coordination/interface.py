@@ -21,6 +21,8 @@ ABSENT: Final = 0
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 1 << 20
 TRANSACTION_OPERATIONS_MAX: Final = 128
+TRANSACTION_BYTES_MAX: Final = VALUE_BYTES_MAX + (128 << 10)
+"""Keys and values written by one transaction. etcd takes requests of 1.5 MiB, with all that is around them."""
 LIST_LIMIT_MAX: Final = 1000
 LEASE_TTL_MIN_MS: Final = 10
 
@@ -129,7 +131,7 @@ class Coordination(ABC):
 
     @abstractmethod
     async def grant_lease(self, ttl_ms: int) -> int:
-        """Start a lease and return its id, never reused."""
+        """Start a lease and return its id, never reused. A store may give it a longer time than asked for."""
 
     @abstractmethod
     async def keep_alive(self, lease_id: int) -> None:
@@ -185,6 +187,15 @@ def check_transaction(compares: Sequence[Compare], puts: Sequence[Put], deletes:
             raise ValueError(f"a key of {len(put.key.encode())} bytes; 1-{KEY_BYTES_MAX} are possible")
         if len(put.value) > VALUE_BYTES_MAX:
             raise ValueError(f"{put.key}: a value of {len(put.value)} bytes; at most {VALUE_BYTES_MAX}")
+    if transaction_bytes(puts) > TRANSACTION_BYTES_MAX:
+        raise ValueError(
+            f"a transaction of {transaction_bytes(puts)} bytes; at most {TRANSACTION_BYTES_MAX} are possible"
+        )
+
+
+def transaction_bytes(puts: Sequence[Put]) -> int:
+    """Return the size of the keys and values that are written."""
+    return sum(len(put.key.encode()) + len(put.value) for put in puts)
 
 
 def check_limit(limit: int) -> None:
