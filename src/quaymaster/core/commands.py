@@ -3,6 +3,9 @@
 Commands are requests; the journal's records (`core/records`) are the decisions made on them. A command goes to
 the leader of the partition's journal, over the in-memory or the framed transport, and is answered once: by its
 outcome, by a `CallerError`, or by a `NotNow` error when nothing can be promised.
+
+Those with a `tag` go over the network as they are (`protocol/command_codec`), and so do the structs inside them: how to
+change them is said there.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ QUEUE_DEFAULT = -1
 """Stands for "what the queue says" in `delay_ms` and `visibility_timeout_ms`."""
 
 
-class NewMessage(msgspec.Struct, gc=False):
+class NewMessage(msgspec.Struct, gc=False, array_like=True):
     """A message to store: `payload` is the bytes of the SEND record, prefix included (`core/messages`).
 
     `flags` are the record's flags and say which parts the prefix has. `group` is the 64-bit hash of the message
@@ -37,7 +40,7 @@ class NewMessage(msgspec.Struct, gc=False):
     may_be_retry: bool = True
 
 
-class Send(msgspec.Struct, gc=False):
+class Send(msgspec.Struct, gc=False, array_like=True, tag=1):
     """Store 1-10 messages; each gets its own sequence number, or is found to be a duplicate of a stored one."""
 
     queue_id: int
@@ -45,7 +48,7 @@ class Send(msgspec.Struct, gc=False):
     messages: list[NewMessage]
 
 
-class SendResult(msgspec.Struct, gc=False):
+class SendResult(msgspec.Struct, gc=False, array_like=True):
     """Where a message stands: its own ids, or those of the message it duplicates."""
 
     sequence: int
@@ -53,13 +56,13 @@ class SendResult(msgspec.Struct, gc=False):
     duplicate: bool = False
 
 
-class SendOutcome(msgspec.Struct, gc=False):
+class SendOutcome(msgspec.Struct, gc=False, array_like=True, tag=1):
     """One result for each message of the Send, in order."""
 
     results: list[SendResult]
 
 
-class Receive(msgspec.Struct, gc=False):
+class Receive(msgspec.Struct, gc=False, array_like=True, tag=2):
     """Hand out up to `count_max` visible messages, each hidden for `visibility_timeout_ms` (-1: the queue's).
 
     With `wait_ms` above 0 an empty receive is parked for that long, or until a message is visible.
@@ -74,7 +77,7 @@ class Receive(msgspec.Struct, gc=False):
     attempt: bytes | None = None
 
 
-class Delivery(msgspec.Struct, gc=False):
+class Delivery(msgspec.Struct, gc=False, array_like=True):
     """One handing of a message to one consumer. `record_type` and `flags` say how `payload` is laid out."""
 
     sequence: int
@@ -86,14 +89,14 @@ class Delivery(msgspec.Struct, gc=False):
     payload: bytes
 
 
-class ReceiveOutcome(msgspec.Struct, gc=False):
+class ReceiveOutcome(msgspec.Struct, gc=False, array_like=True, tag=2):
     """The deliveries (an empty list is normal) and the epoch that goes into their receipt handles."""
 
     epoch: int
     deliveries: list[Delivery]
 
 
-class Receipt(msgspec.Struct, gc=False, frozen=True):
+class Receipt(msgspec.Struct, gc=False, array_like=True, frozen=True):
     """The part of a receipt handle that a partition judges: which delivery of which message."""
 
     sequence: int
@@ -101,7 +104,7 @@ class Receipt(msgspec.Struct, gc=False, frozen=True):
     delivery_count: int
 
 
-class Delete(msgspec.Struct, gc=False):
+class Delete(msgspec.Struct, gc=False, array_like=True, tag=3):
     """Delete 1-10 messages by their receipts."""
 
     queue_id: int
@@ -109,7 +112,7 @@ class Delete(msgspec.Struct, gc=False):
     receipts: list[Receipt]
 
 
-class ChangeVisibility(msgspec.Struct, gc=False):
+class ChangeVisibility(msgspec.Struct, gc=False, array_like=True, tag=4):
     """Hide 1-10 messages for a new timeout, counted from now; 0 makes one visible at once."""
 
     queue_id: int
@@ -118,41 +121,41 @@ class ChangeVisibility(msgspec.Struct, gc=False):
     visibility_timeouts_ms: list[int]
 
 
-class EntriesOutcome(msgspec.Struct, gc=False):
+class EntriesOutcome(msgspec.Struct, gc=False, array_like=True, tag=3):
     """For each entry of a Delete or ChangeVisibility: None when done, else the caller's error."""
 
     errors: list[Exception | None]
 
 
-class Purge(msgspec.Struct, gc=False):
+class Purge(msgspec.Struct, gc=False, array_like=True, tag=5):
     """Delete every message that was sent before this, keep the queue."""
 
     queue_id: int
 
 
-class SetQueue(msgspec.Struct, gc=False):
+class SetQueue(msgspec.Struct, gc=False, array_like=True, tag=6):
     """Make the journal know a queue, or a newer revision of it; idempotent by revision."""
 
     definition: QueueDefinition
 
 
-class DeleteQueue(msgspec.Struct, gc=False):
+class DeleteQueue(msgspec.Struct, gc=False, array_like=True, tag=7):
     """Forget a queue and every message in it; idempotent."""
 
     queue_id: int
 
 
-class Done(msgspec.Struct, gc=False):
+class Done(msgspec.Struct, gc=False, array_like=True, tag=4):
     """It is so, and durable."""
 
 
-class CountMessages(msgspec.Struct, gc=False):
+class CountMessages(msgspec.Struct, gc=False, array_like=True, tag=8):
     """Ask for the queue's counts; promises nothing and never waits."""
 
     queue_id: int
 
 
-class QueueCounts(msgspec.Struct, gc=False):
+class QueueCounts(msgspec.Struct, gc=False, array_like=True, tag=5):
     """How many messages are in which state; exact at rest. `noisy_groups`: tenants held back for fairness.
 
     `oldest_sent_ms` is 0 when the queue is empty.
@@ -165,7 +168,7 @@ class QueueCounts(msgspec.Struct, gc=False):
     noisy_groups: int = 0
 
 
-class Peek(msgspec.Struct, gc=False):
+class Peek(msgspec.Struct, gc=False, array_like=True, tag=9):
     """Show up to `count_max` messages from `from_sequence` on, whatever their state, and change nothing."""
 
     queue_id: int
@@ -174,7 +177,7 @@ class Peek(msgspec.Struct, gc=False):
     count_max: int
 
 
-class PeekedMessage(msgspec.Struct, gc=False):
+class PeekedMessage(msgspec.Struct, gc=False, array_like=True):
     """A message as it lies in the queue; `state` is visible, in_flight or delayed."""
 
     sequence: int
@@ -187,14 +190,14 @@ class PeekedMessage(msgspec.Struct, gc=False):
     payload: bytes
 
 
-class PeekOutcome(msgspec.Struct, gc=False):
+class PeekOutcome(msgspec.Struct, gc=False, array_like=True, tag=6):
     """The messages found, and the sequence number to go on from (0: none left)."""
 
     messages: list[PeekedMessage]
     next_sequence: int
 
 
-class StartMoveTask(msgspec.Struct, gc=False):
+class StartMoveTask(msgspec.Struct, gc=False, array_like=True, tag=10):
     """Start moving the visible messages of a dead-letter queue to `target_queue_id`, or (None) whence they came.
 
     `rate_per_s` bounds messages per second; None: as fast as it goes.
@@ -208,20 +211,20 @@ class StartMoveTask(msgspec.Struct, gc=False):
     rate_per_s: int | None
 
 
-class CancelMoveTask(msgspec.Struct, gc=False):
+class CancelMoveTask(msgspec.Struct, gc=False, array_like=True, tag=11):
     """Stop a running move task; what was moved stays moved."""
 
     queue_id: int
     task_id: bytes
 
 
-class ListMoveTasks(msgspec.Struct, gc=False):
+class ListMoveTasks(msgspec.Struct, gc=False, array_like=True, tag=12):
     """Ask for the move tasks of a source queue, newest first."""
 
     queue_id: int
 
 
-class MoveTask(msgspec.Struct, gc=False):
+class MoveTask(msgspec.Struct, gc=False, array_like=True):
     """A message move task: RUNNING, CANCELLING, CANCELLED, COMPLETED or FAILED."""
 
     task_id: bytes
@@ -236,7 +239,7 @@ class MoveTask(msgspec.Struct, gc=False):
     failure: str | None = None
 
 
-class MoveTasksOutcome(msgspec.Struct, gc=False):
+class MoveTasksOutcome(msgspec.Struct, gc=False, array_like=True, tag=7):
     """The tasks asked for."""
 
     tasks: list[MoveTask]

@@ -1,0 +1,72 @@
+"""Commands and outcomes as bytes, for those that go to a broker in another process.
+
+    version u8 (1) · MessagePack array: tag of the struct · its fields in order
+
+Inside an outcome an error is what `protocol/error_codec` packs.
+
+To change a command or outcome: append a field with a default, which older peers ignore and are taken to have sent;
+a new one gets a tag that was never used. Fields are never reordered, removed or given another meaning, because the
+front ends and brokers of a cell are upgraded one by one. What cannot be done so raises COMMAND_VERSION; the old one
+is read for a release, and written to peers whose HELLO says that they know no other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from quaymaster.core.commands import Command, Outcome
+from quaymaster.core.errors import InternalFailure
+from quaymaster.protocol.error_codec import PackedError, pack_error, unpack_error
+
+COMMAND_VERSION: Final = 1
+_VERSION_BYTE = bytes([COMMAND_VERSION])
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, Exception):
+        return pack_error(value)
+    raise NotImplementedError(f"{type(value).__name__} is no part of an outcome")
+
+
+def _unpack(kind: type, value: Any) -> Any:
+    assert kind is Exception, "outcomes hold nothing else that MessagePack has not"
+    return unpack_error(msgspec.convert(value, PackedError))
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_outcome_decoder: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome, dec_hook=_unpack)
+
+
+def encode_command(command: Command) -> bytes:
+    """Return the bytes that `decode_command` reads."""
+    return _VERSION_BYTE + _encoder.encode(command)
+
+
+def decode_command(data: bytes | memoryview) -> Command:
+    """Return the command in `data`; InternalFailure when this program cannot read it."""
+    command: Command = _decode(_command_decoder, data, "command")
+    return command
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """Return the bytes that `decode_outcome` reads."""
+    return _VERSION_BYTE + _encoder.encode(outcome)
+
+
+def decode_outcome(data: bytes | memoryview) -> Outcome:
+    """Return the outcome in `data`; InternalFailure when this program cannot read it."""
+    outcome: Outcome = _decode(_outcome_decoder, data, "outcome")
+    return outcome
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview, what: str) -> Any:
+    if not data or data[0] != COMMAND_VERSION:
+        version = data[0] if data else "none"
+        raise InternalFailure(f"This process reads {what}s of version {COMMAND_VERSION}, not {version}.")
+    try:
+        return decoder.decode(memoryview(data)[1:])
+    except msgspec.MsgspecError as error:
+        raise InternalFailure(f"This process cannot read a {what}: {error}.") from error
