@@ -72,7 +72,7 @@ class JournalAgainstADict(RuleBasedStateMachine):
     def prepare(self) -> None:
         assert self.journal.space.prepare_next()
         self.journal.space.check()
-        self.journal.persist_floor_if_rolled()
+        self.journal.persist_floor_if_due()
         self.journal.release_files()
 
     @rule(seed=st.integers(0, 1 << 32))

@@ -35,7 +35,8 @@ class Owner:
             on_failed=self._note_failure,
         )
 
-    def _note_progress(self, written_end: int, durable_end: int) -> None:
+    def _note_progress(self, written_end: int, durable_end: int, truncations: int) -> None:
+        assert truncations == 0
         self.progress.append((written_end, durable_end))
         self._changed.set()
 

@@ -24,29 +24,30 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import JournalStopped, NotLeader, QueueDoesNotExist
 from quaymaster.core.index import MemoryChunks
-from quaymaster.core.journal import JournalReplica
+from quaymaster.core.journal import JournalReplica, ToDo
+from quaymaster.core.log_tail import LOG_START
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType, check_batch, decode_header
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.replication import JournalConfiguration, LogReplica, PersistPromise, Write
 
 JOBS, STEPS, QUICK, LAZY = 1, 2, 3, 4
 
 
-def replica(*, promised_epoch: int = 0) -> JournalReplica:
-    return JournalReplica(
-        "a",
-        QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS),
-        promised_epoch=promised_epoch,
-        end_offset=0,
-        end_chain=0,
-        last_time_ms=0,
-    )
+def replica(*, promised_epoch: int = 0, node: str = "a") -> JournalReplica:
+    log = LogReplica(node, promised_epoch=promised_epoch, start=LOG_START, positions=(), now_ms=0)
+    return JournalReplica(log, QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS), last_time_ms=0)
 
 
 def configuration(
     epoch: int, *, leader: str = "a", members: tuple[str, ...] = ("a",), previous: tuple[str, ...] = ()
 ) -> JournalConfiguration:
     return JournalConfiguration(epoch, leader, members, previous, False)
+
+
+def needs_written(todo: ToDo) -> bool:
+    (write,) = todo.operations
+    assert isinstance(write, Write)
+    return write.tell_written
 
 
 @pytest.fixture
@@ -66,13 +67,13 @@ def host() -> Host:
 def test_leader_is_made_step_by_step_and_each_waits_for_the_one_before() -> None:
     found = replica()
 
-    assert found.appoint(configuration(3))
-    assert (found.role, found.take().promise) == ("elect", 3)
+    found.on_configuration(configuration(3), 0)
+    assert (found.role, found.take().operations) == ("preparing", [PersistPromise(3)])
     found.on_activated(3)
     found.on_durable(0)
-    assert found.role == "elect"
-    found.on_promised(3, 1_000)
-    todo = found.take()
+    assert found.role == "preparing"
+    found.on_promise_durable(3)
+    todo = found.take(1_000)
     (row, _, epoch), *rest = records_of(todo.batches)
     assert (row.type, row.time_ms, epoch, rest) == (RecordType.BARRIER, 1_000, 3, [])
     assert (todo.activate, found.role) == (None, "activating")
@@ -85,8 +86,8 @@ def test_leader_is_made_step_by_step_and_each_waits_for_the_one_before() -> None
 
 def test_nothing_is_decided_before_the_journal_is_activated() -> None:
     found = replica()
-    found.appoint(configuration(1))
-    found.on_promised(1, 1_000)
+    found.on_configuration(configuration(1), 0)
+    found.on_promise_durable(1)
     found.take()
     found.on_durable(1)
 
@@ -100,27 +101,26 @@ def test_nothing_is_decided_before_the_journal_is_activated() -> None:
 def test_epoch_is_never_led_twice() -> None:
     found = replica(promised_epoch=5)
 
-    assert not found.appoint(configuration(4))
-    assert not found.appoint(configuration(5))
-    assert not found.appoint(configuration(6, leader="b"))
-    assert found.role == "follower"
-    assert found.appoint(configuration(6))
-    assert not found.appoint(configuration(6))
-    assert found.promised_epoch == 6
+    for wrong in (configuration(4), configuration(5), configuration(6, leader="b")):
+        found.on_configuration(wrong, 0)
+        assert (found.role, found.log.promised_epoch) == ("follower", 5)
+    found.on_configuration(configuration(7), 0)
+    assert (found.role, found.log.promised_epoch) == ("preparing", 7)
 
 
 def test_higher_epoch_takes_the_place_of_one_that_was_not_led_yet() -> None:
     found = replica()
-    found.appoint(configuration(1))
-    found.on_promised(1, 1_000)
+    found.on_configuration(configuration(1), 0)
+    found.on_promise_durable(1)
     found.take()
     found.on_durable(1)
 
-    assert found.appoint(configuration(2))
-    found.on_promised(1, 1_000)
+    found.on_configuration(configuration(2), 0)
+    found.on_promise_durable(1)
     found.on_activated(1)
-    assert found.role == "elect"
-    found.on_promised(2, 1_000)
+    assert found.role == "preparing"
+    found.take()
+    found.on_promise_durable(2)
     (batch,) = found.take().batches
     assert (batch.epoch, batch.base_offset) == (2, 1)
     found.on_durable(1)  # the barrier of epoch 1 does not count
@@ -129,21 +129,28 @@ def test_higher_epoch_takes_the_place_of_one_that_was_not_led_yet() -> None:
     assert found.take().activate == 2
 
 
-def test_replica_that_led_is_made_anew_before_it_leads_again(host: Host) -> None:
-    assert not host.replica.appoint(configuration(2))
+def test_leader_that_is_appointed_again_keeps_those_who_wait(host: Host) -> None:
+    waiting = host.propose(Send(JOBS, 0, [message(1)]))
+
+    host.replica.on_configuration(configuration(2, previous=("a",)), 0)
+    refused = host.propose(Send(JOBS, 0, [message(2)]))
+    assert isinstance(host.replies[refused], NotLeader)
+    assert waiting not in host.replies
+    host.replica.on_promise_durable(2)
+    host.propose(CountMessages(JOBS))
+    host.make_durable()
+
+    assert isinstance(host.replies[waiting], SentOutcome)
+    assert host.replica.epoch == 2
+    assert isinstance(host.ask(Send(JOBS, 0, [message(3)])), SentOutcome)
+
+
+def test_replica_that_stopped_is_not_appointed(host: Host) -> None:
     host.replica.stop(JournalStopped("enough"))
 
-    assert not host.replica.appoint(configuration(2))
+    host.replica.on_configuration(configuration(2), 0)
+
     assert host.replica.role == "stopped"
-
-
-def test_promises_of_other_members_are_needed_when_there_are_some() -> None:
-    for members, previous in ((("a", "b", "c"), ()), (("a",), ("b", "c"))):
-        found = replica()
-        found.appoint(configuration(1, members=members, previous=previous))
-
-        with pytest.raises(AssertionError, match="promises of other members"):
-            found.on_promised(1, 1_000)
 
 
 def test_new_leader_gives_what_was_durable_when_it_began(host: Host) -> None:
@@ -330,7 +337,7 @@ def test_async_is_answered_when_it_is_written() -> None:
     replica.propose(Send(LAZY, 0, [message(2)]), 2, found.now_ms)
     second = replica.take()
 
-    assert (first.needs_written, second.needs_written, first.replies) == (True, True, [])
+    assert ([needs_written(todo) for todo in (first, second)], first.replies) == ([True, True], [])
     replica.on_written(first.batches[0].next_offset)
     assert [token for token, _ in replica.take().replies] == [1]
     replica.on_written(second.batches[0].next_offset)
@@ -364,7 +371,7 @@ def test_send_of_nothing_is_answered_like_any_other(host: Host) -> None:
 def test_sync_send_does_not_ask_to_hear_of_the_write(host: Host) -> None:
     host.replica.propose(Send(JOBS, 0, [message(1)]), 99, host.now_ms)
 
-    assert not host.replica.take().needs_written
+    assert not needs_written(host.replica.take())
 
 
 # Who is woken
@@ -404,7 +411,7 @@ def test_whoever_waits_when_it_stops_learns_that_the_outcome_is_unknown(host: Ho
     assert dict(todo.replies) == dict.fromkeys([*waiting, 98, 99], reason)
     assert todo.batches == []
     host.replica.on_durable(end)
-    host.replica.on_promised(1, host.now_ms)
+    host.replica.on_promise_durable(1)
     host.replica.propose(CountMessages(JOBS), 100, host.now_ms)
     ((token, answer),) = host.replica.take().replies
     assert (token, type(answer)) == (100, NotLeader)

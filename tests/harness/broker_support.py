@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from quaymaster.broker.broker import Broker, BrokerOptions
+from quaymaster.broker.broker import Broker
 from quaymaster.broker.disk import Disk
+from quaymaster.broker.journal_service import JournalOptions
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
@@ -120,7 +121,7 @@ def message(
     )
 
 
-def options(directory: Path, **changes: Any) -> BrokerOptions:
+def options(directory: Path, **changes: Any) -> JournalOptions:
     """Return options for small tests; snapshots and compaction happen when they are asked for."""
     values: dict[str, Any] = {
         "directory": directory,
@@ -134,7 +135,7 @@ def options(directory: Path, **changes: Any) -> BrokerOptions:
         "retry_window_ms": RETRY_WINDOW_MS,
         **changes,
     }
-    return BrokerOptions(**values)
+    return JournalOptions(**values)
 
 
 class BrokerTester:

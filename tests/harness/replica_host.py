@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from quaymaster.core.commands import Command, Decided, InternalCommand, NewMessage
 from quaymaster.core.index import ChunkKeeper, MemoryChunks
 from quaymaster.core.journal import JournalReplica
+from quaymaster.core.log_tail import LOG_START, Position
 from quaymaster.core.messages import encode_message_head, join_payload
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch, Row, check_batch, decode_header, iterate_rows
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.replication import JournalConfiguration, LogReplica, PersistPromise
 
 ACCOUNT = "000000000000"
 RETRY_WINDOW_MS = 120_000
@@ -122,17 +123,18 @@ class Host:
         self.awake: list[Partition] = []
         self.rests_on: dict[int, int] = {}
         self._next_token = 0
-        self.replica = JournalReplica(
+        log = LogReplica(
             "a",
-            states or QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS),
             promised_epoch=epoch - 1,
-            end_offset=self.batches[-1].next_offset if self.batches else 0,
-            end_chain=self.batches[-1].chain if self.batches else 0,
-            last_time_ms=0,
+            start=LOG_START,
+            positions=[Position(batch.next_offset, batch.epoch, batch.chain) for batch in self.batches],
+            now_ms=0,
         )
-        assert self.replica.appoint(JournalConfiguration(epoch, "a", ("a",), (), False))
-        assert self.replica.take().promise == epoch
-        self.replica.on_promised(epoch, now_ms)
+        states = states or QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS)
+        self.replica = JournalReplica(log, states, last_time_ms=0)
+        self.replica.on_configuration(JournalConfiguration(epoch, "a", ("a",), (), False), 0)
+        assert self.replica.take().operations == [PersistPromise(epoch)]
+        self.replica.on_promise_durable(epoch)
         self._carry_out()
         self.make_durable()
         assert self.replica.is_leading
@@ -190,7 +192,7 @@ class Host:
 
     def _carry_out(self, token: int | None = None) -> None:
         while True:
-            todo = self.replica.take()
+            todo = self.replica.take(self.now_ms)
             self.batches += todo.batches
             if token is not None:
                 self.rests_on[token] = self.replica.end_offset

@@ -29,9 +29,10 @@ import quaymaster.core.journal as journal
 import quaymaster.core.recent_ids as recent_ids
 import quaymaster.core.standard_order as standard_order
 from quaymaster.broker import maintenance, moves, snapshots
-from quaymaster.broker.broker import Broker, BrokerOptions, NotActivated
+from quaymaster.broker.broker import Broker, NotActivated
 from quaymaster.broker.disk import Disk
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
+from quaymaster.broker.journal_service import JournalOptions
 from quaymaster.broker.recovery import INDEX_NAME, recover
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
@@ -212,7 +213,7 @@ class Life:
         self.is_failing = False
         """Something will stop the journal in this life: from then on outcomes are unknown."""
         self.broker = Broker(
-            BrokerOptions(
+            JournalOptions(
                 directory=DIRECTORY,
                 region="local",
                 journal_id=JOURNAL_ID,
@@ -258,7 +259,7 @@ class Life:
         await self.broker.start()
         await self.check_recovered()
         self.world.may_move = True
-        self.broker._moves.start_tasks()
+        self.broker.journal._moves.start_tasks()
 
     # The workload
 

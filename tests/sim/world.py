@@ -28,8 +28,10 @@ from quaymaster.broker import (
     broker,
     chunk_store,
     journal_files,
+    journal_service,
     maintenance,
     moves,
+    replica,
     space,
     writer,
 )
@@ -419,12 +421,13 @@ class World:
                 (module, "threading", sim_threading)
                 for module in (writer, journal_files, space, chunk_store, maintenance)
             ],
-            *[(module, "time", sim_time) for module in (writer, maintenance, broker)],
+            *[(module, "time", sim_time) for module in (writer, maintenance, broker, journal_service)],
+            *[(module, "monotonic_ms", self.time_ms) for module in (replica, journal_service)],
             (writer, "SimpleQueue", partial(SimQueue, self)),
             (journal_files, "uuid4", SimUuid(self.rng).uuid4),
             (moves, "uuid", SimUuid(self.rng)),
             (moves.Moves, "start_tasks", start_tasks_later),
-            (broker, "QueueClock", partial(QueueClock, wall_ms=self.time_ms, monotonic_ms=self.time_ms)),
+            (journal_service, "QueueClock", partial(QueueClock, wall_ms=self.time_ms, monotonic_ms=self.time_ms)),
             (
                 Partition,
                 "__hash__",

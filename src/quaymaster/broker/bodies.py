@@ -6,7 +6,7 @@ is read back from the segments.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from quaymaster.core.records import Batch, record_at
 
@@ -50,3 +50,10 @@ class BodyCache:
             return None
         self.hits += 1
         return record_at(self._batches[at], offset - base_offsets[at])
+
+    def cut(self, end: int) -> None:
+        """Forget the batches that begin at `end` or behind it: the journal was cut there."""
+        at = bisect_left(self._base_offsets, end)
+        self.size_bytes -= sum([len(data) for data in self._batches[at:]])
+        del self._base_offsets[at:], self._batches[at:]
+        self._first = min(self._first, at)

@@ -6,6 +6,7 @@
                 next-segment-1.tmp        prepared ahead of need; deleted at open, like every *.tmp
                 reserve                   room kept for deletes on a full disk
                 tainted                   an fsync failed: the next open copies what verifies to fresh files
+                cut                       the journal is being cut at an offset: the next open goes on with that
 
 What recovery decides at the first byte that does not verify ("the break"):
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ from quaymaster.broker.segments import (
     zero_tail,
 )
 from quaymaster.broker.space import JournalLimits, SpaceKeeper
+from quaymaster.core.log_tail import Position
 from quaymaster.core.records import (
     HEADER_BYTES,
     Batch,
@@ -73,6 +75,7 @@ STATE_MAGIC = b"QMJ"
 STATE_NAME = "journal.state"
 LOCK_NAME = "lock"
 TAINTED_NAME = "tainted"
+CUT_NAME = "cut"
 
 _STATE = struct.Struct("<B3sQ16s16sQQQ")
 _CRC = struct.Struct("<I")
@@ -197,6 +200,9 @@ class JournalFiles:
         self.last_epoch = 0
         self.durable_end = 0
         self.durable_floor = state.durable_floor
+        self.truncations = 0
+        """How often the journal was cut since it was opened."""
+        self.is_replicated = False
 
     @classmethod
     def open(
@@ -209,6 +215,7 @@ class JournalFiles:
         durable_floor: int = 0,
         verify_all: bool = False,
         lock: FileHandle | None = None,
+        is_replicated: bool = False,
     ) -> JournalFiles:
         """Open or format the journal in a directory: lock it, recover it, and make all of it durable.
 
@@ -218,13 +225,16 @@ class JournalFiles:
         every batch instead of those of the last segment; read_batches checks what it reads anyway. Afterwards
         `warnings` says what an operator should be told.
 
+        `is_replicated`: batches came from other replicas too. Their floors are what *those* had durable, so only
+        the floor that was written down here counts.
+
         Raises JournalCorrupt, DirectoryInUse, OSError. Nothing is changed when it raises JournalCorrupt.
         """
         path = os.fspath(directory).rstrip("/")
         limits = limits or JournalLimits()
         disk.make_directory(path)
         lock = lock or lock_directory(disk, path)
-        return _recover(cls, disk, path, journal_id, limits, durable_floor, verify_all, lock)
+        return _recover(cls, disk, path, journal_id, limits, durable_floor, verify_all, lock, is_replicated)
 
     @property
     def storage_id(self) -> bytes:
@@ -321,15 +331,48 @@ class JournalFiles:
                 )
             )
 
+    def truncate(self, end: int) -> None:
+        """Cut everything behind the batch that ends at `end`; what is left is durable when it returns.
+
+        Only what is not committed is ever cut, so never what was compacted. The mark is durable first: a crash in
+        the middle finds it, and the next open goes on.
+        """
+        self._check_running()
+        assert end <= self.end_offset, f"the journal ends at {self.end_offset}, before {end}"
+        with self._change_lock, self._state_lock, self._sync_lock, self._stop_on_failure(full_too=True):
+            write_file_durably(self._disk, self._directory, CUT_NAME, b"%d\n" % end)
+            state = replace(self._state, durable_floor=min(end, self._state.durable_floor))
+            write_file_durably(self._disk, self._directory, STATE_NAME, _render_state(state))
+            self._state = state
+            bases = [segment.base_offset for segment in self._segments]
+            kept = len(_cut_files(self._disk, self._directory, bases, end))
+            last = self._segments[kept - 1]
+            fresh = Segment(last.path, last.header, self._disk.size(last.open_file(self._disk).fd))
+            fresh.hold_file(last.open_file(self._disk))
+            _scan_to_end(self._disk, fresh, self._limits)
+            self._set_segments((*self._segments[: kept - 1], fresh))
+            assert fresh.end_offset == end, (
+                f"no batch ends at {end}; the journal was cut at {fresh.end_offset}"
+            )
+            self._disk.unlink(f"{self._directory}/{CUT_NAME}")
+            self._disk.sync_directory(self._directory)
+            self.end_offset, self.end_chain, self.last_epoch = end, fresh.end_chain, fresh.end_epoch
+            self.durable_end = end
+            self.durable_floor = min(end, self.durable_floor)
+            self.truncations += 1
+
     def persist_floor(self) -> None:
         """Write down how far the journal is durable, so that damage below is never taken for a torn write."""
         with self._state_lock:
             if self.durable_floor > self._state.durable_floor:
                 self._write_state(replace(self._state, durable_floor=self.durable_floor))
 
-    def persist_floor_if_rolled(self) -> None:
-        """Write down the durable floor once for each new segment, so that a lost last segment is noticed."""
-        if self._segments[-1].base_offset > self._state.durable_floor:
+    def persist_floor_if_due(self) -> None:
+        """Write down the durable floor once for each new segment, so that a lost last segment is noticed.
+
+        Where batches come from other replicas, whose floors say nothing of this disk, each time.
+        """
+        if self.is_replicated or self._segments[-1].base_offset > self._state.durable_floor:
             self.persist_floor()
 
     def close(self) -> None:
@@ -389,6 +432,55 @@ class JournalFiles:
                         yield header, data
             except (SegmentDamaged, OSError) as error:
                 raise JournalCorrupt(_story(error)) from error
+
+    def position_at(self, end: int) -> Position | None:
+        """Return the position of the batch that ends at an offset; None when none does, or it is not known."""
+        return self.read_from(end, 0)[0]
+
+    def read_from(self, start: int, bytes_max: int) -> tuple[Position | None, list[Batch]]:
+        """Return the position at `start`, where a batch ends, and whole batches from there on, as first written.
+
+        At least one batch, if there is one, and up to so many bytes of them; none where compaction has been. No
+        position when no batch ends there, or it is no longer kept. Raises JournalCorrupt.
+        """
+        segments, bases = self._view
+        number = bisect_right(bases, start) - 1
+        if number < 0 or start > self.end_offset:
+            return None, []
+        segment = segments[number]
+        if start == segment.base_offset:
+            found = Position(start, segment.header.start_epoch, segment.header.start_chain)
+        elif segment.header.is_compacted:
+            return None, []
+        else:
+            scanned = self._find_position(segment, start)
+            if scanned is None:
+                return None, []
+            found = scanned
+        batches: list[Batch] = []
+        size = 0
+        if bytes_max:
+            for header, data in self.read_batches(start):
+                if header.is_compacted or (batches and size + len(data) > bytes_max):
+                    break
+                size += len(data)
+                batches.append(
+                    Batch(bytes(data), header.epoch, header.base_offset, header.next_offset, header.chain)
+                )
+            if batches and batches[0].base_offset != start:
+                return found, []  # the first of them were compacted away
+        return found, batches
+
+    def _find_position(self, segment: Segment, end: int) -> Position | None:
+        entry = bisect_left(segment.index_offsets, end) - 1
+        start = segment.index_positions[entry] if entry >= 0 else DATA_AT
+        try:
+            for _, header, _ in iterate_batches(self._disk, segment, start, segment.data_end):
+                if header.next_offset >= end:
+                    return Position(end, header.epoch, header.chain) if header.next_offset == end else None
+        except (SegmentDamaged, OSError) as error:
+            raise JournalCorrupt(_story(error)) from error
+        return None
 
     def read_payloads(self, offsets: Sequence[int]) -> list[bytes]:
         """Return the payload of each record, in the order asked for; see `read_records`."""
@@ -794,6 +886,7 @@ def _recover(
     durable_floor: int,
     verify_all: bool,
     lock: FileHandle,
+    is_replicated: bool,
 ) -> JournalFiles:
     names = disk.list_directory(directory)
     bases = sorted(base for name in names if (base := base_offset_of(name)) is not None)
@@ -811,10 +904,15 @@ def _recover(
             f"{directory} holds journal {state.journal_id}, not journal {journal_id}. "
             "The directory was moved or the settings name another one."
         )
+    if CUT_NAME in names:
+        bases = _finish_cut(disk, directory, bases)
     journal = cls(disk, directory, limits, state, space, lock)
+    journal.is_replicated = is_replicated
     tainted = TAINTED_NAME in names
     segments = _load_segments(disk, directory, state, bases, verify_all or tainted, limits)
-    _recover_tail(journal, segments[-1], max(durable_floor, state.durable_floor))
+    _recover_tail(
+        journal, segments[-1], max(durable_floor, state.durable_floor), trusts_headers=not is_replicated
+    )
     journal._set_segments(tuple(segments))
     journal.end_offset, journal.end_chain = segments[-1].end_offset, segments[-1].end_chain
     journal.last_epoch = segments[-1].end_epoch
@@ -949,7 +1047,7 @@ def _rebuild(disk: Disk, segment: Segment, limits: JournalLimits, following: Seg
     segment.first_time_ms, segment.last_time_ms = fresh.first_time_ms, fresh.last_time_ms
 
 
-def _recover_tail(journal: JournalFiles, segment: Segment, floor: int) -> None:
+def _recover_tail(journal: JournalFiles, segment: Segment, floor: int, *, trusts_headers: bool) -> None:
     """Find where the active segment ends and cut a torn write behind it."""
     disk, limits = journal._disk, journal._limits
     try:
@@ -960,7 +1058,8 @@ def _recover_tail(journal: JournalFiles, segment: Segment, floor: int) -> None:
         try:
             for position, header, _ in iterate_batches(disk, segment, DATA_AT, size):
                 segment.note_batch(header, position, limits.index_every_bytes)
-                floor = max(floor, header.floor)
+                if trusts_headers:
+                    floor = max(floor, header.floor)
         except SegmentDamaged as broken:
             why = broken.why
         if segment.end_offset < floor:
@@ -969,7 +1068,11 @@ def _recover_tail(journal: JournalFiles, segment: Segment, floor: int) -> None:
                 segment.data_end,
                 f"records from {segment.end_offset} to {floor} were durable but cannot be read ({why})",
             )
-        behind = find_batch_behind(disk, segment, segment.data_end, offset=segment.end_offset)
+        behind = (
+            find_batch_behind(disk, segment, segment.data_end, offset=segment.end_offset)
+            if trusts_headers
+            else None
+        )
         if behind is not None:
             raise SegmentDamaged(
                 segment.path,
@@ -984,6 +1087,47 @@ def _recover_tail(journal: JournalFiles, segment: Segment, floor: int) -> None:
             )
     except (SegmentDamaged, OSError) as error:
         raise JournalCorrupt(_story(error)) from error
+
+
+def _finish_cut(disk: Disk, directory: str, bases: list[int]) -> list[int]:
+    """Go on with a cut that a crash ended; return the segments that are left."""
+    text = read_file(disk, f"{directory}/{CUT_NAME}")
+    bases = _cut_files(disk, directory, bases, int(text))
+    disk.unlink(f"{directory}/{CUT_NAME}")
+    disk.sync_directory(directory)
+    return bases
+
+
+def _cut_files(disk: Disk, directory: str, bases: list[int], end: int) -> list[int]:
+    """Delete the segments behind `end`, and what the last of the others has behind it; may be done again."""
+    kept = [base for base in bases if base <= end]
+    for base in reversed(bases[len(kept) :]):
+        disk.unlink(f"{directory}/{segment_name(base)}")
+        disk.sync_directory(directory)
+    path = f"{directory}/{segment_name(kept[-1])}"
+    handle = FileHandle(disk, disk.open(path))
+    size = disk.size(handle.fd)
+    header = parse_header(path, disk.read(handle.fd, DATA_AT, 0))
+    assert not header.is_compacted, "what was compacted is committed, and never cut"
+    position = DATA_AT
+    try:
+        for at, batch, _ in iterate_batches(disk, Segment(path, header, size), DATA_AT, size):
+            if batch.next_offset > end:
+                break
+            position = at + batch.length
+    except SegmentDamaged:
+        pass  # behind the last batch there is a footer, or what an earlier try has left
+    disk.truncate(handle.fd, position)
+    disk.fill_zeros(handle.fd, position, max(size, position + 1))
+    disk.sync(handle.fd)
+    return kept
+
+
+def _scan_to_end(disk: Disk, segment: Segment, limits: JournalLimits) -> None:
+    """Fill in what is known of a segment from its batches."""
+    with suppress(SegmentDamaged):
+        for position, header, _ in iterate_batches(disk, segment, DATA_AT, segment.capacity):
+            segment.note_batch(header, position, limits.index_every_bytes)
 
 
 def _copy_to_fresh_files(journal: JournalFiles) -> None:

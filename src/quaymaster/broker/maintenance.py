@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -141,7 +141,7 @@ class Snapshots:
         while True:
             await asyncio.sleep(min(1.0, self._interval_s))
             host = self._host
-            if not host.replica.is_leading or not host.records_since_snapshot:
+            if not host.replica.is_ready or not host.records_since_snapshot:
                 continue
             if (
                 time.monotonic() - last >= self._interval_s
@@ -155,6 +155,18 @@ class Snapshots:
         """Write a snapshot and keep its files as they are until the end of the block; gives its base offset."""
         async with self._lock:
             yield await self._write()
+
+    @asynccontextmanager
+    async def replaced(self) -> AsyncIterator[Callable[[SnapshotStore, ChunkStore], None]]:
+        """Write no snapshot until the end of the block, and go on with the store and chunks that are given."""
+
+        def replace(store: SnapshotStore, chunks: ChunkStore) -> None:
+            self._store = store
+            self._chunks = chunks
+            self.base_offset = store.newest_base_offset or 0
+
+        async with self._lock:
+            yield replace
 
     async def write(self) -> int:
         """Write one snapshot now; return its base offset. What could not be written stays dirty."""
@@ -176,8 +188,9 @@ class Snapshots:
 
     async def _write_whole(self) -> int:
         host = self._host
-        if host.stopped is not None:
+        if host.stopped is not None or not host.replica.is_ready:
             return self.base_offset
+        truncations = host.replica.log.truncations
         queues = host.replica.queues
         base_offset = host.replica.end_offset
         host.records_since_snapshot = 0
@@ -202,6 +215,8 @@ class Snapshots:
                         until = time.perf_counter() + STEP_S
                 changed[encode_key(key)] = b"".join(pieces) if len(pieces) <= JOINED_PIECES_MAX else pieces
             await self._committed(host.replica.end_offset)
+            if host.replica.log.truncations != truncations:
+                raise _NotCommitted("what was to be in the snapshot was cut")
             meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
             gone = [encode_key(key) for key in removed if encode_key(key) not in changed]
             await asyncio.get_running_loop().run_in_executor(
@@ -300,7 +315,7 @@ class Compaction:
         gone_before = -1
         while True:
             await asyncio.sleep(COMPACTION_LOW_DISK_STEP_S)
-            if not self._host.replica.is_leading or self._host.stopped is not None:
+            if not self._host.replica.is_ready or self._host.stopped is not None:
                 continue
             if self._host.writer.disk_low and self._gone() != gone_before:
                 gone_before = self._gone()

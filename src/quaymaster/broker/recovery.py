@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from quaymaster.broker.state_store import decode_meta, encode_key, encode_partit
 from quaymaster.core.applied_queues import entry_of_record, partition_key
 from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import IndexRebuild, NoRoomForChunk
+from quaymaster.core.log_tail import Position
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType, iterate_rows
@@ -91,6 +92,10 @@ class Recovered:
     last_time_ms: int
     replayed_records: int
     warnings: list[str]
+    start: Position
+    """Where the snapshot ends: what is below is committed."""
+    positions: list[Position]
+    """Where the batches end that were replayed."""
 
 
 def recover(
@@ -102,6 +107,7 @@ def recover(
     retry_window_ms: int,
     retry_ids_max: int | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    is_replicated: bool = False,
 ) -> Recovered:
     """Open the journal in `directory` and rebuild its queues. Blocks; see `JournalFiles.open` for errors."""
     again = partial(
@@ -113,6 +119,7 @@ def recover(
         retry_window_ms=retry_window_ms,
         retry_ids_max=retry_ids_max,
         in_flight_max=in_flight_max,
+        is_replicated=is_replicated,
     )
     with suppress(ChunkLost):
         return again()
@@ -129,10 +136,79 @@ def _recover(
     retry_window_ms: int,
     retry_ids_max: int | None,
     in_flight_max: int,
+    is_replicated: bool,
 ) -> Recovered:
     path = f"{directory}/{journal_id}"
     disk.make_directory(path)
     lock = lock_directory(disk, path)  # before anything is loaded: loading removes what it does not need
+    opened: list[JournalFiles] = []
+
+    def open_files(durable_floor: int) -> JournalFiles:
+        opened.append(
+            JournalFiles.open(
+                disk,
+                path,
+                journal_id=journal_id,
+                limits=limits,
+                durable_floor=durable_floor,
+                lock=lock,
+                is_replicated=is_replicated,
+            )
+        )
+        return opened[0]
+
+    try:
+        return _load(
+            disk,
+            path,
+            open_files,
+            retry_window_ms=retry_window_ms,
+            retry_ids_max=retry_ids_max,
+            in_flight_max=in_flight_max,
+        )
+    except ChunkLost:
+        for files in opened:
+            files.close()  # and lets go of the directory
+        raise
+
+
+def rebuild(
+    disk: Disk,
+    files: JournalFiles,
+    directory: str,
+    *,
+    retry_window_ms: int,
+    retry_ids_max: int | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+) -> Recovered:
+    """Make the queues of an open journal anew, up to where it ends now. Blocks; batches may be written meanwhile.
+
+    Nobody may use the queues, snapshots and chunks that there were before.
+    """
+    again = partial(
+        _load,
+        disk,
+        f"{directory}/{files.journal_id}",
+        lambda durable_floor: files,
+        retry_window_ms=retry_window_ms,
+        retry_ids_max=retry_ids_max,
+        in_flight_max=in_flight_max,
+    )
+    with suppress(ChunkLost):
+        return again()
+    return again()
+
+
+def _load(
+    disk: Disk,
+    path: str,
+    open_files: Callable[[int], JournalFiles],
+    *,
+    retry_window_ms: int,
+    retry_ids_max: int | None,
+    in_flight_max: int,
+) -> Recovered:
+    """Load the newest snapshot and replay what is behind it. `open_files` takes the floor that the snapshot knows."""
     snapshots = SnapshotStore(disk, f"{path}/snapshots")
     snapshot = snapshots.load()
     chunks = IndexChunks(disk, path)
@@ -152,9 +228,7 @@ def _recover(
         # An older snapshot counts, whose chunks may have been written over, or the file is gone: look at all.
         write_file_durably(disk, path, DAMAGED_NAME, b"\n")
     chunks.open(slots)
-    files = JournalFiles.open(
-        disk, path, journal_id=journal_id, limits=limits, durable_floor=durable_floor, lock=lock
-    )
+    files = open_files(durable_floor)
     warnings = [*snapshots.warnings, *files.warnings]
     if base_offset < files.start_offset:
         raise JournalCorrupt(
@@ -167,18 +241,32 @@ def _recover(
             warnings.append(f"{rebuilt} chunks of the message index were lost and made anew")
             _write_rebuilt(queues, chunks.store, snapshots, snapshot)
         disk.unlink(f"{path}/{DAMAGED_NAME}")
+    start = files.position_at(base_offset)
+    if start is None:
+        raise JournalCorrupt(
+            f"{path}: the newest snapshot that can be read ends at {base_offset}, where no batch of the journal ends. "
+            "Restore the directory from a backup or another replica."
+        )
+    positions: list[Position] = []
     replayed = 0
-    try:
-        for header, data in files.read_batches(base_offset):
-            last_time_ms = max(last_time_ms, header.time_ms)
-            for row in iterate_rows(data, header):
-                if row.offset >= base_offset:
-                    queues.apply(row, data[row.position : row.position + row.length], header.epoch)
-                    replayed += 1
-    except ChunkLost:
-        files.close()  # and lets go of the directory
-        raise
-    return Recovered(files, snapshots, chunks.store, queues, base_offset, last_time_ms, replayed, warnings)
+    for header, data in files.read_batches(base_offset):
+        last_time_ms = max(last_time_ms, header.time_ms)
+        positions.append(Position(header.next_offset, header.epoch, header.chain))
+        for row in iterate_rows(data, header):
+            queues.apply(row, data[row.position : row.position + row.length], header.epoch)
+            replayed += 1
+    return Recovered(
+        files,
+        snapshots,
+        chunks.store,
+        queues,
+        base_offset,
+        last_time_ms,
+        replayed,
+        warnings,
+        start,
+        positions,
+    )
 
 
 def _write_rebuilt(

@@ -1,6 +1,7 @@
 """The host of one journal replica: commands in, records to the writer, bodies read back, replies out.
 
     submit ─▶ inbox ─▶ replica.propose ×n ─▶ take ─▶ writer (write, fsync) ─▶ on_progress ─▶ take ─▶ replies
+                                                ├──▶ messages to the other replicas ─▶ receive ─▶ take ─▶ …
                                                 └──▶ replies that wait for nothing
 
 One turn of the event loop decides everything that has come in and hands the writer one batch; a request costs no
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from quaymaster.broker.bodies import BodyCache
 from quaymaster.broker.clock import QueueClock
@@ -43,10 +46,13 @@ from quaymaster.core.commands import (
     Taken,
     TakenOutcome,
 )
-from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotNow, Overloaded
+from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotLeader, NotNow, Overloaded
 from quaymaster.core.journal import JournalReplica, ToDo
 from quaymaster.core.messages import message_id_of, prefix_bytes
+from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
+from quaymaster.core.replication import JournalConfiguration, PersistPromise, ReadLog, Truncate, Write
+from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.broker_client import Reply
 
@@ -59,6 +65,14 @@ PENDING_BYTES_MAX = 64 * 1024 * 1024
 LARGE_REPLY_BYTES = 512 * 1024
 """Deliveries of more than this are replied one receive a turn."""
 
+TICK_MS = 50
+"""How often a replica with others hears that time passes."""
+TICK_LATE_MS = 200
+"""After so long without, the process may have been stopped: the replica hears of it before it decides anything."""
+READ_BYTES_MAX = 1 << 20
+"""So much of the log is read from disk at once for a member that is behind."""
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _MOVE = int(RecordType.MOVE)
 
 log = logging.getLogger(__name__)
@@ -89,6 +103,36 @@ class _Parked:
         self.waiters.cancel(self.waiter)
 
 
+class ReplicaLinks(Protocol):
+    """What a replica's host asks of the one who put it there. All on the loop's thread."""
+
+    async def activate(self, epoch: int) -> None:
+        """Return when coordination holds `activated` for the epoch, or can no longer."""
+
+    def send(self, messages: list[Envelope]) -> None:
+        """Send messages to other replicas; they may get lost."""
+
+    def copy_needed(self, members: list[str]) -> None:
+        """These members lack what is no longer kept as it was written; `on_copied` when they have a copy."""
+
+    def rebuild(self) -> None:
+        """The queues are worthless: make them anew from the files, then call `rebuilt`."""
+
+    def leads(self, is_leading: bool) -> None:
+        """This replica has begun to lead, or leads no longer."""
+
+    def dead_letters(self, letters: list[DeadLetter]) -> None:
+        """A receive met messages that are to be moved to their dead-letter queues."""
+
+    def stopped(self, error: Exception) -> None:
+        """The replica stopped for good."""
+
+
+def monotonic_ms() -> int:
+    """Return the time of a clock that does not jump, and goes on while the machine is suspended."""
+    return time.clock_gettime_ns(_CLOCK) // 1_000_000
+
+
 class ReplicaHost:
     """Runs one `JournalReplica`. Everything happens on the loop's thread, but writing and cold reads."""
 
@@ -100,9 +144,7 @@ class ReplicaHost:
         clock: QueueClock,
         *,
         body_cache_bytes: int,
-        activate: Callable[[int], Coroutine[Any, Any, None]],
-        on_dead_letters: Callable[[list[DeadLetter]], None],
-        on_stopped: Callable[[Exception], None],
+        links: ReplicaLinks,
     ) -> None:
         self.replica = replica
         self.files = files
@@ -124,12 +166,13 @@ class ReplicaHost:
         self.stopped: Exception | None = None
         self.records_since_snapshot = 0
         self._loop = loop
+        self._links = links
         self._inbox: list[tuple[Command | InternalCommand, object]] = []
         self._is_scheduled = False
+        self._is_leading = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._ticked_ms = 0
         self._large_replies: deque[tuple[Reply, ReceiveOutcome]] = deque()
-        self._activate = activate
-        self._on_dead_letters = on_dead_letters
-        self._on_stopped = on_stopped
         self._tasks: set[asyncio.Future[Any]] = set()
         self._disk_full = DiskFull("The disk is almost full: messages can be received and deleted, not sent.")
         self._overloaded = Overloaded("Too much waits to be written to disk.")
@@ -189,6 +232,9 @@ class ReplicaHost:
 
     def _decide(self, inbox: Iterator[tuple[Command | InternalCommand, object]]) -> None:
         replica = self.replica
+        if self._ticker is not None and (late_ms := monotonic_ms()) - self._ticked_ms > TICK_LATE_MS:
+            self._ticked_ms = late_ms
+            replica.on_tick(late_ms)
         now_ms = self.clock.time_ms()
         refused = self._sends_refused()
         for command, token in inbox:
@@ -202,7 +248,7 @@ class ReplicaHost:
                 except Exception as error:
                     self._answer(token, JournalStopped(f"The journal stopped: {error}"))
                     raise
-        self._carry_out(replica.take())
+        self._carry_out(replica.take(now_ms))
 
     def _pass_on(self, waiter: Waiter) -> None:
         """A waiter that was woken needs nothing (any more): it is the turn of the next in line."""
@@ -219,23 +265,98 @@ class ReplicaHost:
     # Doing
 
     def start(self) -> None:
-        """Start the writer; then appoint the replica and call `carry_out`."""
+        """Start the writer; then tell the replica its configuration (`on_configuration`)."""
         self.writer.start()
+
+    def tick(self) -> None:
+        """Tell the replica that time passes, from now on: it has others to talk to."""
+        self._ticked_ms = monotonic_ms()
+        self._ticker = self._loop.call_later(TICK_MS / 1000, self.tick)
+        self._feed(self.replica.on_tick, self._ticked_ms)
+
+    def on_configuration(self, configuration: JournalConfiguration) -> None:
+        """The journal's key was read from coordination."""
+        self._feed(self.replica.on_configuration, configuration, monotonic_ms())
+
+    def on_connection_closed(self, member: str) -> None:
+        """A connection to the process of another replica closed."""
+        self._feed(self.replica.on_connection_closed, member)
+
+    def receive(self, envelopes: list[Envelope]) -> None:
+        """Take what other replicas of this journal said to this one."""
+        now_ms = monotonic_ms()
+        for envelope in envelopes:
+            is_ours = envelope.receiver == self.replica.node  # not that of a disk we had before
+            if is_ours and not self._tell(self.replica.on_message, envelope.sender, envelope.message, now_ms):
+                return
+        self.carry_out()
+
+    def on_copied(self, member: str) -> None:
+        """A member that lacked a part of the log has a copy of the journal."""
+        self._feed(self.replica.log.on_copied, member)
+
+    def transfer(self, member: str) -> bool:
+        """Begin to hand the leadership to a member; false when that cannot be."""
+        begun = self.replica.log.transfer(member)
+        self.carry_out()
+        return begun
+
+    def end_transfer(self) -> None:
+        """Give up a transfer that did not come about."""
+        self.replica.log.end_transfer()
+
+    def rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
+        """The queues were made anew."""
+        self._feed(self.replica.on_rebuilt, queues, applied_end, last_time_ms, truncations)
+
+    def after_writes(self, done: Callable[[], None]) -> None:
+        """Call `done` when everything given to the writer so far is written."""
+        self.writer.run(_nothing, done)
 
     def carry_out(self) -> None:
         """Do what the replica asks for now."""
-        self._carry_out(self.replica.take())
+        self._carry_out(self.replica.take(self.clock.time_ms()))
+
+    def _feed(self, event: Callable[..., object], *arguments: object) -> None:
+        if self._tell(event, *arguments):
+            self.carry_out()
+
+    def _tell(self, event: Callable[..., object], *arguments: object) -> bool:
+        """Feed an event; false when it broke an assumption, and the replica has stopped."""
+        if self.stopped is not None:
+            return False
+        try:
+            event(*arguments)
+        except Exception as error:
+            log_failure(log, "replica failed", error, journal=self.files.journal_id, epoch=self.replica.epoch)
+            self.stop(error)
+            return False
+        return True
 
     def _carry_out(self, todo: ToDo) -> None:
-        if todo.promise is not None:
-            self._spawn(self._promise(todo.promise))
-        if todo.batches:
-            for batch in todo.batches:
-                self.bodies.add(batch)
-                self.records_since_snapshot += batch.next_offset - batch.base_offset
-            self.writer.append(todo.batches, tell_written=todo.needs_written)
+        for operation in todo.operations:
+            if type(operation) is Write:
+                for batch in operation.batches:
+                    self.bodies.add(batch)
+                    self.records_since_snapshot += batch.next_offset - batch.base_offset
+                self.writer.append(operation.batches, tell_written=operation.tell_written)
+            elif type(operation) is PersistPromise:
+                epoch = operation.epoch
+                self.writer.run(
+                    partial(self.files.persist_promise, epoch),
+                    partial(self._feed, self.replica.on_promise_durable, epoch),
+                )
+            elif type(operation) is Truncate:
+                self.bodies.cut(operation.end)
+                self.writer.run(partial(self.files.truncate, operation.end), self._on_cut)
+        if todo.messages:
+            self._links.send(todo.messages)
+        for read in todo.reads:
+            self._spawn(self._read_log(read))
+        if todo.copies:
+            self._links.copy_needed(todo.copies)
         if todo.activate is not None:
-            self._spawn(self._activated(todo.activate))
+            self._spawn(self._activate(todo.activate))
         for token, answer in todo.replies:
             try:
                 self._answer(token, answer)
@@ -243,21 +364,43 @@ class ReplicaHost:
                 log_failure(log, "reply failed", error, journal=self.files.journal_id)
         for partition in todo.awake:
             self.waiters.wake(partition)
+        if todo.rebuild:
+            self._links.rebuild()
+        if self.replica.is_leading != self._is_leading:
+            self._is_leading = not self._is_leading
+            if not self._is_leading:
+                self.waiters.answer_all(NotLeader())
+            self._links.leads(self._is_leading)
 
-    def _on_progress(self, written_end: int, durable_end: int) -> None:
-        self.replica.on_written(written_end)
-        self.replica.on_durable(durable_end)
-        self._carry_out(self.replica.take())
+    def _on_progress(self, written_end: int, durable_end: int, truncations: int) -> None:
+        self.replica.on_written(written_end, truncations=truncations)
+        self.replica.on_durable(durable_end, truncations=truncations)
+        self._carry_out(self.replica.take(self.replica.last_time_ms))
 
-    async def _promise(self, epoch: int) -> None:
-        await self._loop.run_in_executor(self.readers, self.files.persist_promise, epoch)
-        self.replica.on_promised(epoch, self.clock.time_ms())
-        self._carry_out(self.replica.take())
+    def _on_cut(self) -> None:
+        log_event(
+            log,
+            logging.WARNING,
+            "journal cut",
+            journal=self.files.journal_id,
+            epoch=self.replica.epoch,
+            end_offset=self.files.end_offset,
+        )
+        self._on_progress(self.files.end_offset, self.files.durable_end, self.files.truncations)
 
-    async def _activated(self, epoch: int) -> None:
-        await self._activate(epoch)
-        self.replica.on_activated(epoch)
-        self._carry_out(self.replica.take())
+    async def _read_log(self, read: ReadLog) -> None:
+        position, batches = await self._loop.run_in_executor(
+            self.readers, self.files.read_from, read.start, READ_BYTES_MAX
+        )
+        is_gone = position is None or (not batches and read.start < self.files.end_offset)
+        chain = None if position is None else position.chain
+        self._feed(
+            partial(self.replica.log.on_read, is_gone=is_gone), read.member, read.start, chain, batches
+        )
+
+    async def _activate(self, epoch: int) -> None:
+        await self._links.activate(epoch)
+        self._feed(self.replica.on_activated, epoch)
 
     def stop(self, error: Exception) -> None:
         """Stop for good: nothing more is decided, and whoever waits is told that the outcome is unknown."""
@@ -274,13 +417,15 @@ class ReplicaHost:
             error=str(error),
         )
         self.replica.stop(JournalStopped(f"The journal stopped: {error}"))
+        self.waiters.answer_all()
         self._carry_out(self.replica.take())
-        self.waiters.answer_all_empty()
-        self._on_stopped(error)
+        self._links.stopped(error)
 
     async def close(self) -> None:
         """Answer parked receives, write what was decided, stop all threads."""
-        self.waiters.answer_all_empty()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.waiters.answer_all()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -350,7 +495,7 @@ class ReplicaHost:
             return
         assert isinstance(answer, TakenOutcome), "a Receive is decided by a TakenOutcome"
         if answer.dead_letters:
-            self._on_dead_letters(answer.dead_letters)
+            self._links.dead_letters(answer.dead_letters)
         if not answer.taken:
             if not waiter.is_done:
                 self._park(waiter, answer)
@@ -500,6 +645,10 @@ class ReplicaHost:
                 continue
             return {row.offset: (row.type, row.flags, row.sequence, payload) for row, payload in records}
         return {}
+
+
+def _nothing() -> None:
+    """Only its turn counts."""
 
 
 def _delivery(taken: Taken, body: Body) -> Delivery:

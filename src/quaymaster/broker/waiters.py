@@ -127,12 +127,17 @@ class Waiters:
         waiter.finish()
         self._drop_done(waiter.partition)
 
-    def answer_all_empty(self) -> None:
-        """End every parked receive (the broker stops)."""
+    def answer_all(self, error: Exception | None = None) -> None:
+        """End every parked receive: empty, as the broker stops, or with the error that sends it elsewhere."""
         for line in list(self._lines.values()):
             for waiter in line.waiters:
-                if not waiter.is_done:
+                if waiter.is_done:
+                    continue
+                if error is None:
                     self._answer_empty(waiter)
+                else:
+                    waiter.finish()
+                    waiter.reply(error)
             self.parked -= len(line.waiters)
             line.waiters.clear()
             self._close(line)

@@ -4,8 +4,9 @@
                                            │                            ▲
     writer thread           take all that waits, at most 1 MiB ─▶ write ─▶ fdatasync
 
-While an fsync runs the next group forms by itself, so no timer is needed. A second thread, the keeper,
-prepares the next segment, watches free space and writes down the durable floor, out of the commits' way.
+While an fsync runs the next group forms by itself, so no timer is needed. Promises and cuts of the journal take
+their turn between the batches. A second thread, the keeper, prepares the next segment, watches free space and
+writes down the durable floor, out of the commits' way.
 
 A full disk holds batches back and tries again until there is room. Any other error ends the writer for good:
 `on_failed` is called once, and nothing more is written.
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from quaymaster.broker.disk import is_full
 from quaymaster.broker.journal_files import JournalClosed, JournalFiles
@@ -26,7 +28,15 @@ from quaymaster.monitoring.metrics import Histogram
 FULL_DISK_RETRY_S = 0.25
 KEEPER_INTERVAL_S = 1.0
 
-Work = tuple[Sequence[Batch], bool]
+
+class _Action(NamedTuple):
+    """Something else than batches, to be done in its turn."""
+
+    act: Callable[[], None]
+    done: Callable[[], None]
+
+
+Work = tuple[Sequence[Batch], bool] | _Action
 
 
 class WriterCounters:
@@ -55,20 +65,23 @@ class JournalWriter:
         journal: JournalFiles,
         *,
         post: Callable[..., object],
-        on_progress: Callable[[int, int], None],
+        on_progress: Callable[[int, int, int], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
         """Make a writer; `start` starts it.
 
         `post(callback, *arguments)` runs a callback on the loop's thread: `loop.call_soon_threadsafe`.
-        `on_progress(written_end, durable_end)` is called once for each group commit, and once more before its
-        fsync when someone asked for that. `on_failed(error)` is called at most once.
+        `on_progress(written_end, durable_end, truncations)` is called once for each group commit, and once more
+        before its fsync when someone asked for that; it speaks of the journal as it was cut so many times.
+        `on_failed(error)` is called at most once.
         """
         self._journal = journal
         self._post = post
         self._on_progress = on_progress
         self._on_failed = on_failed
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._next: Work | None = None
+        """What was taken from the queue and comes after the group that is being formed."""
         self._given_bytes = 0  # the loop's thread
         self._done_bytes = 0  # the writer's thread
         self._told_end = journal.durable_end
@@ -109,6 +122,10 @@ class JournalWriter:
         self._given_bytes += sum([len(batch.data) for batch in batches])
         self._queue.put((batches, tell_written))
 
+    def run(self, act: Callable[[], None], done: Callable[[], None]) -> None:
+        """Have `act` done when all that was given before is durable, then `done` on the loop's thread."""
+        self._queue.put(_Action(act, done))
+
     def close(self, timeout_s: float = 30.0) -> bool:
         """Write what was given, stop both threads; False when they did not end in time. Blocks.
 
@@ -128,14 +145,31 @@ class JournalWriter:
 
     def _run(self) -> None:
         try:
-            while (work := self._queue.get()) is not None:
-                if not self._commit(*self._gather(work)):
+            while (work := self._take()) is not None:
+                if isinstance(work, _Action):
+                    if not self._act(work):
+                        break
+                elif not self._commit(*self._gather(work)):
                     break
         except Exception as error:
             self._fail(error)
             raise
 
-    def _gather(self, work: Work) -> tuple[list[Batch], int, bool]:
+    def _take(self) -> Work | None:
+        work, self._next = self._next, None
+        return self._queue.get() if work is None else work
+
+    def _act(self, work: _Action) -> bool:
+        try:
+            work.act()
+        except (OSError, JournalClosed) as error:
+            self._fail(error)
+            return False
+        self._told_end = self._journal.durable_end
+        self._call(work.done)
+        return True
+
+    def _gather(self, work: tuple[Sequence[Batch], bool]) -> tuple[list[Batch], int, bool]:
         """Take what waits, up to the limit of one group; at least the work that is there."""
         group: list[Batch] = []
         group_bytes = 0
@@ -155,6 +189,9 @@ class JournalWriter:
             if more is None:
                 self._queue.put(None)  # the end comes after this group
                 break
+            if isinstance(more, _Action):
+                self._next = more
+                break
             work = more
         return group, group_bytes, tell_written
 
@@ -165,7 +202,7 @@ class JournalWriter:
             if not self._write(group):
                 return False
             if tell_written:
-                self._call(self._on_progress, journal.end_offset, journal.durable_end)
+                self._call(self._on_progress, journal.end_offset, journal.durable_end, journal.truncations)
             started = time.perf_counter()
             durable_end = journal.sync()
             self.counters.note_fsync(time.perf_counter() - started)
@@ -176,7 +213,7 @@ class JournalWriter:
         self.counters.appended_batches += len(group)
         self._done_bytes += group_bytes
         self._told_end = durable_end
-        self._call(self._on_progress, durable_end, durable_end)
+        self._call(self._on_progress, durable_end, durable_end, journal.truncations)
         if journal.segment_count != segments:
             self._keeper_wake.set()
         return True
@@ -197,7 +234,7 @@ class JournalWriter:
             durable_end = journal.sync()
             if durable_end > self._told_end:
                 self._told_end = durable_end
-                self._call(self._on_progress, durable_end, durable_end)
+                self._call(self._on_progress, durable_end, durable_end, journal.truncations)
             self.counters.full_disk_waits += 1
             if self._closing.wait(FULL_DISK_RETRY_S):
                 return False
@@ -212,7 +249,7 @@ class JournalWriter:
                 journal.space.prepare_next()
                 journal.space.check()
                 try:
-                    journal.persist_floor_if_rolled()
+                    journal.persist_floor_if_due()
                 except OSError as error:
                     if not is_full(error):
                         raise

@@ -21,9 +21,10 @@ from typing import Any
 
 from quaymaster import __version__
 from quaymaster.broker.backup import RESTORED_NAME, backup
-from quaymaster.broker.broker import Broker, BrokerOptions, NotActivated
+from quaymaster.broker.broker import Broker, NotActivated
 from quaymaster.broker.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt
+from quaymaster.broker.journal_service import JournalOptions
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import UnknownSnapshotFormat
@@ -305,10 +306,10 @@ async def _listen(server: HTTPServer, wanted: Address, setting: str) -> Address:
     return Address(host, port)
 
 
-def _broker_options(settings: Settings, data: Path) -> BrokerOptions:
+def _broker_options(settings: Settings, data: Path) -> JournalOptions:
     disk = os.statvfs(data)
     disk_bytes = disk.f_blocks * disk.f_frsize
-    return BrokerOptions(
+    return JournalOptions(
         directory=data / "journals",
         region=settings.region,
         journal_id=JOURNAL_ID,

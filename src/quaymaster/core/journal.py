@@ -1,20 +1,18 @@
-"""A replica of a journal: who may append, what is committed, which replies may go. No I/O, no clock.
+"""A replica of a journal: the queues on top of the replicated log, and which replies may go. No I/O, no clock.
 
-    follower ──appoint(epoch)──▶ elect ──own promise durable──▶ barrier ──durable on a majority──▶ activating
-        ▲                                                                                             │
-        └──────────────── a higher epoch, or a failure ─────────────── leading ◀── activated=true ────┘
+    leader:    propose ─▶ decided, applied ─▶ batch ─▶ log (core/replication) ─▶ commit ─▶ replies
+    follower:  batches taken from the leader ─▶ applied as they are taken
 
-The host (`broker/replica`) feeds events by method and then carries out the `ToDo` that `take` returns, in its order:
-persist the promise, write the batches, ask coordination to activate, send the replies. The rules, from the
-protocol's executable model:
+The host (`broker/replica`) feeds events by method and then carries out the `ToDo` that `take` returns. The rules:
 
-- A replica leads an epoch only if it never promised it before: an epoch is never led twice.
-- What is committed is durable on a majority of the members, and its batch has the leader's own epoch.
-- Nothing is committed, announced or answered before coordination says `activated`.
-- The leader decides when it proposes, so its queues run ahead to the journal's end; a replica that is deposed
-  throws them away and is rebuilt from its journal.
+- The leader decides when it proposes, so its queues run ahead to the journal's end. A follower's do too: whoever is
+  elected has nothing left to apply. When the log is cut, because a new leader has other batches there, queues that had
+  applied what was cut are worthless: the host makes them anew from snapshot and journal (`rebuild`, `on_rebuilt`),
+  while the log goes on.
 - Every reply that promises something waits for the commit of all it rests on: everything before the journal's
   end at the time of the decision.
+- Who leads no longer says to whoever waits that the outcome is unknown. Who is appointed again, for a change of
+  members, keeps them waiting: what it wrote stays.
 
 With one member, a majority is this replica's own fsync; the steps are the same.
 """
@@ -22,18 +20,24 @@ With one member, a majority is this replica's own fsync; the steps are the same.
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
 
 import msgspec
 
-from quaymaster.core.commands import Command, Decided, InternalCommand
-from quaymaster.core.errors import CallerError, NotLeader, NotNow
+from quaymaster.core.commands import Command, Decided, InternalCommand, Receive
+from quaymaster.core.errors import CallerError, NotLeader, NotNow, StaleEpoch, TooFewReplicas
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_states import Proposal, QueueStates, Wait
-from quaymaster.core.records import Batch, Record, RecordType, encode_batch
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.records import Batch, Record, RecordType, decode_header, encode_batch, iterate_rows
+from quaymaster.core.replication import (
+    JournalConfiguration,
+    LogOperation,
+    LogReplica,
+    ReadLog,
+    Role,
+    Write,
+)
+from quaymaster.core.replication_messages import Envelope, Message
 
-Role = Literal["follower", "elect", "activating", "leading", "stopped"]
 Token = object
 Answer = Decided | Exception
 
@@ -45,19 +49,28 @@ BATCH_BYTES_MAX = 1 << 20
 
 
 class ToDo(msgspec.Struct):
-    """What the host must carry out, in the order of the fields.
+    """What the host must carry out: the log's `operations` in their order, the rest in any.
 
-    `promise`: an epoch to make durable before anything else, or None. `batches`: to be written and fsynced.
-    `needs_written`: somebody waits for `write()` alone. `activate`: the epoch whose configuration is to be marked
-    activated. `replies`: answers that may go now. `awake`: partitions whose parked receives are worth another try.
+    `activate`: the epoch whose configuration is to be marked activated. `reads` and `copies`: members who lack a part
+    of the log. `rebuild`: the queues are to be made anew, once the operations are carried out. `replies`: answers
+    that may go now. `awake`: partitions whose parked receives are worth another try.
     """
 
-    promise: int | None
-    batches: list[Batch]
-    needs_written: bool
+    operations: list[LogOperation]
+    messages: list[Envelope]
+    reads: list[ReadLog]
+    copies: list[str]
     activate: int | None
+    rebuild: bool
     replies: list[tuple[Token, Answer]]
     awake: set[Partition]
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All batches to be written."""
+        return [
+            batch for operation in self.operations if type(operation) is Write for batch in operation.batches
+        ]
 
 
 class _Pending:
@@ -79,106 +92,136 @@ class _Pending:
 
 
 class JournalReplica:
-    """One replica. `node` names it among the members. Offsets are the journal's."""
+    """One replica. Offsets are the journal's; `now_ms` is a clock that does not jump, `time_ms` is queue time."""
 
-    def __init__(
-        self,
-        node: str,
-        queues: QueueStates,
-        *,
-        promised_epoch: int,
-        end_offset: int,
-        end_chain: int,
-        last_time_ms: int,
-    ) -> None:
-        self.node = node
+    def __init__(self, log: LogReplica, queues: QueueStates, *, last_time_ms: int) -> None:
+        self.log = log
         self.queues = queues
-        self.role: Role = "follower"
-        self.epoch = 0
-        self.promised_epoch = promised_epoch
-        self.end_offset = end_offset
-        self.durable_end = end_offset
-        self.commit = 0
         self.last_time_ms = last_time_ms
-        self._end_chain = end_chain
-        self._configuration: JournalConfiguration | None = None
-        self._durable_of: dict[str, int] = {}
-        self._barrier_end = 0
-        self._proposal = Proposal(end_offset, 0)
+        self.is_ready = True
+        """Whether the queues are what the log says."""
+        self._unapplied: list[Batch] = []
+        """What was taken from a leader while the queues were made anew."""
+        self._rebuild_due = False
+        self._was_leading = False
+        self._committed = log.commit
+        self._proposal = Proposal(log.end.end, 0)
         self._on_commit: list[tuple[Token, Answer]] = []
         self._on_received: list[tuple[Token, Answer]] = []
         self._pending: deque[_Pending] = deque()
-        self._promise: int | None = None
-        self._activate: int | None = None
         self._replies: list[tuple[Token, Answer]] = []
         self._awake: set[Partition] = set()
 
     @property
+    def node(self) -> str:
+        """Its member name."""
+        return self.log.node
+
+    @property
+    def role(self) -> Role:
+        """What it is in the replication of the log."""
+        return self.log.role
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it leads, wants to lead, or follows."""
+        return self.log.epoch
+
+    @property
+    def end_offset(self) -> int:
+        """Where the log ends, written or about to be."""
+        return self.log.end.end
+
+    @property
+    def durable_end(self) -> int:
+        """Everything below it is durable here."""
+        return self.log.durable_end
+
+    @property
+    def commit(self) -> int:
+        """Everything below it is durable on a majority, for ever."""
+        return self.log.commit
+
+    @property
     def is_leading(self) -> bool:
         """Whether commands are decided here."""
-        return self.role == "leading"
+        return self._was_leading and self.log.is_leading and self.is_ready
 
-    # Becoming the leader
+    # Events
 
-    def appoint(self, configuration: JournalConfiguration) -> bool:
-        """This replica is to lead an epoch; false when it promised that epoch, or a higher one, before.
-
-        Also false once it led: its queues may have run ahead of the journal, so it is made anew first.
-        """
-        if configuration.epoch <= self.promised_epoch or configuration.leader != self.node:
-            return False
-        if self.role == "leading" or self.role == "stopped":
-            return False
-        self._configuration = configuration
-        self.epoch = configuration.epoch
-        self.promised_epoch = configuration.epoch
-        self.role = "elect"
-        self._durable_of = dict.fromkeys(configuration.members, 0)
-        self._promise = configuration.epoch
-        return True
-
-    def on_promised(self, epoch: int, now_ms: int) -> None:
-        """The own promise of `epoch` is durable. With one member that is a majority: write the barrier."""
-        if self.role != "elect" or epoch != self.epoch:
-            return
-        assert self._configuration is not None, "an elected replica has a configuration"
-        assert self._is_majority({self.node}), "promises of other members are needed (more than one replica)"
-        self.role = "activating"
-        self._proposal = Proposal(self.end_offset, self.epoch)
-        self._proposal.records.append(Record(RecordType.BARRIER, 0, 0, 0, 0, self._stamp(now_ms), 0, b""))
-        self._barrier_end = self.end_offset + 1
+    def on_configuration(self, configuration: JournalConfiguration, now_ms: int) -> None:
+        """The journal's key was read from coordination."""
+        self.log.on_configuration(configuration, now_ms)
+        self._look()
 
     def on_activated(self, epoch: int) -> None:
-        """Coordination holds `activated` for this epoch: commit, and serve."""
-        if self.role != "activating" or epoch != self.epoch:
+        """Coordination holds `activated` for this epoch."""
+        self.log.on_activated(epoch)
+        self._look()
+
+    def on_promise_durable(self, epoch: int) -> None:
+        """A promise, and all that was written before it, is durable."""
+        self.log.on_promise_durable(epoch)
+
+    def on_written(self, written_end: int, *, truncations: int = 0) -> None:
+        """`write()` has returned for everything below `written_end`: what waits for that may go."""
+        self.log.on_written(written_end, truncations=truncations)
+        self._let_received_go()
+
+    def on_durable(self, durable_end: int, *, truncations: int = 0) -> None:
+        """This replica has fsynced everything below `durable_end`."""
+        self.log.on_durable(durable_end, truncations=truncations)
+        self._look()
+
+    def on_message(self, sender: str, message: Message, now_ms: int) -> None:
+        """Another replica said something."""
+        self.log.on_message(sender, message, now_ms)
+        self._look()
+        self._let_received_go()
+
+    def on_connection_closed(self, member: str) -> None:
+        """A connection to a member closed."""
+        self.log.on_connection_closed(member)
+        self._look()
+
+    def on_tick(self, now_ms: int) -> None:
+        """Time has passed."""
+        self.log.on_tick(now_ms)
+        self._look()
+
+    def on_rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
+        """The queues were made anew from the log up to `applied_end`, as it was after so many truncations."""
+        assert not self.is_ready, "queues are made anew when they are worthless"
+        if truncations != self.log.truncations:
+            self._rebuild_due = True
             return
-        self.role = "leading"
-        self.queues.commit_all()
-        self._advance_commit()
+        self.queues = queues
+        self.last_time_ms = max(self.last_time_ms, last_time_ms)
+        self.is_ready = True
+        unapplied, self._unapplied = self._unapplied, []
+        self._apply([batch for batch in unapplied if batch.base_offset >= applied_end])
+        if self._was_leading:
+            queues.commit_all()
 
     def stop(self, reason: NotNow) -> None:
-        """Lead no longer, for good; whoever waits learns that the outcome is unknown."""
-        self.role = "stopped"
-        waiting = [*self._on_commit, *self._on_received]
-        for pending in self._pending:
-            waiting += pending.on_commit
-            waiting += pending.on_received
-        self._pending.clear()
-        self._on_commit, self._on_received = [], []
-        self._proposal = Proposal(self.end_offset, self.epoch)
-        self._replies += [(token, reason) for token, _ in waiting]
+        """Take part no longer, for good; whoever waits learns that the outcome is unknown."""
+        self.log.stop()
+        self._was_leading = False
+        self._fail_waiting(reason)
 
     # In service
 
-    def propose(self, command: Command | InternalCommand, token: Token, now_ms: int) -> None:
+    def propose(self, command: Command | InternalCommand, token: Token, time_ms: int) -> None:
         """Decide a command now; its answer comes in a later (or the next) `ToDo` with the token."""
-        if self.role != "leading":
+        if not self.is_leading:
             self._replies.append((token, NotLeader()))
             return
+        if type(command) is Receive and not self.log.has_lease:
+            self._replies.append((token, TooFewReplicas()))
+            return
         proposal = self._proposal
-        now_ms = self._stamp(now_ms)
         try:
-            outcome, wait = self.queues.decide(command, now_ms, proposal)
+            outcome, wait = self.queues.decide(command, self._stamp(time_ms), proposal)
         except (CallerError, NotNow) as error:
             self._replies.append((token, error))
             return
@@ -189,50 +232,92 @@ class JournalReplica:
         else:
             self._on_received.append((token, outcome))
 
-    def on_written(self, written_end: int) -> None:
-        """`write()` has returned for everything below `written_end`: what waits for that may go."""
-        for pending in self._pending:
-            if pending.end > written_end:
-                break
-            if pending.on_received:
-                self._replies += pending.on_received
-                pending.on_received = []
-
-    def on_durable(self, durable_end: int) -> None:
-        """This replica has fsynced everything below `durable_end`."""
-        self.durable_end = max(self.durable_end, durable_end)
-        self._durable_of[self.node] = self.durable_end
-        if self.role == "activating" and self._durable_on_majority() >= self._barrier_end:
-            self._activate = self.epoch
-        elif self.role == "leading":
-            self._advance_commit()
-
-    def take(self) -> ToDo:
-        """Return what is to be done now, and forget it here."""
-        batches = self._close_batches()
+    def take(self, time_ms: int = 0) -> ToDo:
+        """Return what is to be done now, and forget it here. A new epoch's first record is stamped `time_ms`."""
+        log = self.log
+        if log.wants_barrier:
+            self._proposal = Proposal(log.end.end, log.epoch)
+            self._proposal.records.append(
+                Record(RecordType.BARRIER, 0, 0, 0, 0, self._stamp(time_ms), 0, b"")
+            )
+        self._close_batches()
+        effects = log.take()
+        rebuild, self._rebuild_due = self._rebuild_due, False
         todo = ToDo(
-            self._promise,
-            batches,
-            bool(batches) and bool(self._pending[-1].on_received),
-            self._activate,
+            effects.operations,
+            effects.messages,
+            effects.reads,
+            effects.copies,
+            effects.activate,
+            rebuild,
             self._replies,
             self._awake,
         )
-        self._promise = self._activate = None
         self._replies = []
         self._awake = set()
         return todo
 
     # Helpers
 
-    def _stamp(self, now_ms: int) -> int:
-        """Queue time never goes back."""
-        if now_ms < self.last_time_ms:
-            return self.last_time_ms
-        self.last_time_ms = now_ms
-        return now_ms
+    def _look(self) -> None:
+        """Follow what the log has come to: cut, longer, committed, led by another."""
+        log = self.log
+        if log.truncated_to is not None or log.accepted:
+            self._follow_log()
+        is_leading = log.role == "leading"
+        if is_leading != self._was_leading:
+            if is_leading:
+                self._was_leading = True
+                self._proposal = Proposal(log.end.end, log.epoch)
+                if self.is_ready:
+                    self.queues.commit_all()
+            elif log.role == "follower":
+                self._was_leading = False
+                self._fail_waiting(StaleEpoch())
+        if log.commit > self._committed:
+            self._advance_commit()
 
-    def _close_batches(self) -> list[Batch]:
+    def _follow_log(self) -> None:
+        log = self.log
+        if log.truncated_to is not None:
+            log.truncated_to = None
+            self._fail_waiting(StaleEpoch())
+            self._unapplied = [batch for batch in self._unapplied if batch.next_offset <= log.end.end]
+            self.is_ready = False
+            self._rebuild_due = True
+        accepted, log.accepted = log.accepted, []
+        if self.is_ready:
+            self._apply(accepted)
+        else:
+            self._unapplied += accepted
+
+    def _apply(self, batches: list[Batch]) -> None:
+        queues = self.queues
+        for batch in batches:
+            data = batch.data
+            header = decode_header(data)
+            self.last_time_ms = max(self.last_time_ms, header.time_ms)
+            for row in iterate_rows(data, header):
+                queues.apply(row, data[row.position : row.position + row.length], header.epoch)
+
+    def _fail_waiting(self, reason: NotNow) -> None:
+        waiting = [*self._on_commit, *self._on_received]
+        for pending in self._pending:
+            waiting += pending.on_commit
+            waiting += pending.on_received
+        self._pending.clear()
+        self._on_commit, self._on_received = [], []
+        self._proposal = Proposal(self.log.end.end, self.log.epoch)
+        self._replies += [(token, reason) for token, _ in waiting]
+
+    def _stamp(self, time_ms: int) -> int:
+        """Queue time never goes back."""
+        if time_ms < self.last_time_ms:
+            return self.last_time_ms
+        self.last_time_ms = time_ms
+        return time_ms
+
+    def _close_batches(self) -> None:
         proposal = self._proposal
         if proposal.awake:
             self._awake |= proposal.awake
@@ -240,24 +325,26 @@ class JournalReplica:
         records = proposal.records
         if not records:
             self._let_waiting_go()
-            return []
-        batches: list[Batch] = []
+            return
+        log = self.log
+        tell_received = bool(self._on_received)
         for some in _in_batches(records):
-            batch = encode_batch(
-                some,
-                epoch=self.epoch,
-                base_offset=self.end_offset,
-                time_ms=self.last_time_ms,
-                floor=self.durable_end,
-                previous_chain=self._end_chain,
+            end = log.end
+            log.append(
+                encode_batch(
+                    some,
+                    epoch=log.epoch,
+                    base_offset=end.end,
+                    time_ms=self.last_time_ms,
+                    floor=log.durable_end,
+                    previous_chain=end.chain,
+                ),
+                tell_received=tell_received,
             )
-            self.end_offset = batch.next_offset
-            self._end_chain = batch.chain
-            batches.append(batch)
-        self._pending.append(_Pending(self.end_offset, self._on_commit, self._on_received, proposal.sent_to))
+        end_offset = log.end.end
+        self._pending.append(_Pending(end_offset, self._on_commit, self._on_received, proposal.sent_to))
         self._on_commit, self._on_received = [], []
-        self._proposal = Proposal(self.end_offset, self.epoch)
-        return batches
+        self._proposal = Proposal(end_offset, log.epoch)
 
     def _let_waiting_go(self) -> None:
         """Nothing new is written: replies rest on what is on its way already, or on nothing."""
@@ -271,24 +358,20 @@ class JournalReplica:
             self._replies += self._on_received
         self._on_commit, self._on_received = [], []
 
-    def _is_majority(self, nodes: set[str]) -> bool:
-        configuration = self._configuration
-        assert configuration is not None, "votes are counted in a configuration"
-        return all(
-            2 * len(nodes & set(members)) > len(members)
-            for members in (configuration.members, configuration.previous_members or configuration.members)
-        )
-
-    def _durable_on_majority(self) -> int:
-        """Return the offset below which a majority of the members has fsynced."""
-        ends = sorted(self._durable_of.values(), reverse=True)
-        return ends[len(ends) // 2]
+    def _let_received_go(self) -> None:
+        pending = self._pending
+        if not pending or not any(some.on_received for some in pending):
+            return
+        received_end = self.log.received_on_majority
+        for some in pending:
+            if some.end > received_end:
+                break
+            if some.on_received:
+                self._replies += some.on_received
+                some.on_received = []
 
     def _advance_commit(self) -> None:
-        end = self._durable_on_majority()
-        if end < self._barrier_end or end <= self.commit:
-            return
-        self.commit = end
+        end = self._committed = self.log.commit
         pending = self._pending
         replies = self._replies
         awake = self._awake

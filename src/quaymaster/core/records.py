@@ -130,6 +130,11 @@ class BatchHeader(NamedTuple):
         """The offset of the first record after this batch."""
         return self.base_offset + self.span
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether records may be missing from it."""
+        return bool(self.flags & FLAG_COMPACTED)
+
 
 class Batch(msgspec.Struct, gc=False):
     """An encoded batch and what the writer and the replica need to know of it without decoding."""

@@ -194,6 +194,8 @@ class LogReplica:
         """How many Truncates were asked for."""
         self.truncated_to: int | None = None
         """Where the log was cut since the owner last reset this."""
+        self.has_lease = False
+        """As a leader: whether a majority heard it lately, when it last looked."""
         self.configuration: JournalConfiguration | None = None
         """The newest that was seen."""
         self._durable_promise = promised_epoch
@@ -290,6 +292,7 @@ class LogReplica:
             return
         self.role = "leading"
         self._is_activated = True
+        self.has_lease = True
         self._advance_commit()
         self._is_feed_due = True
 
@@ -409,6 +412,7 @@ class LogReplica:
         elif self.role == "fetching":
             self._fetch_again()
         else:
+            self.has_lease = self.lease_until_ms() > now_ms
             self._is_feed_due = True
 
     # Commands of the owner

@@ -1,0 +1,371 @@
+"""One replica of a journal in this process: recovered, fed with what happens, kept small, and let go again.
+
+    open directory ─▶ load snapshot ─▶ recover journal ─▶ replay ─▶ follow, or lead when appointed
+
+Whoever put it here reads the journal's configuration from coordination, and carries its messages to the other replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from quaymaster.broker.clock import QueueClock
+from quaymaster.broker.disk import Disk, RealDisk
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
+from quaymaster.broker.moves import Moves
+from quaymaster.broker.recovery import Recovered, rebuild, recover
+from quaymaster.broker.replica import ReplicaHost, monotonic_ms
+from quaymaster.broker.space import JournalLimits
+from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
+from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
+from quaymaster.core.commands import Command, DeadLetter, StartMoveTask
+from quaymaster.core.errors import NotNow
+from quaymaster.core.journal import JournalReplica
+from quaymaster.core.partition import IN_FLIGHT_MAX
+from quaymaster.core.replication import LogReplica
+from quaymaster.core.replication_messages import Envelope
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.broker_client import Reply, Submitted
+
+COUNTED_AT_A_TIME = 5_000
+"""Partitions whose messages are added up in one step."""
+TAIL_BYTES_MAX = 16 << 20
+"""The newest batches are kept for the other replicas, up to so much."""
+ACTIVATION_RETRY_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """What a replica of a journal needs to know; the names are those of the settings."""
+
+    directory: Path
+    region: str
+    journal_id: int
+    limits: JournalLimits
+    body_cache_bytes: int
+    snapshot_interval_s: float
+    snapshot_records: int
+    compaction_live_ratio: float
+    retry_window_ms: int
+    retry_ids_max: int | None = None
+    in_flight_max: int = IN_FLIGHT_MAX
+    compaction_age_min_ms: int = COMPACT_AFTER_MS
+
+
+class Peers(Protocol):
+    """The other replicas of journals, as this process reaches them."""
+
+    def send(self, journal_id: int, messages: list[Envelope]) -> None:
+        """Send messages to other replicas; they may get lost."""
+
+    def copy_needed(self, journal_id: int, members: list[str]) -> None:
+        """These members need a copy of the journal; `host.on_copied` when they have one."""
+
+
+class JournalService:
+    """One replica. It answers commands while it leads."""
+
+    def __init__(
+        self,
+        options: JournalOptions,
+        node_name: str,
+        coordination: Coordination,
+        *,
+        on_stopped: Callable[[Exception], None],
+        disk: Disk | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        self._options = options
+        self._node_name = node_name
+        self._coordination = coordination
+        self._on_stopped = on_stopped
+        self._disk = disk or RealDisk()
+        self._peers = peers
+        self._background: set[asyncio.Task[None]] = set()
+        self._start_end_offset = 0
+        self.host: ReplicaHost
+        self.files: JournalFiles
+        self.snapshots: Snapshots
+        self.compaction: Compaction
+        self._moves: Moves
+        self.replayed_records = 0
+        self.recovery_s = 0.0
+        self.rebuilds = 0
+
+    async def open(self) -> None:
+        """Recover the journal and begin to take part in it; it leads when it hears that it is appointed.
+
+        Raises what recovery raises (`JournalCorrupt`, `DirectoryInUse`, ...): nothing was changed then.
+        """
+        loop = asyncio.get_running_loop()
+        options = self._options
+        started = time.monotonic()
+        recovered = await loop.run_in_executor(None, self._recover)
+        self.recovery_s = time.monotonic() - started
+        self.replayed_records = recovered.replayed_records
+        self.files = recovered.files
+        await loop.run_in_executor(None, self.files.space.release_if_scarce)
+        self._start_end_offset = self.files.end_offset
+        for warning in recovered.warnings:
+            log_event(log, logging.WARNING, "recovery warning", journal=options.journal_id, warning=warning)
+        clock = QueueClock(last_stamp_ms=recovered.last_time_ms)
+        if clock.expiry_is_held:
+            log_event(
+                log,
+                logging.WARNING,
+                "expiry held",
+                journal=options.journal_id,
+                reason="the clock is more than an hour from the journal's last stamp",
+            )
+        replicated_log = LogReplica(
+            self.member,
+            promised_epoch=self.files.promised_epoch,
+            start=recovered.start,
+            positions=recovered.positions,
+            now_ms=monotonic_ms(),
+            tail_bytes_max=0 if self._peers is None else TAIL_BYTES_MAX,
+        )
+        replica = JournalReplica(replicated_log, recovered.queues, last_time_ms=recovered.last_time_ms)
+        self.host = ReplicaHost(
+            loop, replica, self.files, clock, body_cache_bytes=options.body_cache_bytes, links=_Links(self)
+        )
+        self._moves = Moves(self.host, options.region)
+        self.snapshots = Snapshots(
+            self.host,
+            recovered.snapshots,
+            recovered.chunks,
+            interval_s=options.snapshot_interval_s,
+            records_max=options.snapshot_records,
+        )
+        self.compaction = Compaction(
+            self.host,
+            self.snapshots,
+            live_ratio=options.compaction_live_ratio,
+            age_min_ms=options.compaction_age_min_ms,
+        )
+        self.host.start()
+        if self._peers is not None:
+            self.host.tick()
+        for work in (Expiry(self.host).run(), self.snapshots.run(), self.compaction.run()):
+            self._run(work)
+
+    async def close(self) -> None:
+        """Answer parked receives, finish what was decided, write a last snapshot, and let go of the directory."""
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self.compaction.close()
+        await self._moves.close()
+        self.host.waiters.answer_all()
+        if self.host.stopped is None and self.host.replica.is_leading:
+            await self.snapshots.write()
+        await self.host.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.files.close)
+
+    def submit(self, command: Command, reply: Reply) -> Submitted:
+        """See `BrokerClient`."""
+        if type(command) is StartMoveTask:
+            return self.host.submit(command, self._and_start_tasks(reply))
+        return self.host.submit(command, reply)
+
+    @property
+    def member(self) -> str:
+        """The name that this copy has among the members: a copy that is formatted anew is another."""
+        return f"{self._node_name}@{self.files.storage_id.hex()}"
+
+    @property
+    def journal_id(self) -> int:
+        """Which journal this is a replica of."""
+        return self._options.journal_id
+
+    @property
+    def records_appended(self) -> int:
+        """How many records this start has appended."""
+        return self.host.replica.end_offset - self._start_end_offset
+
+    async def status(self) -> dict[str, Any]:
+        """Return facts for operators: offsets, segments, caches, queues."""
+        host, replica = self.host, self.host.replica
+        messages = in_flight = 0
+        for number, partition in enumerate(list(replica.queues.partitions.values()), 1):
+            messages += partition.alive
+            in_flight += len(partition.in_flight)
+            if not number % COUNTED_AT_A_TIME:
+                await asyncio.sleep(0)
+        segments = self.files.segments()
+        return {
+            "journal": self._options.journal_id,
+            "role": replica.role,
+            "epoch": replica.epoch,
+            "start_offset": self.files.start_offset,
+            "end_offset": replica.end_offset,
+            "commit": replica.commit,
+            "snapshot_offset": self.snapshots.base_offset,
+            "snapshots_written": self.snapshots.written,
+            "snapshots_failed": self.snapshots.failed,
+            "segments": len(segments),
+            "segment_bytes": sum(segment.data_bytes for segment in segments),
+            "compacted_segments": self.compaction.compacted_segments,
+            "compaction_freed_bytes": self.compaction.freed_bytes,
+            "pending_bytes": host.writer.pending_bytes,
+            "disk_low": host.writer.disk_low,
+            "body_cache_bytes": host.bodies.size_bytes,
+            "body_cache_hits": host.bodies.hits,
+            "body_cache_misses": host.bodies.misses,
+            "queues": len(replica.queues.definitions),
+            "messages": messages,
+            "in_flight": in_flight,
+            "long_polls": host.waiters.parked,
+            "expiry_held": host.clock.expiry_is_held,
+            "recovery_s": round(self.recovery_s, 3),
+            "replayed_records": self.replayed_records,
+            "rebuilds": self.rebuilds,
+            "stopped": str(host.stopped) if host.stopped else None,
+        }
+
+    # Inside
+
+    def _recover(self) -> Recovered:
+        options = self._options
+        return recover(
+            self._disk,
+            str(options.directory),
+            journal_id=options.journal_id,
+            limits=options.limits,
+            retry_window_ms=options.retry_window_ms,
+            retry_ids_max=options.retry_ids_max,
+            in_flight_max=options.in_flight_max,
+            is_replicated=self._peers is not None,
+        )
+
+    def start_rebuild(self) -> None:
+        """Make the queues anew as soon as the cut that made them worthless is carried out."""
+        self.host.after_writes(lambda: self._run(self._rebuild()))
+
+    async def _rebuild(self) -> None:
+        options = self._options
+        started = time.monotonic()
+        async with self.snapshots.replaced() as replace:
+            truncations = self.files.truncations
+            recovered = await asyncio.get_running_loop().run_in_executor(
+                None,
+                lambda: rebuild(
+                    self._disk,
+                    self.files,
+                    str(options.directory),
+                    retry_window_ms=options.retry_window_ms,
+                    retry_ids_max=options.retry_ids_max,
+                    in_flight_max=options.in_flight_max,
+                ),
+            )
+            replace(recovered.snapshots, recovered.chunks)
+        end = recovered.positions[-1].end if recovered.positions else recovered.start.end
+        self.rebuilds += 1
+        log_event(
+            log,
+            logging.INFO,
+            "queues made anew",
+            journal=options.journal_id,
+            epoch=self.host.replica.epoch,
+            offset=end,
+            replayed=recovered.replayed_records,
+            took_ms=round((time.monotonic() - started) * 1000),
+        )
+        self.host.rebuilt(recovered.queues, end, recovered.last_time_ms, truncations)
+
+    async def activate(self, epoch: int) -> None:
+        """Mark the journal's configuration as activated; returns without when another epoch was appointed."""
+        key = configuration_key(self._options.journal_id)
+        while True:
+            try:
+                found = await self._coordination.get(key)
+                assert found is not None, "the journal's configuration is in coordination"
+                known = decode_configuration(found.value)
+                if known.epoch != epoch:
+                    self.host.on_configuration(known)
+                    return
+                if not known.activated:
+                    active = msgspec.structs.replace(known, activated=True, previous_members=known.members)
+                    await self._coordination.compare_and_swap(
+                        key, found.revision, encode_configuration(active)
+                    )
+                return
+            except (RevisionMismatch, OutcomeUnknown):
+                continue  # read again: it may have been done
+            except NotNow:
+                await asyncio.sleep(ACTIVATION_RETRY_S)
+
+    def leads(self, is_leading: bool) -> None:
+        """The replica has begun to lead, or leads no longer."""
+        replica = self.host.replica
+        log_event(
+            log,
+            logging.INFO,
+            "leader activated" if is_leading else "leader deposed",
+            journal=self._options.journal_id,
+            epoch=replica.epoch,
+            offset=replica.end_offset,
+        )
+        if is_leading:
+            self._moves.start_tasks()
+
+    def _and_start_tasks(self, reply: Reply) -> Reply:
+        def started(outcome: Any) -> None:
+            reply(outcome)
+            if not isinstance(outcome, Exception):
+                self._moves.start_tasks()
+
+        return started
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._on_background_done)
+
+    def _on_background_done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.host.stop(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+
+class _Links:
+    """What the replica's host asks of the service. See `ReplicaLinks`."""
+
+    def __init__(self, service: JournalService) -> None:
+        self._service = service
+
+    async def activate(self, epoch: int) -> None:
+        await self._service.activate(epoch)
+
+    def send(self, messages: list[Envelope]) -> None:
+        peers = self._service._peers
+        assert peers is not None, "a lone replica says nothing to others"
+        peers.send(self._service.journal_id, messages)
+
+    def copy_needed(self, members: list[str]) -> None:
+        peers = self._service._peers
+        assert peers is not None, "a lone replica has no other members"
+        peers.copy_needed(self._service.journal_id, members)
+
+    def rebuild(self) -> None:
+        self._service.start_rebuild()
+
+    def leads(self, is_leading: bool) -> None:
+        self._service.leads(is_leading)
+
+    def dead_letters(self, letters: list[DeadLetter]) -> None:
+        self._service._moves.move_dead_letters(letters)
+
+    def stopped(self, error: Exception) -> None:
+        self._service._on_stopped(error)

@@ -1,0 +1,65 @@
+"""What a cell keeps in coordination, beside its metadata: who its brokers are, and who leads which journal.
+
+journals/<id>     JournalConfiguration   epoch, leader, members; changed by compare-and-swap only
+brokers/<name>    BrokerRegistration     where a broker is reached; written by the broker, `state` by the manager
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from quaymaster.core.replication import JournalConfiguration
+
+JOURNALS: Final = "journals/"
+BROKERS: Final = "brokers/"
+
+
+class BrokerRegistration(msgspec.Struct, frozen=True):
+    """A broker of the cell. `address` is host:port of its RPC; a draining one gets nothing new and gives all away."""
+
+    name: str
+    zone: str
+    address: str
+    state: Literal["active", "draining"] = "active"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_configurations = msgspec.msgpack.Decoder(JournalConfiguration)
+_registrations = msgspec.msgpack.Decoder(BrokerRegistration)
+
+
+def configuration_key(journal_id: int) -> str:
+    """Return the key of a journal's configuration."""
+    return f"{JOURNALS}{journal_id}"
+
+
+def journal_of(key: str) -> int:
+    """Return which journal a key is of."""
+    return int(key.removeprefix(JOURNALS))
+
+
+def encode_configuration(configuration: JournalConfiguration) -> bytes:
+    """Return a journal's configuration as it is kept."""
+    return _encoder.encode(configuration)
+
+
+def decode_configuration(value: bytes) -> JournalConfiguration:
+    """Return a journal's configuration from what is kept."""
+    return _configurations.decode(value)
+
+
+def registration_key(name: str) -> str:
+    """Return the key of a broker's registration."""
+    return f"{BROKERS}{name}"
+
+
+def encode_registration(registration: BrokerRegistration) -> bytes:
+    """Return a broker's registration as it is kept."""
+    return _encoder.encode(registration)
+
+
+def decode_registration(value: bytes) -> BrokerRegistration:
+    """Return a broker's registration from what is kept."""
+    return _registrations.decode(value)
