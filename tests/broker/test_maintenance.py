@@ -23,8 +23,7 @@ from harness.broker_support import (
 from harness.sim_disk import SimDisk
 
 import quaymaster.core.index as index
-from quaymaster.broker import broker as broker_module
-from quaymaster.broker import maintenance
+from quaymaster.broker import journal_service, maintenance
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.snapshots import Blob
@@ -43,7 +42,7 @@ class MovableTime:
         self.wall_ms = 1_700_000_000_000
         self.monotonic_ms = 5_000_000
         self._started = time.monotonic()
-        monkeypatch.setattr(broker_module, "QueueClock", self._clock)
+        monkeypatch.setattr(journal_service, "QueueClock", self._clock)
 
     def pass_ms(self, ms: int) -> None:
         """Let time pass on both clocks."""
@@ -198,7 +197,7 @@ def test_a_journal_that_does_not_come_on_fails_a_snapshot_and_nothing_else(
             host = tester.broker.host
             with monkeypatch.context() as patch:
                 patch.setattr(maintenance, "COMMIT_TIMEOUT_S", -1.0)
-                patch.setattr(host.replica, "commit", 0)
+                patch.setattr(host.replica.log, "commit", 0)
                 await tester.broker.snapshots.write()
             await tester.send(1, message(1))
             return tester.broker.snapshots.failed, host.stopped

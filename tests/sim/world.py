@@ -427,7 +427,11 @@ class World:
             (journal_files, "uuid4", SimUuid(self.rng).uuid4),
             (moves, "uuid", SimUuid(self.rng)),
             (moves.Moves, "start_tasks", start_tasks_later),
-            (journal_service, "QueueClock", partial(QueueClock, wall_ms=self.time_ms, monotonic_ms=self.time_ms)),
+            (
+                journal_service,
+                "QueueClock",
+                partial(QueueClock, wall_ms=self.time_ms, monotonic_ms=self.time_ms),
+            ),
             (
                 Partition,
                 "__hash__",
