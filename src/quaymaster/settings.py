@@ -80,6 +80,7 @@ def _group(title: str) -> JsonDict:
 PLACES = _group("Where it is")
 WHO = _group("Who may ask")
 SQS = _group("How queues behave")
+AGREEMENT = _group("Where queues and keys are kept")
 HTTP = _group("HTTP limits")
 REQUESTS = _group("Requests in progress")
 STORAGE = _group("Journal and disk")
@@ -142,6 +143,26 @@ class Settings(BaseSettings):
     """Sends remembered that way for one queue, at about 32 bytes each; the oldest are forgotten first."""
     in_flight_max: Count = Field(120_000, json_schema_extra=SQS)
     """Messages of a queue that may be in flight at once. SQS: 120000."""
+
+    coordination: Literal["sqlite", "etcd"] = Field("sqlite", json_schema_extra=AGREEMENT)
+    """What holds queue definitions, accounts and wrapped keys: a file in the data directory, or an
+    [etcd](../guides/etcd.md) of version 3.4 or newer."""
+    etcd_endpoints: str = Field("http://127.0.0.1:2379", json_schema_extra=AGREEMENT)
+    """Addresses of etcd's members, separated by commas. The first that answers is used."""
+    etcd_prefix: str = Field("quaymaster/default/", pattern=r"^[^\s].{0,198}/$", json_schema_extra=AGREEMENT)
+    """What all our keys in etcd begin with, ending with `/`. Give each server that shares an etcd its own."""
+    etcd_timeout_ms: Annotated[int, Field(ge=100)] = Field(5_000, json_schema_extra=AGREEMENT)
+    """How long etcd may take to answer. Then: 503; of a change, the outcome is unknown."""
+    etcd_ca_file: Path | None = Field(None, json_schema_extra=AGREEMENT)
+    """PEM file with the authorities that may have signed etcd's certificate. Unset: those of the system."""
+    etcd_certificate_file: Path | None = Field(None, json_schema_extra=AGREEMENT)
+    """PEM file with the certificate that etcd is shown, if it asks for one."""
+    etcd_key_file: Path | None = Field(None, json_schema_extra=AGREEMENT)
+    """PEM file with that certificate's key. Unset: it is in the certificate's file."""
+    etcd_user: str | None = Field(None, json_schema_extra=AGREEMENT)
+    """Name by which etcd knows us, if it asks for one."""
+    etcd_password: SecretStr | None = Field(None, json_schema_extra=AGREEMENT)
+    """That user's password."""
 
     http_header_bytes_max: Count = Field(32 * 1024, json_schema_extra=HTTP)
     """All header lines of a request together."""
@@ -241,6 +262,10 @@ class Settings(BaseSettings):
                 'reach. Listen on loopback, use authentication = "signed", or set force_open = true if '
                 "everybody may do everything"
             )
+        if (self.etcd_user is None) != (self.etcd_password is None):
+            raise ValueError("etcd_user and etcd_password go together: set both or none")
+        if self.etcd_key_file is not None and self.etcd_certificate_file is None:
+            raise ValueError("etcd_key_file is set, but no etcd_certificate_file that it belongs to")
         if self.master_key_source == "environment" and self.master_key is None:
             raise ValueError('master_key_source is "environment", but master_key is not set')
         if self.retry_window_ms > self.compaction_age_min_s * 1000:
@@ -259,6 +284,11 @@ class Settings(BaseSettings):
     def listen_address(self) -> Address:
         """The SQS API's address, taken apart."""
         return parse_address(self.listen)
+
+    @property
+    def etcd_endpoint_list(self) -> list[str]:
+        """The addresses of etcd, taken apart."""
+        return [endpoint.strip() for endpoint in self.etcd_endpoints.split(",") if endpoint.strip()]
 
     @property
     def admin_address(self) -> Address:

@@ -7,6 +7,7 @@ problem   the server will not start, or will not keep what it promises
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import platform
@@ -26,6 +27,9 @@ from quaymaster.broker.disk import RealDisk
 from quaymaster.cli.connection import read_client_file
 from quaymaster.cli.failures import NoServer
 from quaymaster.cli.output import bytes_as_text
+from quaymaster.cli.stores import MARK_KEY, open_etcd
+from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.core.errors import NotNow
 from quaymaster.settings import Address, Settings
 
 OK = "ok"
@@ -68,6 +72,7 @@ def check_up(settings: Settings) -> list[Finding]:
         check_permissions(settings.data),
         check_file_limit(settings.http_connections_max),
         check_memory(settings),
+        *check_etcd(settings),
         check_port("listen", settings.listen_address, settings.data),
         check_port("admin", settings.admin_address, settings.data),
     ]
@@ -282,6 +287,29 @@ def check_memory(settings: Settings) -> Finding:
             f"With these caches have {bytes_as_text(needed_bytes)}, or lower body_cache_bytes.",
         )
     return Finding("memory", OK, found)
+
+
+def check_etcd(settings: Settings) -> Iterator[Finding]:
+    """Each endpoint of etcd answers, has a leader, and lets us read what is ours."""
+    if settings.coordination != "etcd":
+        return
+    for endpoint in settings.etcd_endpoint_list:
+        alone = settings.model_copy(update={"etcd_endpoints": endpoint})
+        try:
+            asyncio.run(_read_etcd(alone))
+        except (StoreUnusable, NotNow) as error:
+            advice = "Start etcd there, or set etcd_endpoints, etcd_user and the TLS files right."
+            yield Finding("etcd", PROBLEM, str(error), advice)
+        else:
+            yield Finding("etcd", OK, f"{endpoint} answers")
+
+
+async def _read_etcd(settings: Settings) -> None:
+    store = open_etcd(settings)
+    try:
+        await store.get(MARK_KEY)
+    finally:
+        await store.close()
 
 
 def check_port(name: str, address: Address, data: Path) -> Finding:

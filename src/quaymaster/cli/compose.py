@@ -1,6 +1,6 @@
 """All roles in one process: where coordination, metadata, broker, front end and admin port are put together.
 
-lock data directory ─▶ coordination (SQLite) ─▶ metadata ─▶ broker (recovers its journal) ─▶ declared queues
+lock data directory ─▶ coordination (SQLite, etcd) ─▶ metadata ─▶ broker (recovers its journal) ─▶ declared queues
     ─▶ admin port ─▶ SQS port ─▶ client.json ─▶ ready
 SIGTERM ─▶ not ready ─▶ drain both ports ─▶ front end ─▶ broker (last snapshot) ─▶ metadata ─▶ coordination ─▶ 0
 """
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
 from quaymaster.cli.garbage import GarbageCollection
+from quaymaster.cli.stores import SQLITE_FILE, open_store
 from quaymaster.coordination.interface import StoreUnusable
-from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.core.errors import NotNow
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.assembly import make_front_end
@@ -118,7 +118,7 @@ class Server:
         if settings.loop_watch_ms:
             watch.start()
         stack.callback(watch.stop)
-        store = await SQLiteCoordination.open(data / "metadata.sqlite")
+        store = await open_store(settings, data)
         stack.push_async_callback(store.close)
         metadata = MetadataService(
             store,
@@ -137,7 +137,7 @@ class Server:
             metadata=metadata,
             metrics=metrics,
             health=health,
-            operations=ServerOperations(broker, store, data, watch),
+            operations=ServerOperations(broker, store.backup, settings.coordination, data, watch),
         )
         stack.push_async_callback(admin.stop)
         limits = HTTPLimits(**settings.http_limits())
@@ -202,9 +202,17 @@ class Server:
 class ServerOperations:
     """What the admin API asks of the parts that keep data."""
 
-    def __init__(self, broker: Broker, store: SQLiteCoordination, data: Path, watch: LoopWatch) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        copy_metadata: Callable[[Path], Awaitable[object]],
+        coordination: str,
+        data: Path,
+        watch: LoopWatch,
+    ) -> None:
         self._broker = broker
-        self._store = store
+        self._copy_metadata = copy_metadata
+        self._coordination = coordination
         self._data = data
         self._watch = watch
 
@@ -230,8 +238,12 @@ class ServerOperations:
         self._broker.host.clock.release_expiry()
 
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
-        """Write a consistent copy of all data but the master keys; see `broker.backup`."""
-        return await backup(self._broker, self._store.backup, self._data, destination, progress)
+        """Write a consistent copy of all data but the master keys; see `broker.backup`.
+
+        What is in etcd is copied as well, so that a backup is whole: restored, it needs no etcd.
+        """
+        made = await backup(self._broker, self._copy_metadata, self._data, destination, progress)
+        return {**made, "coordination": self._coordination}
 
 
 async def settle_restored(
@@ -281,7 +293,7 @@ def prepare_data_directory(data: Path) -> DirectoryLock:
     lock = DirectoryLock(disk, data / "lock")
     path = data / FORMAT_FILE
     if not path.exists():
-        if (data / "metadata.sqlite").exists():
+        if (data / SQLITE_FILE).exists():
             raise DataDirectoryUnusable(
                 f"{data} has metadata but no file {FORMAT_FILE!r}; restore it from a backup"
             )

@@ -192,6 +192,11 @@ def backup(
         print_json(result)
     else:
         print_line(f"backed up to {result.get('path', path)}")
+        if result.get("coordination") == "etcd":
+            note(
+                "Queues and keys were copied from etcd into it: restored, it is served with coordination = "
+                '"sqlite". etcd itself is not backed up.'
+            )
         note("It holds no master key: keep the data directory's keys/ somewhere else, or it cannot be read.")
 
 

@@ -1,0 +1,148 @@
+"""Which store keeps a server's queues and keys, and that it is the one its data directory was begun with.
+
+A journal without its queue definitions is of no use, and two servers in one place of etcd would share queues but
+not messages. So a directory whose definitions are in etcd has a file that says where, with an id that is in etcd
+as well:
+
+    <data>/coordination            etcd <prefix> <id>
+    <prefix>directory              <id>
+
+Without that file they are in `metadata.sqlite`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quaymaster.broker.disk import RealDisk, write_file_durably
+from quaymaster.coordination.interface import (
+    ABSENT,
+    Coordination,
+    CoordinationUnavailable,
+    OutcomeUnknown,
+    RevisionMismatch,
+    StoreUnusable,
+)
+from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.monitoring.logs import log_event
+from quaymaster.settings import Settings
+
+if TYPE_CHECKING:
+    from quaymaster.coordination.etcd import EtcdCoordination
+
+SQLITE_FILE = "metadata.sqlite"
+MARK_FILE = "coordination"
+MARK_KEY = "directory"
+ETCD_WAIT_S = 30.0
+"""How long a start waits for an etcd that may be starting as well."""
+ETCD_RETRY_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+async def open_store(settings: Settings, data: Path) -> SQLiteCoordination | EtcdCoordination:
+    """Return the store of this data directory.
+
+    Raises:
+        StoreUnusable: it cannot be opened, or is not the one this directory was begun with.
+        CoordinationUnavailable: etcd does not answer.
+    """
+    loop = asyncio.get_running_loop()
+    mark = await loop.run_in_executor(None, _read_mark, data)
+    if settings.coordination == "sqlite":
+        if mark is not None:
+            raise StoreUnusable(
+                f"the queues and keys of {data} are in etcd ({mark}), and coordination is 'sqlite'; "
+                "set coordination = 'etcd', and etcd_endpoints"
+            )
+        return await SQLiteCoordination.open(data / SQLITE_FILE)
+    store = open_etcd(settings)
+    try:
+        await _join(store, settings.etcd_prefix, data, mark)
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+def open_etcd(settings: Settings) -> EtcdCoordination:
+    """Return the etcd that the settings name, which need not be there yet; StoreUnusable if they cannot be used."""
+    # Not above: it takes long, and most servers have no etcd.
+    from quaymaster.coordination.etcd import EtcdCoordination
+    from quaymaster.coordination.etcd_gateway import EtcdAccess
+
+    password = settings.etcd_password
+    access = EtcdAccess(
+        settings.etcd_endpoint_list,
+        settings.etcd_ca_file,
+        settings.etcd_certificate_file,
+        settings.etcd_key_file,
+        settings.etcd_user,
+        password.get_secret_value() if password else None,
+    )
+    return EtcdCoordination(access, root=settings.etcd_prefix, timeout_ms=settings.etcd_timeout_ms)
+
+
+async def _join(store: Coordination, prefix: str, data: Path, mark: str | None) -> None:
+    """Make sure that directory and etcd belong together; in a new directory, note that they do."""
+    loop = asyncio.get_running_loop()
+    if mark is None:
+        if await loop.run_in_executor(None, (data / SQLITE_FILE).exists):
+            raise StoreUnusable(
+                f"the queues and keys of {data} are in {SQLITE_FILE}, and coordination is 'etcd'; set "
+                "coordination = 'sqlite', or begin a new data directory"
+            )
+        mark = f"etcd {prefix} {secrets.token_hex(8)}"
+        await loop.run_in_executor(
+            None, write_file_durably, RealDisk(), str(data), MARK_FILE, mark.encode() + b"\n"
+        )
+    begun_with, _, identity = mark.rpartition(" ")
+    if begun_with != f"etcd {prefix}":
+        raise StoreUnusable(
+            f"{data} was begun with {begun_with!r}, and etcd_prefix is {prefix!r}; set it to what it was"
+        )
+    found = await _wait_for_mark(store)
+    if found is None:
+        if await loop.run_in_executor(None, (data / "journals").exists):
+            raise StoreUnusable(
+                f"etcd has nothing under {prefix!r}, but {data} has messages of queues that were defined there; "
+                "is this the right etcd? If it was lost, restore it, or a backup made by `quaymaster backup`"
+            )
+        with contextlib.suppress(RevisionMismatch, OutcomeUnknown):
+            await store.compare_and_swap(MARK_KEY, ABSENT, identity.encode())
+        found = await _wait_for_mark(store)
+    if found != identity:
+        raise StoreUnusable(
+            f"etcd_prefix {prefix!r} belongs to another data directory than {data}; give each server its own "
+            f"prefix. If that directory is lost for good, delete the key {prefix + MARK_KEY!r} from etcd"
+        )
+
+
+async def _wait_for_mark(store: Coordination) -> str | None:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + ETCD_WAIT_S
+    is_told = False
+    while True:
+        try:
+            row = await store.get(MARK_KEY)
+        except CoordinationUnavailable as error:
+            if loop.time() > deadline_s:
+                raise
+            if not is_told:
+                log_event(log, logging.WARNING, "waiting for etcd", reason=str(error))
+                is_told = True
+            await asyncio.sleep(ETCD_RETRY_S)
+        else:
+            return row.value.decode() if row else None
+
+
+def _read_mark(data: Path) -> str | None:
+    try:
+        return (data / MARK_FILE).read_text().strip()
+    except FileNotFoundError:
+        return None

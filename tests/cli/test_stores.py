@@ -1,0 +1,268 @@
+"""Which store a server uses: SQLite or etcd, and never another one than its data directory was begun with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness.etcd import EtcdCluster
+from harness.process import ProcessFailed, QuaymasterProcess
+
+from quaymaster.cli import stores
+from quaymaster.cli.checkup import check_etcd
+from quaymaster.cli.stores import MARK_FILE, MARK_KEY, SQLITE_FILE, open_store
+from quaymaster.coordination.interface import CoordinationUnavailable, StoreUnusable
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.settings import Settings, SettingsError, load_settings
+
+from .conftest import Run
+
+PREFIX = "q/"
+
+
+def settings(**flags: object) -> Settings:
+    return load_settings(flags=flags, environment={})
+
+
+async def join(store: MemoryCoordination, data: Path, prefix: str = PREFIX) -> None:
+    await stores._join(store, prefix, data, stores._read_mark(data))
+
+
+def run_async(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(main())
+
+
+def directory(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_a_directory_and_its_place_in_etcd_know_each_other(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await join(store, data)
+        (data / "journals").mkdir()
+
+        await join(store, data)
+
+        row = await store.get(MARK_KEY)
+        assert row is not None
+        assert (data / MARK_FILE).read_text() == f"etcd {PREFIX} {row.value.decode()}\n"
+
+    run_async(scenario)
+
+
+def test_a_start_cut_before_etcd_knew_the_directory_is_finished_by_the_next(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+    (data / MARK_FILE).write_text(f"etcd {PREFIX} 0123\n")
+
+    async def scenario() -> None:
+        store = MemoryCoordination()
+
+        await join(store, data)
+
+        row = await store.get(MARK_KEY)
+        assert row is not None
+        assert row.value == b"0123"
+
+    run_async(scenario)
+
+
+def test_two_directories_cannot_share_a_prefix(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await join(store, directory(tmp_path / "one"))
+
+        with pytest.raises(StoreUnusable, match="belongs to another data directory"):
+            await join(store, directory(tmp_path / "two"))
+
+    run_async(scenario)
+
+
+def test_a_directory_with_messages_is_not_served_with_an_empty_etcd(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+
+    async def scenario() -> None:
+        await join(MemoryCoordination(), data)
+        (data / "journals").mkdir()
+
+        with pytest.raises(StoreUnusable, match="is this the right etcd"):
+            await join(MemoryCoordination(), data)
+
+    run_async(scenario)
+
+
+def test_a_directory_stays_with_its_prefix(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await join(store, data)
+
+        with pytest.raises(StoreUnusable, match=r"was begun with 'etcd q/', and etcd_prefix is 'other/'"):
+            await join(store, data, "other/")
+
+    run_async(scenario)
+
+
+def test_a_directory_with_a_metadata_file_is_not_served_with_etcd(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(data / SQLITE_FILE)
+        await store.close()
+
+        with pytest.raises(StoreUnusable, match=r"set coordination = 'sqlite'"):
+            await join(MemoryCoordination(), data)
+
+    run_async(scenario)
+
+
+def test_a_directory_begun_with_etcd_is_not_served_with_a_file(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+
+    async def scenario() -> None:
+        await join(MemoryCoordination(), data)
+
+        with pytest.raises(StoreUnusable, match=r"set coordination = 'etcd'"):
+            await open_store(settings(), data)
+
+        assert not (data / SQLITE_FILE).exists()
+
+    run_async(scenario)
+
+
+def test_a_start_waits_for_etcd_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "ETCD_WAIT_S", 0.2)
+    monkeypatch.setattr(stores, "ETCD_RETRY_S", 0.05)
+
+    async def scenario() -> None:
+        with pytest.raises(CoordinationUnavailable):
+            await open_store(
+                settings(coordination="etcd", etcd_endpoints="http://127.0.0.1:1"),
+                directory(tmp_path / "data"),
+            )
+
+    run_async(scenario)
+
+
+def test_endpoints_are_separated_by_commas() -> None:
+    chosen = settings(etcd_endpoints="http://a:2379, http://b:2379,")
+
+    assert chosen.etcd_endpoint_list == ["http://a:2379", "http://b:2379"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"etcd_user": "cell"}, "etcd_user and etcd_password go together"),
+        ({"etcd_password": "secret"}, "etcd_user and etcd_password go together"),
+        ({"etcd_key_file": "/key.pem"}, "etcd_key_file is set"),
+        ({"etcd_prefix": "quaymaster"}, "etcd_prefix"),
+        ({"coordination": "zookeeper"}, "coordination"),
+    ],
+)
+def test_settings_of_etcd_that_cannot_be_are_refused(flags: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        settings(**flags)
+
+
+def test_doctor_asks_each_endpoint_of_etcd(etcd: EtcdCluster) -> None:
+    endpoints = f"{etcd.endpoints[0]},http://127.0.0.1:1"
+
+    findings = list(check_etcd(settings(coordination="etcd", etcd_endpoints=endpoints)))
+
+    assert [finding.result for finding in findings] == ["ok", "problem"]
+    assert "127.0.0.1:1" in findings[1].found
+    assert list(check_etcd(settings())) == []
+
+
+# -- the real server --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with EtcdCluster.started(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+def etcd_settings(etcd: EtcdCluster, name: str) -> dict[str, str]:
+    return {
+        "coordination": "etcd",
+        "etcd_endpoints": ",".join(etcd.endpoints),
+        "etcd_prefix": f"{name}/",
+        "etcd_timeout_ms": "2000",
+    }
+
+
+@pytest.mark.slow
+def test_a_server_on_etcd_goes_on_with_messages_while_etcd_is_down_and_with_queues_when_it_is_back(
+    etcd: EtcdCluster, run: Run, tmp_path: Path
+) -> None:
+    server = QuaymasterProcess(tmp_path / "data", settings=etcd_settings(etcd, tmp_path.name))
+    server.start()
+    try:
+        run("queue", "create", "orders", "--data", server.data)
+        run("message", "send", "orders", "one", "--data", server.data)
+
+        etcd.kill(0)
+        sent = run("message", "send", "orders", "two", "--data", server.data)
+        received = run(
+            "message", "receive", "orders", "-n", "10", "--delete", "--body-only", "--data", server.data
+        )
+        refused = run("queue", "create", "invoices", "--data", server.data)
+        etcd.start(0)
+        created = run("queue", "create", "invoices", "--data", server.data)
+
+        server.restart()
+        listed = run("queue", "list", "--data", server.data)
+    finally:
+        server.stop()
+
+    assert (sent.code, received.code, created.code) == (0, 0, 0)
+    assert sorted(received.out.split()) == ["one", "two"]
+    assert refused.code == 3
+    assert "orders" in listed.out
+    assert "invoices" in listed.out
+    assert not (server.data / SQLITE_FILE).exists()
+
+
+@pytest.mark.slow
+def test_a_backup_of_a_server_on_etcd_needs_no_etcd(etcd: EtcdCluster, run: Run, tmp_path: Path) -> None:
+    first = QuaymasterProcess(tmp_path / "first", settings=etcd_settings(etcd, tmp_path.name))
+    first.start()
+    try:
+        run("queue", "create", "orders", "VisibilityTimeout=77", "--data", first.data)
+        run("message", "send", "orders", "one", "--data", first.data)
+        made = run("backup", "copy", "--data", first.data)
+        key = first.env().access_key_id
+    finally:
+        first.stop()
+
+    restored = run("restore", "copy", "--data", tmp_path / "second", "--keys", first.data / "keys")
+    second = QuaymasterProcess(tmp_path / "second")
+    second.start()
+    try:
+        shown = run("queue", "show", "orders", "--data", second.data, "--json").json
+        received = run("message", "receive", "orders", "--body-only", "--data", second.data)
+        same_key = second.env().access_key_id
+    finally:
+        second.stop()
+    with_etcd = QuaymasterProcess(tmp_path / "second", settings=etcd_settings(etcd, f"{tmp_path.name}-other"))
+    with pytest.raises(ProcessFailed, match="set coordination = 'sqlite'"):
+        with_etcd.start()
+
+    assert (made.code, restored.code) == (0, 0)
+    assert "etcd itself is not backed up" in made.err
+    assert shown["attributes"]["VisibilityTimeout"] == "77"
+    assert received.out.split() == ["one"]
+    assert same_key == key
