@@ -23,8 +23,8 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from quaymaster.broker.disk import Disk, FileHandle, read_file, write_file_durably
@@ -57,8 +57,8 @@ class SnapshotsDamaged(Exception):
     """There are snapshots, but none that is whole; the message says which and why."""
 
 
-class _Place(NamedTuple):
-    """Where a blob is."""
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    """Where a blob is. There is one for each partition: no collection of garbage looks at them."""
 
     number: int
     position: int
@@ -190,7 +190,8 @@ class SnapshotStore:
         )
         self._generation += 1
         new = _Manifest(self._generation, base_offset, max(durable_floor, last.durable_floor), meta)
-        new.places = dict(last.places)
+        for key, place in last.places.items():  # one by one, as others may run meanwhile: a copy lets nobody
+            new.places[key] = place
         for key in removed:
             new.places.pop(key, None)
         for key in changed:
@@ -204,8 +205,12 @@ class SnapshotStore:
             number, start = self._file_to_append(last)
         self._append_blobs(new, number, start, carried, changed)
         self._write_manifest(new)
+        gone = self._manifests[: 1 - MANIFESTS_KEPT]
         self._manifests = [*self._manifests[1 - MANIFESTS_KEPT :], new]
         self._remove_unneeded()
+        for manifest in gone:
+            while manifest.places:
+                manifest.places.popitem()
 
     # Inside.
 
@@ -284,7 +289,7 @@ class SnapshotStore:
 
     def _write_manifest(self, manifest: _Manifest) -> None:
         index = {number: place for place, number in enumerate(manifest.lengths)}
-        parts = [
+        bare = bytearray(
             _HEAD.pack(
                 MANIFEST_VERSION,
                 MANIFEST_MAGIC,
@@ -294,17 +299,18 @@ class SnapshotStore:
                 len(manifest.meta),
                 len(manifest.lengths),
                 len(manifest.places),
-            ),
-            manifest.meta,
-        ]
-        parts.extend(_FILE.pack(number, length) for number, length in manifest.lengths.items())
+            )
+        )
+        bare += manifest.meta
+        for number, length in manifest.lengths.items():
+            bare += _FILE.pack(number, length)
         pack = _ENTRY.pack
-        for key, (number, position, length, crc) in manifest.places.items():
-            parts.append(pack(len(key), index[number], position, length, crc))
-            parts.append(key)
-        bare = b"".join(parts)
+        for key, place in manifest.places.items():
+            bare += pack(len(key), index[place.number], place.position, place.length, place.crc)
+            bare += key
         name = f"{manifest.generation:020d}{MANIFEST_SUFFIX}"
-        write_file_durably(self._disk, self._directory, name, bare + _CRC.pack(crc32c(bare)))
+        bare += _CRC.pack(crc32c(bare))
+        write_file_durably(self._disk, self._directory, name, bytes(bare))
 
     def _read_manifest(self, generation: int) -> _Manifest:
         name = f"{generation:020d}{MANIFEST_SUFFIX}"
@@ -336,12 +342,16 @@ class SnapshotStore:
 
     def _blobs(self, manifest: _Manifest) -> Iterator[tuple[bytes, bytes]]:
         """Yield the blobs in the order they lie on the disk, read in large pieces, each checked."""
-        in_order = sorted(manifest.places.items(), key=lambda entry: entry[1])
+        # They are in order but for what an older version wrote; this takes no time then.
+        in_order = sorted(
+            manifest.places.items(), key=lambda entry: entry[1].number << 64 | entry[1].position
+        )
         handle: FileHandle | None = None
         opened = -1
         buffer = b""
         buffer_at = 0
-        for key, (number, position, length, crc) in in_order:
+        for key, place in in_order:
+            number, position, length = place.number, place.position, place.length
             if number != opened or handle is None:
                 handle = self._open_blobs(number, create=False)
                 opened, buffer, buffer_at = number, b"", 0
@@ -350,7 +360,7 @@ class SnapshotStore:
                 buffer = self._disk.read(handle.fd, max(length, READ_BYTES), position)
                 buffer_at, start = position, 0
             blob = buffer[start : start + length]
-            if len(blob) != length or crc32c(blob) != crc:
+            if len(blob) != length or crc32c(blob) != place.crc:
                 raise SnapshotsDamaged(
                     f"the blob at byte {position} of {number:020d}{BLOBS_SUFFIX}, in snapshot "
                     f"{manifest.generation}, does not match its CRC"
