@@ -7,7 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from quaymaster.cli.garbage import FULL_COLLECTION_MAX_S, YOUNG_OBJECTS_MAX, YOUNG_ROUNDS, GarbageCollection
+from quaymaster.cli.garbage import (
+    FULL_COLLECTION_MAX_S,
+    LOOK_AFTER_S,
+    YOUNG_OBJECTS_MAX,
+    YOUNG_ROUNDS,
+    GarbageCollection,
+)
 
 
 class Circle:
@@ -109,6 +115,22 @@ def test_young_objects_are_looked_at_less_often_while_it_runs() -> None:
     assert gc.get_threshold() == (YOUNG_OBJECTS_MAX, *YOUNG_ROUNDS)
     garbage.stop()
     assert gc.get_threshold() == before
+
+
+@pytest.mark.usefixtures("clean")
+def test_circles_are_found_after_some_work_whatever_python_has_counted() -> None:
+    garbage = collecting(LOOK_AFTER_S / 10)
+    garbage.look()
+    Circle()
+
+    for _ in range(8):
+        garbage.look()
+    alive_before = Circle.alive
+    for _ in range(3):
+        garbage.look()
+
+    assert (alive_before, Circle.alive) == (1, 0)
+    garbage.stop()
 
 
 @pytest.mark.usefixtures("clean")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from quaymaster.core.queue_definitions import (
@@ -62,7 +64,7 @@ def test_queue_without_attributes_has_the_defaults_of_the_service() -> None:
     assert (queue.retention_ms, queue.message_bytes_max) == (345_600_000, 1_048_576)
     assert not queue.is_fifo
     assert not queue.content_based_dedup
-    assert queue.durability is Durability.SYNC
+    assert queue.durability == Durability.SYNC
     assert queue.redrive_policy is None
     assert queue.redrive_allow_policy.allows("arn:aws:sqs:x:1:any")
     assert queue.attribute("ReplicationMode") == "Leader"
@@ -91,7 +93,7 @@ def test_attributes_that_were_set_are_computed_in_milliseconds_and_types() -> No
     assert queue.content_based_dedup
     assert queue.dedup_scope_is_group
     assert queue.high_throughput_fifo
-    assert queue.durability is Durability.ASYNC
+    assert queue.durability == Durability.ASYNC
     assert queue.redrive_policy == RedrivePolicy("arn:aws:sqs:r:1:dlq.fifo", 7)
     assert queue.redrive_allow_policy.allows("arn:a")
     assert not queue.redrive_allow_policy.allows("arn:b")
@@ -159,3 +161,18 @@ def test_arn_is_parsed_as_it_was_made() -> None:
 )
 def test_what_is_no_queue_arn_is_told(text: str) -> None:
     assert parse_queue_arn(text) is None
+
+
+def test_what_a_definition_has_worked_out_is_nothing_for_the_garbage_collector_to_look_at() -> None:
+    queue = definition(VisibilityTimeout="45")
+
+    assert (queue.is_fifo, queue.delay_ms, queue.retention_ms, queue.visibility_timeout_ms) == (
+        False,
+        0,
+        345_600_000,
+        45_000,
+    )
+    assert queue.durability == Durability.SYNC
+    assert queue.redrive_policy is None
+
+    assert not gc.is_tracked(queue.__dict__)

@@ -359,7 +359,7 @@ class Life:
         keys: list[bytes | None],
         expected: list[Remembered | None],
         results: list[Any],
-        durability: Durability,
+        durability: int,
         asked_ms: int,
         is_purged: bool,
     ) -> None:
@@ -387,7 +387,7 @@ class Life:
             message.sequence = result.sequence
             message.sent_before_ms = now_ms
             place = (queue_id, result.sequence)
-            if durability is Durability.SYNC:
+            if durability == Durability.SYNC:
                 message.is_stored = True
                 owner = model.owner.setdefault(place, message.number)
                 require(owner == message.number, f"{place} was given to {owner} and {message.number}")

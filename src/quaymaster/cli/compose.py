@@ -29,7 +29,7 @@ from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
-from quaymaster.cli.garbage import GarbageCollection
+from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.stores import SQLITE_FILE, open_store
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.errors import NotNow
@@ -185,6 +185,8 @@ class Server:
         )
         await loop.run_in_executor(None, _write_client_file, data, settings, metadata, address, admin_address)
         garbage.resume()
+        looking = loop.create_task(_look_at_garbage(garbage))
+        stack.callback(looking.cancel)
         health.set_state("serving")
         _greet(settings, data, address, admin_address)
         await self._stop.wait()
@@ -367,6 +369,12 @@ def _write_client_file(
         "secret_access_key": key.secret if key else "",
     }
     write_file_durably(RealDisk(), str(data), CLIENT_FILE, json.dumps(fields, indent=2).encode() + b"\n")
+
+
+async def _look_at_garbage(garbage: GarbageCollection) -> None:
+    while True:
+        await asyncio.sleep(LOOK_INTERVAL_S)
+        garbage.look()
 
 
 def _reachable(address: Address) -> Address:

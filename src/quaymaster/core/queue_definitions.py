@@ -98,7 +98,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     `queue_id` is 64 bits and never reused. `revision` starts at 1 and grows with each change of attributes.
     `attributes` holds only what the caller set, as SQS spells it; `attribute()` and the properties fill in
-    the defaults. The properties are computed once per definition and are plain look-ups afterwards.
+    the defaults. The properties are computed once per definition and are plain look-ups afterwards; they give what
+    collections of garbage need not look at, because a server may have 100,000 of these.
     """
 
     queue_id: int
@@ -192,8 +193,9 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
         )
 
     @cached_property
-    def durability(self) -> Durability:
-        return Durability[(self.attributes.get("Durability") or OWN_DEFAULTS["Durability"]).upper()]
+    def durability(self) -> int:
+        """One of `Durability`, as a plain number."""
+        return int(Durability[(self.attributes.get("Durability") or OWN_DEFAULTS["Durability"]).upper()])
 
 
 class UnknownDefinitionFormat(Exception):

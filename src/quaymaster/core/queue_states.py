@@ -99,7 +99,7 @@ class Wait(IntEnum):
     COMMIT = 2
 
 
-_WAIT_OF_DURABILITY = {
+_WAIT_OF_DURABILITY: dict[int, Wait] = {
     Durability.MEMORY: Wait.NOTHING,
     Durability.ASYNC: Wait.RECEIVED,
     Durability.SYNC: Wait.COMMIT,
