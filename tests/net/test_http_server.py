@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 import uvloop
 
+from quaymaster.net import http_server
 from quaymaster.net.http_server import (
     HTTP_EVENTS,
     PASS_BODY_BYTES_MAX,
@@ -1016,6 +1017,45 @@ def test_a_waiting_request_may_wait_longer_than_every_timeout(run: RunOnLoop) ->
             request.respond(200, b"", b"at last")
 
             assert (await client.reply())[2] == b"at last"
+
+    run(scenario)
+
+
+class StoppingClock:
+    """`time` as a process sees it that is stopped for a while (SIGSTOP, a suspended machine)."""
+
+    def __init__(self) -> None:
+        self.stopped_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.stopped_s
+
+    def time(self) -> float:
+        return time.time() + self.stopped_s
+
+
+def test_clients_are_not_charged_with_the_time_the_server_was_stopped(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StoppingClock()
+    monkeypatch.setattr(http_server, "time", clock)
+
+    async def scenario() -> None:
+        async with serving(echo, replace(PATIENT, write_timeout_ms=40)) as served:  # sweeps every 10 ms
+            idle, in_head, in_body = [await served.connect() for _ in range(3)]
+            in_head.send(GET[:10])
+            in_body.send(post(b"whole")[:-2])
+            await idle.ask(GET)
+            await asyncio.sleep(0.05)
+
+            clock.stopped_s = 3_600.0
+            await asyncio.sleep(0.1)
+            in_head.send(GET[10:])
+            in_body.send(b"le")
+
+            assert (await idle.ask(GET))[0] == 200
+            assert (await in_head.reply())[0] == 200
+            assert (await in_body.reply())[2] == b"whole"
 
     run(scenario)
 

@@ -100,6 +100,9 @@ seen that it has gone, so those that reconnect would use up all connections."""
 HOLD_STEP_S = 0.05
 """How exact the end of a hold is."""
 SWEEP_INTERVAL_MS_MAX = 500
+SWEEPS_LATE_MAX = 2
+"""A sweep that comes later than so many intervals: this process was stopped, or its loop was held. Clients are not
+charged with that time; what they sent meanwhile has not been read yet."""
 LINGER_MS = 2_000
 """How long we go on reading, and forgetting, after a refusal: a close with unread bytes would make the
 kernel reset the connection, and the client might never see why it was refused."""
@@ -186,6 +189,9 @@ class HTTPServer:
             limits.write_timeout_ms,
         )
         self._sweep_interval_s = max(1, min(shortest_ms // 4, SWEEP_INTERVAL_MS_MAX)) / 1000
+        self._swept_at_s = 0.0
+        self._sweep_clock_ms = 0.0
+        """Goes on with the time in which this process could serve its clients."""
 
     @property
     def connections(self) -> int:
@@ -366,13 +372,16 @@ class HTTPServer:
             self._releaser = self._loop.call_later(HOLD_STEP_S, self._release_due) if held else None
 
     def _sweep(self) -> None:
-        now_ms = time.monotonic() * 1000
+        now_s = time.monotonic()
+        passed_s = min(now_s - self._swept_at_s, SWEEPS_LATE_MAX * self._sweep_interval_s)
+        self._swept_at_s = now_s
+        self._sweep_clock_ms += passed_s * 1000
         wall_s = int(time.time())
         if wall_s != self._reply_starts_s:
             self._reply_starts_s = wall_s
             self.reply_starts.clear()
         for connection in list(self._open):
-            connection.sweep(now_ms)
+            connection.sweep(self._sweep_clock_ms)
         self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
 
 
