@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import socket
 import time
@@ -19,6 +20,7 @@ from quaymaster.net.http_server import (
     HTTP_EVENTS,
     PASS_BODY_BYTES_MAX,
     PASS_REQUESTS_MAX,
+    STALLED_UNREAD_BYTES_MAX,
     AdmitRequest,
     HTTPLimits,
     HTTPRequest,
@@ -1061,6 +1063,69 @@ def test_clients_are_not_charged_with_the_time_the_server_was_stopped(
 
 
 # Clients that go.
+
+
+def test_a_poll_that_its_client_stopped_sending_behind_keeps_no_other_reply_back(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving() as served:
+            client = await served.connect()
+            client.send(GET * 3)
+            first, poll, last = await served.keep(3)
+            gone: list[str] = []
+            poll.on_disconnect = lambda: gone.append("poll")
+
+            client.writer.write_eof()
+            await served.see("client_disconnected")
+            poll.respond(200, b"", b"nobody hears this")
+            last.respond(200, b"", b"last")
+            first.respond(200, b"", b"first")
+            replies = await client.rest()
+
+            assert gone == ["poll"]
+            assert re.findall(rb"HTTP/1.1 (\d+)", replies) == [b"200", b"503", b"200"]
+            assert replies.index(b"first") < replies.index(b"given up") < replies.index(b"last")
+            assert b"nobody" not in replies
+
+    run(scenario)
+
+
+def test_polls_that_fill_a_pipeline_learn_that_their_client_has_gone(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(limits=replace(PATIENT, pipeline_max=2)) as served:
+            client = await served.connect()
+            client.send(GET * 3)
+            gone: list[int] = []
+            for number, poll in enumerate(await served.keep(2)):
+                poll.on_disconnect = functools.partial(gone.append, number)
+
+            client.close()
+            await served.see("client_disconnected")
+
+            assert gone == [0, 1]
+
+    run(scenario)
+
+
+def test_a_client_whose_requests_wait_is_read_on_only_a_little(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(limits=replace(PATIENT, pipeline_max=1)) as served:
+            client = await served.connect()
+            client.send(GET)
+            await served.keep(1)
+            (connection,) = served.server._open
+
+            for _ in range(100):
+                client.send(GET * 100)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
+            kept_bytes = len(connection._unread)
+            for n in range(5):
+                (await served.keep(n + 1))[n].respond(200, b"", b"")
+
+            assert STALLED_UNREAD_BYTES_MAX < kept_bytes < STALLED_UNREAD_BYTES_MAX + 300_000
+            assert connection._reading_paused
+
+    run(scenario)
 
 
 def test_a_waiting_request_learns_once_that_its_client_has_gone(run: RunOnLoop) -> None:

@@ -40,6 +40,8 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, cast
 
+import msgspec
+
 from quaymaster.net.http_message import (
     CONNECTION_CLOSE,
     HTTPLimits,
@@ -94,6 +96,9 @@ PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
 UNREAD_BYTES_MAX = 256 * 1024
 """A connection that waits for its pass with more than this is not read meanwhile."""
+STALLED_UNREAD_BYTES_MAX = 16 * 1024
+"""Nor one whose earlier requests wait, with more than this. With less it is read, to see when the client goes: its
+long polls must not take messages for nobody."""
 HELD_PERCENT_MAX = 90
 """No more than this part of all connections is held; others are closed instead. Of a client that is held it is not
 seen that it has gone, so those that reconnect would use up all connections."""
@@ -490,10 +495,9 @@ class _Connection(asyncio.Protocol):
         if self._phase == _NOTHING_MORE:
             return
         self._unread = self._unread + data if self._unread else data
-        if self._is_read_due:
-            if len(self._unread) > UNREAD_BYTES_MAX:
-                self._update_reading()
-        elif not self._stalled:
+        if self._is_read_due or self._stalled:
+            self._update_reading()
+        else:
             self._schedule_read(time.monotonic() * 1000)
 
     def eof_received(self) -> bool:
@@ -711,8 +715,8 @@ class _Connection(asyncio.Protocol):
     def _update_reading(self) -> None:
         pause = (
             self._write_paused
-            or self._stalled
             or not self._pipeline_max
+            or (self._stalled and len(self._unread) > STALLED_UNREAD_BYTES_MAX)
             or (self._refused and not self._is_lingering)
             or (self._is_read_due and len(self._unread) > UNREAD_BYTES_MAX)
         )
@@ -791,12 +795,14 @@ class _Connection(asyncio.Protocol):
             else:
                 self._transport.writelines(out)
             out.clear()
+        if self._end_of_input:
+            self._give_polls_up()
         if self._stalled and not self._write_paused and len(self._pending) < self._pipeline_max:
             self._stalled = False
             self._schedule_read(pass_ms)
         elif self._end_of_input and not self._stalled and not self._is_read_due:
             self._end_input()
-        if not self._pending:
+        if not self._pending and not out:
             if self._close_after_replies or (self._server.is_draining and self._is_idle()):
                 self._close()
             elif self._continue_due:
@@ -805,11 +811,30 @@ class _Connection(asyncio.Protocol):
         if self._reading_paused:
             self._update_reading()
 
-    def _end_input(self) -> None:
-        """Answer a client that only stopped sending what it asked; a waiting poll is taken as given up."""
-        if any(request.on_disconnect is not None for request in self._pending):
-            self._transport.close()
+    def _give_polls_up(self) -> None:
+        """The client sends no more: it may be gone, so none of its polls must take a message any more.
+
+        Where it is still there it gets an answer to them, and so to all that it asked before and after.
+        """
+        polls = [
+            request for request in self._pending if request.on_disconnect is not None and request.is_waiting
+        ]
+        if not polls:
             return
+        self._server.on_event("client_disconnected")
+        headers, body = self._server.error_response(503, "The client sent no more, so its wait was given up.")
+        for request in polls:
+            # Another takes its place: what its handler may still say is not heard.
+            stand_in = msgspec.structs.replace(request, on_disconnect=None, on_drain=None)
+            self._pending[self._pending.index(request)] = stand_in
+            request._connection = None
+            stand_in.respond(503, headers, body)
+        for request in polls:
+            assert request.on_disconnect is not None, "that made it a poll"
+            self._server.call_back(request.on_disconnect)
+
+    def _end_input(self) -> None:
+        """Answer a client that only stopped sending what it asked."""
         self._phase = _NOTHING_MORE
         self._unread = b""
         self._forget_body()
