@@ -27,6 +27,7 @@ from quaymaster.broker.replica import ReplicaHost, monotonic_ms
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
+from quaymaster.core.cell import ReplicaSeen
 from quaymaster.core.commands import Command, DeadLetter, StartMoveTask
 from quaymaster.core.errors import NotNow
 from quaymaster.core.journal import JournalReplica
@@ -41,6 +42,8 @@ COUNTED_AT_A_TIME = 5_000
 TAIL_BYTES_MAX = 16 << 20
 """The newest batches are kept for the other replicas, up to so much."""
 ACTIVATION_RETRY_S = 0.2
+LAST_COMMIT_TIMEOUT_S = 1.0
+"""How long the last snapshot of a replica with others waits for their answers: they may be closing too."""
 
 log = logging.getLogger(__name__)
 
@@ -168,8 +171,8 @@ class JournalService:
         await self.compaction.close()
         await self._moves.close()
         self.host.waiters.answer_all()
-        if self.host.stopped is None and self.host.replica.is_leading:
-            await self.snapshots.write()
+        if self.host.stopped is None and self.host.replica.is_ready:
+            await self.snapshots.write(None if self._peers is None else LAST_COMMIT_TIMEOUT_S)
         await self.host.close()
         await asyncio.get_running_loop().run_in_executor(None, self.files.close)
 
@@ -193,6 +196,24 @@ class JournalService:
     def records_appended(self) -> int:
         """How many records this start has appended."""
         return self.host.replica.end_offset - self._start_end_offset
+
+    def seen(self) -> ReplicaSeen:
+        """Return how the replica is, as the manager wants to know it."""
+        replica = self.host.replica
+        replicated_log = replica.log
+        end = replicated_log.end
+        return ReplicaSeen(
+            replica.node,
+            replica.role,
+            replica.epoch,
+            replicated_log.promised_epoch,
+            end.epoch,
+            end.end,
+            replicated_log.hears_leader(monotonic_ms()),
+            is_ready=replica.is_ready and self.host.stopped is None,
+            is_tainted=self.host.stopped is not None,
+            lag=replicated_log.lag_of() if replica.role == "leading" else {},
+        )
 
     async def status(self) -> dict[str, Any]:
         """Return facts for operators: offsets, segments, caches, queues."""

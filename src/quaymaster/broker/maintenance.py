@@ -171,25 +171,30 @@ class Snapshots:
         async with self._lock:
             yield replace
 
-    async def write(self) -> int:
-        """Write one snapshot now; return its base offset. What could not be written stays dirty."""
-        async with self._lock:
-            return await self._write()
+    async def write(self, commit_timeout_s: float | None = None) -> int:
+        """Write one snapshot now; return its base offset. What could not be written stays dirty.
 
-    async def _write(self) -> int:
+        It waits so long for what is in it to be committed.
+        """
+        async with self._lock:
+            return await self._write(commit_timeout_s)
+
+    async def _write(self, commit_timeout_s: float | None = None) -> int:
         """Write one snapshot to its end, also when whoever waits for it is cancelled; the caller holds the lock.
 
         What is in a snapshot is noted as clean. One that was left half done, at shutdown, would let the next one
         publish without it, past the records that it needs.
         """
-        work = asyncio.get_running_loop().create_task(self._write_whole())
+        work = asyncio.get_running_loop().create_task(
+            self._write_whole(COMMIT_TIMEOUT_S if commit_timeout_s is None else commit_timeout_s)
+        )
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait({work})
             raise
 
-    async def _write_whole(self) -> int:
+    async def _write_whole(self, commit_timeout_s: float) -> int:
         host = self._host
         if host.stopped is not None or not host.replica.is_ready:
             return self.base_offset
@@ -218,7 +223,7 @@ class Snapshots:
                         await asyncio.sleep(0)
                         until = time.perf_counter() + STEP_S
                 changed[encode_key(key)] = b"".join(pieces) if len(pieces) <= JOINED_PIECES_MAX else pieces
-            await self._committed(host.replica.end_offset)
+            await self._committed(host.replica.end_offset, commit_timeout_s)
             if host.replica.log.truncations != truncations:
                 raise _NotCommitted("what was to be in the snapshot was cut")
             meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
@@ -262,12 +267,12 @@ class Snapshots:
         """Below this no snapshot that may be loaded needs a record: what is dead there may go."""
         return self._store.oldest_base_offset or 0
 
-    async def _committed(self, offset: int) -> None:
+    async def _committed(self, offset: int, timeout_s: float) -> None:
         """Wait until everything below `offset` is committed."""
-        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while self._host.replica.commit < offset:
             if self._host.stopped is not None or time.monotonic() > deadline:
-                raise _NotCommitted(f"offset {offset} was not committed in {COMMIT_TIMEOUT_S} s")
+                raise _NotCommitted(f"offset {offset} was not committed in {timeout_s} s")
             await asyncio.sleep(0.002)
 
 

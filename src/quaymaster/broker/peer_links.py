@@ -1,0 +1,94 @@
+"""The connections of a broker to the other brokers of its cell: replication messages go out, closings are told.
+
+    journals ──envelopes──▶ PeerLinks ──notices in order──▶ the broker that the receiver lives on
+                                └──closed──▶ journals, at once
+
+Messages may get lost with a connection; replication asks again by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+
+from quaymaster.core.replication_messages import Envelope
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.rpc import RPCClient, RPCLimits
+from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.replication_codec import encode_envelope
+
+REPLICATE = "replicate"
+
+log = logging.getLogger(__name__)
+
+
+def broker_of(member: str) -> str:
+    """Return the broker that a member `broker@storage_id` lives on."""
+    return member.partition("@")[0]
+
+
+def parse_host_port(address: str) -> tuple[str, int]:
+    """Return host and port of a broker's address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class PeerLinks:
+    """One connection to each other broker, made when something is to be said."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        *,
+        on_closed: Callable[[str], None],
+        limits: RPCLimits | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self._hello = hello
+        self._on_closed = on_closed
+        self._limits = limits
+        self._tls = tls
+        self._addresses: dict[str, str] = {}
+        self._clients: dict[str, RPCClient] = {}
+
+    async def set_addresses(self, addresses: dict[str, str]) -> None:
+        """Take where the brokers are now; connections to brokers that have gone or moved are closed."""
+        moved = [name for name in self._clients if addresses.get(name) != self._addresses.get(name)]
+        self._addresses = addresses
+        for client in [self._clients.pop(name) for name in moved]:
+            await client.close()
+
+    def send(self, journal_id: int, messages: list[Envelope]) -> None:
+        """Send messages of one journal."""
+        for envelope in messages:
+            client = self.client(broker_of(envelope.receiver))
+            if client is not None:
+                client.notify(REPLICATE, encode_envelope(journal_id, envelope))
+
+    def client(self, broker: str) -> RPCClient | None:
+        """Return the connection to a broker; None when nobody knows where it is."""
+        client = self._clients.get(broker)
+        if client is None:
+            address = self._addresses.get(broker)
+            if address is None:
+                return None
+            client = self._clients[broker] = RPCClient(
+                parse_host_port(address),
+                self._hello,
+                limits=self._limits,
+                tls=self._tls,
+                on_closed=lambda reason: self._closed(broker, reason),
+            )
+        return client
+
+    async def close(self) -> None:
+        """Close all connections."""
+        clients = list(self._clients.values())
+        self._clients.clear()
+        for client in clients:
+            await client.close()
+
+    def _closed(self, broker: str, reason: str) -> None:
+        log_event(log, logging.INFO, "peer connection closed", broker=broker, reason=reason)
+        self._on_closed(broker)

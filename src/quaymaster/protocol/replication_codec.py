@@ -1,0 +1,135 @@
+"""What replicas say to each other, as bytes: one envelope of one journal. Batches travel as they are on disk.
+
+    version u8 · MessagePack [journal, sender, receiver, message]        message: [tag, fields...], batches as bytes
+
+Whoever reads it checks every batch: CRCs, and that each continues the chain. Damage on the way is found here, and
+what was found is never written.
+
+To change the format: take a new version byte, and send it only to who said in its HELLO that it reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.records import Batch, CorruptBatch, chain_after, check_batch, decode_header
+from quaymaster.core.replication_messages import (
+    Append,
+    Appended,
+    Envelope,
+    Fetch,
+    Message,
+    Mismatch,
+    Prepare,
+    Promise,
+    Resign,
+    Stale,
+    Tail,
+)
+
+REPLICATION_VERSION: Final = 1
+_VERSION_BYTE = bytes([REPLICATION_VERSION])
+
+
+class ReplicationMessageUnreadable(Exception):
+    """The bytes are no message of this version, or a batch in them is damaged."""
+
+
+class _Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    epoch: int
+    previous_end: int
+    previous_chain: int
+    batches: list[bytes]
+    commit: int
+    sent_ms: int
+    tell_received: bool
+
+
+class _Tail(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    epoch: int
+    start: int
+    batches: list[bytes]
+    is_gone: bool
+
+
+class _Sent(msgspec.Struct, frozen=True, array_like=True):
+    journal_id: int
+    sender: str
+    receiver: str
+    message: Prepare | Promise | Fetch | _Tail | _Append | Appended | Mismatch | Stale | Resign
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Sent)
+
+
+def encode_envelope(journal_id: int, envelope: Envelope) -> bytes:
+    """Return the bytes that `decode_envelope` reads."""
+    message = envelope.message
+    sent: object = message
+    if type(message) is Append:
+        sent = _Append(
+            message.epoch,
+            message.previous_end,
+            message.previous_chain,
+            [batch.data for batch in message.batches],
+            message.commit,
+            message.sent_ms,
+            message.tell_received,
+        )
+    elif type(message) is Tail:
+        batches = [batch.data for batch in message.batches]
+        sent = _Tail(message.epoch, message.start, batches, message.is_gone)
+    return _VERSION_BYTE + _encoder.encode(_Sent(journal_id, envelope.sender, envelope.receiver, sent))  # type: ignore[arg-type]  # one of its kinds
+
+
+def decode_envelope(data: bytes | memoryview) -> tuple[int, Envelope]:
+    """Return journal and envelope, its batches checked; raises ReplicationMessageUnreadable."""
+    if not data or data[0] != REPLICATION_VERSION:
+        version = data[0] if data else "none"
+        raise ReplicationMessageUnreadable(
+            f"replication messages of version {REPLICATION_VERSION} are read, not {version}"
+        )
+    try:
+        sent = _decoder.decode(memoryview(data)[1:])
+        return sent.journal_id, Envelope(sent.sender, sent.receiver, _message(sent.message))
+    except (msgspec.MsgspecError, CorruptBatch) as error:
+        raise ReplicationMessageUnreadable(str(error)) from error
+
+
+def _message(
+    sent: Prepare | Promise | Fetch | _Tail | _Append | Appended | Mismatch | Stale | Resign,
+) -> Message:
+    if type(sent) is _Append:
+        batches = _batches(sent.batches, sent.previous_end, sent.previous_chain)
+        return Append(
+            sent.epoch,
+            sent.previous_end,
+            sent.previous_chain,
+            batches,
+            sent.commit,
+            sent.sent_ms,
+            sent.tell_received,
+        )
+    if type(sent) is _Tail:
+        return Tail(sent.epoch, sent.start, _batches(sent.batches, sent.start, None), sent.is_gone)
+    return sent  # type: ignore[return-value]  # all others are as they are
+
+
+def _batches(datas: list[bytes], end: int, chain: int | None) -> list[Batch]:
+    """Return batches, each whole and next to the one before; `chain` None: that of the first cannot be known."""
+    batches: list[Batch] = []
+    for data in datas:
+        header = decode_header(data)
+        if header.length != len(data) or header.is_compacted or header.base_offset != end:
+            raise CorruptBatch(f"the batch at {header.base_offset} is not what follows {end}")
+        check_batch(data, header)
+        if chain is not None and header.chain != chain_after(
+            chain, header.epoch, header.base_offset, header.span, header.crc
+        ):
+            raise CorruptBatch(f"the batch at {header.base_offset} does not continue the chain")
+        end, chain = header.next_offset, header.chain
+        batches.append(Batch(data, header.epoch, header.base_offset, end, chain))
+    return batches

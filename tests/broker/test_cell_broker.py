@@ -1,0 +1,346 @@
+"""Brokers of a cell over loopback: replicated sends, leaders that go, members that are copied, transfers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from harness.broker_support import define, message, number_of, options
+
+from quaymaster.broker.cell_broker import (
+    COMMAND,
+    DROP,
+    JOURNAL_ID,
+    PREPARE,
+    REPORT,
+    TRANSFER,
+    CellBroker,
+    CellBrokerOptions,
+    DropRequest,
+    TransferRequest,
+)
+from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.cell import BrokerReport
+from quaymaster.core.commands import Command, Outcome, Receive, ReceiveOutcome, Send, SetQueue
+from quaymaster.core.errors import NotLeader, NotNow
+from quaymaster.core.replication import JournalConfiguration
+from quaymaster.net.rpc import RPCClient
+from quaymaster.protocol.command_codec import decode_outcome, encode_command
+from quaymaster.protocol.frames import Hello
+
+JOURNAL = 7
+
+
+class Cell:
+    """Brokers by name over one coordination store, appointed by hand; asked as a front end asks."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.coordination = MemoryCoordination()
+        self.brokers: dict[str, CellBroker] = {}
+        self.clients: dict[str, RPCClient] = {}
+        self.stopped: list[Exception] = []
+
+    async def start(self, name: str) -> CellBroker:
+        """Start a broker over its directory."""
+        broker = CellBroker(
+            CellBrokerOptions(
+                name, f"zone-{name}", "test", "127.0.0.1", 0, "127.0.0.1:0", options(self.directory / name)
+            ),
+            self.coordination,
+            on_stopped=self.stopped.append,
+        )
+        await broker.start()
+        self.brokers[name] = broker
+        host, _, port = broker.address.rpartition(":")
+        self.clients[name] = RPCClient((host, int(port)), Hello(cell="test", role="frontend", node="f"))
+        return broker
+
+    async def stop(self, name: str) -> None:
+        """Stop a broker."""
+        await self.clients.pop(name).close()
+        await self.brokers.pop(name).close()
+
+    async def call(self, name: str, method: str, body: bytes) -> bytes:
+        """Ask a broker."""
+        return await self.clients[name].ask(method, body, 10_000)
+
+    async def create(self, *names: str) -> None:
+        """Begin the journal on these brokers, led by the first."""
+        members = [(await self.call(name, PREPARE, JOURNAL_ID.pack(JOURNAL))).decode() for name in names]
+        first = JournalConfiguration(1, members[0], tuple(members), tuple(members), False)
+        await self.coordination.compare_and_swap(configuration_key(JOURNAL), 0, encode_configuration(first))
+        await self.led_by(names[0])
+
+    async def configuration(self) -> tuple[JournalConfiguration, int]:
+        """Return the journal's configuration and its revision."""
+        found = await self.coordination.get(configuration_key(JOURNAL))
+        assert found is not None
+        return decode_configuration(found.value), found.revision
+
+    async def appoint(self, name: str, **changes: Any) -> None:
+        """Appoint a member for the next epoch."""
+        known, revision = await self.configuration()
+        (leader,) = [member for member in known.members if member.startswith(f"{name}@")]
+        following = JournalConfiguration(
+            known.epoch + 1,
+            leader,
+            changes.get("members", known.members),
+            known.members if known.activated else known.previous_members,
+            False,
+        )
+        await self.coordination.compare_and_swap(
+            configuration_key(JOURNAL), revision, encode_configuration(following)
+        )
+
+    async def learn(self, *names: str) -> None:
+        """Let the leader feed learners."""
+        learners = tuple(
+            [(await self.call(name, PREPARE, JOURNAL_ID.pack(JOURNAL))).decode() for name in names]
+        )
+        known, revision = await self.configuration()
+        await self.coordination.compare_and_swap(
+            configuration_key(JOURNAL),
+            revision,
+            encode_configuration(msgspec.structs.replace(known, learners=learners)),
+        )
+
+    async def led_by(self, name: str) -> None:
+        """Wait until a broker leads the journal."""
+        await until(lambda: self.brokers[name].journals[JOURNAL].host.replica.is_leading)
+
+    async def ask(self, name: str, command: Command) -> Outcome:
+        """Give a broker a command for the journal."""
+        return decode_outcome(
+            await self.call(name, COMMAND, JOURNAL_ID.pack(JOURNAL) + encode_command(command))
+        )
+
+    async def send(self, name: str, first: int, last: int) -> None:
+        """Send messages with these numbers, one by one, at once."""
+        await asyncio.gather(
+            *(self.ask(name, Send(1, 0, [message(number)])) for number in range(first, last + 1))
+        )
+
+    async def received(self, name: str) -> set[int]:
+        """Receive until nothing comes; return the numbers."""
+        found: set[int] = set()
+        while True:
+            outcome = await self.ask(name, Receive(1, 0, 10))
+            assert isinstance(outcome, ReceiveOutcome)
+            if not outcome.deliveries:
+                return found
+            found |= {number_of(one.flags, one.payload)[0] for one in outcome.deliveries}
+
+    def end_of(self, name: str) -> int:
+        """Where a broker's copy of the journal ends, durably."""
+        return self.brokers[name].journals[JOURNAL].host.replica.durable_end
+
+    async def same(self, *names: str) -> None:
+        """Wait until these brokers have the same journal and the same queues."""
+        await until(lambda: len({self.end_of(name) for name in names}) == 1)
+        hashes = []
+        for name in names:
+            replica = self.brokers[name].journals[JOURNAL].host.replica
+            hashes.append((replica.log.end, replica.queues.state_hash(replica.last_time_ms)))
+        assert all(found == hashes[0] for found in hashes)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def cell_of(directory: Path, *names: str) -> AsyncIterator[Cell]:
+    """A cell of brokers with one journal, led by the first, that has one queue."""
+    cell = Cell(directory)
+    try:
+        for name in names:
+            await cell.start(name)
+        await cell.create(*names)
+        await cell.ask(names[0], SetQueue(define(1)))
+        yield cell
+    finally:
+        for name in list(cell.brokers):
+            await cell.stop(name)
+
+
+def run(directory: Path, story: Callable[[Cell], Coroutine[Any, Any, Any]], *names: str) -> Any:
+    """Tell a story of a cell of three."""
+
+    async def told() -> Any:
+        async with cell_of(directory, *(names or ("a", "b", "c"))) as cell:
+            result = await story(cell)
+            assert cell.stopped == []
+            return result
+
+    return asyncio.run(told())
+
+
+def test_messages_are_on_all_members_and_their_queues_are_the_same(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> set[int]:
+        await cell.send("a", 1, 100)
+        await cell.same("a", "b", "c")
+        return await cell.received("a")
+
+    assert run(tmp_path, story) == set(range(1, 101))
+
+
+def test_who_does_not_lead_says_who_does(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> str | None:
+        await until(lambda: cell.brokers["b"].configurations[JOURNAL].activated)
+        with pytest.raises(NotLeader) as refused:
+            await cell.ask("b", Receive(1, 0, 10))
+        assert cell.brokers["a"].address == refused.value.leader_hint
+        with pytest.raises(NotLeader):
+            await cell.call("a", COMMAND, JOURNAL_ID.pack(99) + encode_command(Receive(1, 0, 1)))
+        return refused.value.leader_hint
+
+    assert run(tmp_path, story)
+
+
+def test_another_member_takes_over_with_everything_that_was_acknowledged(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> set[int]:
+        await cell.send("a", 1, 50)
+        await cell.stop("a")
+        await cell.appoint("b")
+        await cell.led_by("b")
+        await cell.send("b", 51, 60)
+        await cell.start("a")
+        await cell.same("a", "b", "c")
+        return await cell.received("b")
+
+    assert run(tmp_path, story) == set(range(1, 61))
+
+
+def test_parked_receive_hears_that_its_broker_leads_no_longer(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        parked = asyncio.create_task(cell.ask("a", Receive(1, 0, 1, wait_ms=20_000)))
+        await until(lambda: cell.brokers["a"].journals[JOURNAL].host.waiters.parked == 1)
+        request = TransferRequest(JOURNAL, cell.brokers["b"].journals[JOURNAL].member)
+        assert msgspec.msgpack.decode(await cell.call("a", TRANSFER, msgspec.msgpack.encode(request)))
+        with pytest.raises(NotLeader):
+            await parked
+        await cell.appoint("b")
+        await cell.led_by("b")
+
+    run(tmp_path, story)
+
+
+def test_leadership_is_handed_over_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> tuple[set[int], set[int]]:
+        acknowledged: set[int] = set()
+        leader = "a"
+        numbers = iter(range(1, 10_000_000))
+        stop = asyncio.Event()
+
+        async def sender() -> None:
+            while not stop.is_set():
+                number = next(numbers)
+                try:
+                    await cell.ask(leader, Send(1, 0, [message(number)]))
+                    acknowledged.add(number)
+                except NotNow:
+                    await asyncio.sleep(0.01)
+
+        senders = [asyncio.create_task(sender()) for _ in range(8)]
+        for following in ("b", "c", "a"):
+            await asyncio.sleep(0.2)
+            request = TransferRequest(JOURNAL, cell.brokers[following].journals[JOURNAL].member)
+            assert msgspec.msgpack.decode(await cell.call(leader, TRANSFER, msgspec.msgpack.encode(request)))
+            await cell.appoint(following)
+            await cell.led_by(following)
+            leader = following
+        stop.set()
+        await asyncio.gather(*senders)
+        await cell.same("a", "b", "c")
+        return acknowledged, await cell.received("a")
+
+    acknowledged, received = run(tmp_path, story)
+    assert acknowledged
+    assert acknowledged <= received
+
+
+def test_what_a_deposed_leader_wrote_alone_is_gone_from_its_queues_too(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> tuple[int, set[int]]:
+        await cell.send("a", 1, 10)
+        await cell.same("a", "b", "c")
+        old = cell.brokers["a"]
+        old._links.send = lambda journal_id, messages: None  # type: ignore[method-assign]  # it is cut off
+        lost = [asyncio.create_task(cell.ask("a", Send(1, 0, [message(number)]))) for number in range(90, 95)]
+        await until(lambda: cell.end_of("a") > cell.end_of("b"))
+        await asyncio.sleep(1.2)  # longer than a lease
+        await cell.appoint("b")
+        await cell.led_by("b")
+        del old._links.send
+        await cell.send("b", 11, 20)
+        results = await asyncio.gather(*lost, return_exceptions=True)
+        assert all(isinstance(result, NotNow) for result in results)
+        await until(lambda: old.journals[JOURNAL].rebuilds > 0)
+        await cell.same("a", "b", "c")
+        return old.journals[JOURNAL].rebuilds, await cell.received("b")
+
+    rebuilds, received = run(tmp_path, story)
+    assert rebuilds >= 1
+    assert received == set(range(1, 21))
+
+
+def test_learner_gets_everything_and_becomes_a_member(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> set[int]:
+        await cell.send("a", 1, 200)
+        await cell.start("d")
+        await cell.stop("c")
+        await cell.learn("d")
+        await until(lambda: cell.end_of("d") >= cell.end_of("a") > 200)
+        known, _ = await cell.configuration()
+        members = tuple(member for member in known.members if not member.startswith("c@")) + known.learners
+        await cell.appoint("a", members=members)
+        await until(lambda: cell.brokers["a"].journals[JOURNAL].host.replica.epoch == 2)
+        await cell.led_by("a")
+        await cell.stop("b")
+        await cell.send("a", 201, 210)
+        await cell.same("a", "d")
+        return await cell.received("a")
+
+    assert run(tmp_path, story) == set(range(1, 211))
+
+
+def test_replica_is_dropped_only_when_no_configuration_names_it(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> tuple[bool, bool]:
+        await cell.start("d")
+        member = (await cell.call("d", PREPARE, JOURNAL_ID.pack(JOURNAL))).decode()
+        await cell.learn("d")
+        await until(lambda: cell.brokers["d"].configurations[JOURNAL].learners != ())
+        body = msgspec.msgpack.encode(DropRequest(JOURNAL, member, 1))
+        kept = msgspec.msgpack.decode(await cell.call("d", DROP, body))
+        await cell.learn()
+        await until(lambda: cell.brokers["d"].configurations[JOURNAL].learners == ())
+        dropped = msgspec.msgpack.decode(await cell.call("d", DROP, body))
+        assert not (cell.directory / "d" / str(JOURNAL)).exists()
+        return kept, dropped
+
+    assert run(tmp_path, story) == (False, True)
+
+
+def test_brokers_report_how_their_replicas_are(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> list[BrokerReport]:
+        await cell.same("a", "b", "c")
+        await until(lambda: not any(cell.brokers["a"].report().replicas[JOURNAL].lag.values()))
+        return [
+            msgspec.msgpack.decode(await cell.call(name, REPORT, b""), type=BrokerReport)
+            for name in ("a", "b")
+        ]
+
+    leader, follower = run(tmp_path, story)
+    assert leader.replicas[JOURNAL].role == "leading"
+    assert follower.replicas[JOURNAL].role == "follower"
+    assert set(leader.replicas[JOURNAL].lag.values()) == {0}
+    assert leader.disk_free_bytes > 0
