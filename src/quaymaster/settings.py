@@ -85,6 +85,7 @@ HTTP = _group("HTTP limits")
 REQUESTS = _group("Requests in progress")
 STORAGE = _group("Journal and disk")
 SECRECY = _group("Encryption")
+BETWEEN = _group("Between the nodes of a cell")
 SEEING = _group("Seeing inside")
 
 
@@ -234,6 +235,12 @@ class Settings(BaseSettings):
     """The master key for `master_key_source = "environment"`: 32 bytes in base64."""
     master_key_previous: SecretStr | None = Field(None, json_schema_extra=SECRECY)
     """The master key before, while it is being replaced."""
+
+    tls_directory: Path | None = Field(None, json_schema_extra=BETWEEN)
+    """Directory with `ca.crt`, `tls.crt` and `tls.key`, as [`quaymaster ca`](../guides/transport-security.md) makes
+    them. With it, the nodes of a cell speak TLS to each other and take nobody without a certificate."""
+    force_plaintext: bool = Field(False, json_schema_extra=BETWEEN)
+    """Let nodes speak to each other without TLS on addresses that other machines can reach."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", json_schema_extra=SEEING)
     """Least severe events that are logged."""
