@@ -104,3 +104,13 @@ def test_not_leader_carries_a_hint() -> None:
 def test_the_two_families_are_apart() -> None:
     assert not issubclass(NotNow, CallerError)
     assert not issubclass(CallerError, NotNow)
+
+
+def test_what_is_not_yet_known_says_when_to_ask_again() -> None:
+    waiting: list[object] = []
+
+    unknown = errors.NotYetKnown(waiting.append)
+    unknown.when_known(print)
+
+    assert waiting == [print]
+    assert isinstance(unknown, NotNow)

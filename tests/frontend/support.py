@@ -441,11 +441,8 @@ class Service(NamedTuple):
 
 
 @asynccontextmanager
-async def serving(**flags: object) -> AsyncIterator[Service]:
-    """Start a front end with these settings on a free port, and stop it."""
-    settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
-    broker = FakeBroker()
-    metrics = Metrics("0.0.0")
+async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIterator[MetadataService]:
+    """Start metadata as it is in one process, in memory."""
     keys = TemporaryDirectory()
     provider: KeyProvider = FileKeyProvider(Path(keys.name))
     if settings.master_key is not None:
@@ -461,6 +458,29 @@ async def serving(**flags: object) -> AsyncIterator[Service]:
     )
     await metadata.start()
     metadata.attach_journal(BrokerQueueJournal(broker))
+    try:
+        yield metadata
+    finally:
+        await metadata.close()
+        keys.cleanup()
+
+
+@asynccontextmanager
+async def serving(**flags: object) -> AsyncIterator[Service]:
+    """Start a front end with these settings on a free port, and stop it."""
+    settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
+    broker = FakeBroker()
+    async with (
+        embedded_metadata(settings, broker) as metadata,
+        serving_with(settings, broker, metadata) as service,
+    ):
+        yield service
+
+
+@asynccontextmanager
+async def serving_with(settings: Settings, broker: FakeBroker, metadata: Any) -> AsyncIterator[Service]:
+    """Start a front end that stands on this broker and this metadata."""
+    metrics = Metrics("0.0.0")
     front_end = make_front_end(settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=now_ms)
     server = HTTPServer(front_end.handle, HTTPLimits(), name="sqs", admit=front_end.admit)
     _, port = await server.start("127.0.0.1", 0)
@@ -475,8 +495,6 @@ async def serving(**flags: object) -> AsyncIterator[Service]:
     finally:
         await server.drain(1)
         await front_end.stop()
-        await metadata.close()
-        keys.cleanup()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ def test_many_rows_are_taken_some_at_a_time_and_newer_ones_stay(monkeypatch: pyt
     async def scenario() -> tuple[int, list[bytes | None]]:
         store = MemoryCoordination()
         await store.transaction([], [Put(f"/rows/{number}", b"old") for number in range(100)])
-        mirror = Mirror(store)
+        mirror = Mirror(store, store)
         table = mirror.table("/rows/", bytes)
         turns = 0
         starting = asyncio.create_task(mirror.start())

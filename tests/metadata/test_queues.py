@@ -274,7 +274,7 @@ def test_deleted_queue_is_gone_at_once_and_its_data_key_stays(tmp_path: Path) ->
 
             assert service.find_queue(ACCOUNT, "orders") is None
             assert service.queue_by_id(created.queue_id) is None
-            assert service.queues.list_queues(ACCOUNT).queues == []
+            assert (await service.queues.list_queues(ACCOUNT)).queues == []
             assert world.journal.deleted == [created.queue_id]
             with pytest.raises(QueueDoesNotExist):
                 await service.queues.delete_queue(ACCOUNT, "orders")
@@ -514,16 +514,16 @@ def test_queues_are_listed_by_prefix_in_pages(tmp_path: Path) -> None:
                 await service.queues.create_queue(ACCOUNT, name)
             listing = service.queues.list_queues
 
-            assert names_of(listing(ACCOUNT).queues) == ["a1", "b", "b1", "b2", "b3", "c1"]
-            first = listing(ACCOUNT, prefix="b", max_results=3)
+            assert names_of((await listing(ACCOUNT)).queues) == ["a1", "b", "b1", "b2", "b3", "c1"]
+            first = await listing(ACCOUNT, prefix="b", max_results=3)
             assert names_of(first.queues) == ["b", "b1", "b2"]
             assert first.next_token is not None
-            rest = listing(ACCOUNT, prefix="b", max_results=3, next_token=first.next_token)
+            rest = await listing(ACCOUNT, prefix="b", max_results=3, next_token=first.next_token)
             assert names_of(rest.queues) == ["b3"]
             assert rest.next_token is None
-            assert listing(ACCOUNT, prefix="x").queues == []
-            assert listing("000000000001").queues == []
-            assert listing(ACCOUNT, max_results=6).next_token is None
+            assert (await listing(ACCOUNT, prefix="x")).queues == []
+            assert (await listing("000000000001")).queues == []
+            assert (await listing(ACCOUNT, max_results=6)).next_token is None
 
     run(scenario, tmp_path)
 
@@ -533,10 +533,10 @@ def test_token_of_a_queue_deleted_since_still_goes_on(tmp_path: Path) -> None:
         async with world.service() as service:
             for name in ("a", "b", "c"):
                 await service.queues.create_queue(ACCOUNT, name)
-            first = service.queues.list_queues(ACCOUNT, max_results=2)
+            first = await service.queues.list_queues(ACCOUNT, max_results=2)
             await service.queues.delete_queue(ACCOUNT, "b")
 
-            rest = service.queues.list_queues(ACCOUNT, max_results=2, next_token=first.next_token)
+            rest = await service.queues.list_queues(ACCOUNT, max_results=2, next_token=first.next_token)
 
             assert names_of(rest.queues) == ["c"]
 
@@ -548,7 +548,7 @@ def test_token_that_was_never_given_out_is_refused(tmp_path: Path, token: str) -
     async def scenario(world: World) -> None:
         async with world.service() as service:
             with pytest.raises(InvalidParameterValue, match="NextToken"):
-                service.queues.list_queues(ACCOUNT, max_results=1, next_token=token)
+                await service.queues.list_queues(ACCOUNT, max_results=1, next_token=token)
 
     run(scenario, tmp_path)
 
@@ -559,7 +559,7 @@ def test_without_max_results_a_thousand_queues_come_and_no_token(tmp_path: Path)
             for number in range(1001):
                 await service.queues.create_queue(ACCOUNT, f"q{number:04}")
 
-            page = service.queues.list_queues(ACCOUNT)
+            page = await service.queues.list_queues(ACCOUNT)
 
             assert len(page.queues) == 1000
             assert page.next_token is None
@@ -576,16 +576,18 @@ def test_sources_of_a_dead_letter_queue_follow_the_redrive_policies(tmp_path: Pa
                 await queues.create_queue(ACCOUNT, name, {"RedrivePolicy": redrive_to("dead")})
             await queues.set_attributes(ACCOUNT, "b", {"RedrivePolicy": ""})
 
-            assert names_of(queues.list_dead_letter_source_queues(dead).queues) == ["a", "c"]
-            first = queues.list_dead_letter_source_queues(dead, max_results=1)
-            rest = queues.list_dead_letter_source_queues(dead, max_results=1, next_token=first.next_token)
+            assert names_of((await queues.list_dead_letter_source_queues(dead)).queues) == ["a", "c"]
+            first = await queues.list_dead_letter_source_queues(dead, max_results=1)
+            rest = await queues.list_dead_letter_source_queues(
+                dead, max_results=1, next_token=first.next_token
+            )
             assert names_of(first.queues) + names_of(rest.queues) == ["a", "c"]
             assert rest.next_token is None
             await queues.delete_queue(ACCOUNT, "a")
-            assert names_of(queues.list_dead_letter_source_queues(dead).queues) == ["c"]
+            assert names_of((await queues.list_dead_letter_source_queues(dead)).queues) == ["c"]
 
         async with world.service() as service:
-            assert names_of(service.queues.list_dead_letter_source_queues(dead).queues) == ["c"]
+            assert names_of((await service.queues.list_dead_letter_source_queues(dead)).queues) == ["c"]
 
     run(scenario, tmp_path)
 

@@ -10,6 +10,7 @@ sends them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 BATCH_ENTRIES_MAX = 10
@@ -408,6 +409,19 @@ class DiskFull(NotNow):
     """No room for more records. What frees room (receives, deletes) still works."""
 
     message = "The disk is full; sending is possible again when there is room."
+
+
+class NotYetKnown(NotNow):
+    """It is not in memory, and is being asked for.
+
+    `when_known` takes what is to be called then: with None, and whoever asks again will know; or with why not.
+    """
+
+    message = "It is not known yet. Try again."
+
+    def __init__(self, when_known: Callable[[Callable[[NotNow | None], None]], None]) -> None:
+        super().__init__()
+        self.when_known = when_known
 
 
 class Overloaded(NotNow):

@@ -28,6 +28,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -43,6 +44,7 @@ from quaymaster.core.errors import (
     MalformedInput,
     MissingParameter,
     NotNow,
+    NotYetKnown,
     Overloaded,
     QueueDoesNotExist,
     UnsupportedOperation,
@@ -59,6 +61,7 @@ from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.http_message import HTTPRequest
+from quaymaster.net.metadata_client import known
 from quaymaster.protocol.errors import wire_error
 from quaymaster.protocol.sqs_query import parse_parameters, percent_decode
 from quaymaster.settings import Settings, effective_settings
@@ -288,7 +291,15 @@ class Admin:
                 self._start(self._show_metrics(request))
             else:
                 request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
+        except NotYetKnown as unknown:  # the key that signed it
+            unknown.when_known(partial(self._handle_when_known, request))
         except Exception as error:
+            _respond_error(request, error)
+
+    def _handle_when_known(self, request: HTTPRequest, error: NotNow | None) -> None:
+        if error is None:
+            self.handle(request)
+        else:
             _respond_error(request, error)
 
     def _handle_api(self, request: HTTPRequest, path: str) -> None:
@@ -336,7 +347,7 @@ class Admin:
     async def _answer(self, request: HTTPRequest, handler: Handler, call: AdminCall) -> None:
         try:
             async with asyncio.timeout(None if handler in self._untimed else self._timeout_s):
-                answer = await handler(call)
+                answer = await _when_known(handler, call)
         except asyncio.CancelledError:
             _respond_error(request, NotNow("The server is stopping."))
             raise
@@ -371,7 +382,7 @@ class Admin:
     # Queues
 
     async def _list_queues(self, call: AdminCall) -> Mapping[str, Any]:
-        page = self._metadata.queues.list_queues(
+        page = await self._metadata.queues.list_queues(
             call.query.get("account_id") or call.account_id,
             prefix=call.query.get("prefix", ""),
             max_results=call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX),
@@ -590,6 +601,14 @@ def make_admin(
         operations=operations,
         authentication=authentication,
     )
+
+
+async def _when_known(handler: Handler, call: AdminCall) -> Mapping[str, Any]:
+    while True:
+        try:
+            return await handler(call)
+        except NotYetKnown as unknown:  # handlers look before they change anything
+            await known(unknown)
 
 
 def _starting() -> NotNow:

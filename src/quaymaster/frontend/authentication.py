@@ -19,6 +19,7 @@ from quaymaster.core.errors import (
     ExpiredToken,
     InvalidClientTokenId,
     MissingAuthenticationToken,
+    NotNow,
 )
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.sigv4 import SigningKeys
@@ -134,7 +135,10 @@ class Signed:
         return None if self._is_usable(read.access_key_id) else InvalidClientTokenId()
 
     def _is_usable(self, access_key_id: str) -> bool:
-        key = self._find_key(access_key_id)
+        try:
+            key = self._find_key(access_key_id)
+        except NotNow:  # not known yet: the body has come when it is
+            return True
         return key is not None and key.is_enabled
 
     def _check_token(self, key: AccessKey, token: str | None, now_ms: int) -> None:

@@ -16,12 +16,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from quaymaster.core.commands import Command, Outcome
-from quaymaster.core.errors import CallerError, InternalFailure, NotNow, Timeout
+from quaymaster.core.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
 from quaymaster.frontend.authentication import Principal
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
@@ -107,6 +108,8 @@ class Calls:
                 continue
             try:
                 rendered.append((call, call.render(outcome)))
+            except NotYetKnown as unknown:
+                unknown.when_known(partial(self._render_when_known, call, outcome))
             except Exception as error:
                 call.fail(error)
         encoded: list[tuple[Call, bytes, bytes]] = []
@@ -119,6 +122,17 @@ class Calls:
             call.request.respond(200, headers, body)
         for call, _, _ in encoded:
             call.count("OK", now_ms)
+
+    def _render_when_known(self, call: Call, outcome: Outcome, error: NotNow | None) -> None:
+        """Answer a call whose messages are sealed with a data key that had to be asked for."""
+        try:
+            if error is not None:
+                raise error
+            call.succeed(call.render(outcome))
+        except NotYetKnown as unknown:  # they may be sealed with several
+            unknown.when_known(partial(self._render_when_known, call, outcome))
+        except Exception as failure:
+            call.fail(failure)
 
     def may_log_slow(self, now_ms: float) -> int | None:
         """Return how many slow requests were left out of the log since the last line, None to leave out this one."""

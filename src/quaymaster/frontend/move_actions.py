@@ -26,7 +26,7 @@ RUNNING: Final = "RUNNING"
 FAILED: Final = "FAILED"
 _HANDLE_CHARS_MAX: Final = 1_024
 
-IsDeadLetterQueue = Callable[[QueueDefinition], bool]
+IsDeadLetterQueue = Callable[[QueueDefinition], Awaitable[bool]]
 """Tells whether any queue's redrive policy names this one."""
 
 
@@ -87,7 +87,7 @@ class MoveActions:
                 raise InvalidParameterValue("Source queue arn and destination queue arn cannot be the same.")
             if target.is_fifo != source.is_fifo:
                 raise InvalidParameterValue("Source and destination queue must be of the same type.")
-        if not self._is_dead_letter_queue(source):
+        if not await self._is_dead_letter_queue(source):
             raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
         task_id = uuid.uuid4().bytes
         source_arn = self._routes.arn(source)

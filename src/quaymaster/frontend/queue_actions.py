@@ -38,7 +38,7 @@ class QueuePage(Protocol):
 class QueueService(Protocol):
     """The part of the metadata service that owns queues. Errors are those of `core.errors`."""
 
-    def list_queues(
+    async def list_queues(
         self,
         account_id: str,
         *,
@@ -47,7 +47,7 @@ class QueueService(Protocol):
         next_token: str | None = None,
     ) -> QueuePage: ...
 
-    def list_dead_letter_source_queues(
+    async def list_dead_letter_source_queues(
         self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
     ) -> QueuePage: ...
 
@@ -106,9 +106,10 @@ class QueueActions:
             "RemovePermission": self.remove_permission,
         }
 
-    def is_dead_letter_queue(self, definition: QueueDefinition) -> bool:
+    async def is_dead_letter_queue(self, definition: QueueDefinition) -> bool:
         """Tell whether any queue's redrive policy names this one."""
-        return bool(self._queues.list_dead_letter_source_queues(definition, max_results=1).queues)
+        page = await self._queues.list_dead_letter_source_queues(definition, max_results=1)
+        return bool(page.queues)
 
     # Being there
 
@@ -143,7 +144,7 @@ class QueueActions:
     async def list_queues(self, call: Call, given: shapes.ListQueuesRequest) -> shapes.ListQueuesResult:
         """List the caller's queues by name."""
         validation.check_list_results(given.MaxResults, given.NextToken)
-        page = self._queues.list_queues(
+        page = await self._queues.list_queues(
             call.principal.account_id,
             prefix=given.QueueNamePrefix or "",
             max_results=given.MaxResults,
@@ -158,7 +159,7 @@ class QueueActions:
         """List the queues whose dead letters come here."""
         definition = self._queue(call, given.QueueUrl)
         validation.check_list_results(given.MaxResults, given.NextToken)
-        page = self._queues.list_dead_letter_source_queues(
+        page = await self._queues.list_dead_letter_source_queues(
             definition, max_results=given.MaxResults, next_token=given.NextToken or None
         )
         urls = [self._routes.url(source, call.request) for source in page.queues]

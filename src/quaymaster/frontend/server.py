@@ -25,6 +25,8 @@ from typing import Any, Final
 from quaymaster.core.errors import (
     AccessDenied,
     InvalidAction,
+    NotNow,
+    NotYetKnown,
     Overloaded,
     RequestThrottled,
     Timeout,
@@ -36,6 +38,7 @@ from quaymaster.frontend.call import UNKNOWN_ACTION, Call, Calls, PassTimes, ren
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http_message import HTTPRequest
+from quaymaster.net.metadata_client import known
 from quaymaster.protocol import sqs_json, sqs_query
 from quaymaster.protocol.errors import render_error, wire_error
 from quaymaster.protocol.queue_names import parse_queue_path
@@ -59,6 +62,8 @@ _ALLOWED: Final = (
     b"x-amzn-query-mode, x-amz-api-version, amz-sdk-invocation-id, amz-sdk-request"
 )
 _PREFLIGHT_MAX_AGE_S: Final = 3600
+UNKNOWN_WAITING_MAX: Final = 10_000
+"""Requests that wait at once until metadata has been asked for what they name."""
 
 log = logging.getLogger(__name__)
 
@@ -211,6 +216,8 @@ class FrontEnd:
         self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in ACTIONS}
         self._unknown = metrics.action(UNKNOWN_ACTION.name)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unknown_waiting = 0
+        """Requests for what is not in memory, and is being asked for."""
         self._next_id = RequestIds().next
         metrics.add_source(self._samples)
 
@@ -300,10 +307,32 @@ class FrontEnd:
         """Take one step with a call; False when that was its last, because it is answered."""
         try:
             step(call)
+        except NotYetKnown as unknown:
+            self._go_on_when_known(unknown, step, call)
+            return False
         except Exception as error:
             call.fail(error)
             return False
         return not call.is_done
+
+    def _go_on_when_known(self, unknown: NotYetKnown, step: Callable[[Call], None], call: Call) -> None:
+        """Take the step again, and those after it, when what it looked for has been asked for."""
+        if self._unknown_waiting >= UNKNOWN_WAITING_MAX:
+            call.fail(Overloaded())
+            return
+        self._unknown_waiting += 1
+
+        def go_on(error: NotNow | None) -> None:
+            self._unknown_waiting -= 1
+            if error is not None:
+                call.fail(error)
+                return
+            steps = (self._begin, self._authenticate, self._decode, self._act)
+            for left in steps[steps.index(step) :]:
+                if not self._carry_out(left, call):
+                    return
+
+        unknown.when_known(go_on)
 
     def _begin(self, call: Call) -> None:
         """Find the wire form; answer a browser's question."""
@@ -371,7 +400,7 @@ class FrontEnd:
     async def _answer(self, call: Call, handler: QueueHandler, given: Shape) -> None:
         try:
             async with asyncio.timeout(self._control_timeout_s):
-                output = await handler(call, given)
+                output = await self._when_known(call, handler, given)
         except TimeoutError:
             call.fail(Timeout())
         except asyncio.CancelledError:
@@ -381,6 +410,13 @@ class FrontEnd:
             call.fail(error)
         else:
             call.succeed(output)
+
+    async def _when_known(self, call: Call, handler: QueueHandler, given: Shape) -> Shape | None:
+        while True:
+            try:
+                return await handler(call, given)
+            except NotYetKnown as unknown:  # handlers find queues before they change anything
+                await known(unknown)
 
     def _samples(self) -> Iterable[Sample]:
         return [Sample("quaymaster_long_polls", self.calls.long_polls)]

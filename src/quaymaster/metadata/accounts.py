@@ -71,8 +71,16 @@ class AccessKey(msgspec.Struct, frozen=True):
 class Accounts:
     """Who may ask. `access_key` and `account` answer from RAM."""
 
-    def __init__(self, mirror: Mirror, master_keys: MasterKeys, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        master_keys: MasterKeys,
+        now_ms: Callable[[], int],
+        *,
+        on_missing: Callable[[str], None] | None = None,
+    ) -> None:
         self._mirror = mirror
+        self._on_missing = on_missing
         self._master_keys = master_keys
         self._now_ms = now_ms
         self._accounts: Table[AccountRow] = mirror.table(ACCOUNTS, row_decoder(AccountRow))
@@ -146,6 +154,8 @@ class Accounts:
         if key is None:
             row = self._rows.get(access_key_id)
             if row is None:
+                if self._on_missing is not None:
+                    self._on_missing(ACCESS_KEYS + access_key_id)
                 return None
             key = self._keys[access_key_id] = self._unwrap(row)
         return key

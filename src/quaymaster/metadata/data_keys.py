@@ -31,6 +31,7 @@ from quaymaster.metadata.rows import (
     id_text,
     row_decoder,
 )
+from quaymaster.protocol.metadata_messages import NewDataKey
 from quaymaster.protocol.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,26 @@ REWRAPPED_PER_TRANSACTION: Final = 60
 class DataKeys:
     """Data keys and receipt keys. `receipt_handles` mints and parses with the keys of the moment."""
 
-    def __init__(self, mirror: Mirror, master_keys: MasterKeys, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        master_keys: MasterKeys,
+        now_ms: Callable[[], int],
+        *,
+        capacity: int | None = None,
+        receipt_key_lead_ms: int = 0,
+        on_missing: Callable[[str], None] | None = None,
+    ) -> None:
         self._mirror = mirror
         self._master_keys = master_keys
         self._now_ms = now_ms
+        self._receipt_key_lead_ms = receipt_key_lead_ms
+        """How old a receipt key must be to sign: so long it may take until everybody can verify it."""
+        self._on_missing = on_missing
         self._ids = IdAllocator(mirror.store, "data_key")
-        self._data_keys: Table[DataKeyRow] = mirror.table(DATA_KEYS, row_decoder(DataKeyRow))
+        self._data_keys: Table[DataKeyRow] = mirror.table(
+            DATA_KEYS, row_decoder(DataKeyRow), capacity=capacity
+        )
         self._receipt_keys: Table[ReceiptKeyRow] = mirror.table(
             RECEIPT_KEYS, row_decoder(ReceiptKeyRow), self._on_receipt_keys
         )
@@ -65,7 +80,12 @@ class DataKeys:
         if not len(self._receipt_keys):
             await self._add_receipt_key(1)
         self._is_started = True
-        self._take_receipt_keys()
+        self.take_receipt_keys()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is any data key."""
+        return len(self._data_keys) > 0
 
     @property
     def receipt_handles(self) -> ReceiptHandles:
@@ -73,18 +93,18 @@ class DataKeys:
         assert self._handles is not None, "the service is started"
         return self._handles
 
-    async def new_data_key(self) -> tuple[int, list[Compare], Put]:
-        """Return a new data key's id, and what the transaction that first uses it must compare and put."""
+    async def new_data_key(self) -> NewDataKey:
+        """Return a new data key, ready for the transaction that first uses it."""
         key_id = await self._ids.next_id()
-        return key_id, [self._master_keys.compare()], self._data_key_put(key_id)
-
-    def _data_key_put(self, key_id: int) -> Put:
         wrapped = self._master_keys.wrap(data_key_purpose(key_id), os.urandom(KEY_BYTES))
-        return Put(DATA_KEYS + id_text(key_id), encode_row(DataKeyRow(key_id, wrapped, self._now_ms())))
+        row = encode_row(DataKeyRow(key_id, wrapped, self._now_ms()))
+        return NewDataKey(key_id, self._master_keys.compare().revision, row)
 
     def _unwrap_data_key(self, key_id: int) -> bytes:
         row = self._data_keys.get(id_text(key_id))
         if row is None:
+            if self._on_missing is not None:
+                self._on_missing(DATA_KEYS + id_text(key_id))
             raise KeyError(key_id)
         return self._master_keys.unwrap(data_key_purpose(key_id), row.wrapped)
 
@@ -131,17 +151,20 @@ class DataKeys:
     def _on_receipt_keys(self, suffix: str, old: ReceiptKeyRow | None, new: ReceiptKeyRow | None) -> None:
         # A rewrap changes the wrapping, not the key.
         if self._is_started and (old is None or new is None):
-            self._take_receipt_keys()
+            self.take_receipt_keys()
 
-    def _take_receipt_keys(self) -> None:
+    def take_receipt_keys(self) -> None:
+        """Verify with every key there is, and sign with the newest that is old enough."""
         keys = {
             row.key_id: self._master_keys.unwrap(receipt_key_purpose(row.key_id), row.wrapped)
             for _, row in self._receipt_keys.items()
         }
+        known_by_all_ms = self._now_ms() - self._receipt_key_lead_ms
+        ready = [row.key_id for _, row in self._receipt_keys.items() if row.created_ms <= known_by_all_ms]
         if self._handles is None:
-            self._handles = ReceiptHandles(keys, max(keys))
+            self._handles = ReceiptHandles(keys, max(ready, default=min(keys)))
         elif keys:
-            self._handles.set_keys(keys, max(keys))
+            self._handles.set_keys(keys, max(ready, default=min(keys)))
 
 
 def data_key_purpose(key_id: int) -> str:

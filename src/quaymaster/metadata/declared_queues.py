@@ -21,13 +21,12 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from quaymaster.core.errors import CallerError
-from quaymaster.core.queue_definitions import first_difference
-from quaymaster.metadata.queues import Queues
+from quaymaster.core.queue_definitions import QueueDefinition, first_difference
 from quaymaster.protocol.queue_attributes import create_attributes
 from quaymaster.protocol.queue_names import QueueArn, is_fifo_name
 
@@ -68,8 +67,30 @@ def load_declared_queues(path: Path, *, region: str, account_id: str) -> list[De
     return [reader.read_queue(name, table) for name, table in tables.items()]
 
 
+class ChangesQueues(Protocol):
+    """Where queues are found, made and changed."""
+
+    def find(self, account_id: str, name: str) -> QueueDefinition | None: ...
+
+    def queue(self, account_id: str, name: str) -> QueueDefinition: ...
+
+    async def create_queue(
+        self,
+        account_id: str,
+        name: str,
+        attributes: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> QueueDefinition: ...
+
+    async def set_attributes(
+        self, account_id: str, name: str, changes: Mapping[str, str]
+    ) -> QueueDefinition: ...
+
+    async def tag(self, account_id: str, name: str, tags: Mapping[str, str]) -> QueueDefinition: ...
+
+
 async def apply_declared_queues(
-    queues: Queues, declared: list[DeclaredQueue], *, path: Path, account_id: str
+    queues: ChangesQueues, declared: list[DeclaredQueue], *, path: Path, account_id: str
 ) -> int:
     """Create the queues that are missing, change those that differ; return how many of both."""
     changed = 0

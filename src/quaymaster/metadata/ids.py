@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
+from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
+from quaymaster.metadata.mirror import RowStore
 from quaymaster.metadata.rows import IDS
 
 BLOCK: Final = 64
@@ -18,7 +19,7 @@ ID_MAX: Final = 2**64 - 1
 class IdAllocator:
     """Gives the numbers of one kind, from 1 up."""
 
-    def __init__(self, store: Coordination, kind: str) -> None:
+    def __init__(self, store: RowStore, kind: str) -> None:
         self._store = store
         self._key = IDS + kind
         self._lock = asyncio.Lock()
@@ -40,7 +41,9 @@ class IdAllocator:
             last, revision = (int(row.value), row.revision) if row else (0, ABSENT)
             assert last + BLOCK <= ID_MAX, "64-bit ids are used up"
             try:
-                await self._store.compare_and_swap(self._key, revision, str(last + BLOCK).encode())
+                await self._store.transaction(
+                    [Compare(self._key, revision)], [Put(self._key, str(last + BLOCK).encode())]
+                )
             except RevisionMismatch:
                 continue
             self._next, self._end = last + 1, last + BLOCK + 1

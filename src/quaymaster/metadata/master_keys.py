@@ -24,11 +24,12 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +37,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
-from quaymaster.metadata.mirror import Mirror
+from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.rows import MASTER_KEY, MasterKeyRow, encode_row, row_decoder
+
+log = logging.getLogger(__name__)
 
 WRAP_VERSION: Final = 1
 MASTER_KEY_BYTES: Final = 32
@@ -188,12 +191,27 @@ class EnvironmentKeyProvider(KeyProvider):
 
 
 class MasterKeys:
-    """Wraps and unwraps with the current master key of the store."""
+    """Wraps and unwraps with the current master key of the store.
 
-    def __init__(self, provider: KeyProvider, mirror: Mirror) -> None:
+    Where several processes have the keys, `check_new` is asked before one begins to wrap with a new key, and raises
+    KeysUnusable when the others do not have it; and `retires_with_others` says that the old one is retired here when
+    another process has ended a rotation.
+    """
+
+    def __init__(
+        self,
+        provider: KeyProvider,
+        mirror: Mirror,
+        *,
+        check_new: Callable[[str], None] | None = None,
+        retires_with_others: bool = False,
+    ) -> None:
         self._provider = provider
         self._mirror = mirror
-        self._table = mirror.table(MASTER_KEY, row_decoder(MasterKeyRow))
+        self._check_new = check_new
+        self._retires_with_others = retires_with_others
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._table: Table[MasterKeyRow] = mirror.table(MASTER_KEY, row_decoder(MasterKeyRow), self._on_row)
         self._ciphers: dict[str, AESGCM] = {}
 
     def __repr__(self) -> str:
@@ -259,6 +277,8 @@ class MasterKeys:
         row = self.row
         new_key_id = await self._new_key_id(row)
         await asyncio.to_thread(self._cipher, new_key_id)
+        if self._check_new is not None:
+            self._check_new(new_key_id)
         retiring = tuple(key_id for key_id in row.retiring_key_ids if key_id != new_key_id)
         await self._set_row(MasterKeyRow(new_key_id, (*retiring, row.current_key_id)))
         return self.row
@@ -281,6 +301,21 @@ class MasterKeys:
         await self._set_row(MasterKeyRow(row.current_key_id))
         for key_id in row.retiring_key_ids:
             self._ciphers.pop(key_id, None)
+
+    def _on_row(self, suffix: str, old: MasterKeyRow | None, new: MasterKeyRow | None) -> None:
+        """Retire here what another process has retired: nothing is wrapped with it any more, wherever it is read."""
+        if self._retires_with_others and old is not None and new is not None and not new.retiring_key_ids:
+            for key_id in old.retiring_key_ids:
+                task = asyncio.get_running_loop().create_task(self._retire(key_id))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, key_id: str) -> None:
+        try:
+            await asyncio.to_thread(self._provider.retire, key_id)
+        except OSError as error:
+            log.warning("old master key not removed key=%s error=%s", key_id, error)
+        self._ciphers.pop(key_id, None)
 
     async def _set_row(self, row: MasterKeyRow) -> None:
         try:

@@ -1,8 +1,10 @@
 """Everything metadata keeps, mirrored in RAM and kept fresh by one watch; readers never wait.
 
-    start ──list──▶ tables ◀──watch── store ◀──transact── this process
-                       ▲                                      │
-                       └──────────── applied at once ─────────┘
+    start ──list──▶ tables ◀──watch── source ◀── store ◀──transact── this process
+                       ▲                                                 │
+                       └────────────── applied at once ──────────────────┘
+
+The source is the store itself, or what follows it: a node's feed, a node on another host. It may be behind.
 
 Own writes are applied as soon as they are durable, so who was answered reads what it wrote. Each row carries
 its revision; an older event never overwrites a newer row.
@@ -13,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from quaymaster.coordination.interface import (
     ABSENT,
     Compare,
-    Coordination,
+    Event,
     KeyValue,
     Put,
     RevisionMismatch,
@@ -37,16 +39,46 @@ LISTED_AT_A_TIME: Final = 500
 T = TypeVar("T")
 
 
+class RowStore(Protocol):
+    """The part of `Coordination` that rows are kept in."""
+
+    async def get(self, key: str) -> KeyValue | None: ...
+
+    async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]: ...
+
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int: ...
+
+
+class RowSource(Protocol):
+    """The part of `Coordination` that rows are followed by."""
+
+    async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]: ...
+
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]: ...
+
+
+class FollowedStore(RowStore, RowSource, Protocol):
+    """A store that is its own source."""
+
+
 class Table(Generic[T]):
-    """The rows under one prefix, decoded. `on_change` hears each change as (suffix, old, new); None: absent."""
+    """The rows under one prefix, decoded. `on_change` hears each change as (suffix, old, new); None: absent.
+
+    With a `capacity`, the rows that came first leave when there are more: absent then does not mean that the store
+    has no such row.
+    """
 
     def __init__(
         self,
         prefix: str,
         decode: Callable[[bytes], T],
         on_change: Callable[[str, T | None, T | None], None] | None = None,
+        capacity: int | None = None,
     ) -> None:
         self.prefix = prefix
+        self.capacity = capacity
         self._decode = decode
         self._on_change = on_change
         self._rows: dict[str, tuple[int, T]] = {}
@@ -91,6 +123,14 @@ class Table(Generic[T]):
             self._rows[suffix] = (revision, new)
         if self._on_change and (old is not None or new is not None):
             self._on_change(suffix, old, new)
+        if self.capacity is not None and len(self._rows) > self.capacity:
+            self._evict()
+
+    def _evict(self) -> None:
+        suffix = next(iter(self._rows))
+        _, row = self._rows.pop(suffix)
+        if self._on_change:
+            self._on_change(suffix, row, None)
 
     def forget_deletions(self, up_to_revision: int) -> None:
         """Drop what is known of deletions the watch has passed."""
@@ -109,10 +149,14 @@ class Table(Generic[T]):
 class Mirror:
     """The tables, the store behind them, and the task that follows it."""
 
-    def __init__(self, store: Coordination) -> None:
+    def __init__(self, store: RowStore, source: RowSource) -> None:
         self.store = store
+        self._source = source
         self._tables: dict[str, Table[Any]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+        self.position = 0
+        """Every change up to this revision is in the tables."""
         self.failure: BaseException | None = None
         """Why the tables are no longer kept fresh; None while they are."""
 
@@ -121,9 +165,10 @@ class Mirror:
         prefix: str,
         decode: Callable[[bytes], T],
         on_change: Callable[[str, T | None, T | None], None] | None = None,
+        capacity: int | None = None,
     ) -> Table[T]:
-        """Add a table. Every row of the store under `prefix` is mirrored in it from `start` on."""
-        table = Table(prefix, decode, on_change)
+        """Add a table. Every row of the store under `prefix` is mirrored in it from `start` on, up to its capacity."""
+        table = Table(prefix, decode, on_change, capacity)
         self._tables[prefix] = table
         return table
 
@@ -183,7 +228,7 @@ class Mirror:
             table.apply(suffix, value, revision)
 
     async def _list(self) -> int:
-        items, revision = await self.store.list_all(ROOT)
+        items, revision = await self._source.list_all(ROOT)
         found: dict[str, set[str]] = {prefix: set() for prefix in self._tables}
         for number, item in enumerate(items, 1):
             self._take_listed(item, found)
@@ -191,6 +236,7 @@ class Mirror:
                 await asyncio.sleep(0)  # what is written meanwhile has a newer revision
         for prefix, table in self._tables.items():
             table.keep_only(found[prefix], revision)
+        self._move(revision)
         return revision
 
     def _take_listed(self, item: KeyValue, found: dict[str, set[str]]) -> None:
@@ -203,10 +249,11 @@ class Mirror:
         retry_s = RETRY_MIN_S
         while True:
             try:
-                async for events in self.store.watch(ROOT, revision):
+                async for events in self._source.watch(ROOT, revision):
                     for event in events:
                         self._apply(event.key, event.value, event.revision)
                     revision = events[-1].revision
+                    self._move(revision)
                     for table in self._tables.values():
                         table.forget_deletions(revision)
                     retry_s = RETRY_MIN_S
@@ -218,6 +265,16 @@ class Mirror:
                 log.warning("metadata unreachable error=%s retry_s=%.1f", error, retry_s)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    async def reached(self, revision: int) -> None:
+        """Return when every change up to a revision is in the tables."""
+        while self.position < revision:
+            await self._moved.wait()
+
+    def _move(self, revision: int) -> None:
+        self.position = max(self.position, revision)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -18,6 +18,7 @@ import base64
 import binascii
 import logging
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
@@ -25,7 +26,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
 from quaymaster.core.errors import (
     InvalidParameterValue,
     NotNow,
@@ -46,12 +47,13 @@ from quaymaster.core.queue_definitions import (
     one_partition,
     replace_definition,
 )
-from quaymaster.metadata.data_keys import DataKeys
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.permissions import add_permission, remove_permission
 from quaymaster.metadata.rows import (
+    DATA_KEYS,
     DELETED,
+    MASTER_KEY,
     PENDING,
     PURGES,
     QUEUES,
@@ -62,6 +64,7 @@ from quaymaster.metadata.rows import (
     id_text,
     row_decoder,
 )
+from quaymaster.protocol.metadata_messages import NewDataKey
 from quaymaster.protocol.queue_attributes import (
     QueueAttributes,
     change_attributes,
@@ -93,6 +96,10 @@ class QueueJournal(Protocol):
         ...
 
 
+class DataKeyStale(Exception):
+    """The master key was rotated since the queue's data key was wrapped: nothing was done, wrap another."""
+
+
 class QueuePage(msgspec.Struct, frozen=True):
     """Some queues in order of their names. `next_token` None: these were the last."""
 
@@ -106,22 +113,22 @@ class Queues:
     def __init__(
         self,
         mirror: Mirror,
-        data_keys: DataKeys,
         *,
         region: str,
         now_ms: Callable[[], int],
+        new_data_key: Callable[[], Awaitable[NewDataKey]] | None = None,
         purge_interval_s: int = 60,
         queue_name_reuse_s: int = 60,
-        journal_id: int = 0,
+        journals: Callable[[], Sequence[int]] = lambda: (0,),
         journal_timeout_ms: int = JOURNAL_TIMEOUT_MS,
     ) -> None:
         self._mirror = mirror
-        self._data_keys = data_keys
         self._region = region
         self._now_ms = now_ms
         self._purge_interval_s = purge_interval_s
         self._reuse_s = queue_name_reuse_s
-        self._journal_id = journal_id
+        self._new_data_key = new_data_key
+        self._journals = journals
         self._journal_timeout_ms = journal_timeout_ms
         self._journal: QueueJournal | None = None
         self._ids = IdAllocator(mirror.store, "queue")
@@ -134,6 +141,7 @@ class Queues:
         self._by_id: dict[int, QueueDefinition] = {}
         self._names: dict[str, list[str]] = {}
         self._dead_letter_sources: dict[str, list[str]] = {}
+        self._partitions_in: Counter[int] = Counter()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def attach_journal(self, journal: QueueJournal) -> None:
@@ -162,6 +170,12 @@ class Queues:
         """Return an active queue by its id, or None."""
         return self._by_id.get(queue_id)
 
+    def row(self, account_id: str, name: str) -> tuple[QueueDefinition, int] | None:
+        """Return a queue in whatever state it is, and the revision of its row; None when there is none."""
+        suffix = f"{account_id}/{name}"
+        definition = self._rows.get(suffix)
+        return None if definition is None else (definition, self._rows.revision(suffix))
+
     def active_queues(self) -> Iterable[QueueDefinition]:
         """Return all active queues, of all accounts, in no order."""
         return list(self._by_id.values())
@@ -173,7 +187,7 @@ class Queues:
         """Return a queue's ARN."""
         return str(QueueArn(self._region, definition.account_id, definition.name))
 
-    def list_queues(
+    async def list_queues(
         self,
         account_id: str,
         *,
@@ -197,7 +211,7 @@ class Queues:
             found.append(name)
         return self._page(account_id, found, limit, max_results)
 
-    def list_dead_letter_source_queues(
+    async def list_dead_letter_source_queues(
         self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
     ) -> QueuePage:
         """Return the queues whose redrive policy names `target`, up to 1000; tokens as in `list_queues`."""
@@ -222,10 +236,15 @@ class Queues:
         name: str,
         attributes: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
+        *,
+        data_key: NewDataKey | None = None,
     ) -> QueueDefinition:
         """Create a queue, or return the one that exists with the attributes given (others are not compared).
 
+        `data_key` is the queue's, made by whoever has the master key; None where that is this process.
+
         Raises:
+            DataKeyStale: `data_key` was wrapped before the master key was rotated, or its id is used.
             QueueNameExists: it has another value for an attribute, which the error names.
             QueueDeletedRecently: the name has not rested for `queue_name_reuse_s`.
             InvalidParameterValue, InvalidAttributeName, InvalidAttributeValue: name or attributes cannot be.
@@ -243,7 +262,7 @@ class Queues:
                     self._check_dead_letter_target(account_id, name, checked, given)
                     self._check_name_has_rested(suffix)
                     existing = await self._begin_creation(
-                        account_id, name, checked, given, tags or {}, unchanged
+                        account_id, name, checked, given, tags or {}, data_key, unchanged
                     )
                 elif existing.state == "deleting":
                     if self._reuse_s:
@@ -267,13 +286,14 @@ class Queues:
         checked: QueueAttributes,
         given: Mapping[str, str],
         tags: Mapping[str, str],
+        given_data_key: NewDataKey | None,
         unchanged: Sequence[Compare],
     ) -> QueueDefinition | None:
         """Store the queue as `creating`; None when something it rests on changed meanwhile."""
         suffix = f"{account_id}/{name}"
         predecessor = self._deleted.get(suffix)
         queue_id = await self._ids.next_id()
-        data_key_id, compares, put_data_key = await self._data_keys.new_data_key()
+        data_key = given_data_key or await self._make_data_key()
         now_ms = self._now_ms()
         definition = QueueDefinition(
             queue_id=queue_id,
@@ -285,11 +305,11 @@ class Queues:
             modified_ms=now_ms,
             attributes=_without_defaults(checked.values, given),
             tags=dict(tags),
-            data_key_id=data_key_id,
-            partitions=one_partition(self._journal_id),
+            data_key_id=data_key.key_id,
+            partitions=one_partition(self._choose_journal()),
         )
         puts = [
-            put_data_key,
+            Put(DATA_KEYS + id_text(data_key.key_id), data_key.row),
             Put(QUEUES + suffix, encode_queue_definition(definition)),
             Put(PENDING + suffix, encode_row(PendingRow(queue_id, now_ms))),
         ]
@@ -297,13 +317,30 @@ class Queues:
             puts.append(Put(DELETED + id_text(predecessor.queue_id), encode_row(predecessor)))
         try:
             await self._mirror.transact(
-                [*compares, *unchanged],
+                [
+                    Compare(MASTER_KEY, data_key.master_key_revision),
+                    Compare(DATA_KEYS + id_text(data_key.key_id), ABSENT),
+                    *unchanged,
+                ],
                 puts,
                 [DELETED + suffix],
             )
-        except RevisionMismatch:
+        except RevisionMismatch as mismatch:
+            if given_data_key is not None and mismatch.key.startswith((MASTER_KEY, DATA_KEYS)):
+                raise DataKeyStale from None
             return None
         return definition
+
+    async def _make_data_key(self) -> NewDataKey:
+        assert self._new_data_key is not None, "whoever has no master key is given data keys"
+        return await self._new_data_key()
+
+    def _choose_journal(self) -> int:
+        """Return the journal with the fewest partitions of those that take new queues."""
+        journals = self._journals()
+        if not journals:
+            raise Overloaded("No journal takes new queues now.")
+        return min(journals, key=lambda journal_id: (self._partitions_in[journal_id], journal_id))
 
     async def _finish_creation(self, definition: QueueDefinition) -> QueueDefinition | None:
         """Tell the journal and make the queue active; None when it became another one meanwhile."""
@@ -480,12 +517,17 @@ class Queues:
 
     async def delete_queue(self, account_id: str, name: str) -> QueueDefinition:
         """Delete a queue and its messages; QueueDoesNotExist. Its data key stays, its dead letters need it."""
-        async with self._only_one(f"{account_id}/{name}"):
-            deleting = await self._begin_delete(account_id, name)
-            await self._finish_deletion(deleting)
-            return deleting
+        deleting, _ = await self.delete_row(account_id, name)
+        return deleting
 
-    async def _begin_delete(self, account_id: str, name: str) -> QueueDefinition:
+    async def delete_row(self, account_id: str, name: str) -> tuple[QueueDefinition, int]:
+        """Delete a queue, and return the revision of its row from when on nobody found it."""
+        async with self._only_one(f"{account_id}/{name}"):
+            deleting, revision = await self._begin_delete(account_id, name)
+            await self._finish_deletion(deleting)
+            return deleting, revision
+
+    async def _begin_delete(self, account_id: str, name: str) -> tuple[QueueDefinition, int]:
         suffix = f"{account_id}/{name}"
         async for _ in _attempts(suffix):
             current = self.queue(account_id, name)
@@ -493,7 +535,7 @@ class Queues:
             now_ms = self._now_ms()
             deleting = replace_definition(current, state="deleting", modified_ms=now_ms)
             try:
-                await self._mirror.transact(
+                revision = await self._mirror.transact(
                     [compare],
                     [
                         Put(QUEUES + suffix, encode_queue_definition(deleting)),
@@ -502,7 +544,7 @@ class Queues:
                 )
             except RevisionMismatch:
                 continue
-            return deleting
+            return deleting, revision
         raise Overloaded
 
     async def _finish_deletion(self, definition: QueueDefinition) -> None:
@@ -646,6 +688,7 @@ class Queues:
         self._by_name[key] = definition
         self._by_id[definition.queue_id] = definition
         insort(self._names.setdefault(definition.account_id, []), definition.name)
+        self._partitions_in.update(partition.journal_id for partition in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:
             insort(self._dead_letter_sources.setdefault(policy.target_arn, []), definition.name)
@@ -656,6 +699,7 @@ class Queues:
         del self._by_id[definition.queue_id]
         names = self._names[definition.account_id]
         del names[bisect_left(names, definition.name)]
+        self._partitions_in.subtract(partition.journal_id for partition in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:
             sources = self._dead_letter_sources[policy.target_arn]

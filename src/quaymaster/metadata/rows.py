@@ -9,6 +9,8 @@
     /access_keys/ID             AccessKeyRow                           secrets wrapped
     /data_keys/ID               DataKeyRow                             key wrapped; never deleted
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
+    /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
+    /readers/NAME               ReaderRow: a front end, and which master keys it has
     /master_key                 MasterKeyRow: which master key wraps
     /ids/KIND                   the last number of a kind that was set aside (text)
 
@@ -37,6 +39,8 @@ DATA_KEYS: Final = "/data_keys/"
 RECEIPT_KEYS: Final = "/receipt_keys/"
 MASTER_KEY: Final = "/master_key"
 IDS: Final = "/ids/"
+NODES: Final = "/nodes/"
+READERS: Final = "/readers/"
 
 
 class PendingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -107,6 +111,21 @@ class MasterKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     current_key_id: str
     retiring_key_ids: tuple[str, ...] = ()
+
+
+class NodeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A metadata node was there at this time."""
+
+    name: str
+    beat_ms: int
+
+
+class ReaderRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A front end was there at this time, with these master keys."""
+
+    name: str
+    key_ids: tuple[str, ...]
+    seen_ms: int
 
 
 Row = TypeVar("Row", bound=msgspec.Struct)

@@ -20,14 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from quaymaster.coordination.interface import Coordination, RevisionMismatch, StoreUnusable
+from quaymaster.coordination.interface import Coordination
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.accounts import AccessKey, Accounts
 from quaymaster.metadata.data_keys import DataKeys, MasterKeyRotation
 from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
+from quaymaster.metadata.identity import check_identity
 from quaymaster.metadata.master_keys import KeyProvider, MasterKeys
 from quaymaster.metadata.mirror import Mirror
 from quaymaster.metadata.queues import QueueJournal, Queues
@@ -37,15 +36,7 @@ from quaymaster.protocol.receipts import ReceiptHandles
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL_MS: Final = 30_000
-IDENTITY_KEY: Final = "identity"
 PENDING_TOO_LONG_MS: Final = 60_000
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """What everything stored rests on."""
-
-    account_id: str
-    region: str
 
 
 class MetadataService:
@@ -68,18 +59,18 @@ class MetadataService:
         self.account_id = account_id
         self._store = store
         self._upkeep_interval_ms = upkeep_interval_ms
-        self._mirror = Mirror(store)
+        self._mirror = Mirror(store, store)
         self.master_keys = MasterKeys(key_provider, self._mirror)
         self.data_keys = DataKeys(self._mirror, self.master_keys, now_ms)
         self.accounts = Accounts(self._mirror, self.master_keys, now_ms)
         self.queues = Queues(
             self._mirror,
-            self.data_keys,
             region=region,
             now_ms=now_ms,
+            new_data_key=self.data_keys.new_data_key,
             purge_interval_s=purge_interval_s,
             queue_name_reuse_s=queue_name_reuse_s,
-            journal_id=journal_id,
+            journals=lambda: (journal_id,),
         )
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
         self._default_key: AccessKey | None = None
@@ -97,7 +88,7 @@ class MetadataService:
             KeysUnusable: a master key is missing or damaged.
             StoreUnusable: the store holds what this program cannot read.
         """
-        await self._check_identity()
+        await check_identity(self._store, self.account_id, self.region)
         is_empty = not (await self._store.list_prefix(ROOT, limit=1)).items
         await self._mirror.start()
         try:
@@ -108,23 +99,6 @@ class MetadataService:
             await self._mirror.close()
             raise
         self._upkeep_task = asyncio.create_task(self._upkeep(), name="metadata-upkeep")
-
-    async def _check_identity(self) -> None:
-        """Note, at the first start, what the stored ARNs and accounts rest on; refuse other values later."""
-        wanted = Identity(self.account_id, self.region)
-        found = await self._store.get(IDENTITY_KEY)
-        if found is None:
-            with contextlib.suppress(RevisionMismatch):
-                await self._store.compare_and_swap(IDENTITY_KEY, 0, msgspec.json.encode(wanted))
-            found = await self._store.get(IDENTITY_KEY)
-            assert found is not None, "the identity was just written, by us or by another node"
-        known = msgspec.json.decode(found.value, type=Identity)
-        if known != wanted:
-            raise StoreUnusable(
-                f"This data was made with account_id = {known.account_id} and region = {known.region}, which its "
-                f"queues, keys and ARNs carry; the settings say account_id = {wanted.account_id} and region = "
-                f"{wanted.region}. Set them back, or use a new data directory."
-            )
 
     async def close(self) -> None:
         """Stop following the store, which stays open."""

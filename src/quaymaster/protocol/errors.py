@@ -119,6 +119,7 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     errors.ConnectionLost: _UNAVAILABLE,
     errors.JournalStopped: _UNAVAILABLE,
     errors.DiskFull: _UNAVAILABLE,
+    errors.NotYetKnown: _UNAVAILABLE,
     errors.Overloaded: _UNAVAILABLE,
     errors.InternalFailure: _FAILURE,
 }

@@ -1,0 +1,390 @@
+"""A metadata node: the rows of the store for front ends, and the changes of queues that touch metadata and journal.
+
+    front ends ──requests──▶ node ──compare-and-swap──▶ store (etcd) ◀── other nodes
+                              │ ▲                         │
+               QUEUE_SET, ... │ └──── feed, tables ◀──────┘ watch
+                              ▼
+                           journals
+
+Organised as `full`: every node holds everything, and any may be asked. Nodes know nothing of each other; what they
+do at once is sorted out by compare-and-swap, and what one leaves half done another finishes (`reconcile`).
+
+A node has no master key: secrets come wrapped, stay wrapped and leave wrapped. Front ends wrap and unwrap.
+
+How old a node's knowledge is it finds out by itself: it writes a row now and then, and sees it come back by its watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from quaymaster.coordination.interface import (
+    Compare,
+    Coordination,
+    Event,
+    KeyValue,
+    Put,
+    RevisionMismatch,
+    WatchLost,
+)
+from quaymaster.core.errors import AccessDenied, NotNow, Overloaded, QueueDoesNotExist
+from quaymaster.core.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.metadata.feed import Feed
+from quaymaster.metadata.identity import check_identity
+from quaymaster.metadata.mirror import Mirror
+from quaymaster.metadata.queues import (
+    JOURNAL_TIMEOUT_MS,
+    DataKeyStale,
+    QueueJournal,
+    QueuePage,
+    Queues,
+)
+from quaymaster.metadata.rows import (
+    ACCESS_KEYS,
+    ACCOUNTS,
+    DATA_KEYS,
+    IDS,
+    MASTER_KEY,
+    NODES,
+    QUEUES,
+    READERS,
+    RECEIPT_KEYS,
+    ROOT,
+    NodeRow,
+    encode_row,
+    id_text,
+)
+from quaymaster.protocol.metadata_messages import (
+    PAGE_BYTES_MAX,
+    PAGE_ROWS_MAX,
+    AddPermission,
+    Answer,
+    BeginPurge,
+    CancelPurge,
+    ChangedQueue,
+    Changes,
+    CreateQueue,
+    DeleteQueue,
+    FindRows,
+    FoundRows,
+    GetChanges,
+    GetRow,
+    Greet,
+    Greeting,
+    ListDeadLetterSources,
+    ListQueues,
+    ListRows,
+    QueueChange,
+    QueueList,
+    RemovePermission,
+    Request,
+    Row,
+    RowPage,
+    SetAttributes,
+    Swap,
+    TagQueue,
+    Transact,
+    Transacted,
+    UntagQueue,
+)
+
+log = logging.getLogger(__name__)
+
+BEAT_INTERVAL_MS: Final = 1_000
+UPKEEP_INTERVAL_MS: Final = 30_000
+PENDING_TOO_LONG_MS: Final = 2 * JOURNAL_TIMEOUT_MS
+"""Older changes are not just being made by another node."""
+CATCH_UP_MS: Final = 2_000
+"""How long a request waits for the node to come to the revision that the front end has seen."""
+FIND_KEYS_MAX: Final = 128
+NEVER_MS: Final = 10**12
+
+_WRITABLE: Final = (ACCOUNTS, ACCESS_KEYS, DATA_KEYS, RECEIPT_KEYS, MASTER_KEY, IDS, READERS)
+"""What front ends change by transactions of their own. Queues are changed by requests that know the rules."""
+
+
+class MetadataNode:
+    """Answers the requests of front ends. Nodes of one store may be started, stopped and killed as one likes."""
+
+    def __init__(
+        self,
+        store: Coordination,
+        *,
+        name: str,
+        region: str,
+        account_id: str,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], float],
+        journals: Callable[[], Sequence[int]] = lambda: (0,),
+        purge_interval_s: int = 60,
+        queue_name_reuse_s: int = 60,
+        beat_interval_ms: int = BEAT_INTERVAL_MS,
+        upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
+    ) -> None:
+        self.name = name
+        self._store = store
+        self._region = region
+        self._account_id = account_id
+        self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms
+        self._beat_interval_ms = beat_interval_ms
+        self._upkeep_interval_ms = upkeep_interval_ms
+        self.feed = Feed(store)
+        self._mirror = Mirror(store, self.feed)
+        self.queues = Queues(
+            self._mirror,
+            region=region,
+            now_ms=now_ms,
+            journals=journals,
+            purge_interval_s=purge_interval_s,
+            queue_name_reuse_s=queue_name_reuse_s,
+        )
+        self._confirmed_ms: float | None = None
+        """When, by the monotonic clock, the feed had certainly everything."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, journal: QueueJournal) -> None:
+        """Read everything, finish what a crash cut in half as far as the journals can be reached, and keep up.
+
+        Raises:
+            StoreUnusable: the store holds what this program cannot read, or is another cell's.
+            NotNow: the store cannot be reached.
+        """
+        await check_identity(self._store, self._account_id, self._region)
+        began_ms = self._monotonic_ms()
+        await self.feed.start()
+        self._confirmed_ms = began_ms
+        try:
+            await self._mirror.start()
+        except BaseException:
+            await self.feed.close()
+            raise
+        self.queues.attach_journal(journal)
+        self._tasks = [
+            asyncio.create_task(self._repeat(self.beat, self._beat_interval_ms), name="metadata-beat"),
+            asyncio.create_task(
+                self._repeat(self.run_upkeep, self._upkeep_interval_ms), name="metadata-upkeep"
+            ),
+        ]
+
+    async def close(self) -> None:
+        """Stop. The store stays open."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._mirror.close()
+        await self.feed.close()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the node no longer follows the store (then it should be stopped); None while all is well."""
+        return self.feed.failure or self._mirror.failure
+
+    @property
+    def age_ms(self) -> int:
+        """How old what the node knows may be."""
+        if self._confirmed_ms is None or self.failure is not None:
+            return NEVER_MS
+        return max(0, int(self._monotonic_ms() - self._confirmed_ms))
+
+    async def beat(self) -> None:
+        """Write a row and wait until the watch brings it: then everything before is known too."""
+        began_ms = self._monotonic_ms()
+        row = encode_row(NodeRow(self.name, self._now_ms()))
+        revision = await self._store.transaction([], [Put(NODES + self.name, row)])
+        async with asyncio.timeout(self._beat_interval_ms * 10 / 1000):
+            while self.feed.position < revision:
+                await self.feed.wait_for_change()
+        self._confirmed_ms = began_ms
+
+    async def run_upkeep(self) -> None:
+        """Finish what other nodes, or this one before its restart, left half done."""
+        await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: int) -> None:
+        while True:
+            try:
+                await work()
+            except (NotNow, TimeoutError) as error:
+                log.warning("metadata %s failed error=%s", work.__name__, str(error) or "timeout")
+            except Exception:
+                log.exception("metadata %s failed", work.__name__)
+            await asyncio.sleep(interval_ms / 1000)
+
+    # Answering
+
+    async def answer(self, request: Request) -> Answer:
+        """Do what is asked.
+
+        Raises:
+            CallerError: what is asked cannot be.
+            NotNow: it cannot be done now, or the outcome is unknown (Timeout).
+        """
+        if self.failure is not None:
+            raise NotNow("This metadata node does not follow its store any more.")
+        match request:
+            case GetChanges():
+                return await self._changes(request)
+            case FindRows():
+                return self._find(request)
+            case ListRows():
+                return await self._list(request)
+            case GetRow():
+                _check_ours(request.key)
+                row = await self._store.get(request.key)
+                return FoundRows([] if row is None else [_row(row)], self.feed.position, self.age_ms)
+            case Transact():
+                return await self._transact(request)
+            case Greet():
+                return Greeting(self._region, self._account_id)
+            case ListQueues():
+                await self._catch_up(request.at_least)
+                return _queue_list(
+                    await self.queues.list_queues(
+                        request.account_id,
+                        prefix=request.prefix,
+                        max_results=request.results_max,
+                        next_token=request.next_token,
+                    )
+                )
+            case ListDeadLetterSources():
+                await self._catch_up(request.at_least)
+                return _queue_list(
+                    await self.queues.list_dead_letter_source_queues(
+                        self.queues.queue(request.account_id, request.name),
+                        max_results=request.results_max,
+                        next_token=request.next_token,
+                    )
+                )
+        return await self._change(request)
+
+    async def _changes(self, request: GetChanges) -> Changes:
+        deadline_ms = self._monotonic_ms() + request.wait_ms
+        while True:
+            try:
+                events, position = self.feed.changes(
+                    request.prefixes, request.after_revision, PAGE_ROWS_MAX, PAGE_BYTES_MAX
+                )
+            except WatchLost:
+                return Changes([], self.feed.position, self.age_ms, is_lost=True)
+            left_ms = deadline_ms - self._monotonic_ms()
+            if events or left_ms <= 0:
+                return Changes([_changed(event) for event in events], position, self.age_ms)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_ms / 1000):
+                    await self.feed.wait_for_change()
+
+    def _find(self, request: FindRows) -> FoundRows:
+        if len(request.keys) > FIND_KEYS_MAX:
+            raise Overloaded(f"At most {FIND_KEYS_MAX} rows are looked for together.")
+        if self.feed.position < request.at_least:
+            raise NotNow("This metadata node is behind another one.")
+        rows = [_row(row) for row in map(self.feed.get, request.keys) if row is not None]
+        for key in request.keys:
+            # Who asks for a queue is about to need its data key.
+            account_id, _, name = key.removeprefix(QUEUES).partition("/")
+            definition = self.queues.find(account_id, name)
+            if definition is not None:
+                data_key = self.feed.get(DATA_KEYS + id_text(definition.data_key_id))
+                if data_key is not None:
+                    rows.append(_row(data_key))
+        return FoundRows(rows, self.feed.position, self.age_ms)
+
+    async def _list(self, request: ListRows) -> RowPage:
+        _check_ours(request.prefix)
+        if request.is_stored:
+            listing = await self._store.list_prefix(request.prefix, after=request.after, limit=PAGE_ROWS_MAX)
+            return RowPage([_row(row) for row in listing.items], listing.revision, listing.more)
+        rows, more = self.feed.page(request.prefix, request.after, PAGE_ROWS_MAX, PAGE_BYTES_MAX)
+        return RowPage([_row(row) for row in rows], self.feed.position, more)
+
+    async def _transact(self, request: Transact) -> Transacted:
+        for key in (*(put.key for put in request.puts), *request.deletes):
+            if not key.startswith(_WRITABLE):
+                raise AccessDenied(f"{key} is not for front ends to write.")
+        try:
+            revision = await self._store.transaction(
+                [Compare(swap.key, swap.revision) for swap in request.compares],
+                [Put(put.key, put.value) for put in request.puts],
+                request.deletes,
+            )
+        except RevisionMismatch as mismatch:
+            return Transacted(0, Swap(mismatch.key, mismatch.expected), mismatch.found)
+        return Transacted(revision)
+
+    async def _change(self, request: QueueChange) -> ChangedQueue:
+        await self._catch_up(request.at_least)
+        queues = self.queues
+        account_id, name = request.account_id, request.name
+        match request:
+            case CreateQueue():
+                try:
+                    definition = await queues.create_queue(
+                        account_id, name, request.attributes, request.tags, data_key=request.data_key
+                    )
+                except DataKeyStale:
+                    return ChangedQueue(None)
+            case SetAttributes():
+                definition = await queues.set_attributes(account_id, name, request.changes)
+            case AddPermission():
+                definition = await queues.add_permission(
+                    account_id, name, request.label, request.account_ids, request.actions
+                )
+            case RemovePermission():
+                definition = await queues.remove_permission(account_id, name, request.label)
+            case TagQueue():
+                definition = await queues.tag(account_id, name, request.tags)
+            case UntagQueue():
+                definition = await queues.untag(account_id, name, request.keys)
+            case DeleteQueue():
+                definition, revision = await queues.delete_row(account_id, name)
+                return ChangedQueue(encode_queue_definition(definition), revision)
+            case BeginPurge():
+                definition = self._of_id(account_id, name, request.queue_id)
+                await queues.begin_purge(definition)
+            case CancelPurge():
+                definition = self._of_id(account_id, name, request.queue_id)
+                await queues.cancel_purge(definition)
+        row = queues.row(account_id, name)
+        if row is None or row[0].queue_id != definition.queue_id:
+            raise NotNow("The queue was deleted at the same time.")
+        # Definition and revision are of one moment: a later change of the queue has another revision.
+        return ChangedQueue(encode_queue_definition(row[0]), row[1])
+
+    def _of_id(self, account_id: str, name: str, queue_id: int) -> QueueDefinition:
+        definition = self.queues.queue(account_id, name)
+        if definition.queue_id != queue_id:
+            raise QueueDoesNotExist
+        return definition
+
+    async def _catch_up(self, revision: int) -> None:
+        if self._mirror.position >= revision:
+            return
+        try:
+            async with asyncio.timeout(CATCH_UP_MS / 1000):
+                await self._mirror.reached(revision)
+        except TimeoutError:
+            raise NotNow("This metadata node is behind another one.") from None
+
+
+def _check_ours(key: str) -> None:
+    if not key.startswith(ROOT):
+        raise AccessDenied(f"{key!r} is not metadata's.")
+
+
+def _row(row: KeyValue) -> Row:
+    return Row(row.key, row.value, row.revision)
+
+
+def _changed(event: Event) -> Row:
+    return Row(event.key, event.value, event.revision)
+
+
+def _queue_list(page: QueuePage) -> QueueList:
+    return QueueList([encode_queue_definition(queue) for queue in page.queues], page.next_token)

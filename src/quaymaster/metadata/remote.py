@@ -1,0 +1,720 @@
+"""Metadata as a front end of a cell has it: in memory, fed by metadata nodes; secrets unwrapped here and nowhere else.
+
+    start ──list──▶ tables ◀──changes── metadata node (another one when it fails)
+                      │ ▲                    ▲
+     find_queue, ◀────┘ └── own changes      │ create_queue, ... , look-ups of what is not in memory
+     access_key, data_key   applied at once ─┘
+
+Look-ups answer from memory, as fast as in one process. What is not there is asked for once (`NotYetKnown`): either it
+comes into memory, or that there is no such thing is remembered for a while, or until a change says otherwise.
+
+**When no node answers**, what is known goes on being served, however old: messages flow. What is not known, and every
+change, fails as "not now". `age_ms` says how old what is known may be.
+
+Memory is bounded: of queues and data keys at most `rows_max` each are kept; the others are asked for when needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from quaymaster.coordination.interface import (
+    Compare,
+    Event,
+    KeyValue,
+    Put,
+    RevisionMismatch,
+    WatchLost,
+)
+from quaymaster.core.errors import (
+    ConnectionLost,
+    NotNow,
+    NotYetKnown,
+    Overloaded,
+    QueueDoesNotExist,
+    Timeout,
+    Unreachable,
+    UnsupportedOperation,
+)
+from quaymaster.core.queue_definitions import (
+    QueueDefinition,
+    decode_queue_definition,
+    replace_definition,
+)
+from quaymaster.metadata.accounts import AccessKey, Accounts
+from quaymaster.metadata.data_keys import DataKeys, MasterKeyRotation
+from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
+from quaymaster.metadata.identity import Identity, compare_identities
+from quaymaster.metadata.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
+from quaymaster.metadata.mirror import Mirror, Table
+from quaymaster.metadata.queues import QueuePage
+from quaymaster.metadata.rows import (
+    ACCESS_KEYS,
+    ACCOUNTS,
+    DATA_KEYS,
+    MASTER_KEY,
+    QUEUES,
+    READERS,
+    RECEIPT_KEYS,
+    ReaderRow,
+    encode_row,
+    id_text,
+    row_decoder,
+)
+from quaymaster.net.metadata_client import MetadataClient, when_known
+from quaymaster.protocol.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    ChangedQueue,
+    CreateQueue,
+    DeleteQueue,
+    FindRows,
+    FoundRows,
+    GetRow,
+    Greet,
+    Greeting,
+    ListDeadLetterSources,
+    ListQueues,
+    ListRows,
+    QueueChange,
+    QueueList,
+    RemovePermission,
+    Row,
+    RowPage,
+    SetAttributes,
+    Swap,
+    TagQueue,
+    Transact,
+    Transacted,
+    UntagQueue,
+    Written,
+)
+from quaymaster.protocol.receipts import ReceiptHandles
+
+log = logging.getLogger(__name__)
+
+ROWS_MAX: Final = 200_000
+UNKNOWN_MS: Final = 5_000
+UNKNOWN_MAX: Final = 10_000
+LOOKUPS_MAX: Final = 256
+LOOKUP_MS: Final = 2_000
+LOOKUP_ATTEMPT_MS: Final = 500
+LIST_MS: Final = 30_000
+CHANGE_MS: Final = 20_000
+UPKEEP_INTERVAL_MS: Final = 30_000
+DELETIONS_KEPT: Final = 10_000
+DATA_KEY_ATTEMPTS_MAX: Final = 8
+RECEIPT_KEY_LEAD_MS: Final = 60_000
+"""A new receipt key signs when every front end that hears of changes at all has had it for long."""
+READER_GONE_MS: Final = 5 * UPKEEP_INTERVAL_MS
+"""A front end not heard of for longer is gone, and need not have a new master key."""
+
+_FOLLOWED: Final = (MASTER_KEY, ACCOUNTS, ACCESS_KEYS, DATA_KEYS, RECEIPT_KEYS, QUEUES, READERS)
+_KEY_CHARS_MAX: Final = 200
+_ACCESS_KEY: Final = re.compile(ACCESS_KEYS + "[A-Z0-9]{20}", re.ASCII)
+
+T = TypeVar("T")
+
+
+class RemoteStore:
+    """The rows of the store, read and written through a metadata node; never from anybody's memory."""
+
+    def __init__(self, client: MetadataClient, deadline_ms: int) -> None:
+        self._client = client
+        self._deadline_ms = deadline_ms
+
+    async def get(self, key: str) -> KeyValue | None:
+        """Return a row as last changed, or None."""
+        found = await self._client.ask(GetRow(key), FoundRows, key=key, deadline_ms=self._deadline_ms)
+        return _key_value(found.rows[0]) if found.rows else None
+
+    async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
+        """Return every row under a prefix, and the revision to watch from."""
+        return await _list_all(self._client, prefix, self._deadline_ms, is_stored=True)
+
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        """Do all of it or none, and return the new revision; RevisionMismatch."""
+        request = Transact(
+            [Swap(compare.key, compare.revision) for compare in compares],
+            [Written(put.key, put.value) for put in puts],
+            list(deletes),
+        )
+        done = await self._client.ask(request, Transacted, deadline_ms=self._deadline_ms, is_repeatable=False)
+        if done.failed is not None:
+            raise RevisionMismatch(done.failed.key, done.failed.revision, done.found_revision)
+        return done.revision
+
+
+class RemoteSource:
+    """The rows as metadata nodes have them in memory, and their changes."""
+
+    def __init__(self, client: MetadataClient, rows_max: int) -> None:
+        self._client = client
+        self._rows_max = rows_max
+
+    async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
+        """Return every row this front end keeps, up to its limits, and the revision to follow from."""
+        found: list[KeyValue] = []
+        revisions: list[int] = []
+        for followed in _FOLLOWED:
+            limit = self._rows_max if followed in (QUEUES, DATA_KEYS) else None
+            rows, revision = await _list_all(self._client, followed, LIST_MS, limit=limit)
+            found += rows
+            revisions.append(revision)
+        return found, min(revisions)
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
+        """Yield the changes after a revision, in order; WatchLost."""
+        async for changes in self._client.follow(_FOLLOWED, after_revision):
+            if changes.is_lost:
+                raise WatchLost("the metadata node does not remember that far back")
+            if changes.rows:
+                yield [Event(row.key, row.value, row.revision) for row in changes.rows]
+
+
+async def _list_all(
+    client: MetadataClient,
+    prefix: str,
+    deadline_ms: int,
+    *,
+    is_stored: bool = False,
+    limit: int | None = None,
+) -> tuple[list[KeyValue], int]:
+    while True:
+        rows: list[KeyValue] = []
+        after = ""
+        revision: int | None = None
+        while True:
+            request = ListRows(prefix, after, is_stored)
+            page = await client.ask(request, RowPage, key=prefix, deadline_ms=deadline_ms)
+            if revision is None:
+                revision = page.revision
+            elif page.revision < revision:
+                break  # of another node, which is behind the one before: changes between them would be missed
+            rows += [_key_value(row) for row in page.rows]
+            if not page.more or (limit is not None and len(rows) >= limit):
+                return rows[:limit], revision
+            after = rows[-1].key
+        await asyncio.sleep(0.1)
+
+
+def _key_value(row: Row) -> KeyValue:
+    assert row.value is not None, "a row that is listed or found has a value"
+    return KeyValue(row.key, row.value, row.revision)
+
+
+class CachedMirror(Mirror):
+    """A mirror that also takes rows found otherwise than by following, and knows what there is not."""
+
+    def __init__(self, store: RemoteStore, source: RemoteSource, lookups: Lookups) -> None:
+        super().__init__(store, source)
+        self._lookups = lookups
+        self._deleted: dict[str, int] = {}
+        self._deletions: deque[str] = deque()
+        self._forgotten = 0
+        """Deletions up to this revision may be forgotten."""
+
+    def take_found(self, rows: Iterable[Row], position: int) -> bool:
+        """Take rows that a node at some position has; False when it is too far behind to believe it."""
+        if position < self._forgotten:
+            return False
+        for row in rows:
+            self._apply(row.key, row.value, row.revision)
+        return True
+
+    def has(self, key: str) -> bool:
+        """Tell whether a row is in memory."""
+        table, suffix = self._table_of(key)
+        return table is not None and table.get(suffix) is not None
+
+    def _apply(self, key: str, value: bytes | None, revision: int) -> None:
+        if value is None:
+            self._remember_deletion(key, revision)
+        elif self._deleted.get(key, 0) >= revision:
+            return  # what is older than its deletion
+        else:
+            self._lookups.forget_unknown(key)
+        super()._apply(key, value, revision)
+
+    def _remember_deletion(self, key: str, revision: int) -> None:
+        if key not in self._deleted:
+            self._deletions.append(key)
+        self._deleted[key] = max(revision, self._deleted.get(key, 0))
+        if len(self._deletions) > DELETIONS_KEPT:
+            self._forgotten = max(self._forgotten, self._deleted.pop(self._deletions.popleft()))
+
+    async def _list(self) -> int:
+        revision = await super()._list()
+        # Which rows went meanwhile, the listing did not say.
+        self._forgotten = max(self._forgotten, revision)
+        return revision
+
+
+class Lookups:
+    """Asks for what is not in memory: each thing once, however many wait for it."""
+
+    def __init__(
+        self,
+        client: MetadataClient,
+        *,
+        unknown_ms: int = UNKNOWN_MS,
+        unknown_max: int = UNKNOWN_MAX,
+        lookups_max: int = LOOKUPS_MAX,
+        lookup_ms: int = LOOKUP_MS,
+    ) -> None:
+        self._client = client
+        self._unknown_s = unknown_ms / 1000
+        self._unknown_max = unknown_max
+        self._lookups_max = lookups_max
+        self._lookup_ms = lookup_ms
+        self._unknown: dict[str, float] = {}
+        """What there is not, and until when that is believed; the oldest first."""
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        self.mirror: CachedMirror
+
+    def __len__(self) -> int:
+        return len(self._unknown)
+
+    def miss(self, key: str) -> None:
+        """Return when there is no such row; otherwise raise NotYetKnown, or Overloaded."""
+        until_s = self._unknown.get(key)
+        if until_s is not None:
+            if time.monotonic() < until_s:
+                return
+            del self._unknown[key]
+        if len(key) > _KEY_CHARS_MAX or self.mirror.has(key):
+            return  # a queue that is being made or deleted is none
+        task = self._asked.get(key)
+        if task is None:
+            if len(self._asked) >= self._lookups_max:
+                raise Overloaded("Too much that is unknown is asked for at once.")
+            task = self._asked[key] = asyncio.get_running_loop().create_task(self._ask(key))
+            task.add_done_callback(lambda done: self._on_asked(key, done))
+        asked = task
+
+        def when_known(resume: Callable[[NotNow | None], None]) -> None:
+            asked.add_done_callback(lambda done: resume(_failure_of(done)))
+
+        raise NotYetKnown(when_known)
+
+    def forget_unknown(self, key: str) -> None:
+        """It is there now."""
+        self._unknown.pop(key, None)
+
+    async def close(self) -> None:
+        """Ask no more."""
+        tasks = list(self._asked.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, key: str) -> None:
+        deadline_s = time.monotonic() + self._lookup_ms / 1000
+        while (left_ms := int((deadline_s - time.monotonic()) * 1000)) > 0:
+            found = await self._client.ask(
+                FindRows([key], self.mirror.position),
+                FoundRows,
+                key=key,
+                deadline_ms=left_ms,
+                attempt_ms=LOOKUP_ATTEMPT_MS,
+            )
+            if self.mirror.take_found(found.rows, found.position):
+                if not self.mirror.has(key):
+                    self._note_unknown(key)
+                return
+            await asyncio.sleep(0.05)
+        raise Unreachable("The metadata nodes are behind.")
+
+    def _note_unknown(self, key: str) -> None:
+        self._unknown.pop(key, None)
+        self._unknown[key] = time.monotonic() + self._unknown_s
+        if len(self._unknown) > self._unknown_max:
+            del self._unknown[next(iter(self._unknown))]
+
+    def _on_asked(self, key: str, task: asyncio.Task[None]) -> None:
+        self._asked.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # those who wait are told
+
+
+def _failure_of(task: asyncio.Task[None]) -> NotNow | None:
+    if task.cancelled():
+        return NotNow("The server is stopping.")
+    error = task.exception()
+    if error is None or isinstance(error, NotNow):
+        return error
+    log.error("metadata look-up failed", exc_info=error)
+    return NotNow()
+
+
+class RemoteQueues:
+    """Queues: found in memory, changed through a metadata node."""
+
+    def __init__(
+        self,
+        client: MetadataClient,
+        mirror: CachedMirror,
+        lookups: Lookups,
+        data_keys: DataKeys,
+        *,
+        rows_max: int,
+        deadline_ms: int,
+    ) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._lookups = lookups
+        self._data_keys = data_keys
+        self._deadline_ms = deadline_ms
+        self._rows: Table[QueueDefinition] = mirror.table(
+            QUEUES, decode_queue_definition, self._on_queue, capacity=rows_max
+        )
+        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
+        self._seen = 0
+        """The revision of the last change that this front end made: whoever it asks next must know of it."""
+
+    def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return an active queue, or None; NotYetKnown while it is asked for."""
+        definition = self._by_name.get((account_id, name))
+        if definition is None:
+            self._lookups.miss(f"{QUEUES}{account_id}/{name}")
+        return definition
+
+    def queue(self, account_id: str, name: str) -> QueueDefinition:
+        """Return an active queue; QueueDoesNotExist, NotYetKnown."""
+        definition = self.find(account_id, name)
+        if definition is None:
+            raise QueueDoesNotExist
+        return definition
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    async def list_queues(
+        self,
+        account_id: str,
+        *,
+        prefix: str = "",
+        max_results: int | None = None,
+        next_token: str | None = None,
+    ) -> QueuePage:
+        """Return an account's queues whose names start with `prefix`; as `Queues.list_queues`."""
+        request = ListQueues(account_id, prefix, max_results, next_token, self._seen)
+        return _page(await self._client.ask(request, QueueList, deadline_ms=self._deadline_ms))
+
+    async def list_dead_letter_source_queues(
+        self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
+    ) -> QueuePage:
+        """Return the queues whose redrive policy names `target`; tokens as in `list_queues`."""
+        request = ListDeadLetterSources(target.account_id, target.name, max_results, next_token, self._seen)
+        return _page(await self._client.ask(request, QueueList, deadline_ms=self._deadline_ms))
+
+    async def create_queue(
+        self,
+        account_id: str,
+        name: str,
+        attributes: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> QueueDefinition:
+        """Create a queue, or return the one that is as asked for; raises as `Queues.create_queue`."""
+        for _ in range(DATA_KEY_ATTEMPTS_MAX):
+            data_key = await self._data_keys.new_data_key()
+            request = CreateQueue(
+                account_id, name, dict(attributes or {}), dict(tags or {}), data_key, self._seen
+            )
+            changed = await self._ask(request, is_repeatable=True)
+            if changed.definition is None:
+                await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
+                continue
+            definition = self._take(changed)
+            if definition.data_key_id == data_key.key_id:
+                # As of the beginning: any change that is heard of it, a new wrapping above all, is newer.
+                data_row = Row(DATA_KEYS + id_text(data_key.key_id), data_key.row, 1)
+                self._mirror.take_found([data_row], changed.revision)
+            return definition
+        raise Overloaded
+
+    async def set_attributes(self, account_id: str, name: str, changes: Mapping[str, str]) -> QueueDefinition:
+        """Change attributes; raises as `Queues.set_attributes`."""
+        return self._take(
+            await self._ask(SetAttributes(account_id, name, dict(changes), self._seen), is_repeatable=True)
+        )
+
+    async def add_permission(
+        self, account_id: str, name: str, label: str, account_ids: Sequence[str], actions: Sequence[str]
+    ) -> QueueDefinition:
+        """Add a statement to the queue's Policy."""
+        request = AddPermission(account_id, name, label, list(account_ids), list(actions), self._seen)
+        return self._take(await self._ask(request))
+
+    async def remove_permission(self, account_id: str, name: str, label: str) -> QueueDefinition:
+        """Remove a statement from the queue's Policy."""
+        return self._take(await self._ask(RemovePermission(account_id, name, label, self._seen)))
+
+    async def tag(self, account_id: str, name: str, tags: Mapping[str, str]) -> QueueDefinition:
+        """Set tags."""
+        return self._take(
+            await self._ask(TagQueue(account_id, name, dict(tags), self._seen), is_repeatable=True)
+        )
+
+    async def untag(self, account_id: str, name: str, keys: Iterable[str]) -> QueueDefinition:
+        """Remove tags."""
+        return self._take(
+            await self._ask(UntagQueue(account_id, name, list(keys), self._seen), is_repeatable=True)
+        )
+
+    async def delete_queue(self, account_id: str, name: str) -> QueueDefinition:
+        """Delete a queue and its messages; QueueDoesNotExist."""
+        known = self._by_name.get((account_id, name))
+        request = DeleteQueue(account_id, name, self._seen)
+        try:
+            changed = await self._ask(request)
+        except (Timeout, ConnectionLost):
+            if known is None:
+                raise
+            # A node began, or did not. Whoever is asked next does it, or finds that it is done.
+            try:
+                changed = await self._ask(request)
+            except QueueDoesNotExist:
+                row = await self._mirror.store.get(f"{QUEUES}{account_id}/{name}")
+                if row is not None and decode_queue_definition(row.value).queue_id == known.queue_id:
+                    raise  # half done; a node's reconciler goes on with it
+                return replace_definition(known, state="deleting")
+        return self._take(changed)
+
+    async def begin_purge(self, definition: QueueDefinition) -> None:
+        """Note that a purge begins; PurgeQueueInProgress."""
+        await self._ask(BeginPurge(definition.account_id, definition.name, definition.queue_id, self._seen))
+
+    async def cancel_purge(self, definition: QueueDefinition) -> None:
+        """Take back what `begin_purge` noted."""
+        await self._ask(
+            CancelPurge(definition.account_id, definition.name, definition.queue_id, self._seen),
+            is_repeatable=True,
+        )
+
+    async def _ask(self, request: QueueChange, *, is_repeatable: bool = False) -> ChangedQueue:
+        return await self._client.ask(
+            request,
+            ChangedQueue,
+            key=f"{QUEUES}{request.account_id}/{request.name}",
+            deadline_ms=self._deadline_ms,
+            attempt_ms=self._deadline_ms // 2,
+            is_repeatable=is_repeatable,
+        )
+
+    def _take(self, changed: ChangedQueue) -> QueueDefinition:
+        assert changed.definition is not None, "only a creation is answered without a queue"
+        definition = decode_queue_definition(changed.definition)
+        self._seen = max(self._seen, changed.revision)
+        key = f"{QUEUES}{definition.account_id}/{definition.name}"
+        self._mirror.take_found([Row(key, changed.definition, changed.revision)], changed.revision)
+        return definition
+
+    def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
+        if old is not None and old.state == "active":
+            del self._by_name[old.account_id, old.name]
+        if new is not None and new.state == "active":
+            self._by_name[new.account_id, new.name] = new
+
+
+def _page(listed: QueueList) -> QueuePage:
+    return QueuePage([decode_queue_definition(data) for data in listed.definitions], listed.next_token)
+
+
+class RemoteMetadata:
+    """What a front end of a cell asks of metadata; the same to it as `MetadataService`. Has the master keys."""
+
+    def __init__(
+        self,
+        client: MetadataClient,
+        key_provider: KeyProvider,
+        *,
+        name: str,
+        region: str,
+        account_id: str,
+        now_ms: Callable[[], int],
+        rows_max: int = ROWS_MAX,
+        unknown_ms: int = UNKNOWN_MS,
+        unknown_max: int = UNKNOWN_MAX,
+        change_ms: int = CHANGE_MS,
+        lookup_ms: int = LOOKUP_MS,
+        upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
+    ) -> None:
+        self.name = name
+        self.region = region
+        self.account_id = account_id
+        self._client = client
+        self._now_ms = now_ms
+        self._provider = key_provider
+        self._upkeep_interval_ms = upkeep_interval_ms
+        self.lookups = Lookups(client, unknown_ms=unknown_ms, unknown_max=unknown_max, lookup_ms=lookup_ms)
+        store = RemoteStore(client, change_ms)
+        self._mirror = CachedMirror(store, RemoteSource(client, rows_max), self.lookups)
+        self.lookups.mirror = self._mirror
+        self._readers: Table[ReaderRow] = self._mirror.table(READERS, row_decoder(ReaderRow))
+        self.master_keys = MasterKeys(
+            key_provider, self._mirror, check_new=self._check_all_have, retires_with_others=True
+        )
+        self.data_keys = DataKeys(
+            self._mirror,
+            self.master_keys,
+            now_ms,
+            capacity=rows_max,
+            receipt_key_lead_ms=RECEIPT_KEY_LEAD_MS,
+            on_missing=self.lookups.miss,
+        )
+        self.accounts = Accounts(self._mirror, self.master_keys, now_ms, on_missing=self._miss_access_key)
+        self.queues = RemoteQueues(
+            client, self._mirror, self.lookups, self.data_keys, rows_max=rows_max, deadline_ms=change_ms
+        )
+        self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
+        self._default_key: AccessKey | None = None
+        self._upkeep_task: asyncio.Task[None] | None = None
+        # The look-ups of every request, without a step in between.
+        self.queue = self.queues.queue
+        self.find_queue = self.queues.find
+        self.access_key = self.accounts.access_key
+        self.data_key = self.data_keys.data_key
+
+    def _miss_access_key(self, key: str) -> None:
+        # Anybody can make up credentials; what is no key's id costs no look-up.
+        if _ACCESS_KEY.fullmatch(key) is not None:
+            self.lookups.miss(key)
+
+    async def start(self) -> None:
+        """Fill the tables from a node, make what a cell's first start needs, and follow from then on.
+
+        Raises:
+            KeysUnusable: a master key is missing or damaged here.
+            StoreUnusable: the nodes are another cell's, or keep what this program cannot read.
+            NotNow: no node can be reached.
+        """
+        greeting = await self._client.ask(Greet(), Greeting, deadline_ms=LIST_MS)
+        compare_identities(
+            Identity(self.account_id, self.region), Identity(greeting.account_id, greeting.region)
+        )
+        await self._mirror.start()
+        try:
+            await self._start_keys()
+            await self.data_keys.start()
+            self._default_key = await self.accounts.ensure_default(self.account_id)
+            with contextlib.suppress(NotNow):  # the store cannot be written now; upkeep tries again
+                await self._note_reader()
+        except BaseException:
+            await self._mirror.close()
+            raise
+        self._upkeep_task = asyncio.create_task(self._upkeep(), name="metadata-upkeep")
+
+    async def _start_keys(self) -> None:
+        is_empty = not (self.data_keys.has_keys or self.accounts.list_accounts())
+        try:
+            await self.master_keys.start(store_is_empty=is_empty)
+        except MasterKeyMissing as missing:
+            raise KeysUnusable(
+                f"{missing} The front ends of a cell share their master keys: copy {missing.key_id}.key (mode "
+                "0600) from keys/ of a front end that runs."
+            ) from None
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._upkeep_task:
+            self._upkeep_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._upkeep_task
+        await self.lookups.close()
+        await self._mirror.close()
+
+    @property
+    def default_access_key(self) -> AccessKey | None:
+        """The default account's key that `quaymaster env` shows, as of the start; None: all are disabled."""
+        return self._default_key
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why changes are no longer taken (then nothing should be served); None while all is well."""
+        return self._mirror.failure
+
+    @property
+    def age_ms(self) -> float:
+        """How old what is known may be."""
+        return self._client.age_ms
+
+    @property
+    def receipt_handles(self) -> ReceiptHandles:
+        """Mints and parses receipt handles with the keys of the moment."""
+        return self.data_keys.receipt_handles
+
+    @property
+    def master_key_id(self) -> str:
+        """The id of the master key that wraps everything now."""
+        return self.master_keys.row.current_key_id
+
+    async def load_queues_file(self, path: Path) -> int:
+        """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed."""
+        declared = load_declared_queues(path, region=self.region, account_id=self.account_id)
+        for queue in declared:
+            with contextlib.suppress(QueueDoesNotExist):
+                await when_known(lambda name=queue.name: self.queue(self.account_id, name))  # type: ignore[misc]
+        return await apply_declared_queues(self.queues, declared, path=path, account_id=self.account_id)
+
+    async def rotate_master_key(self) -> str:
+        """Make a new master key, or take the one that was made and copied; wrap everything with it; retire the old.
+
+        UnsupportedOperation names the front ends that do not have it yet: nothing was changed then.
+        """
+        try:
+            return await self._rotation.rotate()
+        except KeysUnusable as error:
+            raise UnsupportedOperation(str(error)) from None
+
+    async def rotate_receipt_key(self) -> int:
+        """Sign receipt handles with a new key, once every front end knows it. Returns its id."""
+        return await self.data_keys.rotate_receipt_key()
+
+    async def run_upkeep(self) -> None:
+        """Do what is due: a rotation cut short, keys and sessions past their time."""
+        await self._note_reader()
+        await self._rotation.finish()
+        self.data_keys.take_receipt_keys()
+        await self.data_keys.drop_old_receipt_keys()
+        await self.accounts.drop_expired_sessions()
+
+    async def _note_reader(self) -> None:
+        key_ids = tuple(await asyncio.to_thread(self._provider.key_ids))
+        row = ReaderRow(self.name, key_ids, self._now_ms())
+        await self._mirror.transact([], [Put(READERS + self.name, encode_row(row))])
+
+    def _check_all_have(self, key_id: str) -> None:
+        seen_after_ms = self._now_ms() - READER_GONE_MS
+        without = sorted(
+            row.name
+            for _, row in self._readers.items()
+            if row.name != self.name and row.seen_ms >= seen_after_ms and key_id not in row.key_ids
+        )
+        if without:
+            raise KeysUnusable(
+                f"Nothing was rotated: the front ends {', '.join(without)} do not have the new master key {key_id}. "
+                f"Give it to them ({key_id}.key from keys/ of {self.name}, mode 0600; or "
+                f"QUAYMASTER_MASTER_KEY_PREVIOUS), wait half a minute, and rotate again."
+            )
+
+    async def _upkeep(self) -> None:
+        while True:
+            await asyncio.sleep(self._upkeep_interval_ms / 1000)
+            try:
+                await self.run_upkeep()
+            except (NotNow, RevisionMismatch) as error:
+                log.warning("metadata upkeep failed error=%s", error)
+            except Exception:
+                log.exception("metadata upkeep failed")

@@ -1,0 +1,121 @@
+"""A metadata node behind the RPC: one method, whose body is a request of `protocol/metadata_messages`.
+
+    server = RPCServer(MetadataCalls(node).handlers(), hello)
+
+Each request is a task, bounded in number and by the time its caller waits. One that changes something is not given up
+with its caller: what was begun ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from quaymaster.coordination.interface import (
+    CoordinationUnavailable,
+    LeaseExpired,
+    OutcomeUnknown,
+    RevisionMismatch,
+)
+from quaymaster.core.errors import CallerError, NotNow, Overloaded, Timeout
+from quaymaster.metadata.node import MetadataNode
+from quaymaster.protocol.metadata_messages import (
+    METHOD,
+    GetChanges,
+    Request,
+    decode_request,
+    encode_message,
+)
+
+log = logging.getLogger(__name__)
+
+CALLS_MAX: Final = 4_096
+CHANGE_MS_MIN: Final = 30_000
+"""How long a change may go on, whoever still waits for it."""
+
+
+class Incoming(Protocol):
+    """A call that has come in (net/rpc's)."""
+
+    body: bytes
+    on_cancel: Callable[[], None] | None
+
+    @property
+    def deadline_ms(self) -> int: ...
+
+    def reply(self, body: bytes) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+class MetadataCalls:
+    """Answers calls with what the node says."""
+
+    def __init__(self, node: MetadataNode, *, calls_max: int = CALLS_MAX) -> None:
+        self._node = node
+        self._calls_max = calls_max
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> dict[str, Callable[[Incoming], None]]:
+        """Return the handlers for an RPC server."""
+        return {METHOD: self.on_call}
+
+    def on_call(self, call: Incoming) -> None:
+        """Answer a call, later."""
+        if len(self._tasks) >= self._calls_max:
+            call.fail(Overloaded())
+            return
+        try:
+            request = decode_request(call.body)
+        except CallerError as error:
+            call.fail(error)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(call, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if isinstance(request, GetChanges):
+            call.on_cancel = lambda: _cancel(task)
+
+    async def close(self) -> None:
+        """Give up what is in progress."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(self, call: Incoming, request: Request) -> None:
+        limit_ms = (
+            call.deadline_ms if isinstance(request, GetChanges) else max(call.deadline_ms, CHANGE_MS_MIN)
+        )
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                answer = encode_message(await self._node.answer(request))
+        except asyncio.CancelledError:
+            call.fail(Timeout())
+            raise
+        except Exception as error:
+            call.fail(_as_travelling(error))
+        else:
+            call.reply(answer)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _as_travelling(error: Exception) -> Exception:
+    """Return the error as others know it: the store's own are known to nodes only."""
+    match error:
+        case CallerError():
+            return error
+        case OutcomeUnknown() | TimeoutError():
+            return Timeout()
+        case CoordinationUnavailable():
+            return NotNow(error.message)
+        case NotNow():
+            return error
+        case RevisionMismatch() | LeaseExpired():
+            return NotNow("Others changed the same at the same time.")
+    log.error("metadata request failed", exc_info=error)
+    return NotNow("The metadata node could not answer.")

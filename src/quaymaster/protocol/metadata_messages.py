@@ -1,0 +1,294 @@
+"""What front ends ask metadata nodes, and what those answer: MessagePack arrays, requests with their kind in front.
+
+    rows        ListRows, FindRows, GetRow, GetChanges, Transact        the store's, secrets wrapped
+    queues      CreateQueue, SetAttributes, ... DeleteQueue             answered when metadata and journal are durable
+    lists       ListQueues, ListDeadLetterSources
+
+Nothing secret is in them in the clear: access key secrets, data keys and receipt keys travel as they are stored,
+wrapped by a master key that metadata nodes do not have.
+
+To change one: append fields with defaults, which older and newer peers then still read; or add a kind, and go on
+answering the old one for a release. Kinds are never used again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quaymaster.core.errors import MalformedInput
+
+METHOD = "metadata"
+"""The RPC method that all of them are bodies of."""
+
+PAGE_ROWS_MAX = 1_000
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""Of the values in one answer: a frame holds it, whatever their number."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row of the store as of a revision; `value` None: it is gone."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Swap(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A condition of a transaction: the key is at this revision (0: there is none)."""
+
+    key: str
+    revision: int
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A key to write."""
+
+    key: str
+    value: bytes
+
+
+# Requests
+
+
+class Greet(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Who are you?"""
+
+
+class ListRows(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The rows under a prefix behind a key, in order: as in the node's memory, or (`is_stored`) in the store."""
+
+    prefix: str
+    after: str = ""
+    is_stored: bool = False
+
+
+class FindRows(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """These rows, from the memory of a node that has come at least to a revision."""
+
+    keys: list[str]
+    at_least: int = 0
+
+
+class GetRow(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """One row as the store has it."""
+
+    key: str
+
+
+class GetChanges(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """What changed under some prefixes after a revision; waits up to `wait_ms` for the first change."""
+
+    prefixes: list[str]
+    after_revision: int
+    wait_ms: int
+
+
+class Transact(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """All of it or nothing, if every condition holds."""
+
+    compares: list[Swap]
+    puts: list[Written]
+    deletes: list[str]
+
+
+class NewDataKey(msgspec.Struct, frozen=True, array_like=True):
+    """A data key that a front end made and wrapped. Good while the master key's row is at this revision."""
+
+    key_id: int
+    master_key_revision: int
+    row: bytes
+
+
+class CreateQueue(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Create a queue, or find the one that is as asked for."""
+
+    account_id: str
+    name: str
+    attributes: dict[str, str]
+    tags: dict[str, str]
+    data_key: NewDataKey
+    at_least: int = 0
+
+
+class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    account_id: str
+    name: str
+    changes: dict[str, str]
+    at_least: int = 0
+
+
+class AddPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    account_id: str
+    name: str
+    label: str
+    account_ids: list[str]
+    actions: list[str]
+    at_least: int = 0
+
+
+class RemovePermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    account_id: str
+    name: str
+    label: str
+    at_least: int = 0
+
+
+class TagQueue(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    account_id: str
+    name: str
+    tags: dict[str, str]
+    at_least: int = 0
+
+
+class UntagQueue(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    account_id: str
+    name: str
+    keys: list[str]
+    at_least: int = 0
+
+
+class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    account_id: str
+    name: str
+    at_least: int = 0
+
+
+class BeginPurge(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    account_id: str
+    name: str
+    queue_id: int
+    at_least: int = 0
+
+
+class CancelPurge(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    account_id: str
+    name: str
+    queue_id: int
+    at_least: int = 0
+
+
+class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
+    account_id: str
+    prefix: str = ""
+    results_max: int | None = None
+    next_token: str | None = None
+    at_least: int = 0
+
+
+class ListDeadLetterSources(msgspec.Struct, frozen=True, array_like=True, tag=33):
+    account_id: str
+    name: str
+    results_max: int | None = None
+    next_token: str | None = None
+    at_least: int = 0
+
+
+QueueChange = (
+    CreateQueue
+    | SetAttributes
+    | AddPermission
+    | RemovePermission
+    | TagQueue
+    | UntagQueue
+    | DeleteQueue
+    | BeginPurge
+    | CancelPurge
+)
+Request = (
+    Greet
+    | ListRows
+    | FindRows
+    | GetRow
+    | GetChanges
+    | Transact
+    | CreateQueue
+    | SetAttributes
+    | AddPermission
+    | RemovePermission
+    | TagQueue
+    | UntagQueue
+    | DeleteQueue
+    | BeginPurge
+    | CancelPurge
+    | ListQueues
+    | ListDeadLetterSources
+)
+
+
+# Answers
+
+
+class Greeting(msgspec.Struct, frozen=True, array_like=True):
+    """What everything the node keeps rests on."""
+
+    region: str
+    account_id: str
+
+
+class RowPage(msgspec.Struct, frozen=True, array_like=True):
+    """Some rows in order. Changes after `revision` are not all in them; `more`: rows follow the last one."""
+
+    rows: list[Row]
+    revision: int
+    more: bool
+
+
+class FoundRows(msgspec.Struct, frozen=True, array_like=True):
+    """Those of the rows that there are, as of `position`, where the node was `age_ms` ago at the latest."""
+
+    rows: list[Row]
+    position: int
+    age_ms: int
+
+
+class Changes(msgspec.Struct, frozen=True, array_like=True):
+    """All changes up to `position`. `is_lost`: the node does not know them all; list again."""
+
+    rows: list[Row]
+    position: int
+    age_ms: int
+    is_lost: bool = False
+
+
+class Transacted(msgspec.Struct, frozen=True, array_like=True):
+    """The revision of what was done; or the condition that did not hold, and where that key is."""
+
+    revision: int
+    failed: Swap | None = None
+    found_revision: int = 0
+
+
+class ChangedQueue(msgspec.Struct, frozen=True, array_like=True):
+    """The queue as stored, and the row's revision.
+
+    `definition` None: the data key was wrapped by a master key of before; wrap another, and ask again.
+    """
+
+    definition: bytes | None
+    revision: int = 0
+
+
+class QueueList(msgspec.Struct, frozen=True, array_like=True):
+    """Queues as stored, in order of their names, and where to go on."""
+
+    definitions: list[bytes]
+    next_token: str | None
+
+
+Answer = Greeting | RowPage | FoundRows | Changes | Transacted | ChangedQueue | QueueList
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+def encode_message(message: Request | Answer) -> bytes:
+    """Return the bytes of a request or an answer."""
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes | memoryview) -> Request:
+    """Return a request; MalformedInput when it is none that this program knows."""
+    try:
+        return _request_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise MalformedInput(f"not a request to a metadata node: {error}") from None

@@ -1,0 +1,208 @@
+"""A front end whose metadata is in a cell: what it does not know it asks for, and no client notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import pytest
+from metadata.cell import Cell, FrontEnd
+
+from quaymaster.frontend import server as server_module
+from quaymaster.frontend.admin import make_admin
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.monitoring.health import Health
+from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.protocol.metadata_messages import FindRows
+from quaymaster.settings import load_settings
+
+from .support import ACCOUNT, Client, FakeBroker, Service, now_ms, serving_with, until
+
+
+class Pair(NamedTuple):
+    """Two front ends of a cell. No change reaches the second one: all it knows it had at the start, or asked for."""
+
+    cell: Cell
+    one: Service
+    two: Service
+    metadata: FrontEnd
+    """The second one's."""
+
+
+@asynccontextmanager
+async def serving_pair(**options: object) -> AsyncIterator[Pair]:
+    settings = load_settings(flags={"slow_request_ms": 0}, environment={})
+    broker = FakeBroker()
+    with TemporaryDirectory() as keys:
+        cell = Cell(Path(keys))
+        cell.clock = now_ms  # type: ignore[assignment]
+        cell.journal = BrokerQueueJournal(broker)
+        async with (
+            cell.started(**options) as (a, b),
+            serving_with(settings, broker, a) as one,
+            serving_with(settings, broker, b) as two,
+        ):
+
+            async def hold(request: object) -> None:
+                if type(request).__name__ == "GetChanges":
+                    await asyncio.Event().wait()
+
+            for link in b.links.values():
+                link.delays_answers = hold
+            yield Pair(cell, one, two, b)
+
+
+async def heard(pair: Pair, name: str) -> None:
+    """Wait until the nodes know a queue."""
+    await until(lambda: all(node.queues.find(ACCOUNT, name) for node in pair.cell.nodes.values()))
+
+
+def test_queue_and_key_made_at_one_front_end_serve_at_another_that_has_not_heard_of_them() -> None:
+    async def scenario() -> None:
+        async with serving_pair() as pair:
+            url = (await pair.one.client.json("CreateQueue", {"QueueName": "orders"})).json["QueueUrl"]
+            key = await pair.one.metadata.accounts.create_access_key(ACCOUNT, "app")
+            await pair.one.client.json("SendMessage", {"QueueUrl": url, "MessageBody": "hello"})
+            await heard(pair, "orders")
+            client = Client(pair.two.client.port, key.access_key_id, key.secret)
+
+            answers = await asyncio.gather(
+                *(client.json("ReceiveMessage", {"QueueUrl": url}) for _ in range(5)),
+                client.query("GetQueueUrl", {"QueueName": "orders"}),
+                client.json("GetQueueAttributes", {"QueueUrl": url, "AttributeNames": ["QueueArn"]}),
+            )
+
+            assert {answer.status for answer in answers} == {200}
+            bodies = [
+                message["Body"] for answer in answers[:5] for message in answer.json.get("Messages", [])
+            ]
+            assert bodies == ["hello"]
+            asked = [request for link in pair.metadata.links.values() for request in link.asked]
+            keys = [key for request in asked if isinstance(request, FindRows) for key in request.keys]
+            assert len(keys) == len(set(keys))
+
+    asyncio.run(scenario())
+
+
+def test_what_there_is_not_is_refused_as_ever() -> None:
+    async def scenario() -> None:
+        async with serving_pair() as pair:
+            client = pair.two.client
+            for _ in range(3):
+                missing = await client.json(
+                    "SendMessage", {"QueueUrl": client.url("none"), "MessageBody": "x"}
+                )
+                assert missing.status == 400
+                assert "NonExistentQueue" in missing.headers["x-amzn-query-error"]
+                stranger = await Client(client.port, "AKIAUNKNOWNUNKNOWN00", "secret").json("ListQueues", {})
+                assert stranger.status == 403
+                assert "InvalidClientTokenId" in stranger.headers["x-amzn-query-error"]
+            moved = await client.json(
+                "StartMessageMoveTask", {"SourceArn": f"arn:aws:sqs:us-east-1:{ACCOUNT}:none"}
+            )
+            assert moved.status == 404
+
+            asked = [request for link in pair.metadata.links.values() for request in link.asked]
+            assert sum(isinstance(request, FindRows) for request in asked) == 2
+
+    asyncio.run(scenario())
+
+
+def test_message_sealed_with_a_key_not_in_memory_is_opened_once_it_was_asked_for() -> None:
+    async def scenario() -> None:
+        async with serving_pair() as pair:
+            client = pair.one.client
+            url = (await client.json("CreateQueue", {"QueueName": "orders"})).json["QueueUrl"]
+            await heard(pair, "orders")
+            await client.json("SendMessage", {"QueueUrl": url, "MessageBody": "hello"})
+            await pair.two.client.json("GetQueueAttributes", {"QueueUrl": url})
+            definition = pair.metadata.find_queue(ACCOUNT, "orders")
+            assert definition is not None
+            pair.metadata.data_keys._data_keys._rows.clear()
+
+            answer = await pair.two.client.json("ReceiveMessage", {"QueueUrl": url})
+
+            assert [message["Body"] for message in answer.json["Messages"]] == ["hello"]
+
+    asyncio.run(scenario())
+
+
+def test_known_queues_are_served_and_unknown_ones_are_unavailable_without_nodes() -> None:
+    async def scenario() -> None:
+        async with serving_pair(lookup_ms=50, change_ms=50) as pair:
+            client = pair.one.client
+            url = (await client.json("CreateQueue", {"QueueName": "orders"})).json["QueueUrl"]
+            await pair.cell.kill("one")
+            await pair.cell.kill("two")
+
+            sent = await client.json("SendMessage", {"QueueUrl": url, "MessageBody": "hello"})
+            received = await client.json("ReceiveMessage", {"QueueUrl": url})
+            refused = [
+                await client.json("SendMessage", {"QueueUrl": client.url("none"), "MessageBody": "x"}),
+                await client.json("CreateQueue", {"QueueName": "new"}),
+                await client.json("ListQueues", {}),
+                await client.json("DeleteQueue", {"QueueUrl": url}),
+                await Client(client.port, "AKIAUNKNOWNUNKNOWN00", "secret").json("ListQueues", {}),
+            ]
+
+            assert sent.status == 200
+            assert [message["Body"] for message in received.json["Messages"]] == ["hello"]
+            assert [answer.status for answer in refused] == [503] * len(refused)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_wait_for_what_is_asked_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "UNKNOWN_WAITING_MAX", 3)
+
+    async def scenario() -> None:
+        async with serving_pair() as pair:
+            for link in pair.metadata.links.values():
+                link.is_silent = True
+            client = pair.two.client
+
+            answers = await asyncio.gather(
+                *(
+                    client.json("SendMessage", {"QueueUrl": client.url("none"), "MessageBody": "x"})
+                    for _ in range(10)
+                )
+            )
+
+            assert {answer.status for answer in answers} == {503}
+            assert pair.two.front_end._unknown_waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_key_the_admin_api_has_not_heard_of_is_asked_for() -> None:
+    async def scenario() -> None:
+        async with serving_pair() as pair:
+            key = await pair.one.metadata.accounts.create_access_key(ACCOUNT, "operator")
+            admin = make_admin(
+                pair.two.settings,
+                broker=pair.two.broker,
+                metadata=pair.two.metadata,
+                metrics=pair.two.metrics,
+                health=Health(),
+                operations=None,  # type: ignore[arg-type]
+            )
+            admin._health.set_state("serving")
+            server = HTTPServer(one_by_one(admin.handle), HTTPLimits(), name="admin", admit=admin.admit)
+            _, port = await server.start("127.0.0.1", 0)
+            try:
+                known = await Client(port, key.access_key_id, key.secret).request("GET", "/admin/v1/accounts")
+                stranger = await Client(port, "AKIAUNKNOWNUNKNOWN00", "x").request(
+                    "GET", "/admin/v1/accounts"
+                )
+            finally:
+                await server.drain(1)
+                await admin.stop()
+
+            assert known.status == 200
+            assert stranger.status == 403
+
+    asyncio.run(scenario())

@@ -1,0 +1,194 @@
+"""Metadata nodes over one store, front ends that ask them, and links between them that the test breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.errors import ConnectionLost, Timeout, Unreachable
+from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.net.metadata_client import FullNodes, MetadataClient, Node, when_known
+from quaymaster.protocol.metadata_messages import Request, decode_request
+
+from .support import ACCOUNT, REGION, Clock, FakeJournal
+
+
+class Call:
+    """A call as a node gets it."""
+
+    def __init__(self, body: bytes, deadline_ms: int) -> None:
+        self.body = body
+        self.deadline_ms = deadline_ms
+        self.on_cancel: Callable[[], None] | None = None
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def reply(self, body: bytes) -> None:
+        if not self.done.done():
+            self.done.set_result(body)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Link:
+    """The way from one front end to one node. Dead: refused; silent: taken and never answered."""
+
+    def __init__(self, cell: Cell, name: str) -> None:
+        self._cell = cell
+        self._name = name
+        self.is_dead = False
+        self.is_silent = False
+        self.loses_answers = 0
+        """So many of the next answers are lost with the connection."""
+        self.delays_answers: Callable[[Request], Awaitable[None]] | None = None
+        self.asked: list[Request] = []
+        self.seen = bytearray()
+        """All bytes that passed, both ways."""
+
+    async def ask(self, method: str, body: bytes, deadline_ms: int) -> bytes:
+        calls = self._cell.calls.get(self._name)
+        if self.is_dead or calls is None:
+            raise Unreachable
+        request = decode_request(body)
+        self.asked.append(request)
+        self.seen += body
+        call = Call(body, deadline_ms)
+        if not self.is_silent:
+            calls.handlers()[method](call)
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                answer = await call.done
+        except TimeoutError:
+            raise Timeout from None
+        if self.delays_answers is not None:
+            await self.delays_answers(request)
+        if self.loses_answers:
+            self.loses_answers -= 1
+            raise ConnectionLost
+        if self.is_dead:
+            raise ConnectionLost
+        self.seen += answer
+        return answer
+
+    def asked_for(self, kind: type[Any]) -> int:
+        """Return how many requests of a kind went this way."""
+        return sum(isinstance(request, kind) for request in self.asked)
+
+
+class FrontEnd(RemoteMetadata):
+    """A front end's metadata, its links, and look-ups that wait."""
+
+    links: Mapping[str, Link]
+
+    async def look_up(self, work: Callable[[], Any]) -> Any:
+        """Return what a look-up gives once it is known, as the front end's requests get it."""
+        return await when_known(work)
+
+
+class Cell:
+    """What survives: store, keys, journal, clock."""
+
+    def __init__(self, keys: Path, store: Coordination | None = None) -> None:
+        self.clock = Clock()
+        self.journal: Any = FakeJournal()
+        self.keys = keys
+        self.store: Coordination = store or MemoryCoordination()
+        self.nodes: dict[str, MetadataNode] = {}
+        self.calls: dict[str, MetadataCalls] = {}
+
+    @asynccontextmanager
+    async def node(self, name: str, store: Coordination | None = None) -> AsyncIterator[MetadataNode]:
+        """Start a metadata node."""
+        node = MetadataNode(
+            store or self.store,
+            name=name,
+            region=REGION,
+            account_id=ACCOUNT,
+            now_ms=self.clock,
+            monotonic_ms=lambda: time.monotonic() * 1000,
+            beat_interval_ms=20,
+            upkeep_interval_ms=3_600_000,
+        )
+        await node.start(self.journal)
+        self.nodes[name] = node
+        self.calls[name] = MetadataCalls(node)
+        try:
+            yield node
+        finally:
+            await self.kill(name)
+
+    async def kill(self, name: str) -> None:
+        """End a node."""
+        if name in self.nodes:
+            await self.calls.pop(name).close()
+            await self.nodes.pop(name).close()
+
+    @asynccontextmanager
+    async def front_end(
+        self,
+        name: str,
+        *,
+        nodes: tuple[str, ...] = ("one", "two"),
+        provider: KeyProvider | None = None,
+        **options: Any,
+    ) -> AsyncIterator[FrontEnd]:
+        """Start a front end's metadata; each has a key directory of its own unless a provider is given."""
+        links = {node: Link(self, node) for node in nodes}
+        full = FullNodes([Node(node, link) for node, link in links.items()], seed=0)
+        metadata = FrontEnd(
+            MetadataClient(full),
+            provider or FileKeyProvider(self.keys_of(name)),
+            name=name,
+            region=REGION,
+            account_id=ACCOUNT,
+            now_ms=self.clock,
+            upkeep_interval_ms=3_600_000,
+            **{"change_ms": 2_000, "lookup_ms": 1_000, **options},
+        )
+        metadata.links = links
+        await metadata.start()
+        try:
+            yield metadata
+        finally:
+            await metadata.close()
+
+    def keys_of(self, name: str) -> Path:
+        """Return the key directory of a front end's host."""
+        return self.keys / name
+
+    def copy_keys(self, source: str, target: str) -> None:
+        """Do what an operator does: give one host's master keys to another."""
+        self.keys_of(target).mkdir(mode=0o700, exist_ok=True)
+        for path in self.keys_of(source).iterdir():
+            shutil.copy2(path, self.keys_of(target))
+
+    @asynccontextmanager
+    async def started(self, **options: Any) -> AsyncIterator[tuple[FrontEnd, FrontEnd]]:
+        """Start two nodes and two front ends with the same master key."""
+        async with self.node("one"), self.node("two"), self.front_end("a", **options) as a:
+            self.copy_keys("a", "b")
+            async with self.front_end("b", **options) as b:
+                yield a, b
+
+
+def run_cell(
+    scenario: Callable[[Cell], Awaitable[None]], keys: Path, store: Coordination | None = None
+) -> None:
+    """Run a scenario in a cell of its own."""
+
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            await scenario(Cell(keys, store))
+
+    asyncio.run(main())

@@ -1,0 +1,176 @@
+"""What a metadata node does for those who ask it, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quaymaster.coordination.interface import (
+    Coordination,
+    CoordinationUnavailable,
+    LeaseExpired,
+    OutcomeUnknown,
+)
+from quaymaster.core.errors import (
+    AccessDenied,
+    CallerError,
+    MalformedInput,
+    NotNow,
+    Overloaded,
+    QueueDoesNotExist,
+    Timeout,
+)
+from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.protocol.metadata_messages import (
+    METHOD,
+    BeginPurge,
+    Changes,
+    DeleteQueue,
+    FindRows,
+    GetChanges,
+    GetRow,
+    Greet,
+    ListRows,
+    Request,
+    Swap,
+    Transact,
+    Written,
+    encode_message,
+)
+
+from .cell import Call, Cell, run_cell
+from .support import ACCOUNT, eventually
+
+
+def test_front_ends_write_rows_of_accounts_and_keys_only(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node:
+            for key in (f"/queues/{ACCOUNT}/orders", "/pending/x", "/nodes/one", "journals/1", "identity"):
+                with pytest.raises(AccessDenied):
+                    await node.answer(Transact([], [Written(key, b"x")], []))
+                with pytest.raises(AccessDenied):
+                    await node.answer(Transact([], [], [key]))
+            for key in ("journals/", "", "identity"):
+                with pytest.raises(AccessDenied):
+                    await node.answer(ListRows(key))
+                with pytest.raises(AccessDenied):
+                    await node.answer(GetRow(key))
+            await node.answer(Transact([Swap("/accounts/1", 0)], [Written("/accounts/1", b"x")], []))
+
+    run_cell(scenario, tmp_path)
+
+
+def test_look_ups_are_bounded_and_refused_by_a_node_that_is_behind(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node:
+            with pytest.raises(Overloaded):
+                await node.answer(FindRows(["/queues/x"] * 200))
+            with pytest.raises(NotNow, match="behind"):
+                await node.answer(FindRows(["/queues/x"], 10_000))
+
+    run_cell(scenario, tmp_path)
+
+
+def test_request_that_rests_on_what_the_node_never_hears_of_is_not_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quaymaster.metadata.node.CATCH_UP_MS", 10)
+
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node:
+            with pytest.raises(NotNow, match="behind"):
+                await node.answer(DeleteQueue(ACCOUNT, "orders", at_least=10_000))
+
+    run_cell(scenario, tmp_path)
+
+
+def test_purge_of_a_queue_that_was_made_anew_since_is_refused(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one"), cell.node("two"), cell.front_end("a") as a:
+            queue = await a.queues.create_queue(ACCOUNT, "orders")
+            node = cell.nodes["one"]
+            await eventually(lambda: node.queues.find(ACCOUNT, "orders") is not None)
+
+            with pytest.raises(QueueDoesNotExist):
+                await node.answer(BeginPurge(ACCOUNT, "orders", queue.queue_id + 1))
+
+    run_cell(scenario, tmp_path)
+
+
+def test_calls_are_answered_refused_and_bounded(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node:
+            calls = MetadataCalls(node, calls_max=2)
+            handle = calls.handlers()[METHOD]
+
+            garbage = Call(b"garbage", 1_000)
+            handle(garbage)
+            with pytest.raises(MalformedInput):
+                await garbage.done
+
+            polls = [
+                Call(encode_message(GetChanges(["/queues/"], node.feed.position, 60_000)), 60_000)
+                for _ in range(3)
+            ]
+            for poll in polls:
+                handle(poll)
+            with pytest.raises(Overloaded):
+                await polls[2].done
+            await asyncio.sleep(0)
+            assert polls[0].on_cancel is not None
+            polls[0].on_cancel()  # its front end has gone
+            with pytest.raises(Timeout):
+                await polls[0].done
+            await calls.close()
+            with pytest.raises(Timeout):
+                await polls[1].done
+
+    run_cell(scenario, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raised", "travels"),
+    [
+        (OutcomeUnknown(), Timeout),
+        (CoordinationUnavailable(), NotNow),
+        (LeaseExpired("over"), NotNow),
+        (RuntimeError("a bug"), NotNow),
+        (QueueDoesNotExist(), QueueDoesNotExist),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_failures_of_the_store_travel_as_errors_that_others_know(
+    raised: Exception, travels: type[CallerError | NotNow]
+) -> None:
+    class FailingNode(MetadataNode):
+        def __init__(self) -> None:
+            pass
+
+        async def answer(self, request: Request) -> Changes:
+            raise raised
+
+    async def scenario() -> None:
+        call = Call(encode_message(Greet()), 1_000)
+        MetadataCalls(FailingNode()).on_call(call)
+        with pytest.raises(travels) as refused:
+            await call.done
+        assert type(refused.value) is travels
+
+    asyncio.run(scenario())
+
+
+def test_node_whose_store_cannot_be_read_any_more_answers_nothing(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node:
+            store: Coordination = cell.store
+            await store.compare_and_swap(f"/queues/{ACCOUNT}/orders", 0, b"\xffnot a queue")
+            await eventually(lambda: node.failure is not None)
+
+            with pytest.raises(NotNow, match="does not follow"):
+                await node.answer(Greet())
+            assert node.age_ms > 10**9
+
+    run_cell(scenario, tmp_path)
