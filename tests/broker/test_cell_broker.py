@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from harness.broker_support import define, message, number_of, options
 
+from quaymaster.broker import journal_service
 from quaymaster.broker.cell_broker import (
     COMMAND,
     DROP,
@@ -27,7 +28,16 @@ from quaymaster.broker.cell_broker import (
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.cell import BrokerReport
-from quaymaster.core.commands import Command, Outcome, Receive, ReceiveOutcome, Send, SetQueue
+from quaymaster.core.commands import (
+    Command,
+    Delete,
+    Outcome,
+    Receipt,
+    Receive,
+    ReceiveOutcome,
+    Send,
+    SetQueue,
+)
 from quaymaster.core.errors import NotLeader, NotNow
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.net.rpc import RPCClient
@@ -87,11 +97,12 @@ class Cell:
     async def appoint(self, name: str, **changes: Any) -> None:
         """Appoint a member for the next epoch."""
         known, revision = await self.configuration()
-        (leader,) = [member for member in known.members if member.startswith(f"{name}@")]
+        members = changes.get("members", known.members)
+        (leader,) = [member for member in members if member.startswith(f"{name}@")]
         following = JournalConfiguration(
             known.epoch + 1,
             leader,
-            changes.get("members", known.members),
+            members,
             known.members if known.activated else known.previous_members,
             False,
         )
@@ -344,3 +355,41 @@ def test_brokers_report_how_their_replicas_are(tmp_path: Path) -> None:
     assert follower.replicas[JOURNAL].role == "follower"
     assert set(leader.replicas[JOURNAL].lag.values()) == {0}
     assert leader.disk_free_bytes > 0
+
+
+def test_member_that_lacks_what_is_compacted_gets_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_service, "TAIL_BYTES_MAX", 0)
+
+    async def story(cell: Cell) -> tuple[set[int], set[int]]:
+        for first in range(1, 2_000, 100):
+            await cell.send("a", first, first + 99)
+        for _ in range(190):
+            outcome = await cell.ask("a", Receive(1, 0, 10))
+            assert isinstance(outcome, ReceiveOutcome)
+            receipts = [
+                Receipt(one.sequence, outcome.epoch, one.delivery_count) for one in outcome.deliveries
+            ]
+            await cell.ask("a", Delete(1, 0, receipts))
+        leader = cell.brokers["a"].journals[JOURNAL]
+        for _ in range(2):
+            await leader.snapshots.write()
+            await cell.send("a", 3_000, 3_100)
+        assert await leader.compaction.step(younger_than_ms=0)
+        await cell.start("d")
+        await cell.learn("d")
+        await until(
+            lambda: JOURNAL in cell.brokers["d"].journals and cell.end_of("d") >= leader.host.replica.commit
+        )
+        await cell.same("a", "d")
+        assert any(segment.is_compacted for segment in cell.brokers["d"].journals[JOURNAL].files.segments())
+        known, _ = await cell.configuration()
+        members = (*known.members[:2], *known.learners)
+        await cell.appoint("d", members=members)
+        await cell.led_by("d")
+        return await cell.received("d"), set(range(1, 2_001)) | set(range(3_000, 3_101))
+
+    received, sent = run(tmp_path, story)
+    assert received <= sent
+    assert len(received) >= 101

@@ -24,7 +24,9 @@ from typing import Any
 
 import msgspec
 
+from quaymaster.broker import journal_copy
 from quaymaster.broker.disk import Disk, RealDisk
+from quaymaster.broker.journal_copy import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.journal_service import JournalOptions, JournalService
 from quaymaster.broker.peer_links import REPLICATE, PeerLinks, broker_of
 from quaymaster.coordination.cell_keys import (
@@ -45,7 +47,7 @@ from quaymaster.coordination.interface import (
     WatchLost,
 )
 from quaymaster.core.cell import BrokerLoad, BrokerReport
-from quaymaster.core.errors import InternalFailure, NotLeader, NotNow
+from quaymaster.core.errors import CallerError, InternalFailure, NotLeader, NotNow, Overloaded
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -59,9 +61,15 @@ REPORT = "report"
 PREPARE = "prepare"
 TRANSFER = "transfer"
 DROP = "drop"
+FETCH_COPY = "copy.fetch"
+COPY_BEGIN = "copy.begin"
+COPY_READ = "copy.read"
+COPY_END = "copy.end"
 
 JOURNAL_ID = struct.Struct("<Q")
 DRAIN_MS = 1_000
+COPY_TIMEOUT_MS = 3_600_000
+COPY_STEP_TIMEOUT_MS = 30_000
 RETRY_S = 0.5
 RELIST_S = 30.0
 TRANSFER_TIMEOUT_S = 5.0
@@ -78,6 +86,15 @@ class TransferRequest(msgspec.Struct, frozen=True):
     member: str
 
 
+class CopyOffer(msgspec.Struct, frozen=True):
+    """A member is to copy a journal from the broker `source`, which leads it in this epoch."""
+
+    journal: int
+    member: str
+    source: str
+    epoch: int
+
+
 class DropRequest(msgspec.Struct, frozen=True):
     """Drop a replica that the configuration of `epoch`, and every later one, does without."""
 
@@ -89,6 +106,9 @@ class DropRequest(msgspec.Struct, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _transfers = msgspec.msgpack.Decoder(TransferRequest)
 _drops = msgspec.msgpack.Decoder(DropRequest)
+_offers = msgspec.msgpack.Decoder(CopyOffer)
+_manifests = msgspec.msgpack.Decoder(CopyManifest)
+_copy_reads = msgspec.msgpack.Decoder(CopyRead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +156,10 @@ class CellBroker:
                 PREPARE: self._on_prepare,
                 TRANSFER: self._on_transfer,
                 DROP: self._on_drop,
+                FETCH_COPY: self._on_fetch_copy,
+                COPY_BEGIN: self._on_copy_begin,
+                COPY_READ: self._on_copy_read,
+                COPY_END: self._on_copy_end,
             },
             self._hello,
             batch_handlers={REPLICATE: self._on_replicate},
@@ -143,6 +167,8 @@ class CellBroker:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
+        self._copying: set[int] = set()
+        self._sources: dict[int, CopySource] = {}
         self.journals: dict[int, JournalService] = {}
         self.configurations: dict[int, JournalConfiguration] = {}
         self.registrations: dict[str, BrokerRegistration] = {}
@@ -154,6 +180,7 @@ class CellBroker:
         """Recover every journal on the disk, listen, register, and follow coordination."""
         options = self._options
         self._disk.make_directory(str(options.journal.directory))
+        journal_copy.settle(Path(options.journal.directory))
         for number in sorted(int(name) for name in os.listdir(options.journal.directory) if name.isdigit()):
             await self._open(number)
         tls = options.server_tls() if options.server_tls is not None else None
@@ -178,6 +205,7 @@ class CellBroker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(source.end() for source in self._sources.values()))
         await asyncio.gather(*(journal.close() for journal in self.journals.values()))
         await self._server.drain(DRAIN_MS)
         await self._links.close()
@@ -281,7 +309,118 @@ class CellBroker:
 
     def copy_needed(self, journal_id: int, members: list[str]) -> None:
         """See `Peers`."""
-        log_event(log, logging.WARNING, "copy needed", journal=journal_id, members=",".join(members))
+        journal = self.journals[journal_id]
+        for member in members:
+            log_event(
+                log,
+                logging.INFO,
+                "copy needed",
+                journal=journal_id,
+                epoch=journal.host.replica.epoch,
+                member=member,
+            )
+            self._run(self._offer_copy(journal, member, journal.host.replica.epoch))
+
+    async def _offer_copy(self, journal: JournalService, member: str, epoch: int) -> None:
+        """Have a member copy the journal from here, again and again until it has, or somebody else leads."""
+        body = _encode(CopyOffer(journal.journal_id, member, self._options.name, epoch))
+        while journal.host.replica.role == "leading" and journal.host.replica.epoch == epoch:
+            client = self._links.client(broker_of(member))
+            if client is not None:
+                try:
+                    await client.ask(FETCH_COPY, body, COPY_TIMEOUT_MS)
+                except (NotNow, CallerError) as error:
+                    log_event(
+                        log, logging.WARNING, "copy not made", journal=journal.journal_id, reason=str(error)
+                    )
+                else:
+                    journal.host.on_copied(member)
+                    return
+            await asyncio.sleep(RETRY_S)
+
+    def _on_fetch_copy(self, call: IncomingCall) -> None:
+        offer = _offers.decode(call.body)
+
+        async def fetch_copy() -> None:
+            await self._fetch_copy(offer)
+            call.reply()
+
+        self._answer(call, fetch_copy())
+
+    async def _fetch_copy(self, offer: CopyOffer) -> None:
+        """Copy a journal from its leader, and put it in the place of what is here."""
+        number = offer.journal
+        journal = self.journals.get(number)
+        client = self._links.client(offer.source)
+        if journal is None or client is None or journal.member != offer.member:
+            raise NotLeader
+        if number in self._copying:
+            raise Overloaded("A copy of this journal is being made already.")
+        self._copying.add(number)
+        journals = Path(self._options.journal.directory)
+        try:
+            reply = await client.ask(COPY_BEGIN, JOURNAL_ID.pack(number), COPY_STEP_TIMEOUT_MS)
+            manifest = _manifests.decode(reply)
+
+            async def read(name: str, position: int) -> bytes:
+                return await client.ask(
+                    COPY_READ, _encode(CopyRead(number, name, position)), COPY_STEP_TIMEOUT_MS
+                )
+
+            await journal_copy.fetch(journals / f"{number}{journal_copy.COPY_SUFFIX}", manifest, read)
+            client.notify(COPY_END, JOURNAL_ID.pack(number))
+            async with self._opening:
+                del self.journals[number]
+                await journal.close()
+                if journal_copy.may_adopt(journal.files, manifest):
+                    await asyncio.get_running_loop().run_in_executor(
+                        None, journal_copy.adopt, journals, number, journal.files, manifest
+                    )
+            await self._open(number)
+            log_event(
+                log,
+                logging.INFO,
+                "journal copied",
+                journal=number,
+                epoch=offer.epoch,
+                end_offset=manifest.end,
+            )
+        finally:
+            self._copying.discard(number)
+
+    def _on_copy_begin(self, call: IncomingCall) -> None:
+        (number,) = JOURNAL_ID.unpack_from(call.body)
+
+        async def begin() -> None:
+            journal = self.journals.get(number)
+            if journal is None or not journal.host.replica.is_leading:
+                raise NotLeader
+            before = self._sources.pop(number, None)
+            if before is not None:
+                await before.end()
+            source = CopySource(journal, Path(self._options.journal.directory) / str(number))
+            manifest = await source.begin()
+            self._sources[number] = source
+            call.reply(_encode(manifest))
+
+        self._answer(call, begin())
+
+    def _on_copy_read(self, call: IncomingCall) -> None:
+        request = _copy_reads.decode(call.body)
+
+        async def read() -> None:
+            source = self._sources.get(request.journal)
+            if source is None or source.is_ended:
+                raise NotLeader
+            call.reply(await source.read(request.name, request.position))
+
+        self._answer(call, read())
+
+    def _on_copy_end(self, call: IncomingCall) -> None:
+        (number,) = JOURNAL_ID.unpack_from(call.body)
+        source = self._sources.pop(number, None)
+        if source is not None:
+            self._run(source.end())
 
     def _peer_closed(self, broker: str) -> None:
         for journal in list(self.journals.values()):

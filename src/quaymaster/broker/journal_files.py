@@ -671,6 +671,23 @@ class JournalFiles:
                 return
             yield position, bytes(data)
 
+    def segment_files(self) -> tuple[int, int, list[tuple[str, int]]]:
+        """Return the journal's start, where what is durable ends, and name and bytes of each file up to there."""
+        with self._change_lock:
+            segments = self._segments
+            end = min(self.durable_end, segments[-1].end_offset)
+            active = segments[-1]
+            data_end = DATA_AT
+            for position, header, _ in iterate_batches(self._disk, active, DATA_AT, active.data_end):
+                if header.next_offset > end:
+                    break
+                data_end = position + header.length
+            found = [
+                (segment_name(segment.base_offset), self._disk.size(segment.open_file(self._disk).fd))
+                for segment in segments[:-1]
+            ]
+            return segments[0].base_offset, end, [*found, (segment_name(active.base_offset), data_end)]
+
     def release_files(self) -> None:
         """Close segment files above the limit of open ones, oldest first; they open again when read."""
         with self._change_lock:
@@ -872,6 +889,24 @@ def renew_identity(disk: Disk, directory: str) -> None:
     state = _parse_state(path, read_file(disk, path))
     renewed = replace(state, storage_id=uuid4().bytes, previous_storage_id=state.storage_id)
     write_file_durably(disk, directory, STATE_NAME, _render_state(renewed))
+
+
+def adopt_copy(disk: Disk, directory: str, files: JournalFiles, *, start_offset: int, end: int) -> None:
+    """Give a copied journal the identity and the promises of the one it takes the place of."""
+    bases = sorted(
+        base for name in disk.list_directory(directory) if (base := base_offset_of(name)) is not None
+    )
+    for base in bases:
+        path = f"{directory}/{segment_name(base)}"
+        handle = FileHandle(disk, disk.open(path))
+        header = parse_header(path, disk.read(handle.fd, DATA_AT, 0))
+        disk.write(handle.fd, render_header(replace(header, storage_id=files.storage_id)), 0)
+        if base == bases[-1]:  # room for a tail that does not look torn
+            size = disk.size(handle.fd)
+            disk.fill_zeros(handle.fd, size, size + DATA_AT)
+        disk.sync(handle.fd)
+    state = replace(files._state, start_offset=start_offset, durable_floor=end)
+    write_file_durably(disk, directory, STATE_NAME, _render_state(state))
 
 
 # Recovery.

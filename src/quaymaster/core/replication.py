@@ -326,6 +326,7 @@ class LogReplica:
         self.written_end = max(self.written_end, end)
         if self.role == "activating" or self.role == "leading":
             self._advance_commit()
+            self._is_feed_due = True
         else:
             self._tell_leader()
 
@@ -859,7 +860,8 @@ class LogReplica:
             position = self.tail.position_at(start)
             batches = self.tail.read(start, MESSAGE_BYTES_MAX) if position is not None else None
             if batches is None or position is None:
-                self._read_for(member, follower, start)
+                if start < self.written_end:  # else it is neither kept in memory nor on disk yet
+                    self._read_for(member, follower, start)
                 return
             self._send_batches(member, follower, start, position.chain, batches)
             sent = True

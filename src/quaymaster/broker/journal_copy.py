@@ -1,0 +1,199 @@
+"""A copy of a journal for a member that lacks what is no longer kept as it was written: snapshot, index, segments.
+
+    member                                            leader
+    copy.begin ─────────────────────────────────────▶ holds its snapshots, notes which files there are
+    copy.read(name, position) ──── again and again ─▶ bytes
+    copy.end ───────────────────────────────────────▶ lets go
+
+    <journals>/<id>.copy/     what has come so far
+    <journals>/<id>.old/      what was there before, while the two change places
+
+The member keeps its identity and its promises. That is sound only while it follows the leader it copies from, and
+only when the copy reaches at least as far as what it has: who promised a higher epoch meanwhile, or has more, keeps
+what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from quaymaster.broker.disk import RealDisk
+from quaymaster.broker.journal_files import JournalFiles, adopt_copy
+from quaymaster.broker.journal_service import JournalService
+from quaymaster.broker.recovery import INDEX_NAME
+from quaymaster.core.errors import InternalFailure, Timeout
+
+READ_BYTES = 1 << 20
+IDLE_S = 10.0
+"""A copy that nobody reads from for so long is given up."""
+COPY_SUFFIX = ".copy"
+OLD_SUFFIX = ".old"
+
+
+class CopiedFile(msgspec.Struct, frozen=True):
+    """A file of a copy: its path below the journal's directory, and how much of it belongs to the copy."""
+
+    name: str
+    size: int
+
+
+class CopyManifest(msgspec.Struct, frozen=True):
+    """What a copy consists of: the journal up to `end`, as the leader of `epoch` has it durable."""
+
+    epoch: int
+    start_offset: int
+    end: int
+    files: list[CopiedFile]
+
+
+class CopyRead(msgspec.Struct, frozen=True):
+    """Ask for bytes of a file of the copy of a journal."""
+
+    journal: int
+    name: str
+    position: int
+
+
+class CopySource:
+    """The leader's side of one copy."""
+
+    def __init__(self, journal: JournalService, directory: Path) -> None:
+        self._journal = journal
+        self._directory = directory
+        self._held = AsyncExitStack()
+        self._files: dict[str, int] = {}
+        """Open files by name. Segments may be rewritten and deleted meanwhile: what is open stays as it was."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_ended = False
+
+    async def begin(self) -> CopyManifest:
+        """Hold the snapshots as they are, and note what there is."""
+        journal = self._journal
+        await self._held.enter_async_context(journal.snapshots.held())
+        try:
+            manifest = await asyncio.get_running_loop().run_in_executor(None, self._open)
+        except BaseException:
+            await self.end()
+            raise
+        self._touch()
+        return manifest
+
+    async def read(self, name: str, position: int) -> bytes:
+        """Return the next bytes of a file."""
+        fd = self._files.get(name)
+        if fd is None:
+            raise Timeout("The copy was given up.")
+        self._touch()
+        return await asyncio.get_running_loop().run_in_executor(None, os.pread, fd, READ_BYTES, position)
+
+    async def end(self) -> None:
+        """Let go."""
+        self.is_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        files, self._files = self._files, {}
+        for fd in files.values():
+            os.close(fd)
+        await self._held.aclose()
+
+    def _touch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(IDLE_S, lambda: loop.create_task(self.end()))
+
+    def _open(self) -> CopyManifest:
+        files = self._journal.files
+        snapshots = sorted((self._directory / "snapshots").iterdir())
+        copied = [self._hold(f"snapshots/{path.name}", path.stat().st_size) for path in snapshots]
+        index = self._directory / INDEX_NAME
+        if index.exists():
+            copied.append(self._hold(INDEX_NAME, index.stat().st_size))
+        start_offset, end, segments = files.segment_files()
+        copied += [self._hold(name, size) for name, size in segments]
+        return CopyManifest(self._journal.host.replica.epoch, start_offset, end, copied)
+
+    def _hold(self, name: str, size: int) -> CopiedFile:
+        self._files[name] = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        return CopiedFile(name, size)
+
+
+async def fetch(
+    directory: Path, manifest: CopyManifest, read: Callable[[str, int], Awaitable[bytes]]
+) -> None:
+    """Write the files of a copy into an empty directory, durably."""
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, _make_empty, directory)
+    for file in manifest.files:
+        if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
+            raise InternalFailure(f"A copy names a file outside its directory: {file.name}")
+        fd = os.open(directory / file.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            position = 0
+            while position < file.size:
+                piece = (await read(file.name, position))[: file.size - position]
+                if not piece:
+                    raise InternalFailure(f"{file.name} of the copy ends at {position}, not {file.size}")
+                await loop.run_in_executor(None, _write, fd, piece, position)
+                position += len(piece)
+            await loop.run_in_executor(None, os.fsync, fd)
+        finally:
+            os.close(fd)
+
+
+def may_adopt(files: JournalFiles, manifest: CopyManifest) -> bool:
+    """Tell whether a copy may take the place of the journal that is there, which is closed."""
+    return files.promised_epoch == manifest.epoch and files.end_offset <= manifest.end
+
+
+def adopt(journals: Path, journal_id: int, files: JournalFiles, manifest: CopyManifest) -> None:
+    """Put a fetched copy in the place of the closed journal; it keeps that one's identity and promises."""
+    disk = RealDisk()
+    copy, old, place = (journals / f"{journal_id}{suffix}" for suffix in (COPY_SUFFIX, OLD_SUFFIX, ""))
+    adopt_copy(
+        disk,
+        str(copy),
+        files,
+        start_offset=manifest.start_offset,
+        end=manifest.end,
+    )
+    for directory in (copy / "snapshots", copy):
+        disk.sync_directory(str(directory))
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(place, old)
+    os.rename(copy, place)
+    disk.sync_directory(str(journals))
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def settle(journals: Path) -> None:
+    """Finish or undo what a crash left in the middle: call before journals are opened."""
+    for old in journals.glob(f"*{OLD_SUFFIX}"):
+        place = old.with_name(old.name.removesuffix(OLD_SUFFIX))
+        if place.exists():
+            shutil.rmtree(old)
+        else:
+            os.rename(old, place)  # as if the copy had never been: it is fetched again
+            RealDisk().sync_directory(str(journals))
+    for copy in journals.glob(f"*{COPY_SUFFIX}"):
+        shutil.rmtree(copy)
+
+
+def _make_empty(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    disk = RealDisk()
+    disk.make_directory(str(directory / "snapshots"))
+
+
+def _write(fd: int, piece: bytes, position: int) -> None:
+    while piece:
+        written = os.pwrite(fd, piece, position)
+        position += written
+        piece = piece[written:]
