@@ -158,7 +158,7 @@ def test_a_close_during_a_snapshot_loses_nothing(
         time.sleep(0.1)
         publish(self, *arguments)
 
-    async def late(self: Any, offset: int) -> None:
+    async def late(self: Any, offset: int, timeout_s: float) -> None:
         reached.set()
         await asyncio.sleep(0.1)
 
