@@ -204,8 +204,9 @@ def test_user_sees_its_root_only_and_logs_in_again_when_etcd_forgot_it(tmp_path:
             (EtcdAccess(etcd.endpoints), "user name is empty"),
         ):
             store = EtcdCoordination(wrong, root="q/")
-            with pytest.raises(CoordinationUnavailable, match=message):
+            with pytest.raises(CoordinationUnavailable, match=message) as refused:
                 await store.get("a")
+            assert refused.value.message == CoordinationUnavailable.message  # what users of the API see
             with pytest.raises(CoordinationUnavailable, match=message):
                 await store.compare_and_swap("a", second, b"3")
             await store.close()

@@ -36,6 +36,7 @@ from quaymaster.coordination.etcd_gateway import (
     Reply,
     Stream,
     WithHeader,
+    for_operators,
 )
 from quaymaster.coordination.interface import (
     ABSENT,
@@ -66,7 +67,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=WithHeader)
 
 TIMEOUT_MS: Final = 5_000
-WATCH_PROBE_S: Final = 5.0
+WATCH_PROBE_S: Final = 2.0
 WATCH_RENEW_S: Final = 30.0
 WATCH_RETRY_MIN_S: Final = 0.05
 WATCH_RETRY_MAX_S: Final = 2.0
@@ -239,7 +240,7 @@ class EtcdCoordination(Coordination):
             self._check_open()
             log_event(log, logging.DEBUG, "watch cut", prefix=prefix, revision=position, reason=reason)
             if loop.time() - followed_s > WATCH_GIVE_UP_S:
-                raise CoordinationUnavailable(f"The metadata store cannot be followed: {reason}.")
+                raise for_operators(CoordinationUnavailable(), f"etcd cannot be followed: {reason}")
             await self._pause(retry_s)
             retry_s = min(2 * retry_s, WATCH_RETRY_MAX_S)
 
@@ -313,7 +314,7 @@ class EtcdCoordination(Coordination):
         except Refused as refused:
             if refused.code == NOT_FOUND:
                 raise _LeaseNotFound from None
-            raise CoordinationUnavailable(f"The metadata store refused: {refused.message}.") from None
+            raise for_operators(CoordinationUnavailable(), f"etcd refused: {refused.message}") from None
         finally:
             self._calls -= 1
             if not self._calls:

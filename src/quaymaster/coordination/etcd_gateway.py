@@ -30,6 +30,7 @@ import aiohttp
 import msgspec
 
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, StoreUnusable
+from quaymaster.core.errors import NotNow
 from quaymaster.monitoring.logs import log_event
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class WithHeader(Protocol):
 
 
 T = TypeVar("T", bound=WithHeader)
+N = TypeVar("N", bound=NotNow)
 
 
 class _RangeCount(Reply, frozen=True):
@@ -254,8 +256,8 @@ class EtcdGateway:
                     raise
                 reason = f"{endpoint.url}: no leader"
         if may_have_acted:
-            raise OutcomeUnknown(f"The outcome is unknown: {reason}.")
-        raise CoordinationUnavailable(f"The metadata store cannot be used now: {reason}.")
+            raise for_operators(OutcomeUnknown(), f"the outcome is unknown: {reason}")
+        raise for_operators(CoordinationUnavailable(), f"etcd cannot be used now: {reason}")
 
     async def probe(self, endpoint: Endpoint, timeout_s: float = ATTEMPT_TIMEOUT_S) -> int:
         """Return the store's revision by a read that needs the leader.
@@ -439,6 +441,12 @@ class EtcdGateway:
             UnicodeDecodeError,
         ) as error:
             raise self._failed(endpoint, error, may_have_acted=False) from error
+
+
+def for_operators(error: N, detail: str) -> N:
+    """Give an error words for logs. Its message stays: users are told nothing of addresses and logins."""
+    error.args = (detail,)
+    return error
 
 
 def parse_error(content: object) -> tuple[int, str]:
