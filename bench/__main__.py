@@ -1,8 +1,8 @@
 """`make bench`: this server beside its peers, then their backlogs; or one measurement of this folder.
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
-    python -m bench serve_cost | compare | backlog | depth | width | overload | http_limit | frontend_cost | rpc_cost
-                    [its options]
+    python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
+        frontend_cost [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bench import (
     backlog,
+    broker_depth,
     compare,
     depth,
     frontend_cost,
@@ -37,6 +38,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "frontend_cost": frontend_cost.main,
     "overload": overload.main,
     "depth": depth.main,
+    "broker_depth": broker_depth.main,
     "width": width.main,
     "rpc_cost": rpc_cost.main,
 }

@@ -10,19 +10,32 @@
     delayed       all delayed
     large         64 KiB and 1 MiB messages
 
-Sizes other than `plain` and `expiry` are bounded where SQS bounds them, or take a tenth of `--messages`.
+and the whole of `--messages` in one queue of another kind, each received and deleted when there are few and at depth,
+and killed and started again:
+
+    all_delayed   a queue with a delay: all wait at once (fifteen minutes, the longest there is)
+    own_delays    each with a delay of its own, drawn at random
+    blocked       FIFO: half of them in front are of one group whose first message is in flight
+    many_groups   FIFO: a tenth as many groups as messages
+    noisy         fair: one tenant's, but for one in a thousand
+
+Sizes other than these, `plain` and `expiry` are bounded where SQS bounds them, or take a tenth of `--messages`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Callable
 
 from bench.watched import Figures, WatchedServer, report, wait_until
+from bench.work import Fields
 
 IN_FLIGHT_MAX = 120_000
+DELAY_MAX_S = 900
+SHALLOW = 50_000
 
 
 def per_s(figures: Figures, messages: int, began: float) -> None:
@@ -219,6 +232,156 @@ def measure_large(messages: int) -> list[Figures]:
         return server.cases
 
 
+def measure_backlog(server: WatchedServer, url: str, messages: int, fields: Fields, *, what: str) -> None:
+    """Send all of it. Memory grows at first because caches fill: what the last nine tenths take is said by itself."""
+    with server.case(f"send {messages:,} {what}") as figures:
+        began, before_mib = time.monotonic(), server.memory_mib()
+        first = messages // 10
+        server.fill(url, first, fields=fields)
+        first_mib = server.memory_mib()
+        server.fill(url, messages - first, fields=lambda number: fields(first + number))
+        per_s(figures, messages, began)
+        figures["rss_growth_mib"] = server.memory_mib() - before_mib
+        figures["of_the_last_nine_tenths"] = server.memory_mib() - first_mib
+        figures.update(server.count(url))
+
+
+def measure_receives(
+    server: WatchedServer, url: str, messages: int, *, what: str, extra: bytes = b""
+) -> None:
+    """Receive and delete so many of them."""
+    with server.case(f"receive and delete, {what}") as figures:
+        began = time.monotonic()
+        per_s(figures, server.receive(url, messages, delete=True, seconds=20, extra=extra), began)
+
+
+def measure_restart(server: WatchedServer, *, what: str) -> None:
+    """Kill it and start it again."""
+    with server.case(f"kill -9 and start, {what}") as figures:
+        figures["start_s"] = round(server.kill_and_start(), 2)
+        status = server.admin("status")["broker"]
+        figures["recovery_s"] = status["recovery_s"]
+        figures["replayed"] = status["replayed_records"]
+
+
+def measure_shallow(server: WatchedServer, url: str, messages: int, fields: Fields, *, what: str) -> None:
+    """Receive and delete from a queue of the same kind that is almost empty."""
+    shallow = min(SHALLOW, messages)
+    server.fill(url, shallow, fields=fields)
+    measure_receives(server, url, shallow, what=f"{shallow:,} {what}")
+
+
+def measure_all_delayed(messages: int) -> list[Figures]:
+    with WatchedServer() as server:
+        url = server.create_queue("later", DelaySeconds=DELAY_MAX_S)
+        began = time.monotonic()
+        measure_backlog(server, url, messages, lambda number: b"", what="delayed by the queue")
+        measure_restart(server, what="all delayed")
+        with server.case("they come due") as figures:
+            time.sleep(max(0.0, began + DELAY_MAX_S + 30 - time.monotonic()))
+            figures.update(server.count(url))
+        measure_receives(server, url, min(200_000, messages // 4), what="while others come due")
+        return server.cases
+
+
+def measure_own_delays(messages: int) -> list[Figures]:
+    dice = random.Random(7)
+    with WatchedServer() as server:
+        url = server.create_queue("later-own")
+
+        def delay_each(number: int) -> bytes:
+            return b',"DelaySeconds":%d' % dice.randint(DELAY_MAX_S // 2, DELAY_MAX_S)
+
+        began = time.monotonic()
+        measure_backlog(server, url, messages, delay_each, what="with delays of their own")
+        measure_restart(server, what="delays of their own")
+        with server.case("they come due, each by itself") as figures:
+            time.sleep(max(0.0, began + DELAY_MAX_S // 2 + 60 - time.monotonic()))
+            figures.update(server.count(url))
+        measure_receives(server, url, min(200_000, messages // 4), what="while others come due")
+        return server.cases
+
+
+def measure_blocked(messages: int) -> list[Figures]:
+    def group_each(number: int) -> bytes:
+        group = number % 1_000 if number >= messages // 2 else -1
+        return b',"MessageGroupId":"group-%d","MessageDeduplicationId":"%d"' % (group, number)
+
+    def shallow_group(number: int) -> bytes:
+        return group_each(messages + number)
+
+    with WatchedServer() as server:
+        shallow = server.create_queue("shallow.fifo", FifoQueue="true")
+        measure_shallow(server, shallow, messages, shallow_group, what="in 1,000 groups")
+        url = server.create_queue("blocked.fifo", FifoQueue="true", VisibilityTimeout=43_200)
+        measure_backlog(server, url, messages, group_each, what="half of them of one group")
+        server.call("ReceiveMessage", QueueUrl=url)  # of the one group; it is not deleted
+        some = min(200_000, messages // 4)
+        measure_receives(server, url, some, what=f"{messages // 2:,} blocked in front")
+        measure_restart(server, what=f"{messages // 2:,} blocked in front")
+        measure_receives(server, url, some, what="blocked, after the start")
+        return server.cases
+
+
+def measure_many_groups(messages: int) -> list[Figures]:
+    groups = messages // 10
+
+    def group_each(number: int) -> bytes:
+        return b',"MessageGroupId":"group-%d","MessageDeduplicationId":"%d"' % (number % groups, number)
+
+    with WatchedServer() as server:
+        shallow = server.create_queue("shallow.fifo", FifoQueue="true")
+        measure_shallow(server, shallow, messages, group_each, what="in as many groups")
+        url = server.create_queue("grouped.fifo", FifoQueue="true", VisibilityTimeout=60)
+        measure_backlog(server, url, messages, group_each, what=f"in {groups:,} groups")
+        some = min(200_000, messages // 4)
+        measure_receives(server, url, some, what=f"{groups:,} groups")
+        measure_restart(server, what=f"{groups:,} groups")
+        measure_receives(server, url, some, what=f"{groups:,} groups, after the start")
+        with server.case(f"purge {messages:,} in {groups:,} groups") as figures:
+            server.call("PurgeQueue", QueueUrl=url)
+            figures["left"] = server.count(url)["visible"]
+            time.sleep(15 if messages >= 100_000 else 1)
+        return server.cases
+
+
+def measure_noisy(messages: int) -> list[Figures]:
+    def tenant_each(number: int) -> bytes:
+        tenant = b"noisy" if number % 1_000 else b"tenant-%d" % (number // 1_000 % 1_000)
+        return b',"MessageGroupId":"%b"' % tenant
+
+    with WatchedServer() as server:
+        shallow = server.create_queue("shallow")
+        measure_shallow(server, shallow, messages, tenant_each, what="of many tenants")
+        url = server.create_queue("fair", VisibilityTimeout=600)
+        measure_backlog(server, url, messages, tenant_each, what="almost all of one tenant")
+        some = min(200_000, messages // 4)
+        measure_receives(server, url, some, what="almost all of one tenant")
+        with server.case("receive, nothing deleted: the tenant is noisy") as figures:
+            began = time.monotonic()
+            held = min(50_000, messages // 10)
+            per_s(figures, server.receive(url, held, delete=False, seconds=20), began)
+        with server.case("ten messages of a new tenant behind all of them") as figures:
+            for _ in range(10):
+                server.call("SendMessage", QueueUrl=url, MessageBody="x", MessageGroupId="new")
+            figures["received_before"] = count_before_new_tenant(server, url, messages)
+        measure_receives(server, url, some, what="noisy tenant")
+        measure_restart(server, what="noisy tenant")
+        return server.cases
+
+
+def count_before_new_tenant(server: WatchedServer, url: str, messages: int) -> int:
+    """Receive until the ten messages of the tenant `new` came; return how many others came before the last of them."""
+    others, left = 0, 10
+    while left and others < messages // 100:
+        asked = {"MaxNumberOfMessages": 10, "MessageSystemAttributeNames": ["MessageGroupId"]}
+        answer = server.call("ReceiveMessage", QueueUrl=url, **asked)
+        groups = [message["Attributes"]["MessageGroupId"] for message in answer.get("Messages", [])]
+        others += len(groups) - groups.count("new")
+        left -= groups.count("new")
+    return others
+
+
 CASES: dict[str, Callable[[int], list[Figures]]] = {
     "plain": measure_plain,
     "expiry": measure_expiry,
@@ -227,13 +390,20 @@ CASES: dict[str, Callable[[int], list[Figures]]] = {
     "groups": measure_groups,
     "delayed": measure_delayed,
     "large": measure_large,
+    "all_delayed": measure_all_delayed,
+    "own_delays": measure_own_delays,
+    "blocked": measure_blocked,
+    "many_groups": measure_many_groups,
+    "noisy": measure_noisy,
 }
+UNNAMED = ("plain", "expiry", "never_delete", "dead_letters", "groups", "delayed", "large")
+"""What is measured when no cases are named: the others take the longest."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default=",".join(UNNAMED))
     parser.add_argument("--json")
     arguments = parser.parse_args()
     cases: list[Figures] = []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
-from bench import depth, width
-from bench.watched import WatchedServer, report
+import pytest
+import uvloop
+
+from bench import broker_depth, depth, width
+from bench.watched import Figures, WatchedServer, report
 
 
 @pytest.mark.slow
@@ -19,6 +22,26 @@ def test_a_deep_queue_is_measured_with_its_longest_pause(capsys: pytest.CaptureF
     assert by_name["send 2,000"]["pause_own_ms"] >= 0
     assert by_name["purge 2,000"]["left"] == 0
     assert "| send 2,000 | messages 2,000, per s" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", [depth.measure_blocked, depth.measure_many_groups, depth.measure_noisy])
+def test_deep_queues_of_other_kinds_are_measured(measure: Callable[[int], list[Figures]]) -> None:
+    cases = measure(2_000)
+
+    received = [figures["messages"] for figures in cases if figures["case"].startswith("receive")]
+    assert min(received) >= 200
+
+
+@pytest.mark.parametrize("kind", ["own_delays", "noisy", "many_groups"])
+def test_the_broker_alone_is_measured(kind: str) -> None:
+    cases = uvloop.run(broker_depth.run(kind, 1_000))
+
+    sent = next(figures for figures in cases if "send" in figures["case"])
+    assert sent["rss_mib"] > 0
+    assert sent["pause_own_ms"] >= 0
+    for figures in cases:
+        assert figures.get("messages", 250) >= 250
 
 
 @pytest.mark.slow
