@@ -58,10 +58,11 @@ from quaymaster.frontend.message_actions import partition_of, uuid_text
 from quaymaster.frontend.queue_actions import QueueService
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_event, log_failure
-from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
+from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.net.metadata_client import known
+from quaymaster.net.probe_port import ProbePort
 from quaymaster.protocol.errors import wire_error
 from quaymaster.protocol.sqs_query import parse_parameters, percent_decode
 from quaymaster.settings import Settings, effective_settings
@@ -223,7 +224,7 @@ class Admin:
         self._broker = broker
         self._metadata = metadata
         self._accounts = metadata.accounts
-        self._metrics = metrics
+        self._probes = ProbePort(metrics, health)
         self._health = health
         self._operations = operations
         self._authentication = authentication
@@ -263,6 +264,7 @@ class Admin:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._probes.stop()
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request of the API that no key signed, before its body is read."""
@@ -279,18 +281,8 @@ class Admin:
         try:
             if path.startswith(API):
                 self._handle_api(request, path)
-            elif request.method not in (b"GET", b"HEAD"):
-                request.respond(405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n")
-            elif path == "/health/live":
-                _respond_json(request, 200, {"status": "live", "version": __version__})
-            elif path == "/health/ready":
-                reason = self._health.why_not_ready()
-                answer = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
-                _respond_json(request, 200 if reason is None else 503, answer)
-            elif path == "/metrics":
-                self._start(self._show_metrics(request))
             else:
-                request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
+                self._probes.handle(request)
         except NotYetKnown as unknown:  # the key that signed it
             unknown.when_known(partial(self._handle_when_known, request))
         except Exception as error:
@@ -327,14 +319,6 @@ class Admin:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _show_metrics(self, request: HTTPRequest) -> None:
-        try:
-            text = await self._metrics.render_in_steps()
-        except Exception as error:
-            _respond_error(request, error)
-        else:
-            request.respond(200, f"Content-Type: {CONTENT_TYPE}\r\n".encode(), text)
 
     def _find(self, method: str, parts: list[str]) -> tuple[Handler | None, str]:
         exact = self._routes.get((method, *parts))
