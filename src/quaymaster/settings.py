@@ -69,6 +69,15 @@ def parse_address(text: str) -> Address:
     return Address(host or "0.0.0.0", int(port))  # noqa: S104 -- what an address without host means
 
 
+def parse_addresses(text: str) -> list[Address]:
+    """Return the addresses in a list separated by commas, else raise ValueError; there is at least one."""
+    addresses = [parse_address(part.strip()) for part in text.split(",") if part.strip()]
+    if not addresses:
+        raise ValueError("at least one address is needed, for example 127.0.0.1:9330")
+    return addresses
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -239,6 +248,28 @@ class Settings(BaseSettings):
     tls_directory: Path | None = Field(None, json_schema_extra=BETWEEN)
     """Directory with `ca.crt`, `tls.crt` and `tls.key`, as [`quaymaster ca`](../guides/transport-security.md) makes
     them. With it, the nodes of a cell speak TLS to each other and take nobody without a certificate."""
+    cell: Name = Field("default", json_schema_extra=BETWEEN)
+    """The cell's name. Nodes of another cell are refused."""
+    node: Name | None = Field(None, json_schema_extra=BETWEEN)
+    """This process's name, which no other of the same role in the cell has. Unset: the host's name."""
+    metadata_listen: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
+    """Address on which a metadata node answers front ends."""
+    metadata_nodes: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
+    """Addresses of the cell's metadata nodes, separated by commas. Two or more, so that one may fail."""
+    metadata_organisation: Literal["full"] = Field("full", json_schema_extra=BETWEEN)
+    """How metadata nodes share what there is. `full`: each has everything, and any may be asked."""
+    metadata_rows_max: Count = Field(200_000, json_schema_extra=BETWEEN)
+    """Queues, and data keys, that a front end keeps in memory, at about 2 KiB a queue; others are asked for when
+    needed."""
+    metadata_staleness_ms: Count = Field(10_000, json_schema_extra=BETWEEN)
+    """When no metadata node knows anything newer than this: queues and keys in memory are still served, however old;
+    lists and what is not in memory get 503."""
+    metadata_unknown_ms: Count = Field(5_000, json_schema_extra=BETWEEN)
+    """How long a front end believes that a queue or key does not exist, unless it hears otherwise."""
+    metadata_unknown_max: Count = Field(10_000, json_schema_extra=BETWEEN)
+    """Queues and keys of which it remembers that."""
+    metadata_timeout_ms: Count = Field(18_000, json_schema_extra=BETWEEN)
+    """How long metadata nodes may take for a change; less than `control_timeout_ms`."""
     force_plaintext: bool = Field(False, json_schema_extra=BETWEEN)
     """Let nodes speak to each other without TLS on addresses that other machines can reach."""
 
@@ -255,10 +286,16 @@ class Settings(BaseSettings):
     metrics_per_queue: bool = Field(False, json_schema_extra=SEEING)
     """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
 
-    @field_validator("listen", "admin")
+    @field_validator("listen", "admin", "metadata_listen")
     @classmethod
     def _address(cls, value: str) -> str:
         parse_address(value)
+        return value
+
+    @field_validator("metadata_nodes")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        parse_addresses(value)
         return value
 
     @model_validator(mode="after")
@@ -301,6 +338,16 @@ class Settings(BaseSettings):
     def admin_address(self) -> Address:
         """The admin port's address, taken apart."""
         return parse_address(self.admin)
+
+    @property
+    def metadata_listen_address(self) -> Address:
+        """A metadata node's address, taken apart."""
+        return parse_address(self.metadata_listen)
+
+    @property
+    def metadata_node_list(self) -> list[Address]:
+        """The metadata nodes' addresses, taken apart."""
+        return parse_addresses(self.metadata_nodes)
 
     def disk_low_limit(self, disk_bytes: int) -> int:
         """Return the limit on free space that `disk_low_bytes` means on a file system of this size."""

@@ -458,6 +458,37 @@ def test_node_cut_off_from_the_store_is_left_for_another_and_changes_nothing(
     run_cell(scenario, tmp_path)
 
 
+def test_what_no_node_can_know_is_not_said_while_all_are_cut_off_from_the_store(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        shared = cell.store
+        assert isinstance(shared, MemoryCoordination)
+        store = BreakableStore(shared)
+        async with (
+            cell.node("one", store),
+            cell.front_end("a", nodes=("one",), staleness_ms=1_500, lookup_ms=200) as a,
+        ):
+            created = await a.queues.create_queue(ACCOUNT, "orders")
+            assert names_of(await a.queues.list_queues(ACCOUNT)) == ["orders"]
+            assert await a.look_up(lambda: a.find_queue(ACCOUNT, "other")) is None
+            store.cut()
+            await eventually(lambda: min(a.age_ms, cell.nodes["one"].age_ms) > 1_500)
+
+            assert a.find_queue(ACCOUNT, "orders") == created
+            with pytest.raises(NotNow, match="cut off"):
+                await a.look_up(lambda: a.find_queue(ACCOUNT, "another"))
+            with pytest.raises(NotNow, match="heard"):
+                await a.queues.list_queues(ACCOUNT)
+            with pytest.raises(NotNow):
+                await a.queues.create_queue(ACCOUNT, "new")
+
+            store.mend()
+            await eventually(lambda: a.age_ms < 1_500)
+            assert names_of(await a.queues.list_queues(ACCOUNT)) == ["orders"]
+            assert {sample.name for sample in a.samples()} >= {"quaymaster_metadata_age_seconds"}
+
+    run_cell(scenario, tmp_path)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_change_is_missed_however_nodes_and_links_fail(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -208,11 +208,15 @@ class MetadataNode:
         await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: int) -> None:
+        is_failing = False
         while True:
             try:
                 await work()
+                is_failing = False
             except (NotNow, TimeoutError) as error:
-                log.warning("metadata %s failed error=%s", work.__name__, str(error) or "timeout")
+                if not is_failing:
+                    log.warning("metadata %s failed error=%s", work.__name__, str(error) or "timeout")
+                is_failing = True
             except Exception:
                 log.exception("metadata %s failed", work.__name__)
             await asyncio.sleep(interval_ms / 1000)

@@ -20,7 +20,7 @@ import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -81,6 +81,8 @@ JOURNAL_TIMEOUT_MS: Final = 30_000
 LATE_SET_MS: Final = 2 * JOURNAL_TIMEOUT_MS
 """When a journal has been told of a queue by every node that meant to before the queue was deleted."""
 RECONCILED_PER_CALL_MAX: Final = 10_000
+GONE_MAX: Final = 20_000
+"""Deleted queues whose journals are known, beside those that still have a row."""
 _TOKEN_VERSION: Final = b"\x01"
 
 
@@ -134,7 +136,7 @@ class Queues:
         self._ids = IdAllocator(mirror.store, "queue")
         self._rows: Table[QueueDefinition] = mirror.table(QUEUES, decode_queue_definition, self._on_queue)
         self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
-        self._deleted: Table[DeletedRow] = mirror.table(DELETED, row_decoder(DeletedRow))
+        self._deleted: Table[DeletedRow] = mirror.table(DELETED, row_decoder(DeletedRow), self._on_deleted)
         self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
         # Active queues only:
         self._by_name: dict[tuple[str, str], QueueDefinition] = {}
@@ -142,6 +144,9 @@ class Queues:
         self._names: dict[str, list[str]] = {}
         self._dead_letter_sources: dict[str, list[str]] = {}
         self._partitions_in: Counter[int] = Counter()
+        # Queues in any state, and those lately deleted, whose journals may have to be told once more:
+        self._journals_of: dict[int, tuple[int, ...]] = {}
+        self._gone_journals_of: dict[int, tuple[int, ...]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def attach_journal(self, journal: QueueJournal) -> None:
@@ -175,6 +180,13 @@ class Queues:
         suffix = f"{account_id}/{name}"
         definition = self._rows.get(suffix)
         return None if definition is None else (definition, self._rows.revision(suffix))
+
+    def journal_of(self, queue_id: int, partition: int) -> int | None:
+        """Return which journal has a partition, also of a queue that is being deleted or lately was, or None."""
+        journal_ids = self._journals_of.get(queue_id) or self._gone_journals_of.get(queue_id)
+        if journal_ids is None or partition >= len(journal_ids):
+            return None
+        return journal_ids[partition]
 
     def active_queues(self) -> Iterable[QueueDefinition]:
         """Return all active queues, of all accounts, in no order."""
@@ -557,7 +569,7 @@ class Queues:
         try:
             await self._mirror.transact(
                 [compare],
-                [Put(DELETED + suffix, encode_row(DeletedRow(definition.queue_id, definition.modified_ms)))],
+                [Put(DELETED + suffix, encode_row(_deleted_row(definition)))],
                 [QUEUES + suffix, PENDING + suffix, PURGES + id_text(definition.queue_id)],
             )
         except RevisionMismatch:
@@ -659,7 +671,8 @@ class Queues:
 
     async def _tell_journal_deleted(self, queue_id: int) -> None:
         assert self._journal is not None, "a journal is attached before queues are deleted"
-        await self._in_time(self._journal.delete_queue(queue_id))
+        with suppress(QueueDoesNotExist):  # forgotten for so long that nobody knows its journal
+            await self._in_time(self._journal.delete_queue(queue_id))
 
     async def _in_time(self, call: Awaitable[None]) -> None:
         try:
@@ -682,6 +695,21 @@ class Queues:
             self._unindex(old)
         if new is not None and new.state == "active":
             self._index(new)
+        if old is not None and (new is None or new.queue_id != old.queue_id):
+            del self._journals_of[old.queue_id]
+            self._note_gone(old.queue_id, _journal_ids(old))
+        if new is not None:
+            self._journals_of[new.queue_id] = _journal_ids(new)
+
+    def _on_deleted(self, suffix: str, old: DeletedRow | None, new: DeletedRow | None) -> None:
+        if new is not None:
+            self._note_gone(new.queue_id, new.journal_ids)
+
+    def _note_gone(self, queue_id: int, journal_ids: tuple[int, ...]) -> None:
+        self._gone_journals_of.pop(queue_id, None)
+        self._gone_journals_of[queue_id] = journal_ids
+        if len(self._gone_journals_of) > GONE_MAX:
+            del self._gone_journals_of[next(iter(self._gone_journals_of))]
 
     def _index(self, definition: QueueDefinition) -> None:
         key = (definition.account_id, definition.name)
@@ -706,6 +734,14 @@ class Queues:
             del sources[bisect_left(sources, definition.name)]
             if not sources:
                 del self._dead_letter_sources[policy.target_arn]
+
+
+def _journal_ids(definition: QueueDefinition) -> tuple[int, ...]:
+    return tuple(partition.journal_id for partition in definition.partitions)
+
+
+def _deleted_row(definition: QueueDefinition) -> DeletedRow:
+    return DeletedRow(definition.queue_id, definition.modified_ms, _journal_ids(definition))
 
 
 def _suffix(definition: QueueDefinition) -> str:

@@ -21,7 +21,7 @@ import contextlib
 import logging
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -69,6 +69,7 @@ from quaymaster.metadata.rows import (
     id_text,
     row_decoder,
 )
+from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.metadata_client import MetadataClient, when_known
 from quaymaster.protocol.metadata_messages import (
     AddPermission,
@@ -107,6 +108,7 @@ UNKNOWN_MS: Final = 5_000
 UNKNOWN_MAX: Final = 10_000
 LOOKUPS_MAX: Final = 256
 LOOKUP_MS: Final = 2_000
+STALENESS_MS: Final = 10_000
 LOOKUP_ATTEMPT_MS: Final = 500
 LIST_MS: Final = 30_000
 CHANGE_MS: Final = 20_000
@@ -272,8 +274,12 @@ class Lookups:
         unknown_max: int = UNKNOWN_MAX,
         lookups_max: int = LOOKUPS_MAX,
         lookup_ms: int = LOOKUP_MS,
+        staleness_ms: int = STALENESS_MS,
     ) -> None:
         self._client = client
+        self._staleness_ms = staleness_ms
+        self.results: Counter[str] = Counter()
+        """What came of look-ups: found, absent or failed."""
         self._unknown_s = unknown_ms / 1000
         self._unknown_max = unknown_max
         self._lookups_max = lookups_max
@@ -330,11 +336,16 @@ class Lookups:
                 attempt_ms=LOOKUP_ATTEMPT_MS,
             )
             if self.mirror.take_found(found.rows, found.position):
-                if not self.mirror.has(key):
+                if self.mirror.has(key):
+                    self.results["found"] += 1
+                    return
+                if found.age_ms <= self._staleness_ms:
+                    self.results["absent"] += 1
                     self._note_unknown(key)
-                return
+                    return
+                # The node is cut off from its store: that it does not know something means nothing.
             await asyncio.sleep(0.05)
-        raise Unreachable("The metadata nodes are behind.")
+        raise Unreachable("The metadata nodes are behind, or cut off from their store.")
 
     def _note_unknown(self, key: str) -> None:
         self._unknown.pop(key, None)
@@ -344,8 +355,8 @@ class Lookups:
 
     def _on_asked(self, key: str, task: asyncio.Task[None]) -> None:
         self._asked.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # those who wait are told
+        if not task.cancelled() and task.exception() is not None:  # those who wait are told
+            self.results["failed"] += 1
 
 
 def _failure_of(task: asyncio.Task[None]) -> NotNow | None:
@@ -370,16 +381,19 @@ class RemoteQueues:
         *,
         rows_max: int,
         deadline_ms: int,
+        staleness_ms: int,
     ) -> None:
         self._client = client
         self._mirror = mirror
         self._lookups = lookups
         self._data_keys = data_keys
+        self._staleness_ms = staleness_ms
         self._deadline_ms = deadline_ms
         self._rows: Table[QueueDefinition] = mirror.table(
             QUEUES, decode_queue_definition, self._on_queue, capacity=rows_max
         )
         self._by_name: dict[tuple[str, str], QueueDefinition] = {}
+        self._by_id: dict[int, QueueDefinition] = {}
         self._seen = 0
         """The revision of the last change that this front end made: whoever it asks next must know of it."""
 
@@ -397,6 +411,13 @@ class RemoteQueues:
             raise QueueDoesNotExist
         return definition
 
+    def journal_of(self, queue_id: int, partition: int) -> int | None:
+        """Return where a partition of a queue in memory is, None when it is not there."""
+        definition = self._by_id.get(queue_id)
+        if definition is None or partition >= len(definition.partitions):
+            return None
+        return definition.partitions[partition].journal_id
+
     def __len__(self) -> int:
         return len(self._by_name)
 
@@ -409,6 +430,7 @@ class RemoteQueues:
         next_token: str | None = None,
     ) -> QueuePage:
         """Return an account's queues whose names start with `prefix`; as `Queues.list_queues`."""
+        self._check_fresh()
         request = ListQueues(account_id, prefix, max_results, next_token, self._seen)
         return _page(await self._client.ask(request, QueueList, deadline_ms=self._deadline_ms))
 
@@ -416,8 +438,15 @@ class RemoteQueues:
         self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
     ) -> QueuePage:
         """Return the queues whose redrive policy names `target`; tokens as in `list_queues`."""
+        self._check_fresh()
         request = ListDeadLetterSources(target.account_id, target.name, max_results, next_token, self._seen)
         return _page(await self._client.ask(request, QueueList, deadline_ms=self._deadline_ms))
+
+    def _check_fresh(self) -> None:
+        """A list from a node that has not heard of its store for long would be taken for the truth."""
+        age_ms = self._client.age_ms
+        if age_ms > self._staleness_ms:
+            raise NotNow(f"No metadata node has been heard of for {age_ms / 1000:.0f} s.")
 
     async def create_queue(
         self,
@@ -524,8 +553,10 @@ class RemoteQueues:
     def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
         if old is not None and old.state == "active":
             del self._by_name[old.account_id, old.name]
+            del self._by_id[old.queue_id]
         if new is not None and new.state == "active":
             self._by_name[new.account_id, new.name] = new
+            self._by_id[new.queue_id] = new
 
 
 def _page(listed: QueueList) -> QueuePage:
@@ -549,6 +580,7 @@ class RemoteMetadata:
         unknown_max: int = UNKNOWN_MAX,
         change_ms: int = CHANGE_MS,
         lookup_ms: int = LOOKUP_MS,
+        staleness_ms: int = STALENESS_MS,
         upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
     ) -> None:
         self.name = name
@@ -558,7 +590,13 @@ class RemoteMetadata:
         self._now_ms = now_ms
         self._provider = key_provider
         self._upkeep_interval_ms = upkeep_interval_ms
-        self.lookups = Lookups(client, unknown_ms=unknown_ms, unknown_max=unknown_max, lookup_ms=lookup_ms)
+        self.lookups = Lookups(
+            client,
+            unknown_ms=unknown_ms,
+            unknown_max=unknown_max,
+            lookup_ms=lookup_ms,
+            staleness_ms=staleness_ms,
+        )
         store = RemoteStore(client, change_ms)
         self._mirror = CachedMirror(store, RemoteSource(client, rows_max), self.lookups)
         self.lookups.mirror = self._mirror
@@ -576,7 +614,13 @@ class RemoteMetadata:
         )
         self.accounts = Accounts(self._mirror, self.master_keys, now_ms, on_missing=self._miss_access_key)
         self.queues = RemoteQueues(
-            client, self._mirror, self.lookups, self.data_keys, rows_max=rows_max, deadline_ms=change_ms
+            client,
+            self._mirror,
+            self.lookups,
+            self.data_keys,
+            rows_max=rows_max,
+            deadline_ms=change_ms,
+            staleness_ms=staleness_ms,
         )
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
         self._default_key: AccessKey | None = None
@@ -584,6 +628,7 @@ class RemoteMetadata:
         # The look-ups of every request, without a step in between.
         self.queue = self.queues.queue
         self.find_queue = self.queues.find
+        self.journal_of = self.queues.journal_of
         self.access_key = self.accounts.access_key
         self.data_key = self.data_keys.data_key
 
@@ -609,6 +654,9 @@ class RemoteMetadata:
             await self._start_keys()
             await self.data_keys.start()
             self._default_key = await self.accounts.ensure_default(self.account_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOKUP_MS / 1000):
+                    await self._client.heard.wait()
             with contextlib.suppress(NotNow):  # the store cannot be written now; upkeep tries again
                 await self._note_reader()
         except BaseException:
@@ -649,6 +697,18 @@ class RemoteMetadata:
     def age_ms(self) -> float:
         """How old what is known may be."""
         return self._client.age_ms
+
+    def samples(self) -> list[Sample]:
+        """Give metadata's metrics: a source for `Metrics`."""
+        age_s = self._client.age_ms / 1000
+        return [
+            Sample("quaymaster_metadata_age_seconds", age_s),
+            Sample("quaymaster_metadata_queues", len(self.queues)),
+            *(
+                Sample("quaymaster_metadata_lookups_total", number, (result,))
+                for result, number in self.lookups.results.items()
+            ),
+        ]
 
     @property
     def receipt_handles(self) -> ReceiptHandles:

@@ -51,10 +51,11 @@ class PendingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DeletedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A queue of this name was deleted at this time."""
+    """A queue of this name was deleted at this time; its partitions were in these journals, by their numbers."""
 
     queue_id: int
     deleted_ms: int
+    journal_ids: tuple[int, ...] = (0,)
 
 
 class PurgeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

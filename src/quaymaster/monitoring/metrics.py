@@ -57,6 +57,15 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_messages_received_total": Declaration("counter", "Deliveries made."),
     "quaymaster_messages_empty_receives_total": Declaration("counter", "Receives answered with no message."),
     "quaymaster_messages_deleted_total": Declaration("counter", "Messages deleted by consumers."),
+    "quaymaster_metadata_age_seconds": Declaration(
+        "gauge", "How old what this front end knows of queues and keys may be, in a cell."
+    ),
+    "quaymaster_metadata_queues": Declaration("gauge", "Queues in this front end's memory, in a cell."),
+    "quaymaster_metadata_lookups_total": Declaration(
+        "counter",
+        "Look-ups of what was not in memory, by what came of them: found, absent, failed.",
+        ("result",),
+    ),
     # Queues
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
     "quaymaster_queue_messages": Declaration(

@@ -109,6 +109,8 @@ class MetadataClient:
         self.followed: Node | None = None
         """The node whose changes are followed: what it says goes best with what is known."""
         self._confirmed_s: float | None = None
+        self.heard = asyncio.Event()
+        """Set once a node whose changes are followed has answered."""
 
     async def ask(
         self,
@@ -233,6 +235,7 @@ class MetadataClient:
                 node = await self._leave(node)
 
     def _confirm(self, at_s: float) -> None:
+        self.heard.set()
         self._confirmed_s = at_s if self._confirmed_s is None else max(self._confirmed_s, at_s)
 
     async def _leave(self, stale: Node) -> Node | None:

@@ -1,0 +1,186 @@
+"""Metadata in a cell, put together: a metadata node with its RPC, and a front end's side of it.
+
+    node        coordination (etcd) ─▶ MetadataNode ─▶ RPC on `metadata_listen`; queues are told to brokers
+    front end   RPC to each of `metadata_nodes` ─▶ RemoteMetadata, with the master keys of this host
+
+Whoever starts a process hands in what the other roles need as well: the store, the way to the brokers, and the stack
+that ends everything in the opposite order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from quaymaster.coordination.interface import Coordination
+from quaymaster.core.errors import NotNow
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.master_keys import KeyProvider
+from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.broker_client import BrokerClient
+from quaymaster.net.metadata_client import FullNodes, MetadataClient, Node
+from quaymaster.net.rpc import RPCClient, RPCServer
+from quaymaster.net.tls import TransportSecurity, security_for
+from quaymaster.protocol.frames import Hello
+from quaymaster.settings import Address, Settings
+
+METADATA_ROLE = "metadata"
+FRONT_END_ROLE = "frontend"
+DRAIN_MS = 1_000
+START_WAIT_S = 30.0
+START_RETRY_S = 0.25
+
+JournalOf = Callable[[int, int], int | None]
+"""Returns which journal has a partition of a queue, None when nobody knows such a queue."""
+
+log = logging.getLogger(__name__)
+
+
+def hello_of(settings: Settings, role: str) -> Hello:
+    """Return how this process names itself to others of its cell."""
+    return Hello(settings.cell, role, settings.node or socket.gethostname())
+
+
+async def start_metadata_node(
+    settings: Settings,
+    stack: AsyncExitStack,
+    store: Coordination,
+    *,
+    connect_brokers: Callable[[JournalOf], BrokerClient],
+    journals: Callable[[], Sequence[int]],
+    now_ms: Callable[[], int],
+    wait_s: float = START_WAIT_S,
+) -> tuple[MetadataNode, Address]:
+    """Start a metadata node, and return it with the address it listens on.
+
+    `connect_brokers` gives the way to the brokers, `journals` which journals take new queues now.
+
+    Raises:
+        StoreUnusable: the store is another cell's, or holds what this program cannot read.
+        TransportSecurityError: others could reach the address without certificates, or those cannot be used.
+        NotNow: the store cannot be reached within `wait_s`.
+        OSError: the address cannot be listened on.
+    """
+    listen = settings.metadata_listen_address
+    security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
+    hello = hello_of(settings, METADATA_ROLE)
+    if security is not None:
+        security.require_own(hello)
+    node = MetadataNode(
+        store,
+        name=hello.node,
+        region=settings.region,
+        account_id=settings.account_id,
+        now_ms=now_ms,
+        monotonic_ms=lambda: time.monotonic() * 1000,
+        journals=journals,
+        purge_interval_s=settings.purge_interval_s,
+        queue_name_reuse_s=settings.queue_name_reuse_s,
+    )
+    journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
+    await _patiently(lambda: node.start(journal), wait_s, "coordination")
+    stack.push_async_callback(node.close)
+    calls = MetadataCalls(node)
+    stack.push_async_callback(calls.close)
+    server = RPCServer(
+        calls.handlers(),
+        hello,
+        check_peer=None if security is None else security.check_peer(FRONT_END_ROLE),
+    )
+    host, port = await server.start(
+        listen.host, listen.port, tls=None if security is None else security.server_context()
+    )
+    stack.push_async_callback(server.drain, DRAIN_MS)
+    log_event(log, logging.INFO, "metadata node started", node=hello.node, address=f"{host}:{port}")
+    return node, Address(host, port)
+
+
+async def start_remote_metadata(
+    settings: Settings,
+    stack: AsyncExitStack,
+    key_provider: KeyProvider,
+    *,
+    now_ms: Callable[[], int],
+    wait_s: float = START_WAIT_S,
+) -> RemoteMetadata:
+    """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
+
+    Raises:
+        KeysUnusable: this host lacks a master key.
+        StoreUnusable: the nodes are of another account or region.
+        TransportSecurityError: there are no certificates where they are needed, or they cannot be used.
+        DeclaredQueuesError: the file of declared queues cannot be used.
+        NotNow: no node can be reached within `wait_s`.
+    """
+    hello = hello_of(settings, FRONT_END_ROLE)
+    nodes = []
+    for address in settings.metadata_node_list:
+        security = security_for(address, settings.tls_directory, force_plaintext=settings.force_plaintext)
+        if security is not None:
+            security.require_own(hello)
+        client = _connect(address, hello, security)
+        stack.push_async_callback(client.close)
+        nodes.append(Node(str(address), client))
+    metadata = RemoteMetadata(
+        MetadataClient(_organised(settings, nodes)),
+        key_provider,
+        name=hello.node,
+        region=settings.region,
+        account_id=settings.account_id,
+        now_ms=now_ms,
+        rows_max=settings.metadata_rows_max,
+        unknown_ms=settings.metadata_unknown_ms,
+        unknown_max=settings.metadata_unknown_max,
+        change_ms=settings.metadata_timeout_ms,
+        staleness_ms=settings.metadata_staleness_ms,
+    )
+    await _patiently(metadata.start, wait_s, "a metadata node")
+    stack.push_async_callback(metadata.close)
+    if settings.queues_file is not None:
+        await _declare(metadata, settings.queues_file)
+    return metadata
+
+
+async def _patiently(start: Callable[[], Awaitable[None]], wait_s: float, missing: str) -> None:
+    """Start something as soon as what it needs is there: the roles of a cell may be started in any order."""
+    deadline_s = time.monotonic() + wait_s
+    is_told = False
+    while True:
+        try:
+            return await start()
+        except NotNow as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            if not is_told:
+                log_event(log, logging.WARNING, f"waiting for {missing}", reason=str(error))
+                is_told = True
+        await asyncio.sleep(START_RETRY_S)
+
+
+def _connect(address: Address, hello: Hello, security: TransportSecurity | None) -> RPCClient:
+    if security is None:
+        return RPCClient((address.host, address.port), hello)
+    return RPCClient(
+        (address.host, address.port),
+        hello,
+        check_peer=security.check_peer(METADATA_ROLE),
+        tls=security.client_context,
+    )
+
+
+def _organised(settings: Settings, nodes: Sequence[Node]) -> FullNodes:
+    assert settings.metadata_organisation == "full", "there is no other organisation yet"
+    return FullNodes(nodes)
+
+
+async def _declare(metadata: RemoteMetadata, file: Path) -> None:
+    changed = await metadata.load_queues_file(file)
+    log_event(log, logging.INFO, "declared queues loaded", changed=changed)
