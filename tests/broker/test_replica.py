@@ -19,6 +19,7 @@ from harness.broker_support import (
 )
 
 from quaymaster.broker import replica
+from quaymaster.broker.replica import TURN_COMMANDS, TURN_WAITS_MAX
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.core.commands import Delete, Peek, Receive, ReceiveOutcome, Send
 from quaymaster.core.errors import InternalFailure
@@ -152,6 +153,38 @@ def test_commands_of_one_turn_are_decided_in_order_and_written_together(tmp_path
 
     assert sequences == list(range(1, 51))
     assert batches == 1
+
+
+async def batches_of_passes(tester: BrokerTester, passes: int, each: int) -> int:
+    """Send `each` messages in each of so many passes of the loop; return in how many batches they were written."""
+    counters = tester.broker.host.writer.counters
+    before = counters.appended_batches
+    asked = []
+    for _ in range(passes):
+        asked += [asyncio.ensure_future(tester.ask(Send(1, 0, [message(number)]))) for number in range(each)]
+        await asyncio.sleep(0)
+    await asyncio.gather(*asked)
+    return counters.appended_batches - before
+
+
+@pytest.mark.parametrize(
+    ("passes", "each", "batches"),
+    [
+        pytest.param(1, 1, 1, id="alone"),
+        pytest.param(TURN_WAITS_MAX, 1, 1, id="as long as more come"),
+        pytest.param(2, TURN_COMMANDS, 2, id="enough for a turn"),
+        pytest.param(2 * TURN_WAITS_MAX, 1, 2, id="not for ever"),
+    ],
+)
+def test_a_turn_with_few_commands_waits_while_more_come(
+    tmp_path: Path, passes: int, each: int, batches: int
+) -> None:
+    async def run() -> int:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            return await batches_of_passes(tester, passes, each)
+
+    assert asyncio.run(run()) == batches
 
 
 def test_a_reply_never_comes_from_inside_submit(tmp_path: Path) -> None:
