@@ -885,6 +885,46 @@ def test_a_peer_that_connects_and_says_nothing_is_dropped(run_on_sockets: Run) -
     run_on_sockets(scenario)
 
 
+def test_a_peer_that_greets_and_then_is_silent_is_dropped(run_on_sockets: Run) -> None:
+    async def scenario(cell: Cell) -> None:
+        ended: list[str] = []
+        limits = replace(LIMITS, silence_ms=100)
+        server = RPCServer(
+            {}, BROKER, limits=limits, on_closed=lambda connection, reason: ended.append(reason)
+        )
+        async with raw_client(await cell.serve(server)) as raw:
+            await raw.greet()
+            await until(lambda: ended)
+
+        assert ended == ["silent for 100 ms"]
+
+    run_on_sockets(scenario)
+
+
+def test_a_server_that_greets_and_then_is_silent_is_left(run_on_sockets: Run) -> None:
+    async def scenario(cell: Cell) -> None:
+        ended: list[str] = []
+        writers: list[asyncio.StreamWriter] = []
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            writer.write(render_hello(BROKER))
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        limits = replace(LIMITS, silence_ms=100, reconnect_min_ms=5_000, reconnect_max_ms=5_000)
+        client = cell.client(server.sockets[0].getsockname()[:2], limits=limits, on_closed=ended.append)
+
+        with pytest.raises(ConnectionLost):
+            await client.ask("echo", b"", LONG_MS)
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+        assert ended == ["silent for 100 ms"]
+
+    run_on_sockets(scenario)
+
+
 def test_a_connection_that_ends_inside_a_frame_harms_nobody(run_on_sockets: Run) -> None:
     async def scenario(cell: Cell) -> None:
         ended: list[str] = []
