@@ -267,7 +267,7 @@ class Settings(BaseSettings):
     metadata_unknown_ms: Count = Field(5_000, json_schema_extra=BETWEEN)
     """How long a front end believes that a queue or key does not exist, unless it hears otherwise."""
     metadata_unknown_max: Count = Field(10_000, json_schema_extra=BETWEEN)
-    """Queues and keys of which it remembers that."""
+    """Queues, and keys, of which it remembers that."""
     metadata_timeout_ms: Count = Field(18_000, json_schema_extra=BETWEEN)
     """How long metadata nodes may take for a change; less than `control_timeout_ms`."""
     force_plaintext: bool = Field(False, json_schema_extra=BETWEEN)

@@ -19,6 +19,7 @@ from quaymaster.cli.metadata_roles import start_metadata_node, start_remote_meta
 from quaymaster.cli.stores import open_etcd
 from quaymaster.coordination.interface import CoordinationUnavailable, KeyValue
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.core import commands
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -141,6 +142,27 @@ def test_cell_creates_finds_and_deletes_queues_and_goes_on_while_etcd_is_away(tm
 
     with EtcdCluster.started(tmp_path) as etcd:
         asyncio.run(scenario(etcd))
+
+
+def test_nodes_of_one_machine_may_share_a_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack, asyncio.timeout(60):
+            parts = Parts(tmp_path, stack)
+            for name in ("one", "two"):
+                store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
+                stack.push_async_callback(store.close)
+                await parts.start_node(name, store)
+            a = await parts.start_front_end("a")
+            b = await parts.start_front_end("b")
+
+            created = await asyncio.gather(
+                *(end.queues.create_queue(ACCOUNT, "orders") for end in (a, b) for _ in range(3))
+            )
+
+            assert len({queue.queue_id for queue in created}) == 1
+            assert list(parts.brokers.queues) == [created[0].queue_id]
+
+    asyncio.run(scenario())
 
 
 async def create_patiently(front_end: RemoteMetadata, name: str) -> QueueDefinition:

@@ -167,6 +167,9 @@ def test_look_ups_at_once_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
             with pytest.raises(NotYetKnown):
                 b.find_queue(ACCOUNT, "q4")  # is being asked for already
             assert b.find_queue(ACCOUNT, "q" * 300) is None  # cannot be a queue
+            assert b.access_key("no key's id") is None
+            with pytest.raises(NotYetKnown):
+                b.access_key("AKIAUNKNOWNUNKNOWN00")  # has bounds of its own
 
     run_cell(scenario, tmp_path)
 

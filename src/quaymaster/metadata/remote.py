@@ -106,7 +106,8 @@ log = logging.getLogger(__name__)
 ROWS_MAX: Final = 200_000
 UNKNOWN_MS: Final = 5_000
 UNKNOWN_MAX: Final = 10_000
-LOOKUPS_MAX: Final = 256
+LOOKUPS_MAX: Final = 128
+"""Look-ups at once, of each kind: together fewer than a client may have in flight, so that changes find room."""
 LOOKUP_MS: Final = 2_000
 STALENESS_MS: Final = 10_000
 LOOKUP_ATTEMPT_MS: Final = 500
@@ -263,8 +264,23 @@ class CachedMirror(Mirror):
         return revision
 
 
+class _Kind:
+    """What is asked for, and what there is not, under one prefix."""
+
+    __slots__ = ("asked", "unknown")
+
+    def __init__(self) -> None:
+        self.asked: dict[str, asyncio.Task[None]] = {}
+        self.unknown: dict[str, float] = {}
+        """What there is not, and until when that is believed; the oldest first."""
+
+
 class Lookups:
-    """Asks for what is not in memory: each thing once, however many wait for it."""
+    """Asks for what is not in memory: each thing once, however many wait for it.
+
+    Queues, access keys and data keys have bounds of their own: whoever makes up access keys does not keep anybody
+    from finding a queue.
+    """
 
     def __init__(
         self,
@@ -284,28 +300,27 @@ class Lookups:
         self._unknown_max = unknown_max
         self._lookups_max = lookups_max
         self._lookup_ms = lookup_ms
-        self._unknown: dict[str, float] = {}
-        """What there is not, and until when that is believed; the oldest first."""
-        self._asked: dict[str, asyncio.Task[None]] = {}
+        self._kinds = {prefix: _Kind() for prefix in (QUEUES, ACCESS_KEYS, DATA_KEYS)}
         self.mirror: CachedMirror
 
     def __len__(self) -> int:
-        return len(self._unknown)
+        return sum(len(kind.unknown) for kind in self._kinds.values())
 
     def miss(self, key: str) -> None:
         """Return when there is no such row; otherwise raise NotYetKnown, or Overloaded."""
-        until_s = self._unknown.get(key)
+        kind = self._kinds[_prefix_of(key)]
+        until_s = kind.unknown.get(key)
         if until_s is not None:
             if time.monotonic() < until_s:
                 return
-            del self._unknown[key]
+            del kind.unknown[key]
         if len(key) > _KEY_CHARS_MAX or self.mirror.has(key):
             return  # a queue that is being made or deleted is none
-        task = self._asked.get(key)
+        task = kind.asked.get(key)
         if task is None:
-            if len(self._asked) >= self._lookups_max:
+            if len(kind.asked) >= self._lookups_max:
                 raise Overloaded("Too much that is unknown is asked for at once.")
-            task = self._asked[key] = asyncio.get_running_loop().create_task(self._ask(key))
+            task = kind.asked[key] = asyncio.get_running_loop().create_task(self._ask(key))
             task.add_done_callback(lambda done: self._on_asked(key, done))
         asked = task
 
@@ -316,11 +331,13 @@ class Lookups:
 
     def forget_unknown(self, key: str) -> None:
         """It is there now."""
-        self._unknown.pop(key, None)
+        kind = self._kinds.get(_prefix_of(key))
+        if kind is not None:
+            kind.unknown.pop(key, None)
 
     async def close(self) -> None:
         """Ask no more."""
-        tasks = list(self._asked.values())
+        tasks = [task for kind in self._kinds.values() for task in kind.asked.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -348,15 +365,20 @@ class Lookups:
         raise Unreachable("The metadata nodes are behind, or cut off from their store.")
 
     def _note_unknown(self, key: str) -> None:
-        self._unknown.pop(key, None)
-        self._unknown[key] = time.monotonic() + self._unknown_s
-        if len(self._unknown) > self._unknown_max:
-            del self._unknown[next(iter(self._unknown))]
+        unknown = self._kinds[_prefix_of(key)].unknown
+        unknown.pop(key, None)
+        unknown[key] = time.monotonic() + self._unknown_s
+        if len(unknown) > self._unknown_max:
+            del unknown[next(iter(unknown))]
 
     def _on_asked(self, key: str, task: asyncio.Task[None]) -> None:
-        self._asked.pop(key, None)
+        self._kinds[_prefix_of(key)].asked.pop(key, None)
         if not task.cancelled() and task.exception() is not None:  # those who wait are told
             self.results["failed"] += 1
+
+
+def _prefix_of(key: str) -> str:
+    return key[: key.find("/", 1) + 1]
 
 
 def _failure_of(task: asyncio.Task[None]) -> NotNow | None:
