@@ -252,6 +252,14 @@ class Settings(BaseSettings):
     """The cell's name. Nodes of another cell are refused."""
     node: Name | None = Field(None, json_schema_extra=BETWEEN)
     """This process's name, which no other of the same role in the cell has. Unset: the host's name."""
+    zone: Name = Field("default", json_schema_extra=BETWEEN)
+    """What fails together with this broker: its data center, rack or host. Replicas are in different zones."""
+    broker_listen: str = Field("127.0.0.1:9340", json_schema_extra=BETWEEN)
+    """Address on which a broker answers front ends, managers and other brokers."""
+    broker_advertise: str | None = Field(None, json_schema_extra=BETWEEN)
+    """Address by which they reach it. Unset: the one it listens on."""
+    keys_directory: Path | None = Field(None, json_schema_extra=SECRECY)
+    """Directory with the master keys, for front ends that share one. Unset: `keys` in the data directory."""
     metadata_listen: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
     """Address on which a metadata node answers front ends."""
     metadata_nodes: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
@@ -286,7 +294,7 @@ class Settings(BaseSettings):
     metrics_per_queue: bool = Field(False, json_schema_extra=SEEING)
     """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
 
-    @field_validator("listen", "admin", "metadata_listen")
+    @field_validator("listen", "admin", "metadata_listen", "broker_listen")
     @classmethod
     def _address(cls, value: str) -> str:
         parse_address(value)
@@ -343,6 +351,11 @@ class Settings(BaseSettings):
     def metadata_listen_address(self) -> Address:
         """A metadata node's address, taken apart."""
         return parse_address(self.metadata_listen)
+
+    @property
+    def broker_listen_address(self) -> Address:
+        """A broker's address, taken apart."""
+        return parse_address(self.broker_listen)
 
     @property
     def metadata_node_list(self) -> list[Address]:

@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import shutil
-import ssl
 import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -52,6 +51,7 @@ from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.rpc import IncomingCall, RPCLimits, RPCServer
+from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.command_codec import decode_command, encode_outcome
 from quaymaster.protocol.frames import Hello
 from quaymaster.protocol.replication_codec import ReplicationMessageUnreadable, decode_envelope
@@ -126,8 +126,7 @@ class CellBrokerOptions:
     advertise: str
     journal: JournalOptions
     limits: RPCLimits | None = None
-    server_tls: Callable[[], ssl.SSLContext] | None = None
-    client_tls: Callable[[], ssl.SSLContext] | None = None
+    security: TransportSecurity | None = None
 
 
 class CellBroker:
@@ -147,7 +146,10 @@ class CellBroker:
         self._disk = disk or RealDisk()
         self._hello = Hello(cell=options.cell, role="broker", node=options.name)
         self._links = PeerLinks(
-            self._hello, on_closed=self._peer_closed, limits=options.limits, tls=options.client_tls
+            self._hello,
+            on_closed=self._peer_closed,
+            limits=options.limits,
+            security=options.security,
         )
         self._server = RPCServer(
             {
@@ -164,6 +166,9 @@ class CellBroker:
             self._hello,
             batch_handlers={REPLICATE: self._on_replicate},
             limits=options.limits,
+            check_peer=None
+            if options.security is None
+            else options.security.check_peer("broker", "frontend", "manager", "metadata"),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
@@ -183,7 +188,9 @@ class CellBroker:
         journal_copy.settle(Path(options.journal.directory))
         for number in sorted(int(name) for name in os.listdir(options.journal.directory) if name.isdigit()):
             await self._open(number)
-        tls = options.server_tls() if options.server_tls is not None else None
+        if options.security is not None:
+            options.security.require_own(self._hello)
+        tls = None if options.security is None else options.security.server_context()
         host, port = await self._server.start(options.listen_host, options.listen_port, tls=tls)
         advertised, _, advertised_port = options.advertise.rpartition(":")
         self.address = f"{advertised or host}:{int(advertised_port or 0) or port}"
@@ -428,6 +435,13 @@ class CellBroker:
             leader = replica.log.leader
             if leader is not None and broker_of(leader) == broker:
                 journal.host.on_connection_closed(leader)
+
+    def why_not_ready(self) -> str | None:
+        """Return why this broker cannot do its part, None if it can."""
+        for number, journal in self.journals.items():
+            if journal.host.stopped is not None:
+                return f"Journal {number} stopped: {journal.host.stopped}"
+        return None
 
     # What others ask
 

@@ -105,6 +105,7 @@ class JournalService:
         self.replayed_records = 0
         self.recovery_s = 0.0
         self.rebuilds = 0
+        self.leaderships = 0
 
     async def open(self) -> None:
         """Recover the journal and begin to take part in it; it leads when it hears that it is appointed.
@@ -339,6 +340,7 @@ class JournalService:
             offset=replica.end_offset,
         )
         if is_leading:
+            self.leaderships += 1
             self._moves.start_tasks()
 
     def _and_start_tasks(self, reply: Reply) -> Reply:

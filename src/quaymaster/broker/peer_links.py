@@ -9,12 +9,12 @@ Messages may get lost with a connection; replication asks again by itself.
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Callable
 
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import RPCClient, RPCLimits
+from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
 from quaymaster.protocol.replication_codec import encode_envelope
 
@@ -43,12 +43,12 @@ class PeerLinks:
         *,
         on_closed: Callable[[str], None],
         limits: RPCLimits | None = None,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        security: TransportSecurity | None = None,
     ) -> None:
         self._hello = hello
         self._on_closed = on_closed
         self._limits = limits
-        self._tls = tls
+        self._security = security
         self._addresses: dict[str, str] = {}
         self._clients: dict[str, RPCClient] = {}
 
@@ -77,7 +77,8 @@ class PeerLinks:
                 parse_host_port(address),
                 self._hello,
                 limits=self._limits,
-                tls=self._tls,
+                tls=None if self._security is None else self._security.client_context,
+                check_peer=None if self._security is None else self._security.check_peer("broker"),
                 on_closed=lambda reason: self._closed(broker, reason),
             )
         return client

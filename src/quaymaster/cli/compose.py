@@ -36,6 +36,7 @@ from quaymaster.core.errors import NotNow
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.accounts import AccessKey
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider, KeysUnusable
 from quaymaster.metadata.service import MetadataService
@@ -130,7 +131,7 @@ class Server:
             queue_name_reuse_s=settings.queue_name_reuse_s,
             journal_id=JOURNAL_ID,
         )
-        broker = Broker(_broker_options(settings, data), store, on_stopped=self._on_broker_stopped)
+        broker = Broker(journal_options(settings, data), store, on_stopped=self._on_broker_stopped)
         admin = make_admin(
             settings,
             broker=broker,
@@ -143,7 +144,7 @@ class Server:
         limits = HTTPLimits(**settings.http_limits())
         # The admin port is there first: a long recovery can be watched, and is alive though not ready.
         admin_server = HTTPServer(one_by_one(admin.handle), limits, name="admin", admit=admin.admit)
-        admin_address = await _listen(admin_server, settings.admin_address, "admin")
+        admin_address = await listen_on(admin_server, settings.admin_address, "admin")
         stack.push_async_callback(admin_server.drain, 1.0)
         await metadata.start()
         stack.push_async_callback(metadata.close)
@@ -175,7 +176,7 @@ class Server:
         server = HTTPServer(
             front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
         )
-        address = await _listen(server, settings.listen_address, "listen")
+        address = await listen_on(server, settings.listen_address, "listen")
         stack.push_async_callback(server.drain, settings.drain_grace_s)
         metrics.add_source(
             lambda: [
@@ -183,9 +184,11 @@ class Server:
                 Sample("quaymaster_http_connections_held", server.connections_held),
             ]
         )
-        await loop.run_in_executor(None, _write_client_file, data, settings, metadata, address, admin_address)
+        await loop.run_in_executor(
+            None, write_client_file, data, settings, metadata.default_access_key, address, admin_address
+        )
         garbage.resume()
-        looking = loop.create_task(_look_at_garbage(garbage))
+        looking = loop.create_task(look_at_garbage(garbage))
         stack.callback(looking.cancel)
         health.set_state("serving")
         _greet(settings, data, address, admin_address)
@@ -310,7 +313,8 @@ def prepare_data_directory(data: Path) -> DirectoryLock:
     return lock
 
 
-async def _listen(server: HTTPServer, wanted: Address, setting: str) -> Address:
+async def listen_on(server: HTTPServer, wanted: Address, setting: str) -> Address:
+    """Let a server listen; an OSError names the setting."""
     try:
         host, port = await server.start(wanted.host, wanted.port)
     except OSError as error:
@@ -320,7 +324,8 @@ async def _listen(server: HTTPServer, wanted: Address, setting: str) -> Address:
     return Address(host, port)
 
 
-def _broker_options(settings: Settings, data: Path) -> JournalOptions:
+def journal_options(settings: Settings, data: Path) -> JournalOptions:
+    """Return what a journal in a data directory needs to know."""
     disk = os.statvfs(data)
     disk_bytes = disk.f_blocks * disk.f_frsize
     return JournalOptions(
@@ -352,14 +357,13 @@ def key_provider(settings: Settings, data: Path) -> KeyProvider:
         return EnvironmentKeyProvider(
             settings.master_key.get_secret_value(), previous.get_secret_value() if previous else None
         )
-    return FileKeyProvider(data / "keys")
+    return FileKeyProvider(settings.keys_directory or data / "keys")
 
 
-def _write_client_file(
-    data: Path, settings: Settings, metadata: MetadataService, address: Address, admin: Address
+def write_client_file(
+    data: Path, settings: Settings, key: AccessKey | None, address: Address, admin: Address
 ) -> None:
     """Write how to reach this server, for `quaymaster env` and the other commands; mode 0600."""
-    key = metadata.default_access_key
     fields = {
         "endpoint_url": settings.public_url or f"http://{_reachable(address)}",
         "admin_url": f"http://{_reachable(admin)}",
@@ -371,7 +375,8 @@ def _write_client_file(
     write_file_durably(RealDisk(), str(data), CLIENT_FILE, json.dumps(fields, indent=2).encode() + b"\n")
 
 
-async def _look_at_garbage(garbage: GarbageCollection) -> None:
+async def look_at_garbage(garbage: GarbageCollection) -> None:
+    """Look for garbage now and then, for ever."""
     while True:
         await asyncio.sleep(LOOK_INTERVAL_S)
         garbage.look()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from quaymaster.broker.broker import Broker
+from quaymaster.broker.cell_broker import CellBroker
 from quaymaster.core.partition import Partition
 from quaymaster.monitoring.metrics import Sample
 
@@ -62,6 +63,39 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     for state, number in totals.items():
         yield Sample("quaymaster_queue_messages", number, (state,))
     yield Sample("quaymaster_queue_oldest_message_age_seconds", oldest_s)
+
+
+def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | None]:
+    """Yield samples of all journals of a broker together; of queues, those of the journals that it leads."""
+    journals = list(broker.journals.values())
+    led = [journal for journal in journals if journal.host.replica.is_leading]
+    segments = [segment for journal in journals for segment in journal.files.segments()]
+    yield Sample("quaymaster_journals", len(journals) - len(led), ("follower",))
+    yield Sample("quaymaster_journals", len(led), ("leader",))
+    yield Sample("quaymaster_journal_leader_changes_total", sum(journal.leaderships for journal in journals))
+    yield Sample(
+        "quaymaster_replication_lag_records",
+        max((lag for journal in led for lag in journal.host.replica.log.lag_of().values()), default=0),
+    )
+    counters = [journal.host.writer.counters for journal in journals]
+    yield Sample("quaymaster_log_append_bytes_total", sum(one.appended_bytes for one in counters))
+    yield Sample("quaymaster_log_append_records_total", sum(journal.records_appended for journal in journals))
+    yield Sample("quaymaster_log_segments", len(segments))
+    yield Sample("quaymaster_log_bytes", sum(segment.data_bytes for segment in segments))
+    yield Sample("quaymaster_body_cache_bytes", sum(journal.host.bodies.size_bytes for journal in journals))
+    yield Sample("quaymaster_queues", sum(len(journal.host.replica.queues.definitions) for journal in led))
+    disk = os.statvfs(data)
+    yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
+    totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
+    for journal in led:
+        for partition in _some_at_a_time(journal.host.replica.queues.partitions):
+            if partition is None:
+                yield None
+            elif partition.alive:
+                for state, number in _states(partition).items():
+                    totals[state] += number
+    for state, number in totals.items():
+        yield Sample("quaymaster_queue_messages", number, (state,))
 
 
 def _some_at_a_time(partitions: Mapping[int, Partition]) -> Iterator[Partition | None]:

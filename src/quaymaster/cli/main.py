@@ -14,7 +14,7 @@ from typing import Annotated, cast
 import typer
 
 import quaymaster
-from quaymaster.cli import account, bench, ca, key, message, options, queue, server
+from quaymaster.cli import account, bench, ca, cell, key, message, options, queue, server
 from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -45,6 +45,7 @@ app.add_typer(message.app, name="message")
 app.add_typer(account.app, name="account")
 app.add_typer(key.app, name="key")
 app.add_typer(ca.app, name="ca")
+app.command()(cell.broker)
 app.command("settings")(server.show_settings)
 app.command()(server.doctor)
 app.command()(server.backup)

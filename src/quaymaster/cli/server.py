@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,22 +52,11 @@ def serve(
     It then takes no more requests, finishes those it has, and ends with 0; with 1 when it had to stop by
     itself, and with 3 when it could not start because data directory, keys or ports cannot be used.
     """
-    settings, _ = _load(config, data, listen, admin, overrides)
-    _warn_of_unknown_variables()
-
-    _raise_file_limit()
-
-    import asyncio
+    settings = settings_to_serve(config, data, listen, admin, overrides)
 
     from quaymaster.cli.compose import run_server
 
-    try:
-        import uvloop
-    except ImportError:  # it has no wheel everywhere; the loop of the standard library does the same, slower
-        code = asyncio.run(run_server(settings))
-    else:
-        code = uvloop.run(run_server(settings))
-    raise typer.Exit(code)
+    run_process(run_server(settings))
 
 
 def env(
@@ -256,6 +245,33 @@ def restore(
         print_json({"backup": str(source), "data": str(directory)})
     else:
         print_line(f"restored to {directory}; start it with `quaymaster serve --data {directory}`")
+
+
+def settings_to_serve(
+    config: Path | None,
+    data: Path | None,
+    listen: str | None,
+    admin: str | None,
+    overrides: list[str] | None,
+) -> Settings:
+    """Return the settings of a process that is about to run, and make it ready for many connections."""
+    settings, _ = _load(config, data, listen, admin, overrides)
+    _warn_of_unknown_variables()
+    _raise_file_limit()
+    return settings
+
+
+def run_process(process: Coroutine[Any, Any, int]) -> None:
+    """Run a process to its end, and exit with its code."""
+    import asyncio
+
+    try:
+        import uvloop
+    except ImportError:  # it has no wheel everywhere; the loop of the standard library does the same, slower
+        code = asyncio.run(process)
+    else:
+        code = uvloop.run(process)
+    raise typer.Exit(code)
 
 
 def _load(

@@ -85,6 +85,10 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_journal_durable_replicas": Declaration(
         "gauge", "Replicas that make records durable; 0 when the journal has stopped."
     ),
+    "quaymaster_journals": Declaration("gauge", "Replicas of journals on this broker, in a cell.", ("role",)),
+    "quaymaster_replication_lag_records": Declaration(
+        "gauge", "How many records the follower that is furthest behind has not made durable, in a cell."
+    ),
     "quaymaster_log_append_bytes_total": Declaration("counter", "Bytes written to the journal."),
     "quaymaster_log_append_records_total": Declaration("counter", "Records written to the journal."),
     "quaymaster_log_fsync_duration_seconds": Declaration(

@@ -1,0 +1,27 @@
+"""`quaymaster broker`: the processes of a cell, one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quaymaster.cli.server import Admin, Config, Listen, Overrides, ServedData, run_process, settings_to_serve
+
+if TYPE_CHECKING:
+    from quaymaster.cli.cell_process import Role
+
+
+def broker(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a broker of a cell: it keeps replicas of journals, and leads what it is appointed for."""
+    _run("broker", data, None, admin, config, overrides)
+
+
+def _run(
+    role: Role, data: ServedData, listen: Listen, admin: Admin, config: Config, overrides: Overrides
+) -> None:
+    settings = settings_to_serve(config, data, listen, admin, overrides)
+
+    from quaymaster.cli.cell_process import run_role
+
+    run_process(run_role(settings, role))

@@ -1,0 +1,184 @@
+"""One process of a cell, put together: what all of them have, and what a broker, a front end, ... has besides.
+
+lock data directory ─▶ admin port ─▶ coordination (etcd) ─▶ the role ─▶ ready
+SIGTERM ─▶ not ready ─▶ the role, the other way round ─▶ coordination ─▶ admin port ─▶ 0
+
+The admin port is there first: a long recovery can be watched, and is alive though not ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from quaymaster import __version__
+from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.disk import DirectoryInUse
+from quaymaster.broker.journal_files import JournalCorrupt
+from quaymaster.broker.snapshots import SnapshotsDamaged
+from quaymaster.broker.state_store import UnknownSnapshotFormat
+from quaymaster.cli.compose import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_UNUSABLE,
+    DataDirectoryUnusable,
+    journal_options,
+    listen_on,
+    look_at_garbage,
+    prepare_data_directory,
+)
+from quaymaster.cli.figures import cell_broker_samples
+from quaymaster.cli.garbage import GarbageCollection
+from quaymaster.cli.stores import open_etcd
+from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.core.errors import NotNow
+from quaymaster.metadata.declared_queues import DeclaredQueuesError
+from quaymaster.metadata.master_keys import KeysUnusable
+from quaymaster.monitoring.health import Health
+from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
+from quaymaster.monitoring.loop_watch import LoopWatch
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.net.probe_port import ProbePort
+from quaymaster.net.tls import TransportSecurityError, security_for
+from quaymaster.settings import Address, Settings
+
+Role = Literal["broker"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class CellProcess:
+    """What every process of a cell has. `stack` ends things in the opposite order."""
+
+    settings: Settings
+    data: Path
+    stack: AsyncExitStack
+    store: Coordination
+    health: Health
+    metrics: Metrics
+    watch: LoopWatch
+    admin: HTTPServer
+    admin_address: Address
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: Exception | None = None
+
+    @property
+    def node(self) -> str:
+        """This process's name in its cell."""
+        return self.settings.node or socket.gethostname()
+
+    def fail(self, error: Exception) -> None:
+        """Stop the process: it cannot go on."""
+        self.failure = error
+        self.stopped.set()
+
+
+StartRole = Callable[[CellProcess], Coroutine[Any, Any, None]]
+
+
+async def run_role(settings: Settings, role: Role) -> int:
+    """Run a process of a cell until SIGTERM or SIGINT; return its exit code."""
+    configure_logs(settings.log_level, settings.log_format)
+    try:
+        async with AsyncExitStack() as stack:
+            return await _run(settings, role, stack)
+    except (
+        DataDirectoryUnusable,
+        DirectoryInUse,
+        JournalCorrupt,
+        SnapshotsDamaged,
+        UnknownSnapshotFormat,
+        StoreUnusable,
+        KeysUnusable,
+        TransportSecurityError,
+        DeclaredQueuesError,
+        NotNow,
+        OSError,
+    ) as error:
+        log_event(log, logging.ERROR, "process not started", role=role, reason=str(error))
+        return EXIT_UNUSABLE
+
+
+async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
+    loop = asyncio.get_running_loop()
+    if settings.coordination != "etcd":
+        raise StoreUnusable('the processes of a cell agree through etcd; set coordination = "etcd"')
+    stopped = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    garbage = GarbageCollection()
+    garbage.pause()
+    stack.callback(garbage.stop)
+    data = settings.data.absolute()
+    lock = await loop.run_in_executor(None, prepare_data_directory, data)
+    stack.callback(lock.release)
+    health, metrics = Health(), Metrics(__version__)
+    watch = LoopWatch(settings.loop_watch_ms / 1000)
+    metrics.event_loop_pauses = watch.pauses.durations
+    metrics.add_source(watch.samples)
+    if settings.loop_watch_ms:
+        watch.start()
+    stack.callback(watch.stop)
+    probes = ProbePort(metrics, health)
+    stack.push_async_callback(probes.stop)
+    admin = HTTPServer(one_by_one(probes.handle), HTTPLimits(**settings.http_limits()), name="admin")
+    admin_address = await listen_on(admin, settings.admin_address, "admin")
+    stack.push_async_callback(admin.drain, 1.0)
+    store = open_etcd(settings)
+    stack.push_async_callback(store.close)
+    process = CellProcess(settings, data, stack, store, health, metrics, watch, admin, admin_address, stopped)
+    starting = loop.create_task(_ROLES[role](process))
+    ended = loop.create_task(stopped.wait())
+    await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return EXIT_OK
+    starting.result()
+    garbage.resume()
+    looking = loop.create_task(look_at_garbage(garbage))
+    stack.callback(looking.cancel)
+    health.set_state("serving")
+    log_event(log, logging.INFO, "process started", role=role, node=process.node, data=data)
+    await ended
+    health.set_state("draining")
+    if process.failure is not None:
+        log_failure(log, "process stopped", process.failure)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+async def _start_broker(process: CellProcess) -> None:
+    settings = process.settings
+    listen = settings.broker_listen_address
+    security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
+    broker = CellBroker(
+        CellBrokerOptions(
+            process.node,
+            settings.zone,
+            settings.cell,
+            listen.host,
+            listen.port,
+            settings.broker_advertise or f"{listen.host}:{listen.port}",
+            journal_options(settings, process.data),
+            security=security,
+        ),
+        process.store,
+        on_stopped=process.fail,
+    )
+    await broker.start()
+    process.stack.push_async_callback(broker.close)
+    process.metrics.add_source(lambda: cell_broker_samples(broker, process.data))
+    process.health.add_check(broker.why_not_ready)
+
+
+_ROLES: dict[Role, StartRole] = {"broker": _start_broker}
