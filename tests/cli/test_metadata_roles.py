@@ -17,12 +17,14 @@ from metadata.support import eventually
 from quaymaster.cli.compose import wall_ms
 from quaymaster.cli.metadata_roles import start_metadata_node, start_remote_metadata
 from quaymaster.cli.stores import open_etcd
-from quaymaster.coordination.interface import CoordinationUnavailable, KeyValue
+from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
+from quaymaster.coordination.interface import Coordination, CoordinationUnavailable, KeyValue, Put
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.core import commands
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.replication import JournalConfiguration
 from quaymaster.metadata.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
@@ -60,6 +62,12 @@ class Brokers:
         return Client()
 
 
+async def add_journals(store: Coordination) -> None:
+    """Do what the in-cluster manager does, as far as metadata sees it."""
+    configuration = encode_configuration(JournalConfiguration(1, "b1@s1", ("b1@s1",), ("b1@s1",), True))
+    await store.transaction([], [Put(configuration_key(number), configuration) for number in (3, 4)])
+
+
 class Parts:
     """What a test starts nodes and front ends of."""
 
@@ -76,12 +84,12 @@ class Parts:
 
     async def start_node(self, name: str, store: Any, *, port: int = 0, **flags: object) -> MetadataNode:
         settings = self.settings(node=name, metadata_listen=f"127.0.0.1:{port}", **flags)
+        await add_journals(store)
         node, address = await start_metadata_node(
             settings,
             self.stack,
             store,
             connect_brokers=self.brokers.connect,
-            journals=lambda: (3, 4),
             now_ms=wall_ms,
         )
         self.nodes.append(node)
@@ -118,7 +126,7 @@ def test_cell_creates_finds_and_deletes_queues_and_goes_on_while_etcd_is_away(tm
             a = await parts.start_front_end("a")
             b = await parts.start_front_end("b")
 
-            created = [await a.queues.create_queue(ACCOUNT, name) for name in ("orders", "refunds")]
+            created = [await create_patiently(a, name) for name in ("orders", "refunds")]
             assert sorted(parts.brokers.queues) == sorted(queue.queue_id for queue in created)
             # Spread over the journals there are.
             assert sorted(queue.partitions[0].journal_id for queue in created) == [3, 4]
@@ -156,7 +164,7 @@ def test_nodes_of_one_machine_may_share_a_file(tmp_path: Path) -> None:
             b = await parts.start_front_end("b")
 
             created = await asyncio.gather(
-                *(end.queues.create_queue(ACCOUNT, "orders") for end in (a, b) for _ in range(3))
+                *(create_patiently(end, "orders") for end in (a, b) for _ in range(3))
             )
 
             assert len({queue.queue_id for queue in created}) == 1
@@ -185,7 +193,7 @@ def test_nodes_take_front_ends_with_certificates_only(tmp_path: Path) -> None:
             parts = Parts(tmp_path, stack, cell="eu1")
             await parts.start_node("one", MemoryCoordination(), tls_directory=nodes / "one")
             a = await parts.start_front_end("a", tls_directory=nodes / "a")
-            await a.queues.create_queue(ACCOUNT, "orders")
+            await create_patiently(a, "orders")
 
             for stranger, flags in (
                 ("b", {}),
@@ -223,7 +231,7 @@ def test_front_end_and_node_wait_for_what_is_started_after_them(tmp_path: Path) 
             await starting_node
             a = await starting_front_end
 
-            await a.queues.create_queue(ACCOUNT, "orders")
+            await create_patiently(a, "orders")
 
     asyncio.run(scenario())
 

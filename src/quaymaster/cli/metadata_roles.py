@@ -22,6 +22,7 @@ from quaymaster.core.errors import NotNow
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.master_keys import KeyProvider
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.placement import CellJournals
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.monitoring.logs import log_event
@@ -55,13 +56,12 @@ async def start_metadata_node(
     store: Coordination,
     *,
     connect_brokers: Callable[[JournalOf], BrokerClient],
-    journals: Callable[[], Sequence[int]],
     now_ms: Callable[[], int],
     wait_s: float = START_WAIT_S,
 ) -> tuple[MetadataNode, Address]:
     """Start a metadata node, and return it with the address it listens on.
 
-    `connect_brokers` gives the way to the brokers, `journals` which journals take new queues now.
+    `connect_brokers` gives the way to the brokers. New queues go to the journals of the cell.
 
     Raises:
         StoreUnusable: the store is another cell's, or holds what this program cannot read.
@@ -74,6 +74,7 @@ async def start_metadata_node(
     hello = hello_of(settings, METADATA_ROLE)
     if security is not None:
         security.require_own(hello)
+    journals = CellJournals(store)
     node = MetadataNode(
         store,
         name=hello.node,
@@ -88,6 +89,8 @@ async def start_metadata_node(
     journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
     await _patiently(lambda: node.start(journal), wait_s, "coordination")
     stack.push_async_callback(node.close)
+    journals.start()
+    stack.push_async_callback(journals.close)
     calls = MetadataCalls(node)
     stack.push_async_callback(calls.close)
     server = RPCServer(
@@ -145,7 +148,8 @@ async def start_remote_metadata(
     await _patiently(metadata.start, wait_s, "a metadata node")
     stack.push_async_callback(metadata.close)
     if settings.queues_file is not None:
-        await _declare(metadata, settings.queues_file)
+        file = settings.queues_file
+        await _patiently(lambda: _declare(metadata, file), wait_s, "journals for the declared queues")
     return metadata
 
 

@@ -1,0 +1,93 @@
+"""Which journal a new queue goes to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
+from quaymaster.coordination.interface import CoordinationUnavailable, KeyValue, Put
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.errors import Overloaded
+from quaymaster.core.replication import JournalConfiguration
+from quaymaster.metadata.placement import CellJournals
+
+from .cell import Cell, run_cell
+from .support import ACCOUNT, eventually
+
+MEMBERS = ("b1@s1", "b2@s2", "b3@s3")
+
+
+async def put(store: MemoryCoordination, journal_id: int, *, activated: bool, before: bool = False) -> None:
+    configuration = JournalConfiguration(4, MEMBERS[0], MEMBERS, MEMBERS if before else (), activated)
+    await store.transaction([], [Put(configuration_key(journal_id), encode_configuration(configuration))])
+
+
+def test_journals_that_are_or_were_in_service_take_queues() -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await put(store, 1, activated=True)
+        await put(store, 2, activated=False)
+        await put(store, 3, activated=False, before=True)
+        journals = CellJournals(store, refresh_s=0.001)
+        journals.start()
+
+        await eventually(lambda: list(journals()) == [1, 3])
+        await put(store, 2, activated=True)
+        await eventually(lambda: list(journals()) == [1, 2, 3])
+        await journals.close()
+
+    asyncio.run(scenario())
+
+
+def test_journals_stay_known_while_coordination_is_away() -> None:
+    class Store(MemoryCoordination):
+        is_away = False
+
+        async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
+            if self.is_away:
+                raise CoordinationUnavailable
+            return await super().list_all(prefix)
+
+    async def scenario() -> None:
+        store = Store()
+        await put(store, 1, activated=True)
+        journals = CellJournals(store, refresh_s=0.001)
+        journals.start()
+        await eventually(lambda: list(journals()) == [1])
+        store.is_away = True
+        await asyncio.sleep(0.02)
+        assert list(journals()) == [1]
+        store.is_away = False
+        await put(store, 2, activated=True)
+        await eventually(lambda: list(journals()) == [1, 2])
+        await journals.close()
+
+    asyncio.run(scenario())
+
+
+def test_new_queues_go_to_the_journal_with_the_fewest(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node, cell.front_end("a", nodes=("one",)) as a:
+            journals: list[int] = []
+            node.queues._journals = lambda: journals
+            with pytest.raises(Overloaded, match="No journal"):
+                await a.queues.create_queue(ACCOUNT, "none")
+            journals += [5, 6, 7]
+            created = [await a.queues.create_queue(ACCOUNT, f"q{number}") for number in range(9)]
+            assert set(Counter(queue.partitions[0].journal_id for queue in created).values()) == {3}
+
+            for queue in created:
+                if queue.partitions[0].journal_id == 6:
+                    await a.queues.delete_queue(ACCOUNT, queue.name)
+                    assert node.queues.journal_of(queue.queue_id, 0) == 6
+            more = [await a.queues.create_queue(ACCOUNT, f"r{number}") for number in range(3)]
+            assert {queue.partitions[0].journal_id for queue in more} == {6}
+            assert a.journal_of(more[0].queue_id, 0) == node.queues.journal_of(more[0].queue_id, 0) == 6
+            assert a.journal_of(more[0].queue_id, 1) is node.queues.journal_of(more[0].queue_id, 1) is None
+            assert a.journal_of(10**9, 0) is node.queues.journal_of(10**9, 0) is None
+
+    run_cell(scenario, tmp_path)
