@@ -30,6 +30,8 @@ class Declaration(NamedTuple):
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
+    is_of_cells: bool = False
+    """Whether only the processes of a cell have it."""
 
 
 QUEUE_LABELS: Final = ("account", "queue")
@@ -58,13 +60,16 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_messages_empty_receives_total": Declaration("counter", "Receives answered with no message."),
     "quaymaster_messages_deleted_total": Declaration("counter", "Messages deleted by consumers."),
     "quaymaster_metadata_age_seconds": Declaration(
-        "gauge", "How old what this front end knows of queues and keys may be, in a cell."
+        "gauge", "How old what this front end knows of queues and keys may be, in a cell.", is_of_cells=True
     ),
-    "quaymaster_metadata_queues": Declaration("gauge", "Queues in this front end's memory, in a cell."),
+    "quaymaster_metadata_queues": Declaration(
+        "gauge", "Queues in this front end's memory, in a cell.", is_of_cells=True
+    ),
     "quaymaster_metadata_lookups_total": Declaration(
         "counter",
         "Look-ups of what was not in memory, by what came of them: found, absent, failed.",
         ("result",),
+        is_of_cells=True,
     ),
     # Queues
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
@@ -85,9 +90,13 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_journal_durable_replicas": Declaration(
         "gauge", "Replicas that make records durable; 0 when the journal has stopped."
     ),
-    "quaymaster_journals": Declaration("gauge", "Replicas of journals on this broker, in a cell.", ("role",)),
+    "quaymaster_journals": Declaration(
+        "gauge", "Replicas of journals on this broker, in a cell.", ("role",), is_of_cells=True
+    ),
     "quaymaster_replication_lag_records": Declaration(
-        "gauge", "How many records the follower that is furthest behind has not made durable, in a cell."
+        "gauge",
+        "How many records the follower that is furthest behind has not made durable, in a cell.",
+        is_of_cells=True,
     ),
     "quaymaster_log_append_bytes_total": Declaration("counter", "Bytes written to the journal."),
     "quaymaster_log_append_records_total": Declaration("counter", "Records written to the journal."),
