@@ -432,7 +432,7 @@ def test_report_older_than_the_configuration_says_nothing_of_its_members(cell: P
     number = journal_led_by(cell, "a")
     cell.wipe("a")
     seen = cell.see()
-    journal = msgspec.structs.replace(cell.journals[number], revised_ms=seen.now_ms)
+    journal = msgspec.structs.replace(cell.journals[number], since_ms=seen.now_ms)
     seen.journals[number] = journal
 
     made = plan(seen)
@@ -507,6 +507,21 @@ def test_learner_whose_broker_dies_is_given_up_after_some_patience() -> None:
     cell.run(ms=120_000)
 
     assert cell.members(number) <= {"a", "b", "c", "d", "e"} - {leaver, learner}
+
+
+def test_learner_is_not_given_up_for_a_report_from_before_it_was_one() -> None:
+    cell = running("a", "b", "c")
+    number = journal_led_by(cell, "b")
+    cell.wipe("c")
+    cell.now_ms += 1
+    seen = cell.see()
+    (action,) = on(number, plan(seen).actions)
+    assert isinstance(action, ReplaceMember)
+
+    cell.carry_out(action)
+    made = plan(msgspec.structs.replace(seen, journals=dict(cell.journals)))
+
+    assert on(number, made.actions) == []
 
 
 def test_learner_that_lost_its_disk_begins_again() -> None:

@@ -132,8 +132,8 @@ class PlannedCell:
         self.history += made.actions
         self.now_ms += POLL_MS
         for number in self.journals:
-            self._elect(number)
-            self._replicate(number)
+            self.elect(number)
+            self.replicate(number)
         return made
 
     def run(self, *, ms: int = 0, steps_max: int = 2_000) -> list[Action]:
@@ -154,17 +154,17 @@ class PlannedCell:
     def carry_out(self, action: Action) -> None:
         match action:
             case CreateJournal():
-                members = tuple(self._prepare(name, action.journal) for name in action.brokers)
+                members = tuple(self.prepare(name, action.journal) for name in action.brokers)
                 self._write(action.journal, 0, first_configuration(members))
             case Transfer():
-                leader = self._replica(action.journal, action.source)
+                leader = self.replica(action.journal, action.source)
                 if leader is not None and leader.role == "leading":
-                    self._set(action.journal, action.source, role="follower", lag={})
+                    self.set(action.journal, action.source, role="follower", lag={})
                     self._write(action.journal, action.revision, action.configuration)
             case Appoint() | SetLearners() | Promote():
                 self._write(action.journal, action.revision, action.configuration)
             case ReplaceMember():
-                member = self._prepare(action.broker, action.journal)
+                member = self.prepare(action.broker, action.journal)
                 self._write(action.journal, action.revision, with_learner(action.configuration, member))
             case DropReplica():
                 del self.hosts[action.broker].replicas[action.journal]
@@ -181,7 +181,7 @@ class PlannedCell:
         leaders = {}
         for number in self.journals:
             configuration = self.configuration(number)
-            replica = self._replica(number, configuration.leader)
+            replica = self.replica(number, configuration.leader)
             if configuration.activated and replica is not None and replica.role == "leading":
                 leaders[number] = broker_of(configuration.leader)
         return leaders
@@ -193,13 +193,14 @@ class PlannedCell:
     def append(self, number: int, count: int = 100) -> None:
         """Let the log of every member that follows grow."""
         for member in self.configuration(number).members:
-            replica = self._replica(number, member)
+            replica = self.replica(number, member)
             if replica is not None and replica.role in ("leading", "follower"):
-                self._set(number, member, end=replica.end + count)
+                self.set(number, member, end=replica.end + count)
 
-    # Inside
+    # What replicas do
 
-    def _prepare(self, name: str, number: int) -> str:
+    def prepare(self, name: str, number: int) -> str:
+        """Make a replica, if there is none, and return the member's name."""
         host = self.hosts[name]
         known = host.replicas.get(number)
         if known is None or known.is_tainted:
@@ -219,7 +220,8 @@ class PlannedCell:
         self.revision += 1
         self.journals[number] = JournalSeen(configuration, self.revision, since_ms, self.now_ms)
 
-    def _replica(self, number: int, member: str) -> ReplicaSeen | None:
+    def replica(self, number: int, member: str) -> ReplicaSeen | None:
+        """Return a member's replica if it lives."""
         host = self.hosts.get(broker_of(member))
         if host is None or not host.is_alive:
             return None
@@ -227,17 +229,19 @@ class PlannedCell:
         usable = replica is not None and replica.member == member and not replica.is_tainted
         return replica if usable else None
 
-    def _set(self, number: int, member: str, **changes: object) -> None:
+    def set(self, number: int, member: str, **changes: object) -> None:
+        """Let a replica report something else."""
         replicas = self.hosts[broker_of(member)].replicas
         replicas[number] = msgspec.structs.replace(replicas[number], **changes)
 
-    def _elect(self, number: int) -> None:
+    def elect(self, number: int) -> None:
+        """Let the appointed leader take over, if majorities live."""
         journal = self.journals[number]
         configuration = journal.configuration
         previous = configuration.previous_members or configuration.members
         everybody = dict.fromkeys((*configuration.members, *previous))
-        alive = {member for member in everybody if self._replica(number, member) is not None}
-        leader = self._replica(number, configuration.leader)
+        alive = {member for member in everybody if self.replica(number, member) is not None}
+        leader = self.replica(number, configuration.leader)
         if (
             leader is None
             or leader.promised_epoch >= configuration.epoch
@@ -245,33 +249,34 @@ class PlannedCell:
             or not is_majority(alive, previous)
         ):
             return
-        replicas = [replica for member in previous if (replica := self._replica(number, member))]
+        replicas = [replica for member in previous if (replica := self.replica(number, member))]
         end = max(replica.end for replica in replicas) + 1
         epoch = configuration.epoch
         for member in alive:
             role = "leading" if member == configuration.leader else "follower"
-            self._set(number, member, role=role, epoch=epoch, promised_epoch=epoch, hears_leader=True)
-        self._set(number, configuration.leader, last_epoch=epoch, end=end)
+            self.set(number, member, role=role, epoch=epoch, promised_epoch=epoch, hears_leader=True)
+        self.set(number, configuration.leader, last_epoch=epoch, end=end)
         self._write(
             number,
             journal.revision,
             msgspec.structs.replace(configuration, activated=True, previous_members=configuration.members),
         )
 
-    def _replicate(self, number: int) -> None:
+    def replicate(self, number: int) -> None:
+        """Let everybody have what the leader has, and hear it."""
         configuration = self.configuration(number)
-        leader = self._replica(number, configuration.leader)
+        leader = self.replica(number, configuration.leader)
         is_led = leader is not None and leader.role == "leading" and leader.epoch == configuration.epoch
         lag = {}
         for member in (*configuration.members, *configuration.learners):
-            replica = self._replica(number, member)
+            replica = self.replica(number, member)
             if replica is None:
                 lag[member] = 1 << 40
             elif not is_led or leader is None:
-                self._set(number, member, hears_leader=False)
+                self.set(number, member, hears_leader=False)
             elif member != configuration.leader:
                 epoch = configuration.epoch
-                self._set(
+                self.set(
                     number,
                     member,
                     role="follower",
@@ -284,7 +289,7 @@ class PlannedCell:
                 lag[member] = 0
         if is_led:
             answered = set(configuration.members) - {member for member, records in lag.items() if records}
-            self._set(
+            self.set(
                 number,
                 configuration.leader,
                 lag=lag,

@@ -680,10 +680,13 @@ class _Planner:
         return replica if replica is not None and replica.member == member else None
 
     def _is_lost(self, number: int, journal: JournalSeen, member: str) -> bool:
-        """Tell whether a member's storage is gone: its broker does not list it, though it was asked after the
-        configuration that names the member was known."""
+        """Tell whether a member's or learner's storage is gone: its broker does not list it.
+
+        A report from before the member was named says nothing of it: members are those of the epoch, learners change.
+        """
         name = broker_of(member)
-        if not self._is_heard(name) or (self._brokers[name].heard_ms or 0) <= journal.revised_ms:
+        named_ms = journal.since_ms if member in journal.configuration.members else journal.revised_ms
+        if not self._is_heard(name) or (self._brokers[name].heard_ms or 0) <= named_ms:
             return False
         replica = self._replica(number, member)
         return replica is None or replica.is_tainted
