@@ -15,15 +15,8 @@ from harness.broker_support import define, message, number_of, options
 from quaymaster.broker import journal_service
 from quaymaster.broker.cell_broker import (
     COMMAND,
-    DROP,
-    JOURNAL_ID,
-    PREPARE,
-    REPORT,
-    TRANSFER,
     CellBroker,
     CellBrokerOptions,
-    DropRequest,
-    TransferRequest,
 )
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.memory import MemoryCoordination
@@ -41,6 +34,15 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import NotLeader, NotNow
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.net.rpc import RPCClient
+from quaymaster.protocol.broker_calls import (
+    DROP,
+    JOURNAL_ID,
+    PREPARE,
+    REPORT,
+    TRANSFER,
+    DropRequest,
+    TransferRequest,
+)
 from quaymaster.protocol.command_codec import decode_outcome, encode_command
 from quaymaster.protocol.frames import Hello
 

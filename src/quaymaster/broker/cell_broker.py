@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import shutil
-import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,21 +51,26 @@ from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.rpc import IncomingCall, RPCLimits, RPCServer
 from quaymaster.net.tls import TransportSecurity
+from quaymaster.protocol.broker_calls import (
+    DROP,
+    JOURNAL_ID,
+    PREPARE,
+    REPORT,
+    TRANSFER,
+    DropRequest,
+    decode_drop,
+    decode_transfer,
+)
 from quaymaster.protocol.command_codec import decode_command, encode_outcome
 from quaymaster.protocol.frames import Hello
 from quaymaster.protocol.replication_codec import ReplicationMessageUnreadable, decode_envelope
 
 COMMAND = "command"
-REPORT = "report"
-PREPARE = "prepare"
-TRANSFER = "transfer"
-DROP = "drop"
 FETCH_COPY = "copy.fetch"
 COPY_BEGIN = "copy.begin"
 COPY_READ = "copy.read"
 COPY_END = "copy.end"
 
-JOURNAL_ID = struct.Struct("<Q")
 DRAIN_MS = 1_000
 COPY_TIMEOUT_MS = 3_600_000
 COPY_STEP_TIMEOUT_MS = 30_000
@@ -79,13 +83,6 @@ TRANSFER_LOOK_S = 0.005
 log = logging.getLogger(__name__)
 
 
-class TransferRequest(msgspec.Struct, frozen=True):
-    """Hand the leadership of a journal to one of its members."""
-
-    journal: int
-    member: str
-
-
 class CopyOffer(msgspec.Struct, frozen=True):
     """A member is to copy a journal from the broker `source`, which leads it in this epoch."""
 
@@ -95,17 +92,7 @@ class CopyOffer(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class DropRequest(msgspec.Struct, frozen=True):
-    """Drop a replica that the configuration of `epoch`, and every later one, does without."""
-
-    journal: int
-    member: str
-    epoch: int
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_transfers = msgspec.msgpack.Decoder(TransferRequest)
-_drops = msgspec.msgpack.Decoder(DropRequest)
 _offers = msgspec.msgpack.Decoder(CopyOffer)
 _manifests = msgspec.msgpack.Decoder(CopyManifest)
 _copy_reads = msgspec.msgpack.Decoder(CopyRead)
@@ -516,7 +503,7 @@ class CellBroker:
         self._answer(call, prepare())
 
     def _on_transfer(self, call: IncomingCall) -> None:
-        request = _transfers.decode(call.body)
+        request = decode_transfer(call.body)
 
         async def transfer() -> None:
             journal = self.journals.get(request.journal)
@@ -543,7 +530,7 @@ class CellBroker:
         return True
 
     def _on_drop(self, call: IncomingCall) -> None:
-        request = _drops.decode(call.body)
+        request = decode_drop(call.body)
 
         async def drop() -> None:
             call.reply(_encode(await self.drop(request)))

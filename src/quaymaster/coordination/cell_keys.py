@@ -2,27 +2,33 @@
 
 journals/<id>     JournalConfiguration   epoch, leader, members; changed by compare-and-swap only
 brokers/<name>    BrokerRegistration     where a broker is reached; written by the broker, `state` by the manager
+managers/in_cluster   text               the manager that acts, bound to its lease
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
+from quaymaster.core.cell import BrokerState
 from quaymaster.core.replication import JournalConfiguration
 
 JOURNALS: Final = "journals/"
 BROKERS: Final = "brokers/"
+ACTING_MANAGER: Final = "managers/in_cluster"
 
 
 class BrokerRegistration(msgspec.Struct, frozen=True):
-    """A broker of the cell. `address` is host:port of its RPC; a draining one gets nothing new and gives all away."""
+    """A broker of the cell. `address` is host:port of its RPC; it writes this when it starts.
+
+    A draining one gives all away, and stays so over restarts; a stopping one leads nothing until it starts again.
+    """
 
     name: str
     zone: str
     address: str
-    state: Literal["active", "draining"] = "active"
+    state: BrokerState = "active"
 
 
 _encoder = msgspec.msgpack.Encoder()
