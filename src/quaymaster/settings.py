@@ -260,6 +260,18 @@ class Settings(BaseSettings):
     """Address by which they reach it. Unset: the one it listens on."""
     keys_directory: Path | None = Field(None, json_schema_extra=SECRECY)
     """Directory with the master keys, for front ends that share one. Unset: `keys` in the data directory."""
+    manager_listen: str = Field("127.0.0.1:9350", json_schema_extra=BETWEEN)
+    """Address on which a manager answers operators."""
+    replicas: Literal[1, 3, 5] = Field(3, json_schema_extra=BETWEEN)
+    """Brokers that have a copy of each journal. With 3 one may be lost, with 5 two; fewer brokers than that do not
+    begin to serve. Journals follow when it is changed."""
+    suspicion_ms: Annotated[int, Field(ge=500)] = Field(1_500, json_schema_extra=BETWEEN)
+    """A broker that is silent for so long is suspected, and others lead its journals; one whose connection ended and
+    that cannot be reached again is suspected at once."""
+    replacement_grace_s: Count = Field(300, json_schema_extra=BETWEEN)
+    """A broker that is silent for so long is given up: its replicas are copied to others, if there are."""
+    moves_max: Count = Field(2, json_schema_extra=BETWEEN)
+    """Journals of a cell that get another member or leader for order's sake at once. Lost leaders do not wait."""
     metadata_listen: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
     """Address on which a metadata node answers front ends."""
     metadata_nodes: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
@@ -294,7 +306,7 @@ class Settings(BaseSettings):
     metrics_per_queue: bool = Field(False, json_schema_extra=SEEING)
     """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
 
-    @field_validator("listen", "admin", "metadata_listen", "broker_listen")
+    @field_validator("listen", "admin", "metadata_listen", "broker_listen", "manager_listen")
     @classmethod
     def _address(cls, value: str) -> str:
         parse_address(value)
@@ -346,6 +358,11 @@ class Settings(BaseSettings):
     def admin_address(self) -> Address:
         """The admin port's address, taken apart."""
         return parse_address(self.admin)
+
+    @property
+    def manager_listen_address(self) -> Address:
+        """A manager's address, taken apart."""
+        return parse_address(self.manager_listen)
 
     @property
     def metadata_listen_address(self) -> Address:

@@ -108,6 +108,40 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_log_end_offset": Declaration("gauge", "The offset the next record will have."),
     "quaymaster_body_cache_bytes": Declaration("gauge", "Bytes of messages kept in memory."),
     "quaymaster_disk_free_bytes": Declaration("gauge", "Free space where the data directory is."),
+    # Manager of a cell; each says it, the acting one and those that stand by
+    "quaymaster_manager_acting": Declaration(
+        "gauge",
+        "1 where this manager is the one that acts; the sum over a cell's managers should be 1.",
+        is_of_cells=True,
+    ),
+    "quaymaster_manager_actions_total": Declaration(
+        "counter",
+        "What the manager did: CreateJournal, Appoint, Transfer, ...; result done, outdated, unknown or failed.",
+        ("action", "result"),
+        is_of_cells=True,
+    ),
+    "quaymaster_cell_brokers": Declaration(
+        "gauge",
+        "Registered brokers by what this manager hears of them: heard, suspect.",
+        ("state",),
+        is_of_cells=True,
+    ),
+    "quaymaster_cell_journals": Declaration(
+        "gauge",
+        "Journals of the cell that are led, and that are leaderless.",
+        ("state",),
+        is_of_cells=True,
+    ),
+    "quaymaster_cell_journals_moving": Declaration(
+        "gauge",
+        "Journals of the cell that are getting another member.",
+        is_of_cells=True,
+    ),
+    "quaymaster_cell_problems": Declaration(
+        "gauge",
+        "What is wrong in the cell and needs time or a person; the log and the status say what.",
+        is_of_cells=True,
+    ),
     # Process
     "quaymaster_event_loop_pause_seconds": Declaration(
         "histogram", "How long one piece of work held up all others, from a millisecond on."

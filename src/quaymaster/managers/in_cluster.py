@@ -1,0 +1,621 @@
+"""The in-cluster manager: sees that every journal of a cell has a leader and its members. Observe, plan, act.
+
+    brokers ──reports, 4 a second; connections that end, at once──┐
+                                                                  ├─▶ core/placement.plan ─▶ act, if it is its turn
+    coordination ──journals/, brokers/──────────────────────────┘         │
+         ▲                                                                ├─▶ prepare, transfer, drop: the brokers
+         └──────────────── compare-and-swap ──────────────────────────────┘
+
+Several run; one acts (`leader`), the others observe as well, so that they know what they need when their turn comes.
+What a plan says is done at once, a task for each journal; while it is, nothing else is planned for that journal.
+
+Without coordination nothing new is appointed, and the cell goes on with the leaders it has. An outcome that is
+unknown is read before anything else is done to that journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from quaymaster.coordination.cell_keys import (
+    ACTING_MANAGER,
+    BROKERS,
+    JOURNALS,
+    BrokerRegistration,
+    configuration_key,
+    decode_configuration,
+    decode_registration,
+    encode_configuration,
+    encode_registration,
+    journal_of,
+    registration_key,
+)
+from quaymaster.coordination.interface import (
+    ABSENT,
+    Coordination,
+    CoordinationUnavailable,
+    KeyValue,
+    OutcomeUnknown,
+    RevisionMismatch,
+    WatchLost,
+)
+from quaymaster.core.cell import (
+    Action,
+    Appoint,
+    BrokerReport,
+    BrokerSeen,
+    BrokerState,
+    CellSeen,
+    CreateJournal,
+    DropReplica,
+    JournalSeen,
+    PlacementSettings,
+    Promote,
+    RemoveBroker,
+    ReplaceMember,
+    SetLearners,
+    Transfer,
+    broker_of,
+    first_configuration,
+    with_learner,
+)
+from quaymaster.core.errors import CallerError, NotNow, ResourceNotFound, Unreachable
+from quaymaster.core.placement import plan
+from quaymaster.core.replication import JournalConfiguration
+from quaymaster.managers.broker_link import BrokerLink, Connect
+from quaymaster.managers.cell_status import CellStatus, status_of
+from quaymaster.managers.leader import Leadership
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.metrics import Sample
+
+POLL_MS: Final = 250
+ACTION_TIMEOUT_S: Final = 60.0
+REST_MS: Final = 5_000
+"""After a move that failed, its journal gets no other for so long."""
+RELIST_S: Final = 30.0
+RETRY_S: Final = 0.5
+BLIND_MS: Final = 5_000
+"""A manager that hears no majority of the brokers for so long lets another one act."""
+BLIND_REST_MS: Final = 30_000
+
+log = logging.getLogger(__name__)
+
+
+def monotonic_ms() -> int:
+    """Return milliseconds that never jump."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class MoveRefused(NotNow):
+    """A broker did not do what a move needs."""
+
+    message = "The broker refused."
+
+
+class _WatchedBroker:
+    """A registered broker: the link to it, and what was heard."""
+
+    def __init__(self, registration: BrokerRegistration, revision: int, since_ms: int) -> None:
+        self.registration = registration
+        self.revision = revision
+        self.since_ms = since_ms
+        self.link: BrokerLink
+        self.task: asyncio.Task[None]
+        self.poll_now = asyncio.Event()
+        self.is_reachable = True
+        self.heard_ms: int | None = None
+        self.connected_ms = since_ms
+        self.report = BrokerReport({})
+        self.unheard_since_ms: dict[int, int] = {}
+        """Since when its replicas tell that they hear no leader."""
+
+    def take(self, report: BrokerReport, asked_ms: int) -> None:
+        """Take over a report: how it was when it was asked for, or later."""
+        self.heard_ms = asked_ms
+        replicas = {}
+        for number, replica in report.replicas.items():
+            if replica.hears_leader:
+                self.unheard_since_ms.pop(number, None)
+                replicas[number] = replica
+            else:
+                since_ms = self.unheard_since_ms.setdefault(number, asked_ms)
+                replicas[number] = msgspec.structs.replace(replica, unheard_ms=asked_ms - since_ms)
+        self.report = msgspec.structs.replace(report, replicas=replicas)
+
+    def seen(self) -> BrokerSeen:
+        """Return what a plan needs to know."""
+        return BrokerSeen(
+            self.registration.name,
+            self.registration.zone,
+            self.registration.state,
+            self.revision,
+            self.is_reachable,
+            self.since_ms,
+            self.heard_ms,
+            self.connected_ms,
+            self.report,
+        )
+
+
+class InClusterManager:
+    """One manager of a cell. `start` returns at once; it acts when it is its turn."""
+
+    def __init__(
+        self,
+        name: str,
+        coordination: Coordination,
+        connect: Connect,
+        *,
+        settings: PlacementSettings | None = None,
+        now_ms: Callable[[], int] = monotonic_ms,
+        poll_ms: int = POLL_MS,
+        lease_ttl_ms: int = 3_000,
+        on_failure: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """Make a manager; `on_failure` hears of what must not happen, and then it has stopped.
+
+        `now_ms` is the clock of all but the lease.
+        """
+        self.name = name
+        self._coordination = coordination
+        self._connect = connect
+        self._settings = settings or PlacementSettings()
+        self._now_ms = now_ms
+        self._poll_ms = poll_ms
+        self._on_failure = on_failure
+        self._replan = asyncio.Event()
+        self.leadership = Leadership(
+            coordination,
+            ACTING_MANAGER,
+            name,
+            now_ms=monotonic_ms,
+            ttl_ms=lease_ttl_ms,
+            on_change=self._replan.set,
+        )
+        self._brokers: dict[str, _WatchedBroker] = {}
+        self._journals: dict[int, JournalSeen] = {}
+        self._listed: set[str] = set()
+        self._unreadable_brokers: tuple[str, ...] = ()
+        self._unreadable_rows: dict[str, int] = {}
+        """Configurations that cannot be read, by key, with their revision."""
+        self._acting: set[int] = set()
+        self._removing: set[str] = set()
+        self._resting: dict[int, int] = {}
+        self._suspects: set[str] = set()
+        self._problems: tuple[str, ...] = ()
+        self._is_coordination_lost = False
+        self._retry_ms = 0
+        self._blind_since_ms: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._actions_done: Counter[tuple[str, str]] = Counter()
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to observe, and to act when it is its turn."""
+        for work in (
+            self.leadership.run(),
+            self._follow(BROKERS, self._take_registrations),
+            self._follow(JOURNALS, self._take_configurations),
+            self._plan_again_and_again(),
+        ):
+            self._run(work)
+        log_event(log, logging.INFO, "manager started", manager=self.name, replicas=self._settings.replicas)
+
+    async def close(self) -> None:
+        """Let go of everything; another manager acts."""
+        tasks = [*self._tasks, *(broker.task for broker in self._brokers.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(broker.link.close() for broker in self._brokers.values()))
+        await self.leadership.close()
+
+    # What people ask
+
+    def status(self) -> CellStatus:
+        """Return the cell as this manager sees it."""
+        return status_of(
+            self._seen(),
+            {name: broker.registration.address for name, broker in self._brokers.items()},
+            manager=self.name,
+            is_acting=self.leadership.is_held,
+            acting_manager=self.leadership.holder,
+            problems=self._problems,
+        )
+
+    async def set_broker_state(self, name: str, state: BrokerState) -> None:
+        """Let a broker drain, stop, or be active again. Any manager may write it; the acting one follows it."""
+        key = registration_key(name)
+        while True:
+            found = await self._coordination.get(key)
+            if found is None:
+                raise ResourceNotFound(f"There is no broker {name}.")
+            registration = decode_registration(found.value)
+            if registration.state == state:
+                return
+            wanted = msgspec.structs.replace(registration, state=state)
+            with suppress(RevisionMismatch, OutcomeUnknown):
+                await self._coordination.compare_and_swap(key, found.revision, encode_registration(wanted))
+                log_event(log, logging.INFO, "broker state set", broker=name, state=state)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield what the metrics say of the cell."""
+        seen = self._seen()
+        yield Sample("quaymaster_manager_acting", float(self.leadership.is_held))
+        suspects = self._suspects
+        yield Sample("quaymaster_cell_brokers", float(len(self._brokers) - len(suspects)), ("heard",))
+        yield Sample("quaymaster_cell_brokers", float(len(suspects)), ("suspect",))
+        journals = self.status().journals
+        led = sum(journal.leader is not None for journal in journals)
+        yield Sample("quaymaster_cell_journals", float(led), ("led",))
+        yield Sample("quaymaster_cell_journals", float(len(journals) - led), ("leaderless",))
+        moving = sum(bool(journal.configuration.learners) for journal in seen.journals.values())
+        yield Sample("quaymaster_cell_journals_moving", float(moving))
+        yield Sample("quaymaster_cell_problems", float(len(self._problems)))
+        for (action, result), count in sorted(self._actions_done.items()):
+            yield Sample("quaymaster_manager_actions_total", float(count), (action, result))
+
+    # Observe: coordination
+
+    async def _follow(self, prefix: str, take: Callable[[list[KeyValue], int], None]) -> None:
+        """Keep up with everything below a prefix, for ever; a list now and then makes up for a deaf watch."""
+        while True:
+            try:
+                async with asyncio.timeout(RELIST_S):
+                    items, revision = await self._coordination.list_all(prefix)
+                known = {item.key: item for item in items}
+                self._heard_coordination(prefix)
+                take(list(known.values()), revision)
+                async with asyncio.timeout(RELIST_S):
+                    async for events in self._coordination.watch(prefix, revision):
+                        for event in events:
+                            revision = max(revision, event.revision)
+                            if event.value is None:
+                                known.pop(event.key, None)
+                            else:
+                                known[event.key] = KeyValue(event.key, event.value, event.revision)
+                        take(list(known.values()), revision)
+            except (TimeoutError, WatchLost):
+                continue
+            except NotNow as error:
+                self._lost_coordination(error)
+                await asyncio.sleep(RETRY_S)
+
+    def _heard_coordination(self, prefix: str) -> None:
+        self._listed.add(prefix)
+        self._found_coordination()
+
+    def _found_coordination(self) -> None:
+        if self._is_coordination_lost:
+            self._is_coordination_lost = False
+            log_event(log, logging.INFO, "coordination reached again", manager=self.name)
+
+    def _lost_coordination(self, error: Exception) -> None:
+        self._retry_ms = self._now_ms() + int(RETRY_S * 1000)
+        if not self._is_coordination_lost:
+            self._is_coordination_lost = True
+            log_event(log, logging.WARNING, "coordination not reached", manager=self.name, reason=str(error))
+
+    def _take_configurations(self, items: list[KeyValue], revision: int) -> None:
+        for item in items:
+            self._take_configuration_row(item)
+        listed = {item.key for item in items}
+        for number, journal in list(self._journals.items()):
+            if configuration_key(number) not in listed and journal.revision <= revision:
+                del self._journals[number]
+        self._replan.set()
+
+    def _take_configuration_row(self, row: KeyValue) -> None:
+        if self._unreadable_rows.get(row.key) == row.revision:
+            return
+        try:
+            number, configuration = journal_of(row.key), decode_configuration(row.value)
+        except (msgspec.MsgspecError, ValueError) as error:
+            self._unreadable_rows[row.key] = row.revision
+            log_failure(log, "configuration unreadable", error, key=row.key)
+            return
+        self._unreadable_rows.pop(row.key, None)
+        self._take_configuration(number, configuration, row.revision)
+
+    def _take_configuration(self, number: int, configuration: JournalConfiguration, revision: int) -> None:
+        known = self._journals.get(number)
+        if known is not None and known.revision >= revision:
+            return
+        now_ms = self._now_ms()
+        is_same_epoch = known is not None and known.configuration.epoch == configuration.epoch
+        since_ms = known.since_ms if known is not None and is_same_epoch else now_ms
+        self._journals[number] = JournalSeen(configuration, revision, since_ms, now_ms)
+
+    def _take_registrations(self, items: list[KeyValue], revision: int) -> None:
+        found: dict[str, tuple[BrokerRegistration, int]] = {}
+        unreadable: list[str] = []
+        for item in items:
+            try:
+                registration = decode_registration(item.value)
+            except msgspec.MsgspecError as error:
+                # To take the broker for one that is not there would move all it has elsewhere.
+                known = self._brokers.get(item.key.removeprefix(BROKERS))
+                if known is None:
+                    unreadable.append(item.key)
+                else:
+                    found[known.registration.name] = known.registration, item.revision
+                log_failure(log, "registration unreadable", error, key=item.key)
+                continue
+            found[registration.name] = registration, item.revision
+        self._unreadable_brokers = tuple(unreadable)
+        for name in self._brokers.keys() - found.keys():
+            self._forget(self._brokers.pop(name))
+        for name, (registration, item_revision) in found.items():
+            known = self._brokers.get(name)
+            if known is not None and known.registration.address == registration.address:
+                known.registration = registration
+                known.revision = item_revision
+                continue
+            if known is not None:
+                self._forget(known)
+            self._brokers[name] = self._watch(registration, item_revision)
+        self._replan.set()
+
+    def _watch(self, registration: BrokerRegistration, revision: int) -> _WatchedBroker:
+        broker = _WatchedBroker(registration, revision, self._now_ms())
+        broker.link = self._connect(registration, broker.poll_now.set)
+        broker.task = self._run(self._poll(broker))
+        return broker
+
+    def _forget(self, broker: _WatchedBroker) -> None:
+        broker.task.cancel()
+        self._run(broker.link.close())
+
+    # Observe: brokers
+
+    async def _poll(self, broker: _WatchedBroker) -> None:
+        """Ask a broker how it is, for ever; at once when its connection ended or somebody wants to know."""
+        while True:
+            broker.poll_now.clear()
+            asked_ms = self._now_ms()
+            try:
+                report = await broker.link.report(self._settings.suspicion_ms)
+            except Unreachable:
+                if broker.is_reachable:
+                    broker.is_reachable = False
+                    self._replan.set()
+            except NotNow as error:
+                # No answer in time, or the connection ended before one: silence counts, unless it is reached again.
+                log_event(
+                    log,
+                    logging.DEBUG,
+                    "report not received",
+                    broker=broker.registration.name,
+                    reason=str(error),
+                )
+            else:
+                if not broker.is_reachable or broker.registration.name in self._suspects:
+                    broker.connected_ms = asked_ms
+                broker.is_reachable = True
+                broker.take(report, asked_ms)
+                self._replan.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_ms / 1000):
+                    await broker.poll_now.wait()
+
+    def _look_for_suspects(self, seen: CellSeen) -> None:
+        """Tell of brokers that are silent or back. When one is lost, ask the others at once what they hear."""
+        suspects = {
+            broker.name
+            for broker in seen.brokers
+            if not broker.is_reachable
+            or seen.now_ms - (broker.since_ms if broker.heard_ms is None else broker.heard_ms)
+            >= self._settings.suspicion_ms
+        }
+        for name in sorted(suspects - self._suspects):
+            reason = "silent" if self._brokers[name].is_reachable else "unreachable"
+            log_event(log, logging.WARNING, "broker suspected", broker=name, reason=reason)
+            for broker in self._brokers.values():
+                broker.poll_now.set()
+        for name in sorted(self._suspects - suspects):
+            log_event(log, logging.INFO, "broker heard again", broker=name)
+        self._suspects = suspects
+
+    # Plan
+
+    def _seen(self) -> CellSeen:
+        now_ms = self._now_ms()
+        self._resting = {number: until for number, until in self._resting.items() if until > now_ms}
+        return CellSeen(
+            now_ms,
+            tuple(broker.seen() for broker in self._brokers.values()),
+            dict(self._journals),
+            self._settings,
+            # What cannot be read is left alone as well.
+            frozenset(self._acting | set(map(_number_of, self._unreadable_rows))),
+            frozenset(self._resting),
+        )
+
+    async def _plan_again_and_again(self) -> None:
+        while True:
+            self._replan.clear()
+            if {BROKERS, JOURNALS} <= self._listed:
+                seen = self._seen()
+                self._look_for_suspects(seen)
+                await self._give_way_when_blind(seen)
+                made = plan(seen)
+                unreadable = (*self._unreadable_brokers, *self._unreadable_rows)
+                told = tuple(f"{key} in coordination cannot be read" for key in unreadable)
+                self._tell_problems((*made.problems, *told))
+                may_act = self.leadership.is_held and seen.now_ms >= self._retry_ms
+                if may_act and not self._unreadable_brokers:
+                    for action in made.actions:
+                        self._begin(action)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_ms / 1000):
+                    await self._replan.wait()
+
+    def _tell_problems(self, problems: tuple[str, ...]) -> None:
+        for problem in problems:
+            if problem not in self._problems:
+                log_event(log, logging.WARNING, "cell has a problem", problem=problem)
+        for problem in self._problems:
+            if problem not in problems:
+                log_event(log, logging.INFO, "cell has a problem no more", problem=problem)
+        self._problems = problems
+
+    async def _give_way_when_blind(self, seen: CellSeen) -> None:
+        """Let another manager act when it may hear more: one that is cut off can appoint nobody."""
+        if 2 * len(self._suspects) < len(seen.brokers) or not seen.brokers:
+            self._blind_since_ms = None
+            self.leadership.end_rest()
+        elif not self.leadership.is_held:
+            self._blind_since_ms = None
+        elif self._blind_since_ms is None:
+            self._blind_since_ms = seen.now_ms
+        elif seen.now_ms - self._blind_since_ms >= BLIND_MS:
+            self._blind_since_ms = None
+            log_event(
+                log,
+                logging.WARNING,
+                "manager gave way",
+                manager=self.name,
+                heard=len(seen.brokers) - len(self._suspects),
+                brokers=len(seen.brokers),
+            )
+            await self.leadership.resign(BLIND_REST_MS)
+
+    # Act
+
+    def _begin(self, action: Action) -> None:
+        if isinstance(action, RemoveBroker):
+            if action.broker not in self._removing:
+                self._removing.add(action.broker)
+                self._run(self._act(action, None))
+        else:
+            self._acting.add(action.journal)
+            self._run(self._act(action, action.journal))
+
+    async def _act(self, action: Action, number: int | None) -> None:
+        """Carry one action out, learn what came of it, and let others be planned for its journal."""
+        result = "done"
+        reason = None
+        try:
+            async with asyncio.timeout(ACTION_TIMEOUT_S):
+                await self._carry_out(action)
+        except RevisionMismatch as error:
+            result, reason = "outdated", str(error)
+        except (OutcomeUnknown, TimeoutError) as error:
+            result, reason = "unknown", str(error) or type(error).__name__
+        except CoordinationUnavailable as error:
+            result, reason = "failed", str(error)
+            self._lost_coordination(error)
+        except (NotNow, CallerError) as error:
+            result, reason = "failed", str(error)
+        kind = type(action).__name__
+        self._actions_done[kind, result] += 1
+        self._tell_action(action, kind, result, reason)
+        if number is None:
+            self._removing.discard(getattr(action, "broker", ""))
+        else:
+            if result in ("outdated", "unknown"):
+                await self._read_again(number)
+            if result == "failed" and isinstance(
+                action, Transfer | ReplaceMember | DropReplica | CreateJournal
+            ):
+                self._resting[number] = self._now_ms() + REST_MS
+            self._acting.discard(number)
+        self._replan.set()
+
+    async def _carry_out(self, action: Action) -> None:
+        match action:
+            case CreateJournal():
+                prepared = [self._link(name).prepare(action.journal) for name in action.brokers]
+                members = tuple(await asyncio.gather(*prepared))
+                await self._write(action.journal, ABSENT, first_configuration(members))
+            case Appoint() | SetLearners() | Promote():
+                await self._write(action.journal, action.revision, action.configuration)
+            case Transfer():
+                source = self._link(broker_of(action.source))
+                if not await source.transfer(action.journal, action.target):
+                    raise MoveRefused(f"{action.source} did not hand over to {action.target}.")
+                await self._write(action.journal, action.revision, action.configuration)
+            case ReplaceMember():
+                member = await self._link(action.broker).prepare(action.journal)
+                if member in action.configuration.members:
+                    raise MoveRefused(f"{member} is a member already: its storage was not made anew.")
+                await self._write(action.journal, action.revision, with_learner(action.configuration, member))
+            case DropReplica():
+                if not await self._link(action.broker).drop(action.journal, action.member, action.epoch):
+                    raise MoveRefused(f"{action.broker} does not drop {action.member}.")
+            case RemoveBroker():
+                key = registration_key(action.broker)
+                await self._coordination.compare_and_swap(key, action.revision, None)
+
+    def _link(self, name: str) -> BrokerLink:
+        broker = self._brokers.get(name)
+        if broker is None:
+            raise Unreachable(f"Broker {name} is not registered.")
+        return broker.link
+
+    async def _write(self, number: int, revision: int, configuration: JournalConfiguration) -> None:
+        written = await self._coordination.compare_and_swap(
+            configuration_key(number), revision, encode_configuration(configuration)
+        )
+        self._take_configuration(number, configuration, written)
+        self._found_coordination()
+
+    async def _read_again(self, number: int) -> None:
+        """Learn how a journal's configuration is now; nothing is done to the journal until then."""
+        while True:
+            try:
+                async with asyncio.timeout(RELIST_S):
+                    found = await self._coordination.get(configuration_key(number))
+            except (NotNow, TimeoutError) as error:
+                self._lost_coordination(error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if found is not None:
+                self._take_configuration_row(found)
+            return
+
+    def _tell_action(self, action: Action, kind: str, result: str, reason: str | None) -> None:
+        fields: dict[str, Any] = {"action": kind, "result": result}
+        if isinstance(action, RemoveBroker):
+            fields["broker"] = action.broker
+        else:
+            fields["journal"] = action.journal
+        if isinstance(action, Appoint | SetLearners | Promote | Transfer | ReplaceMember):
+            fields["epoch"] = action.configuration.epoch
+            fields["leader"] = action.configuration.leader
+            fields["because"] = action.reason
+        if isinstance(action, DropReplica | ReplaceMember):
+            fields["broker"] = action.broker
+        fields["reason"] = reason
+        level = logging.WARNING if result == "failed" else logging.INFO
+        log_event(log, level, "manager acted", **fields)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failure = error if isinstance(error, Exception) else RuntimeError(str(error))
+            log_failure(log, "manager failed", failure, manager=self.name)
+            self._on_failure(failure)
+
+
+def _number_of(key: str) -> int:
+    """Return the journal of a key that may be none; -1 then, which no journal has."""
+    try:
+        return journal_of(key)
+    except ValueError:
+        return -1

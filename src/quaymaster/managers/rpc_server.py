@@ -1,0 +1,87 @@
+"""A manager behind the RPC, for operators: how the cell is, and which broker is to leave.
+
+    server = RPCServer(ManagerCalls(manager).handlers(), hello)
+
+Any manager may be asked, acting or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from quaymaster.core.errors import CallerError, InternalFailure, MalformedInput, NotNow
+from quaymaster.managers.in_cluster import InClusterManager
+from quaymaster.monitoring.logs import log_failure
+from quaymaster.protocol.manager_calls import (
+    SET_BROKER_STATE,
+    STATUS,
+    BrokerStateRequest,
+    decode_state_request,
+)
+
+CALLS_MAX = 64
+
+log = logging.getLogger(__name__)
+
+
+class Incoming(Protocol):
+    """A call that has come in (net/rpc's)."""
+
+    body: bytes
+
+    def reply(self, body: bytes = b"") -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+class ManagerCalls:
+    """Answers calls with what the manager says."""
+
+    def __init__(self, manager: InClusterManager) -> None:
+        self._manager = manager
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> dict[str, Callable[[Incoming], None]]:
+        """Return the handlers for an RPC server."""
+        return {STATUS: self._on_status, SET_BROKER_STATE: self._on_set_broker_state}
+
+    async def close(self) -> None:
+        """Give up what is in progress."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_status(self, call: Incoming) -> None:
+        call.reply(msgspec.json.encode(self._manager.status()))
+
+    def _on_set_broker_state(self, call: Incoming) -> None:
+        try:
+            request = decode_state_request(call.body)
+        except msgspec.MsgspecError as error:
+            call.fail(MalformedInput(f"The request cannot be read: {error}"))
+            return
+        if len(self._tasks) >= CALLS_MAX:
+            call.fail(NotNow("The manager has too much to do."))
+            return
+        task = asyncio.get_running_loop().create_task(self._set_broker_state(call, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _set_broker_state(self, call: Incoming, request: BrokerStateRequest) -> None:
+        try:
+            await self._manager.set_broker_state(request.broker, request.state)
+        except asyncio.CancelledError:
+            call.fail(NotNow("The manager is shutting down."))
+            raise
+        except (CallerError, NotNow) as error:
+            call.fail(error)
+        except Exception as error:
+            log_failure(log, "call failed", error, broker=request.broker)
+            call.fail(InternalFailure(str(error)))
+        else:
+            call.reply()

@@ -1,0 +1,117 @@
+"""The manager as a process has it: put together from settings, asked by operators over the RPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from quaymaster.cli.manager_role import placement_settings, start_manager
+from quaymaster.coordination.cell_keys import (
+    BrokerRegistration,
+    decode_registration,
+    encode_registration,
+    registration_key,
+)
+from quaymaster.coordination.interface import Put
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.errors import MalformedInput, ResourceNotFound
+from quaymaster.managers.cell_status import CellStatus
+from quaymaster.managers.in_cluster import InClusterManager
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.rpc import RPCClient
+from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.manager_calls import (
+    SET_BROKER_STATE,
+    STATUS,
+    BrokerStateRequest,
+    encode_state_request,
+)
+from quaymaster.settings import load_settings
+
+
+class Served(NamedTuple):
+    manager: InClusterManager
+    client: RPCClient
+    store: MemoryCoordination
+    metrics: Metrics
+
+
+def serve(scenario: Callable[[Served], Awaitable[None]]) -> None:
+    """Run a scenario against a manager that listens, in a cell with one registered broker that is not there."""
+
+    async def main() -> None:
+        failures: list[Exception] = []
+        async with AsyncExitStack() as stack:
+            store = MemoryCoordination()
+            stack.push_async_callback(store.close)
+            broker = BrokerRegistration("a", "z1", "127.0.0.1:1")
+            await store.transaction([], [Put(registration_key("a"), encode_registration(broker))])
+            metrics = Metrics("0")
+            settings = load_settings(flags={"manager_listen": "127.0.0.1:0", "node": "m1"})
+            manager, address = await start_manager(
+                settings, stack, store, metrics, on_failure=failures.append
+            )
+            client = RPCClient((address.host, address.port), Hello(cell="default", role="operator", node="o"))
+            stack.push_async_callback(client.close)
+            await scenario(Served(manager, client, store, metrics))
+        assert failures == []
+
+    asyncio.run(main())
+
+
+def test_operators_are_told_how_the_cell_is() -> None:
+    async def scenario(served: Served) -> None:
+        async with asyncio.timeout(20):
+            while True:
+                status = msgspec.json.decode(await served.client.ask(STATUS, b"", 5_000), type=CellStatus)
+                if status.is_acting and "broker a cannot be reached" in status.problems:
+                    break
+                await asyncio.sleep(0.02)
+
+        assert status.acting_manager == "m1"
+        assert [(broker.name, broker.is_reachable) for broker in status.brokers] == [("a", False)]
+        assert b"quaymaster_manager_acting 1.0" in served.metrics.render()
+
+    serve(scenario)
+
+
+def test_operators_let_a_broker_drain() -> None:
+    async def scenario(served: Served) -> None:
+        request = encode_state_request(BrokerStateRequest("a", "draining"))
+        await served.client.ask(SET_BROKER_STATE, request, 5_000)
+
+        found = await served.store.get(registration_key("a"))
+        assert found is not None
+        assert decode_registration(found.value).state == "draining"
+
+    serve(scenario)
+
+
+def test_wrong_requests_are_refused() -> None:
+    async def scenario(served: Served) -> None:
+        with pytest.raises(ResourceNotFound, match="no broker z"):
+            await served.client.ask(
+                SET_BROKER_STATE, encode_state_request(BrokerStateRequest("z", "active")), 5_000
+            )
+        with pytest.raises(MalformedInput):
+            await served.client.ask(SET_BROKER_STATE, b"\xc1", 5_000)
+
+    serve(scenario)
+
+
+def test_settings_reach_the_planner() -> None:
+    settings = load_settings(
+        flags={"replicas": 5, "suspicion_ms": 700, "replacement_grace_s": 60, "moves_max": 1}
+    )
+
+    placement = placement_settings(settings)
+
+    assert placement.replicas == 5
+    assert placement.suspicion_ms == 700
+    assert placement.replacement_grace_ms == 60_000
+    assert placement.moves_max == 1
