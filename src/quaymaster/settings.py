@@ -150,7 +150,7 @@ class Settings(BaseSettings):
     """How long a send is remembered by its SDK invocation id, so that a retry is stored once; at most
     `compaction_age_min_s`. 0 turns it off."""
     retry_ids_max: Count = Field(1_000_000, json_schema_extra=SQS)
-    """Sends remembered that way for one queue, at about 32 bytes each; the oldest are forgotten first."""
+    """Sends remembered that way for one queue, at about 37 bytes each; the oldest are forgotten first."""
     in_flight_max: Count = Field(120_000, json_schema_extra=SQS)
     """Messages of a queue that may be in flight at once. SQS: 120000."""
 

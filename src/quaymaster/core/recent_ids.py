@@ -1,4 +1,4 @@
-"""Which ids were seen within a window of time, at about 30 bytes an id: deduplication ids and retried sends.
+"""Which ids were seen within a window of time, at about 37 bytes an id: deduplication ids and retried sends.
 
 Entries lie in slots of packed columns, oldest slot first. A full slot is sorted once and never changes: it is one
 piece of bytes, which goes into every snapshot as it is. A roaring bitmap of the hashes' top 20 bits answers almost
