@@ -444,3 +444,16 @@ def test_no_acknowledged_batch_is_lost_whatever_happens(seed: int) -> None:
     for member in cluster.configuration.members:
         assert cluster.log_of(member) == cluster.log_of(cluster.leader.node)
     assert all(before < after for before, after in pairwise(sorted(chains)))
+
+
+def test_leader_that_is_appointed_again_knows_of_nobody_who_received_more_than_is_committed(
+    cluster: LogCluster,
+) -> None:
+    leader = cluster.leader
+    cluster.propose(leader, tell_received=True)
+
+    cluster.appoint("a")
+    leader.on_configuration(cluster.configuration, cluster.now_ms)
+
+    assert leader.role == "preparing"
+    assert leader.received_on_majority == leader.commit

@@ -470,6 +470,8 @@ class LogReplica:
     @property
     def received_on_majority(self) -> int:
         """Return the offset below which a majority of the members has written, durable or not."""
+        if self.role not in ("activating", "leading"):
+            return self.commit
         ends = sorted(
             (
                 self.written_end if member == self.node else self._followers[member].received_end
