@@ -1,4 +1,4 @@
-"""`quaymaster broker`: the processes of a cell, one by one."""
+"""`quaymaster broker`, `metadata`, `manager`, `frontend`: the processes of a cell, one by one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,31 @@ def broker(
 ) -> None:
     """Run a broker of a cell: it keeps replicas of journals, and leads what it is appointed for."""
     _run("broker", data, None, admin, config, overrides)
+
+
+def metadata(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a metadata node of a cell: it tells front ends what queues, accounts and keys there are. Two or more."""
+    _run("metadata", data, None, admin, config, overrides)
+
+
+def manager(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a manager of a cell: it appoints leaders and places replicas. Two or more; one acts."""
+    _run("manager", data, None, admin, config, overrides)
+
+
+def frontend(
+    data: ServedData = None,
+    listen: Listen = None,
+    admin: Admin = None,
+    config: Config = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run a front end of a cell: it speaks SQS, and sends commands to the brokers. Any number."""
+    _run("frontend", data, listen, admin, config, overrides)
 
 
 def _run(

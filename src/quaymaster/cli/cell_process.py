@@ -12,7 +12,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,33 +24,48 @@ from quaymaster.broker.disk import DirectoryInUse
 from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.state_store import UnknownSnapshotFormat
+from quaymaster.cli.broker_routing import route_to_brokers
 from quaymaster.cli.compose import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_UNUSABLE,
     DataDirectoryUnusable,
     journal_options,
+    key_provider,
     listen_on,
     look_at_garbage,
     prepare_data_directory,
+    show_pauses,
+    wall_ms,
+    write_client_file,
 )
 from quaymaster.cli.figures import cell_broker_samples
 from quaymaster.cli.garbage import GarbageCollection
+from quaymaster.cli.manager_role import start_manager
+from quaymaster.cli.metadata_roles import (
+    FRONT_END_ROLE,
+    METADATA_ROLE,
+    hello_of,
+    start_metadata_node,
+    start_remote_metadata,
+)
 from quaymaster.cli.stores import open_etcd
 from quaymaster.coordination.interface import Coordination, StoreUnusable
-from quaymaster.core.errors import NotNow
+from quaymaster.core.errors import NotNow, UnsupportedOperation
+from quaymaster.frontend.admin import make_admin
+from quaymaster.frontend.assembly import make_front_end
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import KeysUnusable
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
-from quaymaster.monitoring.metrics import Metrics
+from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.net.probe_port import ProbePort
 from quaymaster.net.tls import TransportSecurityError, security_for
 from quaymaster.settings import Address, Settings
 
-Role = Literal["broker"]
+Role = Literal["broker", "metadata", "manager", "frontend"]
 
 log = logging.getLogger(__name__)
 
@@ -181,4 +196,97 @@ async def _start_broker(process: CellProcess) -> None:
     process.health.add_check(broker.why_not_ready)
 
 
-_ROLES: dict[Role, StartRole] = {"broker": _start_broker}
+async def _start_metadata(process: CellProcess) -> None:
+    settings, stack = process.settings, process.stack
+    hello = hello_of(settings, METADATA_ROLE)
+    await start_metadata_node(
+        settings,
+        stack,
+        process.store,
+        connect_brokers=lambda journal_of: route_to_brokers(
+            settings, stack, process.store, hello, journal_of
+        ),
+        now_ms=wall_ms,
+    )
+
+
+async def _start_manager(process: CellProcess) -> None:
+    await start_manager(
+        process.settings, process.stack, process.store, process.metrics, on_failure=process.fail
+    )
+
+
+async def _start_front_end(process: CellProcess) -> None:
+    settings, stack, metrics, health = process.settings, process.stack, process.metrics, process.health
+    keys = key_provider(settings, process.data)
+    metadata = await start_remote_metadata(settings, stack, keys, now_ms=wall_ms)
+    metrics.add_source(metadata.samples)
+    hello = hello_of(settings, FRONT_END_ROLE)
+    router = route_to_brokers(settings, stack, process.store, hello, metadata.queues.journal_of)
+    metrics.add_source(router.samples)
+    admin = make_admin(
+        settings,
+        broker=router,
+        metadata=metadata,
+        metrics=metrics,
+        health=health,
+        operations=FrontEndOperations(process),
+    )
+    stack.push_async_callback(admin.stop)
+    front_end = make_front_end(settings, broker=router, metadata=metadata, metrics=metrics, now_ms=wall_ms)
+    front_end.start()
+    stack.push_async_callback(front_end.stop)
+    limits = HTTPLimits(**settings.http_limits())
+    server = HTTPServer(
+        front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
+    )
+    address = await listen_on(server, settings.listen_address, "listen")
+    stack.push_async_callback(server.drain, settings.drain_grace_s)
+    metrics.add_source(
+        lambda: [
+            Sample("quaymaster_http_connections", server.connections),
+            Sample("quaymaster_http_connections_held", server.connections_held),
+        ]
+    )
+    process.admin.handler = one_by_one(admin.handle)
+    process.admin.admit = admin.admit
+    await asyncio.get_running_loop().run_in_executor(
+        None,
+        write_client_file,
+        process.data,
+        settings,
+        metadata.default_access_key,
+        address,
+        process.admin_address,
+    )
+
+
+class FrontEndOperations:
+    """What the admin API of a front end of a cell can do about data: look."""
+
+    def __init__(self, process: CellProcess) -> None:
+        self._process = process
+
+    async def status(self) -> Mapping[str, Any]:
+        """Return who this is: journals are shown by `quaymaster cell status`."""
+        return {"role": "frontend", "node": self._process.node, "cell": self._process.settings.cell}
+
+    def pauses(self) -> list[Mapping[str, float]]:
+        """Return the longest pauses of this process's event loop."""
+        return show_pauses(self._process.watch)
+
+    def accept_clock(self) -> None:
+        """Refuse: clocks are the brokers'."""
+        raise UnsupportedOperation("The clock is that of each broker; a front end has none that counts.")
+
+    async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
+        """Refuse: a front end has no data."""
+        raise UnsupportedOperation("A front end keeps no messages; copies of them are on other brokers.")
+
+
+_ROLES: dict[Role, StartRole] = {
+    "broker": _start_broker,
+    "metadata": _start_metadata,
+    "manager": _start_manager,
+    "frontend": _start_front_end,
+}

@@ -226,17 +226,8 @@ class ServerOperations:
         return await self._broker.status()
 
     def pauses(self) -> list[Mapping[str, float]]:
-        """Return the longest pause of the event loop in each second of the last minute that had one."""
-        now_s = time.monotonic()
-        return [
-            {
-                "ago_s": round(now_s - pause.at_s, 3),
-                "own_ms": round(pause.own_s * 1000, 1),
-                "wall_ms": round(pause.wall_s * 1000, 1),
-                "cpu_ms": round(pause.cpu_s * 1000, 1),
-            }
-            for pause in self._watch.longest()
-        ]
+        """Return the longest pauses of this process's event loop."""
+        return show_pauses(self._watch)
 
     def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""
@@ -249,6 +240,20 @@ class ServerOperations:
         """
         made = await backup(self._broker, self._copy_metadata, self._data, destination, progress)
         return {**made, "coordination": self._coordination}
+
+
+def show_pauses(watch: LoopWatch) -> list[Mapping[str, float]]:
+    """Return the longest pause of the event loop in each second of the last minute that had one."""
+    now_s = time.monotonic()
+    return [
+        {
+            "ago_s": round(now_s - pause.at_s, 3),
+            "own_ms": round(pause.own_s * 1000, 1),
+            "wall_ms": round(pause.wall_s * 1000, 1),
+            "cpu_ms": round(pause.cpu_s * 1000, 1),
+        }
+        for pause in watch.longest()
+    ]
 
 
 async def settle_restored(

@@ -71,6 +71,32 @@ METRICS: Final[dict[str, Declaration]] = {
         ("result",),
         is_of_cells=True,
     ),
+    # Brokers, as a front end of a cell sees them
+    "quaymaster_broker_calls_in_flight": Declaration(
+        "gauge",
+        "Commands sent to brokers and not answered yet, by kind: command, long_poll.",
+        ("kind",),
+        is_of_cells=True,
+    ),
+    "quaymaster_broker_calls_waiting": Declaration(
+        "gauge",
+        "Commands that wait for a journal's leader, by kind: command, long_poll.",
+        ("kind",),
+        is_of_cells=True,
+    ),
+    "quaymaster_broker_call_events_total": Declaration(
+        "counter",
+        "What happened to commands and routes: redirected, repeated, parked_again, refused, unknown, no_leader, "
+        "leader_changed, broker_silent.",
+        ("event",),
+        is_of_cells=True,
+    ),
+    "quaymaster_broker_routes_closed": Declaration(
+        "gauge", "Journals in use whose leader is not known now.", is_of_cells=True
+    ),
+    "quaymaster_brokers_silent": Declaration(
+        "gauge", "Brokers not asked now because they did not answer.", is_of_cells=True
+    ),
     # Queues
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
     "quaymaster_queue_messages": Declaration(

@@ -1,0 +1,49 @@
+"""The way from a process of a cell to its brokers, put together.
+
+coordination ─▶ LeaderWatch ─▶ LeaderTable ─▶ BrokerRouter ─▶ the leader of each journal, by RPC
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.leader_watch import LeaderWatch
+from quaymaster.core.leader_table import LeaderTable
+from quaymaster.net.broker_router import BrokerRouter
+from quaymaster.net.rpc import RPCClient
+from quaymaster.net.tls import TransportSecurity
+from quaymaster.protocol.frames import Hello
+from quaymaster.settings import Settings
+
+BROKER_ROLE = "broker"
+
+
+def route_to_brokers(
+    settings: Settings,
+    stack: AsyncExitStack,
+    store: Coordination,
+    hello: Hello,
+    journal_of: Callable[[int, int], int | None],
+) -> BrokerRouter:
+    """Return what sends commands to the leaders of their journals; those wait until a leader is known.
+
+    Raises TransportSecurityError when the certificates cannot be used.
+    """
+    security = None if settings.tls_directory is None else TransportSecurity(settings.tls_directory)
+
+    def connect(address: tuple[str, int]) -> RPCClient:
+        if security is None:
+            return RPCClient(address, hello)
+        return RPCClient(
+            address, hello, check_peer=security.check_peer(BROKER_ROLE), tls=security.client_context
+        )
+
+    table = LeaderTable()
+    watch = LeaderWatch(store, table)
+    router = BrokerRouter(table, journal_of, connect, on_doubt=watch.refresh)
+    watch.start()
+    stack.push_async_callback(watch.close)
+    stack.push_async_callback(router.close)
+    return router
