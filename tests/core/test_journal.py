@@ -27,8 +27,9 @@ from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal import JournalReplica, ToDo
 from quaymaster.core.log_tail import LOG_START
 from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.records import RecordType, check_batch, decode_header
+from quaymaster.core.records import Batch, Record, RecordType, check_batch, decode_header, encode_batch
 from quaymaster.core.replication import JournalConfiguration, LogReplica, PersistPromise, Write
+from quaymaster.core.replication_messages import Appended, Promise, Tail
 
 JOBS, STEPS, QUICK, LAZY = 1, 2, 3, 4
 
@@ -423,3 +424,43 @@ def test_decision_that_was_taken_is_durable_when_it_is_answered(host: Host) -> N
 
     assert host.replies[token] == Done()
     assert [row.type for row, _, _ in records_of(host.durable_batches())][-1] == RecordType.PURGE
+
+
+def test_leader_that_missed_an_epoch_in_between_gives_what_was_sent_in_it() -> None:
+    """It led, somebody else did for a moment, and it leads again without having heard of that."""
+    members = ("a", "b", "c")
+    log = LogReplica("a", promised_epoch=0, start=LOG_START, positions=(), now_ms=0)
+    found = JournalReplica(log, QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS), last_time_ms=0)
+
+    def lead(epoch: int, last_epoch: int, end: int, tail: list[Batch]) -> None:
+        found.on_configuration(configuration(epoch, members=members, previous=members), epoch * 10_000)
+        found.take()
+        found.on_promise_durable(epoch)
+        found.on_message("b", Promise(epoch, last_epoch, end), epoch * 10_000)
+        if tail:
+            found.on_message("b", Tail(epoch, found.commit, tail), epoch * 10_000)
+        found.take(1_000)
+        found.on_durable(found.end_offset)
+        found.on_message("b", Appended(epoch, found.end_offset, found.end_offset, 0), epoch * 10_000)
+        assert found.take().activate == epoch
+        found.on_activated(epoch)
+        assert found.is_leading
+
+    lead(1, 0, 0, [])
+    found.propose(SetQueue(queue(JOBS, "jobs")), 1, 1_000)
+    found.take()
+    found.on_durable(found.end_offset)
+    found.on_message("b", Appended(1, found.end_offset, found.end_offset, 0), 10_000)
+    records = [
+        Record(RecordType.BARRIER, 0, 0, 0, 0, 1_000, 0, b""),
+        Record(RecordType.SEND, message(1).flags, JOBS, 0, 1, 1_000, 0, message(1).payload),
+    ]
+    end = found.log.end
+    sent_by_b = encode_batch(
+        records, epoch=2, base_offset=end.end, time_ms=1_000, floor=0, previous_chain=end.chain
+    )
+
+    lead(3, 2, sent_by_b.next_offset, [sent_by_b])
+
+    partition = found.queues.partition(JOBS, 0)
+    assert partition.committed == partition.next_sequence == 2

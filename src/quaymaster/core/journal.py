@@ -104,6 +104,8 @@ class JournalReplica:
         """What was taken from a leader while the queues were made anew."""
         self._rebuild_due = False
         self._was_leading = False
+        self._led_epoch = 0
+        """The last epoch that it led, as far as its queues know."""
         self._committed = log.commit
         self._proposal = Proposal(log.end.end, 0)
         self._on_commit: list[tuple[Token, Answer]] = []
@@ -264,16 +266,16 @@ class JournalReplica:
         log = self.log
         if log.truncated_to is not None or log.accepted:
             self._follow_log()
-        is_leading = log.role == "leading"
-        if is_leading != self._was_leading:
-            if is_leading:
+        if log.role == "leading":
+            if log.epoch != self._led_epoch:  # it may have led another one just before
+                self._led_epoch = log.epoch
                 self._was_leading = True
                 self._proposal = Proposal(log.end.end, log.epoch)
                 if self.is_ready:
                     self.queues.commit_all()
-            elif log.role == "follower":
-                self._was_leading = False
-                self._fail_waiting(StaleEpoch())
+        elif self._was_leading and log.role == "follower":
+            self._was_leading = False
+            self._fail_waiting(StaleEpoch())
         if log.commit > self._committed:
             self._advance_commit()
 
