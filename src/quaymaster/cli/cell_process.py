@@ -199,7 +199,7 @@ async def _start_broker(process: CellProcess) -> None:
 async def _start_metadata(process: CellProcess) -> None:
     settings, stack = process.settings, process.stack
     hello = hello_of(settings, METADATA_ROLE)
-    await start_metadata_node(
+    node, _ = await start_metadata_node(
         settings,
         stack,
         process.store,
@@ -208,6 +208,8 @@ async def _start_metadata(process: CellProcess) -> None:
         ),
         now_ms=wall_ms,
     )
+    process.metrics.add_source(node.samples)
+    process.health.add_check(node.why_not_ready)
 
 
 async def _start_manager(process: CellProcess) -> None:
@@ -221,6 +223,7 @@ async def _start_front_end(process: CellProcess) -> None:
     keys = key_provider(settings, process.data)
     metadata = await start_remote_metadata(settings, stack, keys, now_ms=wall_ms)
     metrics.add_source(metadata.samples)
+    health.add_check(metadata.why_not_ready)
     hello = hello_of(settings, FRONT_END_ROLE)
     router = route_to_brokers(settings, stack, process.store, hello, metadata.queues.journal_of)
     metrics.add_source(router.samples)

@@ -58,6 +58,7 @@ from quaymaster.metadata.rows import (
     encode_row,
     id_text,
 )
+from quaymaster.monitoring.metrics import Sample
 from quaymaster.protocol.metadata_messages import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
@@ -192,6 +193,18 @@ class MetadataNode:
         if self._confirmed_ms is None or self.failure is not None:
             return NEVER_MS
         return max(0, int(self._monotonic_ms() - self._confirmed_ms))
+
+    def why_not_ready(self) -> str | None:
+        """Return why nothing should be asked of this node, None when all is well."""
+        return None if self.failure is None else f"The metadata store cannot be followed: {self.failure}"
+
+    def samples(self) -> list[Sample]:
+        """Give the node's metrics: a source for `Metrics`."""
+        return [
+            Sample("quaymaster_metadata_node_age_seconds", self.age_ms / 1000),
+            Sample("quaymaster_metadata_node_rows", len(self.feed)),
+            Sample("quaymaster_metadata_queues", len(self.queues)),
+        ]
 
     async def beat(self) -> None:
         """Write a row and wait until the watch brings it: then everything before is known too."""

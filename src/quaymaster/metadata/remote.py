@@ -720,6 +720,10 @@ class RemoteMetadata:
         """How old what is known may be."""
         return self._client.age_ms
 
+    def why_not_ready(self) -> str | None:
+        """Return why requests should go elsewhere, None when all is well; old knowledge is no reason."""
+        return None if self.failure is None else f"Metadata cannot be followed: {self.failure}"
+
     def samples(self) -> list[Sample]:
         """Give metadata's metrics: a source for `Metrics`."""
         age_s = self._client.age_ms / 1000

@@ -63,7 +63,13 @@ METRICS: Final[dict[str, Declaration]] = {
         "gauge", "How old what this front end knows of queues and keys may be, in a cell.", is_of_cells=True
     ),
     "quaymaster_metadata_queues": Declaration(
-        "gauge", "Queues in this front end's memory, in a cell.", is_of_cells=True
+        "gauge", "Queues in the memory of this front end or metadata node, in a cell.", is_of_cells=True
+    ),
+    "quaymaster_metadata_node_age_seconds": Declaration(
+        "gauge", "How old what this metadata node knows of its store may be.", is_of_cells=True
+    ),
+    "quaymaster_metadata_node_rows": Declaration(
+        "gauge", "Rows of the store in this metadata node's memory.", is_of_cells=True
     ),
     "quaymaster_metadata_lookups_total": Declaration(
         "counter",
