@@ -1,0 +1,71 @@
+"""When a peer that answers nothing is asked no more, and when it is again."""
+
+from __future__ import annotations
+
+from quaymaster.net.circuit_breaker import OPEN_MAX_MS, OPEN_MIN_MS, TIMEOUTS_MAX, CircuitBreaker
+
+
+def opened(now_ms: float = 0) -> CircuitBreaker:
+    breaker = CircuitBreaker()
+    for number in range(TIMEOUTS_MAX):
+        assert breaker.on_timeout(now_ms) is (number == TIMEOUTS_MAX - 1)
+    return breaker
+
+
+def test_peer_that_answers_now_and_then_is_asked() -> None:
+    breaker = CircuitBreaker()
+
+    for now_ms in range(100):
+        for _ in range(TIMEOUTS_MAX - 1):
+            assert not breaker.on_timeout(now_ms)
+        assert not breaker.on_answer()
+
+    assert breaker.allows(100)
+
+
+def test_silent_peer_is_not_asked_until_a_while_has_passed() -> None:
+    breaker = opened()
+
+    assert not breaker.allows(OPEN_MIN_MS - 1)
+    assert breaker.allows(OPEN_MIN_MS)
+    assert not breaker.allows(OPEN_MIN_MS + 1)
+
+
+def test_answer_closes_it() -> None:
+    breaker = opened()
+    assert breaker.allows(OPEN_MIN_MS)
+
+    assert breaker.on_answer()
+
+    assert breaker.allows(OPEN_MIN_MS)
+    assert not breaker.is_open
+
+
+def test_each_trial_in_vain_doubles_the_while_up_to_a_bound() -> None:
+    breaker = opened()
+    now_ms, whiles = 0, []
+    for _ in range(8):
+        began_ms = now_ms
+        while not breaker.allows(now_ms):
+            now_ms += 100
+        whiles.append(now_ms - began_ms)
+        assert not breaker.on_timeout(now_ms)
+
+    assert whiles[:4] == [1_000, 2_000, 4_000, 8_000]
+    assert whiles[-1] == OPEN_MAX_MS
+
+
+def test_those_asked_before_it_opened_do_not_count() -> None:
+    breaker = opened()
+
+    for _ in range(1_000):
+        assert not breaker.on_timeout(1)
+
+    assert breaker.allows(OPEN_MIN_MS)
+
+
+def test_trial_that_ended_without_a_word_is_followed_by_another() -> None:
+    breaker = opened()
+    assert breaker.allows(OPEN_MIN_MS)
+
+    assert breaker.allows(3 * OPEN_MIN_MS)
