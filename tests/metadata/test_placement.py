@@ -11,12 +11,12 @@ import pytest
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.coordination.interface import CoordinationUnavailable, KeyValue, Put
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import Overloaded
+from quaymaster.core.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.replication import JournalConfiguration
-from quaymaster.metadata.placement import CellJournals
+from quaymaster.metadata.placement import CellJournals, related_names
 
 from .cell import Cell, run_cell
-from .support import ACCOUNT, eventually
+from .support import ACCOUNT, REGION, eventually
 
 MEMBERS = ("b1@s1", "b2@s2", "b3@s3")
 
@@ -89,5 +89,38 @@ def test_new_queues_go_to_the_journal_with_the_fewest(tmp_path: Path) -> None:
             assert a.journal_of(more[0].queue_id, 0) == node.queues.journal_of(more[0].queue_id, 0) == 6
             assert a.journal_of(more[0].queue_id, 1) is node.queues.journal_of(more[0].queue_id, 1) is None
             assert a.journal_of(10**9, 0) is node.queues.journal_of(10**9, 0) is None
+
+    run_cell(scenario, tmp_path)
+
+
+def test_a_queue_and_its_dead_letter_queue_come_together_by_their_names() -> None:
+    assert "orders" in related_names("orders-dlq")
+    assert "orders-dlq" in related_names("orders")
+    assert "orders.fifo" in related_names("orders-dead-letter.fifo")
+    assert "ordersDLQ.fifo" in related_names("orders.fifo")
+    assert "" not in related_names("-dlq")
+
+
+def test_a_queue_goes_to_the_journal_of_its_dead_letter_queue_and_no_other_is_taken(tmp_path: Path) -> None:
+    def redrive(name: str) -> dict[str, str]:
+        arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
+        return {"RedrivePolicy": f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 3}}'}
+
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one") as node, cell.front_end("a", nodes=("one",)) as a:
+            node.queues._journals = lambda: [5, 6, 7]
+            names = ("first", "second", "third")
+            created = {name: await a.queues.create_queue(ACCOUNT, name) for name in names}
+
+            async def journal_of_new(name: str, attributes: dict[str, str] | None = None) -> int:
+                return (await a.queues.create_queue(ACCOUNT, name, attributes)).partitions[0].journal_id
+
+            home = {name: queue.partitions[0].journal_id for name, queue in created.items()}
+            assert sorted(home.values()) == [5, 6, 7]
+            assert await journal_of_new("second-dlq") == home["second"]
+            assert await journal_of_new("other", redrive("third")) == home["third"]
+            await a.queues.set_attributes(ACCOUNT, "second", redrive("second-dlq"))
+            with pytest.raises(UnsupportedOperation, match="different journals"):
+                await a.queues.set_attributes(ACCOUNT, "first", redrive("third"))
 
     run_cell(scenario, tmp_path)

@@ -1,5 +1,8 @@
 """Which journals take new queues: those of the cell that have, or had, a leader in service.
 
+A queue and its dead-letter queue belong in one journal, where a message moves by one record. Which queues will belong
+together is not known when they are made, but their names often tell: `related_names`.
+
 A queue stays in its journal for life (`Partition.journal_id`); the journal moves between brokers, and the queue with
 it. So nothing here needs to be right at once: a list some seconds old is good enough to choose from.
 """
@@ -18,6 +21,13 @@ from quaymaster.core.errors import NotNow
 from quaymaster.core.replication import JournalConfiguration
 
 log = logging.getLogger(__name__)
+
+DEAD_LETTER_MARKS: Final = (
+    *("-dlq", "_dlq", "-dead-letter", "_dead_letter", "-deadletter", "-dead-letter-queue", "-dead-letters"),
+    *("-dead", "_dead", "-failed", "_failed", "-failures", "-errors", "-error", "_error", "DLQ", "Dlq"),
+)
+"""What the name of a dead-letter queue usually ends with, behind the name of its source."""
+FIFO: Final = ".fifo"
 
 REFRESH_S: Final = 5.0
 EMPTY_REFRESH_S: Final = 0.5
@@ -64,6 +74,14 @@ class CellJournals:
                     log.warning("journals not read error=%s", error)
                 is_failing = True
             await asyncio.sleep(self._refresh_s if self._journals else EMPTY_REFRESH_S)
+
+
+def related_names(name: str) -> list[str]:
+    """Return the names of queues that a new queue probably shares messages with: source or dead-letter queue."""
+    fifo = FIFO if name.endswith(FIFO) else ""
+    stem = name.removesuffix(FIFO)
+    sources = [stem.removesuffix(mark) for mark in DEAD_LETTER_MARKS if stem.endswith(mark)]
+    return [related + fifo for related in (*sources, *(stem + mark for mark in DEAD_LETTER_MARKS)) if related]
 
 
 def _was_led(configuration: JournalConfiguration) -> bool:

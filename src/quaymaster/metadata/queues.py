@@ -36,6 +36,7 @@ from quaymaster.core.errors import (
     QueueDoesNotExist,
     QueueNameExists,
     Timeout,
+    UnsupportedOperation,
 )
 from quaymaster.core.queue_definitions import (
     FIFO_DEFAULTS,
@@ -50,6 +51,7 @@ from quaymaster.core.queue_definitions import (
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.permissions import add_permission, remove_permission
+from quaymaster.metadata.placement import related_names
 from quaymaster.metadata.rows import (
     DATA_KEYS,
     DELETED,
@@ -318,7 +320,7 @@ class Queues:
             attributes=_without_defaults(checked.values, given),
             tags=dict(tags),
             data_key_id=data_key.key_id,
-            partitions=one_partition(self._choose_journal()),
+            partitions=one_partition(self._choose_journal(account_id, name, checked)),
         )
         puts = [
             Put(DATA_KEYS + id_text(data_key.key_id), data_key.row),
@@ -347,11 +349,23 @@ class Queues:
         assert self._new_data_key is not None, "whoever has no master key is given data keys"
         return await self._new_data_key()
 
-    def _choose_journal(self) -> int:
-        """Return the journal with the fewest partitions of those that take new queues."""
+    def _choose_journal(self, account_id: str, name: str, attributes: QueueAttributes) -> int:
+        """Return a journal for a new queue: that of its dead-letter queue or source, if there seems to be one.
+
+        Otherwise the one with the fewest partitions of those that take new queues.
+        """
         journals = self._journals()
         if not journals:
             raise Overloaded("No journal takes new queues now.")
+        policy = attributes.redrive_policy
+        if policy is not None:
+            target = self.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
+            if target is not None:
+                return target.partitions[0].journal_id
+        for related in related_names(name):
+            found = self.find(account_id, related)
+            if found is not None and found.partitions[0].journal_id in journals:
+                return found.partitions[0].journal_id
         return min(journals, key=lambda journal_id: (self._partitions_in[journal_id], journal_id))
 
     async def _finish_creation(self, definition: QueueDefinition) -> QueueDefinition | None:
@@ -381,7 +395,12 @@ class Queues:
             raise QueueDeletedRecently(self._reuse_s)
 
     def _check_dead_letter_target(
-        self, account_id: str, name: str, attributes: QueueAttributes, given: Mapping[str, str]
+        self,
+        account_id: str,
+        name: str,
+        attributes: QueueAttributes,
+        given: Mapping[str, str],
+        source: QueueDefinition | None = None,
     ) -> None:
         policy = attributes.redrive_policy
         if policy is None or not given.get("RedrivePolicy"):
@@ -392,6 +411,12 @@ class Queues:
         if not target.redrive_allow_policy.allows(str(QueueArn(self._region, account_id, name))):
             raise invalid_redrive_policy(
                 given["RedrivePolicy"], "The dead letter target does not allow this queue as a source."
+            )
+        if source is not None and source.partitions[0].journal_id != target.partitions[0].journal_id:
+            raise UnsupportedOperation(
+                f"The queues {name} and {target.name} are in different journals of this cell, between which "
+                "messages are not moved. Name the dead letter target when you create the queue, or name both so "
+                f"that they are placed together, as in {name} and {name.removesuffix('.fifo')}-dlq."
             )
 
     # Changing
@@ -406,7 +431,7 @@ class Queues:
             arn = QueueArn(self._region, account_id, name)
             defaults = {**STANDARD_DEFAULTS, **(FIFO_DEFAULTS if current.is_fifo else {})}
             changed = change_attributes(arn, QueueAttributes.of({**defaults, **current.attributes}), changes)
-            self._check_dead_letter_target(account_id, name, changed, changes)
+            self._check_dead_letter_target(account_id, name, changed, changes, current)
             return _without_defaults(changed.values, {**current.attributes, **changes})
 
         return await self._change_attributes(account_id, name, edit)
