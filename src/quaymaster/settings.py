@@ -160,7 +160,8 @@ class Settings(BaseSettings):
     etcd_endpoints: str = Field("http://127.0.0.1:2379", json_schema_extra=AGREEMENT)
     """Addresses of etcd's members, separated by commas. The first that answers is used."""
     etcd_prefix: str = Field("quaymaster/default/", pattern=r"^[^\s].{0,198}/$", json_schema_extra=AGREEMENT)
-    """What all our keys in etcd begin with, ending with `/`. Give each server that shares an etcd its own."""
+    """What all our keys in etcd begin with, ending with `/`. Servers that share an etcd have
+    each their own; the processes of a cell have the same."""
     etcd_timeout_ms: Annotated[int, Field(ge=100)] = Field(5_000, json_schema_extra=AGREEMENT)
     """How long etcd may take to answer. Then: 503; of a change, the outcome is unknown."""
     etcd_ca_file: Path | None = Field(None, json_schema_extra=AGREEMENT)

@@ -188,7 +188,7 @@ def run_cell(
     """Run a scenario in a cell of its own."""
 
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await scenario(Cell(keys, store))
 
     asyncio.run(main())

@@ -99,14 +99,14 @@ def run(scenario: Callable[[World], Awaitable[None]], keys: Path) -> None:
     """Run a scenario in a world of its own."""
 
     async def main() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await scenario(World(keys))
 
     asyncio.run(main())
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    """Let other tasks run until something holds; fail after five seconds."""
-    async with asyncio.timeout(5):
+    """Let other tasks run until something holds; fail after half a minute."""
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
