@@ -155,7 +155,7 @@ class CellBroker:
             limits=options.limits,
             check_peer=None
             if options.security is None
-            else options.security.check_peer("broker", "frontend", "manager", "metadata"),
+            else options.security.check_peer("broker", "frontend", "manager", "metadata", "operator"),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()

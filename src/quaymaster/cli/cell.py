@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
+from quaymaster.cli import cell_operations
 from quaymaster.cli.server import Admin, Config, Listen, Overrides, ServedData, run_process, settings_to_serve
 
 if TYPE_CHECKING:
     from quaymaster.cli.cell_process import Role
 
 
+broker_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+broker_app.command("drain")(cell_operations.drain)
+broker_app.command("activate")(cell_operations.activate)
+
+
+@broker_app.callback()
 def broker(
-    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+    context: typer.Context,
+    data: ServedData = None,
+    admin: Admin = None,
+    config: Config = None,
+    overrides: Overrides = None,
 ) -> None:
-    """Run a broker of a cell: it keeps replicas of journals, and leads what it is appointed for."""
-    _run("broker", data, None, admin, config, overrides)
+    """Run a broker of a cell: it keeps replicas of journals, and leads what it is appointed for.
+
+    With a command: do something about a broker of a cell that runs.
+    """
+    if context.invoked_subcommand is None:
+        _run("broker", data, None, admin, config, overrides)
 
 
 def metadata(

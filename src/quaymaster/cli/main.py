@@ -14,7 +14,7 @@ from typing import Annotated, cast
 import typer
 
 import quaymaster
-from quaymaster.cli import account, bench, ca, cell, key, message, options, queue, server
+from quaymaster.cli import account, bench, ca, cell, cell_operations, key, message, options, queue, server
 from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -45,8 +45,12 @@ app.add_typer(message.app, name="message")
 app.add_typer(account.app, name="account")
 app.add_typer(key.app, name="key")
 app.add_typer(ca.app, name="ca")
-for role in (cell.broker, cell.metadata, cell.manager, cell.frontend):
+app.add_typer(cell.broker_app, name="broker")
+for role in (cell.metadata, cell.manager, cell.frontend):
     app.command()(role)
+app.add_typer(cell_operations.cell_app, name="cell")
+app.add_typer(cell_operations.journal_app, name="journal")
+app.command("force-recover")(cell_operations.force_recover)
 app.command("settings")(server.show_settings)
 app.command()(server.doctor)
 app.command()(server.backup)

@@ -261,6 +261,11 @@ def settings_to_serve(
     return settings
 
 
+def load_for(config: Path | None, overrides: list[str] | None) -> Settings:
+    """Return the settings of a command that asks processes, from the file that those have."""
+    return _load(config, None, None, None, overrides)[0]
+
+
 def run_process(process: Coroutine[Any, Any, int]) -> None:
     """Run a process to its end, and exit with its code."""
     import asyncio
