@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import pytest
@@ -19,9 +19,10 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import MalformedInput, ResourceNotFound
+from quaymaster.core.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
 from quaymaster.managers.cell_status import CellStatus
 from quaymaster.managers.in_cluster import InClusterManager
+from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.frames import Hello
@@ -102,6 +103,59 @@ def test_wrong_requests_are_refused() -> None:
             await served.client.ask(SET_BROKER_STATE, b"\xc1", 5_000)
 
     serve(scenario)
+
+
+class Call:
+    """A call that has come in, and what came of it."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.answers: list[object] = []
+
+    def reply(self, body: bytes = b"") -> None:
+        self.answers.append(body)
+
+    def fail(self, error: Exception) -> None:
+        self.answers.append(error)
+
+
+def test_requests_are_bounded_and_end_with_the_manager() -> None:
+    async def main() -> None:
+        class Hanging:
+            async def set_broker_state(self, name: str, state: str) -> None:
+                await asyncio.sleep(3_600)
+
+        calls = ManagerCalls(cast(InClusterManager, Hanging()))
+        handler = calls.handlers()[SET_BROKER_STATE]
+        made = [Call(encode_state_request(BrokerStateRequest("a", "active"))) for _ in range(CALLS_MAX + 1)]
+        for call in made:
+            handler(call)
+        assert [type(answer) for answer in made[-1].answers] == [NotNow]
+        assert not any(call.answers for call in made[:-1])
+
+        await asyncio.sleep(0)
+        await calls.close()
+
+        assert [type(answer) for call in made for answer in call.answers] == [NotNow] * len(made)
+
+    asyncio.run(main())
+
+
+def test_bug_in_a_request_is_told_and_ends_nothing() -> None:
+    async def main() -> None:
+        class Broken:
+            async def set_broker_state(self, name: str, state: str) -> None:
+                raise RuntimeError("no")
+
+        calls = ManagerCalls(cast(InClusterManager, Broken()))
+        call = Call(encode_state_request(BrokerStateRequest("a", "active")))
+        calls.handlers()[SET_BROKER_STATE](call)
+        await asyncio.sleep(0.01)
+        await calls.close()
+
+        assert [type(answer) for answer in call.answers] == [InternalFailure]
+
+    asyncio.run(main())
 
 
 def test_settings_reach_the_planner() -> None:

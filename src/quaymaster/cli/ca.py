@@ -53,7 +53,10 @@ def issue(
     node: Node,
     roles: Annotated[
         list[str],
-        typer.Option("--role", help="What it may be: frontend, broker, metadata or manager; repeatable."),
+        typer.Option(
+            "--role",
+            help="What it may be: frontend, broker, metadata, manager, or operator, who may ask managers; repeatable.",
+        ),
     ],
     directory: Directory = DIRECTORY,
     days: NodeDays = 365,
