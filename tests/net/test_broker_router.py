@@ -26,6 +26,7 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import (
     DiskFull,
+    InternalFailure,
     NotLeader,
     NotNow,
     Overloaded,
@@ -202,6 +203,23 @@ def test_leaders_are_followed_while_coordination_says_nothing() -> None:
 # Waiting for a leader
 
 
+def test_command_that_cannot_be_sent_does_not_strand_those_behind_it() -> None:
+    async def scenario(cell: Cell) -> None:
+        broken = send(1)
+        broken.messages[0].message_id = object()  # type: ignore[assignment]
+        _, failed = cell.start(broken)
+        _, answers = cell.start(send(2))
+        await asyncio.sleep(0.05)
+
+        cell.lead(1, cell.brokers[0])
+        await until(lambda: failed and answers)
+
+        assert isinstance(failed[0], InternalFailure)
+        assert isinstance(answers[0], SendOutcome)
+
+    run(scenario)
+
+
 def test_command_waits_for_the_first_leader() -> None:
     async def scenario(cell: Cell) -> None:
         _, answers = cell.start(send(1))
@@ -230,6 +248,27 @@ def test_commands_wait_while_a_leader_is_appointed_and_not_activated() -> None:
 
         cell.lead(1, second)
         await until(lambda: answers)
+        assert len(second.asked) == 1
+
+    run(scenario)
+
+
+def test_deposed_leader_is_not_asked_while_the_next_is_awaited() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        first.leads.clear()
+        _, answers = cell.start(send(1))
+        await asyncio.sleep(0.1)  # it asks now and then whether somebody leads
+        cell.appoint(1, second)
+        first.leads.add(1)  # so it thinks
+        asked = len(first.received)
+        await asyncio.sleep(1)
+        assert len(first.received) == asked
+
+        cell.lead(1, second)
+        await until(lambda: answers)
+
         assert len(second.asked) == 1
 
     run(scenario)
@@ -330,6 +369,31 @@ def test_receive_waits_for_a_leader_that_hears_its_followers() -> None:
         await until(lambda: answers)
 
         assert isinstance(answers[0], ReceiveOutcome)
+
+    run(scenario, brokers=1)
+
+
+def test_many_receives_do_not_beset_a_leader_that_refuses_them() -> None:
+    async def scenario(cell: Cell) -> None:
+        (broker,) = cell.brokers
+        cell.lead(1, broker)
+        carry_out = broker._carry_out
+        refused = 0
+
+        def refuse(journal: int, command: Any) -> Any:
+            nonlocal refused
+            if isinstance(command, Receive):
+                refused += 1
+                raise TooFewReplicas
+            return carry_out(journal, command)
+
+        broker._carry_out = refuse  # type: ignore[method-assign]
+        polls = [cell.start(poll()) for _ in range(2_000)]
+        await asyncio.sleep(3)
+        assert refused < 2_000 + 15 * 100
+
+        broker._carry_out = carry_out  # type: ignore[method-assign]
+        await until(lambda: len(broker.parked) == len(polls))
 
     run(scenario, brokers=1)
 

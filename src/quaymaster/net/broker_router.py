@@ -274,8 +274,11 @@ class BrokerRouter:
 
     def resume(self, submission: Submission) -> None:
         """A leader is known: send what waited for it."""
-        if not submission.is_done:
+        try:
             self._send(submission, self._now_s())
+        except Exception as error:  # a bug with one must not strand those behind it
+            log_failure(log, "command could not be sent", error)
+            self._answer(submission, InternalFailure())
 
     def move(self, submission: Submission) -> None:
         """Another broker leads since a while, and the one that was asked has not answered."""

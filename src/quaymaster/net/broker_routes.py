@@ -53,7 +53,11 @@ HOLD_S: Final = 3.0
 if the appointed one is dead, and coordination cannot say."""
 HINTS_MAX: Final = 4
 """Brokers asked in a row, each on the hint of the one before."""
-RESUMED_AT_A_TIME: Final = 256
+RESUMED_MIN: Final = 16
+RESUMED_MAX: Final = 256
+RESUME_S: Final = 0.002
+"""What waited is sent so many at a time, each time twice as many: a leader that refuses it after all says so before
+it has got much of it."""
 STRAGGLE_S: Final = 1.0
 """A deposed leader answers what it was asked; who has got no answer so long after the change looks elsewhere."""
 
@@ -82,6 +86,7 @@ class Route:
         self._router = router
         self._waiting: deque[Submission] = deque()
         self._is_resuming = False
+        self._resumed_at_a_time = RESUMED_MIN
         self._leader: Leader | None = None
         """As the table had it last."""
         self._tried: set[str] = set()
@@ -162,6 +167,7 @@ class Route:
         self.is_open = True
         self._opened_s = self._loop.time()
         self._stop_probing()
+        self._resumed_at_a_time = RESUMED_MIN
         if self._waiting and not self._is_resuming:
             self._is_resuming = True
             self._loop.call_soon(self._resume)
@@ -301,7 +307,9 @@ class Route:
         """Send what waits, so many in a turn, unless the route is closed again meanwhile."""
         self._is_resuming = False
         waiting = self._waiting
-        for _ in range(min(RESUMED_AT_A_TIME, len(waiting))):
+        number = min(self._resumed_at_a_time, len(waiting))
+        self._resumed_at_a_time = min(2 * self._resumed_at_a_time, RESUMED_MAX)
+        for _ in range(number):
             if not self.is_open:
                 return
             submission = waiting.popleft()
@@ -310,7 +318,7 @@ class Route:
                 self._router.resume(submission)
         if waiting and self.is_open:
             self._is_resuming = True
-            self._loop.call_soon(self._resume)
+            self._loop.call_later(RESUME_S, self._resume)
         elif not waiting:
             self.earliest_s = math.inf
 
