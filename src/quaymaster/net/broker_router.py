@@ -82,56 +82,34 @@ class RouterLimits:
     """The bounds of each broker."""
 
 
-class Submission:
+class Submission(msgspec.Struct, eq=False):
     """A command on its way, from its submission to its answer. Nothing else knows what has come of it."""
 
-    __slots__ = (
-        "call",
-        "command",
-        "deadline_s",
-        "is_done",
-        "is_late",
-        "is_repeat",
-        "is_unknown",
-        "is_waiting",
-        "pool",
-        "problem",
-        "reparks",
-        "reply",
-        "route",
-        "router",
-        "sent_bytes",
-        "size",
-        "version",
-        "wait_end_s",
-    )
-
-    def __init__(self, router: BrokerRouter, command: Command, reply: Reply, deadline_s: float) -> None:
-        self.router = router
-        self.command = command
-        self.reply: Reply | None = reply
-        self.deadline_s = deadline_s
-        self.wait_end_s = 0.0
-        """Until when a long poll waits; 0: it is none."""
-        self.route: Route | None = None
-        self.version = 0
-        """The route's, as it was sent by."""
-        self.pool: BrokerPool | None = None
-        self.call: OutgoingCall | None = None
-        self.size = 0
-        """Bytes of its messages."""
-        self.sent_bytes = 0
-        self.is_done = False
-        self.is_waiting = False
-        """It waits for a leader."""
-        self.is_late = False
-        """It was not sent at once, or not once only: of a long poll's time some has passed."""
-        self.is_unknown = False
-        """It may have been carried out by somebody who could not say so."""
-        self.is_repeat = False
-        self.reparks = 0
-        self.problem: NotNow | None = None
-        """Why it was not carried out so far."""
+    router: BrokerRouter
+    command: Command
+    reply: Reply | None
+    deadline_s: float
+    wait_end_s: float = 0.0
+    """Until when a long poll waits; 0: it is none."""
+    route: Route | None = None
+    version: int = 0
+    """The route's, as it was sent by."""
+    pool: BrokerPool | None = None
+    call: OutgoingCall | None = None
+    size: int = 0
+    """Bytes of its messages."""
+    sent_bytes: int = 0
+    is_done: bool = False
+    is_waiting: bool = False
+    """It waits for a leader."""
+    is_late: bool = False
+    """It was not sent at once, or not once only: of a long poll's time some has passed."""
+    is_unknown: bool = False
+    """It may have been carried out by somebody who could not say so."""
+    is_repeat: bool = False
+    reparks: int = 0
+    problem: NotNow | None = None
+    """Why it was not carried out so far."""
 
     @property
     def is_poll(self) -> bool:
@@ -195,7 +173,11 @@ class BrokerRouter:
         elif kind is Send:
             for message in command.messages:  # type: ignore[union-attr]
                 submission.size += len(message.payload)
-        journal_id = self._journal(command)
+        if kind is SetQueue:
+            journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
+        else:
+            partition = getattr(command, "partition", FIRST_PARTITION)
+            journal_id = self._journal_of(command.queue_id, partition)  # type: ignore[union-attr]
         if journal_id is None:
             self._answer_later(submission, QueueDoesNotExist())
             return submission
@@ -290,11 +272,6 @@ class BrokerRouter:
 
     # On the way
 
-    def _journal(self, command: Command) -> int | None:
-        if isinstance(command, SetQueue):
-            return command.definition.partitions[0].journal_id
-        return self._journal_of(command.queue_id, getattr(command, "partition", FIRST_PARTITION))
-
     def _add_route(self, journal_id: int) -> Route:
         route = self._routes[journal_id] = Route(self, journal_id)
         route.on_table()
@@ -345,11 +322,13 @@ class BrokerRouter:
         pool, route = submission.pool, submission.route
         assert pool is not None, "it was sent"
         assert route is not None, "it was sent"
-        if pool.heard(result, self._now_s() * 1000):
-            self.count("broker_silent")
         if isinstance(result, Exception):
+            if pool.heard(result, self._now_s() * 1000):
+                self.count("broker_silent")
             self._on_error(submission, route, result)
             return
+        if pool.breaker.timeouts:
+            pool.heard(result, self._now_s() * 1000)
         outcome: Outcome | Exception
         try:
             outcome = decode_outcome(result)

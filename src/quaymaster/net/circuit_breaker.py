@@ -20,12 +20,13 @@ OPEN_MAX_MS: Final = 15_000
 class CircuitBreaker:
     """Guards one peer. Times are milliseconds of any clock that does not jump."""
 
-    __slots__ = ("_is_trying", "_open_ms", "_retry_at_ms", "_timeouts", "is_open")
+    __slots__ = ("_is_trying", "_open_ms", "_retry_at_ms", "is_open", "timeouts")
 
     def __init__(self) -> None:
         self.is_open = False
         self._is_trying = False
-        self._timeouts = 0
+        self.timeouts = 0
+        """In a row, with no answer between."""
         self._open_ms = OPEN_MIN_MS
         self._retry_at_ms = 0.0
 
@@ -42,7 +43,7 @@ class CircuitBreaker:
 
     def on_answer(self) -> bool:
         """Note an answer; true when that closed it."""
-        self._timeouts = 0
+        self.timeouts = 0
         if not self.is_open:
             return False
         self.is_open = False
@@ -51,14 +52,14 @@ class CircuitBreaker:
 
     def on_timeout(self, now_ms: float) -> bool:
         """Note that no answer came in time; true when that opened it."""
-        self._timeouts += 1
+        self.timeouts += 1
         if self.is_open:
             # Of those asked before it was opened, nothing new is learned.
             if self._is_trying:
                 self._is_trying = False
                 self._open_ms = min(2 * self._open_ms, OPEN_MAX_MS)
                 self._retry_at_ms = now_ms + self._open_ms
-        elif self._timeouts >= TIMEOUTS_MAX:
+        elif self.timeouts >= TIMEOUTS_MAX:
             self.is_open = True
             self._is_trying = False
             self._retry_at_ms = now_ms + self._open_ms
