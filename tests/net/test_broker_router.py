@@ -988,6 +988,35 @@ def test_connections_to_brokers_that_are_gone_are_closed() -> None:
     run(scenario)
 
 
+def test_changes_of_leader_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "quaymaster.net.broker_routes")
+
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        await cell.ask(send(1))
+        await asyncio.sleep(2)
+        first.leads.clear()
+        waiting = [cell.start(send(number)) for number in range(2, 50)]
+        await asyncio.sleep(2)
+        first.leads.add(1)
+        await until(lambda: all(answers for _, answers in waiting))
+        await asyncio.sleep(2)
+        cell.appoint(1, second)
+        cell.lead(1, second)
+
+    run(scenario)
+
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert told == [
+        ("INFO", "leader followed"),
+        ("WARNING", "leader lost"),
+        ("INFO", "leader found"),
+        ("INFO", "leader lost"),
+        ("INFO", "leader followed"),
+    ]
+
+
 def test_what_the_router_counts_is_declared() -> None:
     async def scenario(cell: Cell) -> None:
         cell.lead(1, cell.brokers[0])

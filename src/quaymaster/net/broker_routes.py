@@ -89,6 +89,8 @@ class Route:
         self._resumed_at_a_time = RESUMED_MIN
         self._leader: Leader | None = None
         """As the table had it last."""
+        self._is_lost = False
+        """Whether it was logged that the leader is lost, and not yet that there is one."""
         self._tried: set[str] = set()
         self._held_until_s = 0.0
         self._probe: OutgoingCall | None = None
@@ -108,7 +110,7 @@ class Route:
             self._leader = leader
             self._held_until_s = self._loop.time() + HOLD_S
             self._stop_probing()
-            self._close()
+            self._close(logging.INFO)
             return
         if leader is None:
             self._leader = None
@@ -128,6 +130,7 @@ class Route:
                 address=leader.address,
             )
             self._loop.call_later(STRAGGLE_S, self._move_stragglers)
+        self._is_lost = False
         self._leader = leader
         self._held_until_s = 0.0
         self._probe_s = PROBE_MIN_S
@@ -173,14 +176,15 @@ class Route:
             self._loop.call_soon(self._resume)
         return True
 
-    def _close(self) -> None:
+    def _close(self, level: int = logging.WARNING) -> None:
         if self.is_open:
             self.is_open = False
             if self._loop.time() - self._opened_s >= SETTLED_S:
                 self._probe_s = PROBE_MIN_S
-            if self._probe_s == PROBE_MIN_S:
+            if self._probe_s == PROBE_MIN_S and not self._is_lost:
+                self._is_lost = True
                 address = self.pool.address if self.pool is not None else None
-                log_event(log, logging.WARNING, "leader lost", journal=self.journal_id, address=address)
+                log_event(log, level, "leader lost", journal=self.journal_id, address=address)
         self._probe_later()
 
     def stop(self) -> None:
@@ -225,6 +229,9 @@ class Route:
         self._probe = None
         pool.heard(result, self._loop.time() * 1000)
         if not isinstance(result, _DOES_NOT_LEAD):
+            if self._is_lost:
+                self._is_lost = False
+                log_event(log, logging.INFO, "leader found", journal=self.journal_id, address=pool.address)
             self._tried.clear()
             self._open(pool.address)
             return
