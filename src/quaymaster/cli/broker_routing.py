@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.core.leader_table import LeaderTable
-from quaymaster.net.broker_router import BrokerRouter
+from quaymaster.net.broker_pool import PoolLimits
+from quaymaster.net.broker_router import BrokerRouter, RouterLimits
 from quaymaster.net.rpc import RPCClient
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
@@ -42,8 +43,17 @@ def route_to_brokers(
 
     table = LeaderTable()
     watch = LeaderWatch(store, table)
-    router = BrokerRouter(table, journal_of, connect, on_doubt=watch.refresh)
+    router = BrokerRouter(table, journal_of, connect, limits=_limits(settings), on_doubt=watch.refresh)
     watch.start()
     stack.push_async_callback(watch.close)
     stack.push_async_callback(router.close)
     return router
+
+
+def _limits(settings: Settings) -> RouterLimits:
+    """Return the router's bounds: it answers before whoever asked gives up, because it knows more."""
+    return RouterLimits(
+        timeout_ms=max(1, settings.broker_timeout_ms * 39 // 40),
+        waiting_polls_max=settings.long_polls_max,
+        pool=PoolLimits(polls_max=settings.long_polls_max),
+    )
