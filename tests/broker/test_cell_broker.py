@@ -18,6 +18,7 @@ from quaymaster.broker.cell_broker import (
     CellBroker,
     CellBrokerOptions,
 )
+from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.cell import BrokerReport
@@ -33,6 +34,7 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import NotLeader, NotNow
 from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.replication_messages import Envelope, Resign
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import (
     DROP,
@@ -45,6 +47,7 @@ from quaymaster.protocol.broker_calls import (
 )
 from quaymaster.protocol.command_codec import decode_outcome, encode_command
 from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.replication_codec import encode_envelope
 
 JOURNAL = 7
 
@@ -395,3 +398,49 @@ def test_member_that_lacks_what_is_compacted_gets_a_copy(
     received, sent = run(tmp_path, story)
     assert received <= sent
     assert len(received) >= 101
+
+
+def test_a_damaged_replica_is_put_aside_and_the_broker_starts_with_the_others(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> list[str]:
+        await cell.send("a", 1, 20)
+        await cell.same("a", "b", "c")
+        member = cell.brokers["c"].journals[JOURNAL].member
+        await cell.stop("c")
+        segment = tmp_path / "c" / str(JOURNAL) / f"{0:020d}.seg"
+        data = bytearray(segment.read_bytes())
+        data[20] ^= 0xFF
+        segment.write_bytes(data)
+        broker = await cell.start("c")
+        assert JOURNAL not in broker.journals
+        again = (await cell.call("c", PREPARE, JOURNAL_ID.pack(JOURNAL))).decode()
+        assert again != member, "it has forgotten what it promised, so it is another member"
+        return [path.name for path in (tmp_path / "c").iterdir() if ".damaged-" in path.name]
+
+    assert len(run(tmp_path, story)) == 1
+
+
+def test_nobody_but_a_broker_speaks_for_its_replicas(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> tuple[int, str]:
+        replica = cell.brokers["b"].journals[JOURNAL].host.replica
+        leader = cell.brokers["a"].journals[JOURNAL].member
+        forged = Envelope(leader, replica.node, Resign(replica.epoch))
+        before = replica.log.hears_leader(monotonic_ms())
+        cell.clients["b"].notify("replicate", encode_envelope(JOURNAL, forged))
+        await cell.call("b", REPORT, b"")
+        assert before
+        assert replica.log.hears_leader(monotonic_ms())
+        return replica.epoch, replica.role
+
+    assert run(tmp_path, story) == (1, "follower")
+
+
+def test_a_key_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> set[int]:
+        await cell.coordination.compare_and_swap("journals/99", 0, b"\xc1 of a newer program")
+        await cell.coordination.compare_and_swap("brokers/zzz", 0, b"\xc1")
+        await cell.start("d")
+        await until(lambda: "d" in cell.brokers["a"].registrations)
+        await cell.send("a", 1, 5)
+        return await cell.received("a")
+
+    assert run(tmp_path, story) == {1, 2, 3, 4, 5}

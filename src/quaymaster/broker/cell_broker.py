@@ -15,18 +15,21 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from quaymaster.broker import journal_copy
 from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead, CopySource
+from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.journal_service import JournalOptions, JournalService
 from quaymaster.broker.peer_links import REPLICATE, PeerLinks, broker_of
+from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.coordination.cell_keys import (
     BROKERS,
     JOURNALS,
@@ -174,7 +177,10 @@ class CellBroker:
         self._disk.make_directory(str(options.journal.directory))
         journal_copy.settle(Path(options.journal.directory))
         for number in sorted(int(name) for name in os.listdir(options.journal.directory) if name.isdigit()):
-            await self._open(number)
+            try:
+                await self._open(number)
+            except (JournalCorrupt, SnapshotsDamaged) as error:
+                self._put_aside(number, error)
         if options.security is not None:
             options.security.require_own(self._hello)
         tls = None if options.security is None else options.security.server_context()
@@ -192,6 +198,14 @@ class CellBroker:
             address=self.address,
             journals=len(self.journals),
         )
+
+    def _put_aside(self, number: int, error: Exception) -> None:
+        """Keep a damaged replica where nobody opens it: the others go on, and the manager replaces this one."""
+        journals = Path(self._options.journal.directory)
+        aside = journals / f"{number}.damaged-{time.time_ns() // 1_000_000}"
+        os.rename(journals / str(number), aside)
+        self._disk.sync_directory(str(journals))
+        log_failure(log, "replica damaged and put aside", error, journal=number, directory=str(aside))
 
     async def close(self) -> None:
         """Hand over what is led as far as that goes at once, close every journal, stop listening."""
@@ -259,17 +273,20 @@ class CellBroker:
                 await asyncio.sleep(RETRY_S)
 
     def _take_registrations(self, known: dict[str, bytes]) -> None:
-        found = [decode_registration(value) for value in known.values()]
-        self.registrations = {registration.name: registration for registration in found}
+        found = _readable(known, decode_registration)
+        self.registrations = {registration.name: registration for registration in found.values()}
         addresses = {
             registration.name: registration.address
-            for registration in found
+            for registration in found.values()
             if registration.name != self._options.name
         }
         self._run(self._links.set_addresses(addresses))
 
     def _take_configurations(self, known: dict[str, bytes]) -> None:
-        self.configurations = {journal_of(key): decode_configuration(value) for key, value in known.items()}
+        self.configurations = {
+            journal_of(key): configuration
+            for key, configuration in _readable(known, decode_configuration).items()
+        }
         for number, journal in self.journals.items():
             configuration = self.configurations.get(number)
             if configuration is not None:
@@ -318,7 +335,8 @@ class CellBroker:
     async def _offer_copy(self, journal: JournalService, member: str, epoch: int) -> None:
         """Have a member copy the journal from here, again and again until it has, or somebody else leads."""
         body = _encode(CopyOffer(journal.journal_id, member, self._options.name, epoch))
-        while journal.host.replica.role == "leading" and journal.host.replica.epoch == epoch:
+        replica = journal.host.replica
+        while replica.role == "leading" and replica.epoch == epoch and member in replica.log.lag_of():
             client = self._links.client(broker_of(member))
             if client is not None:
                 try:
@@ -466,6 +484,15 @@ class CellBroker:
             except ReplicationMessageUnreadable as error:
                 log_failure(log, "replication message unreadable", error, peer=str(call.peer))
                 continue
+            if call.peer.role != "broker" or broker_of(envelope.sender) != call.peer.node:
+                log_event(
+                    log,
+                    logging.ERROR,
+                    "replication message of another",
+                    peer=str(call.peer),
+                    sender=envelope.sender,
+                )
+                continue
             received.setdefault(number, []).append(envelope)
         for number, envelopes in received.items():
             journal = self.journals.get(number)
@@ -581,6 +608,20 @@ class CellBroker:
             failure = error if isinstance(error, Exception) else RuntimeError(str(error))
             log_failure(log, "broker task failed", failure)
             self._on_stopped(failure)
+
+
+T = TypeVar("T")
+
+
+def _readable(known: dict[str, bytes], decode: Callable[[bytes], T]) -> dict[str, T]:
+    """Return what can be read; the rest is of a newer program, or damaged, and told of."""
+    found: dict[str, T] = {}
+    for key, value in known.items():
+        try:
+            found[key] = decode(value)
+        except msgspec.MsgspecError as error:
+            log_event(log, logging.ERROR, "coordination key unreadable", key=key, error=str(error))
+    return found
 
 
 def _apply(known: dict[str, bytes], events: list[Event]) -> None:

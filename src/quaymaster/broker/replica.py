@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from quaymaster.broker.bodies import BodyCache
 from quaymaster.broker.clock import QueueClock
-from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.waiters import Waiter, Waiters
 from quaymaster.broker.writer import JournalWriter
@@ -76,6 +76,7 @@ TICK_MS = 50
 """How often a replica with others hears that time passes."""
 TICK_LATE_MS = 200
 """After so long without, the process may have been stopped: the replica hears of it before it decides anything."""
+DAMAGED_RETRY_S = 10.0
 READ_BYTES_MAX = 1 << 20
 """So much of the log is read from disk at once for a member that is behind."""
 
@@ -242,10 +243,7 @@ class ReplicaHost:
             self._decide(undecided)
         except Exception as error:
             # A broken assumption, or a damaged index. What is undecided is answered as unknown.
-            log_failure(
-                log, "decision failed", error, journal=self.files.journal_id, epoch=self.replica.epoch
-            )
-            self.stop(error)
+            self._fail("decision failed", error)
             for _, token in undecided:
                 self._answer(token, JournalStopped(f"The journal stopped: {error}"))
 
@@ -347,10 +345,13 @@ class ReplicaHost:
         try:
             event(*arguments)
         except Exception as error:
-            log_failure(log, "replica failed", error, journal=self.files.journal_id, epoch=self.replica.epoch)
-            self.stop(error)
+            self._fail("replica failed", error)
             return False
         return True
+
+    def _fail(self, event: str, error: Exception) -> None:
+        log_failure(log, event, error, journal=self.files.journal_id, epoch=self.replica.epoch)
+        self.stop(error)
 
     def _carry_out(self, todo: ToDo) -> None:
         for operation in todo.operations:
@@ -392,9 +393,13 @@ class ReplicaHost:
             self._links.leads(self._is_leading)
 
     def _on_progress(self, written_end: int, durable_end: int, truncations: int) -> None:
-        self.replica.on_written(written_end, truncations=truncations)
-        self.replica.on_durable(durable_end, truncations=truncations)
-        self._carry_out(self.replica.take(self.replica.last_time_ms))
+        try:
+            self.replica.on_written(written_end, truncations=truncations)
+            self.replica.on_durable(durable_end, truncations=truncations)
+        except Exception as error:
+            self._fail("replica failed", error)
+        else:
+            self._carry_out(self.replica.take(self.replica.last_time_ms))
 
     def _on_cut(self) -> None:
         log_event(
@@ -408,9 +413,15 @@ class ReplicaHost:
         self._on_progress(self.files.end_offset, self.files.durable_end, self.files.truncations)
 
     async def _read_log(self, read: ReadLog) -> None:
-        position, batches = await self._loop.run_in_executor(
-            self.readers, self.files.read_from, read.start, READ_BYTES_MAX
-        )
+        while True:
+            try:
+                position, batches = await self._loop.run_in_executor(
+                    self.readers, self.files.read_from, read.start, READ_BYTES_MAX
+                )
+                break
+            except JournalCorrupt as error:  # here, far behind what is in use: it must not cost the leader
+                log_failure(log, "log not read for a member", error, journal=self.files.journal_id)
+                await asyncio.sleep(DAMAGED_RETRY_S)
         is_gone = position is None or (not batches and read.start < self.files.end_offset)
         chain = None if position is None else position.chain
         self._feed(

@@ -20,10 +20,11 @@ With one member, a majority is this replica's own fsync; the steps are the same.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 import msgspec
 
-from quaymaster.core.commands import Command, Decided, InternalCommand, Receive
+from quaymaster.core.commands import Command, CountMessages, Decided, InternalCommand, ListMoveTasks, Peek
 from quaymaster.core.errors import CallerError, NotLeader, NotNow, StaleEpoch, TooFewReplicas
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_states import Proposal, QueueStates, Wait
@@ -37,6 +38,9 @@ from quaymaster.core.replication import (
     Write,
 )
 from quaymaster.core.replication_messages import Envelope, Message
+
+QUESTIONS: Final = (CountMessages, ListMoveTasks, Peek)
+"""What a leader answers that no majority hears any more: it may be out of date, and promises nothing."""
 
 Token = object
 Answer = Decided | Exception
@@ -218,7 +222,7 @@ class JournalReplica:
         if not self.is_leading:
             self._replies.append((token, NotLeader()))
             return
-        if type(command) is Receive and not self.log.has_lease:
+        if not self.log.has_lease and type(command) not in QUESTIONS:
             self._replies.append((token, TooFewReplicas()))
             return
         proposal = self._proposal
