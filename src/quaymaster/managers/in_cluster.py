@@ -72,7 +72,7 @@ from quaymaster.core.placement import plan
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
-from quaymaster.managers.leader import Leadership
+from quaymaster.managers.leader import LEASE_TTL_MS, Leadership
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
 
@@ -157,7 +157,7 @@ class InClusterManager:
         settings: PlacementSettings | None = None,
         now_ms: Callable[[], int] = monotonic_ms,
         poll_ms: int = POLL_MS,
-        lease_ttl_ms: int = 3_000,
+        lease_ttl_ms: int = LEASE_TTL_MS,
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """Make a manager; `on_failure` hears of what must not happen, and then it has stopped.

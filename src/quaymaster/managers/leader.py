@@ -24,7 +24,8 @@ from quaymaster.coordination.interface import (
 from quaymaster.core.errors import NotNow
 from quaymaster.monitoring.logs import log_event
 
-LEASE_TTL_MS: Final = 3_000
+LEASE_TTL_MS: Final = 2_000
+"""The shortest that an etcd with its usual timings keeps: so long nobody acts when the acting one is killed."""
 
 log = logging.getLogger(__name__)
 
