@@ -313,6 +313,12 @@ class Settings(BaseSettings):
         parse_address(value)
         return value
 
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        # A choice of numbers, unlike a number, is not looked for in a text, and the environment has only texts.
+        return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
     @field_validator("metadata_nodes")
     @classmethod
     def _addresses(cls, value: str) -> str:
