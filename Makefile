@@ -3,13 +3,16 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench soak docs build clean env env-run
+.PHONY: help run run-cluster test check format bench soak docs build clean env env-run
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: env-run  ## serve on 127.0.0.1:9324 (admin 9325), data in ./quaymaster-data; ARGS="..." adds options
 	@exec .venv/bin/quaymaster serve --data ./quaymaster-data --listen 127.0.0.1:9324 --admin 127.0.0.1:9325 $(ARGS)
+
+run-cluster: env-run  ## run a whole cell until Ctrl-C, data in ./quaymaster-cluster; ARGS="..." adds options
+	@exec .venv/bin/quaymaster local up --data ./quaymaster-cluster $(ARGS)
 
 test: env  ## run every check and test, cheapest first, stop at the first stage that fails
 	@scripts/test
@@ -33,7 +36,7 @@ docs: env  ## write the reference pages that are made from the code
 build: env  ## build the wheel and the source distribution into dist/
 	@scripts/bootstrap uv build --out-dir dist
 
-clean:  ## remove everything that can be made again; ./quaymaster-data stays
+clean:  ## remove everything that can be made again; the data stays
 	@rm -rf .venv .uv dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -73,6 +73,18 @@ def read_client_file(directory: Path) -> Connection:
         raise NoServer(f"{path} is not whole; start the server again to write it anew.") from None
 
 
+def connection_fields(connection: Connection) -> dict[str, str | None]:
+    """Return what `quaymaster env --json` prints, which is what `client.json` holds."""
+    return {
+        "endpoint_url": connection.endpoint_url,
+        "admin_url": connection.admin_url,
+        "region": connection.region,
+        "account_id": connection.account_id,
+        "access_key_id": connection.access_key_id,
+        "secret_access_key": connection.secret_access_key,
+    }
+
+
 def find_connection(
     data: Path | None,
     endpoint_url: str | None,

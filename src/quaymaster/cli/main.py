@@ -14,7 +14,19 @@ from typing import Annotated, cast
 import typer
 
 import quaymaster
-from quaymaster.cli import account, bench, ca, cell, cell_operations, key, message, options, queue, server
+from quaymaster.cli import (
+    account,
+    bench,
+    ca,
+    cell,
+    cell_operations,
+    key,
+    local,
+    message,
+    options,
+    queue,
+    server,
+)
 from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -45,6 +57,7 @@ app.add_typer(message.app, name="message")
 app.add_typer(account.app, name="account")
 app.add_typer(key.app, name="key")
 app.add_typer(ca.app, name="ca")
+app.add_typer(local.app, name="local")
 app.add_typer(cell.broker_app, name="broker")
 for role in (cell.metadata, cell.manager, cell.frontend):
     app.command()(role)

@@ -83,9 +83,11 @@ class Bar:
         self._progress = progress
         self._task = None if progress is None else progress.add_task(what, total=total)
 
-    def update(self, done: float, *, total: float | None = None) -> None:
-        """Show that `done` of `total` is reached."""
+    def update(self, done: float, *, total: float | None = None, what: str | None = None) -> None:
+        """Show that `done` of `total` is reached, and `what` is being done."""
         if self._progress is not None and self._task is not None:
+            if what is not None:
+                self._progress.update(self._task, description=what)
             if total is not None:
                 self._progress.update(self._task, total=total)
             self._progress.update(self._task, completed=done)

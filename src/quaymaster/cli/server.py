@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory, find_connection, read_client_file
+from quaymaster.cli.connection import connection_fields, data_directory, find_connection, read_client_file
 from quaymaster.cli.failures import EXIT_REFUSED, Refused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 
@@ -70,16 +70,7 @@ def env(
     """
     connection = read_client_file(data_directory(data))
     if as_json:
-        print_json(
-            {
-                "endpoint_url": connection.endpoint_url,
-                "admin_url": connection.admin_url,
-                "region": connection.region,
-                "account_id": connection.account_id,
-                "access_key_id": connection.access_key_id,
-                "secret_access_key": connection.secret_access_key,
-            }
-        )
+        print_json(connection_fields(connection))
         return
     for name, value in (
         ("AWS_ENDPOINT_URL_SQS", connection.endpoint_url),

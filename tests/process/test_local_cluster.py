@@ -1,0 +1,136 @@
+"""`quaymaster local` as people use it: a whole cell, used through its endpoint, broken, mended, stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.etcd import etcd_or_skip
+from harness.local_cluster import POLL_INTERVAL_S, LocalCluster, environment
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+PATIENCE_S = 60.0
+SMALL = ("--brokers", "1", "--metadata", "1", "--managers", "1", "--frontends", "1")
+
+
+def eventually(question: Callable[[], bool], what: str) -> None:
+    """Return when the answer is yes."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not question():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
+        time.sleep(POLL_INTERVAL_S)
+
+
+def send(client: Any, url: str, bodies: list[str]) -> None:
+    entries = [{"Id": str(number), "MessageBody": body} for number, body in enumerate(bodies)]
+    assert "Failed" not in client.send_message_batch(QueueUrl=url, Entries=entries)
+
+
+def take_all(client: Any, url: str, count: int) -> list[str]:
+    """Receive and delete until there are so many distinct bodies; return them sorted."""
+    bodies: set[str] = set()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(bodies) < count and time.monotonic() < deadline:
+        answer = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=2)
+        for message in answer.get("Messages", []):
+            bodies.add(message["Body"])
+            client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    return sorted(bodies)
+
+
+def leader_of_queue(status: dict[str, Any], cluster: LocalCluster) -> str:
+    leader = status["journals"][0]["leader"]
+    assert leader is not None, cluster.log()
+    return str(leader)
+
+
+def test_a_cell_goes_on_without_the_broker_that_led_and_takes_it_back(tmp_path: Path) -> None:
+    with LocalCluster.started(tmp_path / "cluster", "--port", "0") as cluster:
+        client = cluster.client()
+        before = cluster.status()
+        queues = [f"orders-{number}" for number in range(len(before["journals"]))]
+        urls = [client.create_queue(QueueName=name)["QueueUrl"] for name in queues]
+        for url in urls:
+            send(client, url, ["one", "two"])
+        killed = leader_of_queue(before, cluster)
+
+        cluster.run("kill", killed)
+        for url in urls:
+            send(client, url, ["three", "four"])
+        without = cluster.status()
+        cluster.run("restart", killed)
+        eventually(lambda: is_whole(cluster.status()), "every member has caught up")
+        after = cluster.status()
+        received = [take_all(client, url, 4) for url in urls]
+
+        assert before["endpoint_url"] == cluster.credentials["endpoint_url"]
+        assert urls[0].startswith(before["endpoint_url"])
+        assert is_whole(before)
+        assert states(without) == states(before) | {killed: "stopped"}
+        first = without["journals"][0]
+        assert first["leader"] not in (None, killed)
+        assert first["epoch"] > before["journals"][0]["epoch"]
+        assert states(after) == states(before)
+        assert received == [["four", "one", "three", "two"]] * len(urls)
+
+        kept = client.create_queue(QueueName="kept")["QueueUrl"]
+        send(client, kept, ["still here"])
+        stopped = json.loads(cluster.run("down", "--json"))["stopped"]
+
+        assert stopped == [process["name"] for process in before["processes"]]
+        assert cluster.pids() == []
+
+        cluster.up()
+
+        assert cluster.client().get_queue_url(QueueName="kept")["QueueUrl"] == kept
+        assert take_all(cluster.client(), kept, 1) == ["still here"]
+
+
+def is_whole(status: dict[str, Any]) -> bool:
+    """Whether everything is ready, and no member of a journal is behind."""
+    return all(state == "ready" for state in states(status).values()) and all(
+        journal["lag_records"] == 0 and len(journal["members"]) == 3 for journal in status["journals"]
+    )
+
+
+def states(status: dict[str, Any]) -> dict[str, str]:
+    return {process["name"]: process["state"] for process in status["processes"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_stop_everything_that_up_started(tmp_path: Path, number: signal.Signals) -> None:
+    etcd_or_skip()
+    cluster = LocalCluster(tmp_path / "cluster")
+    child = subprocess.Popen(
+        cluster.command("up", "--port", "0", *SMALL),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
+    assert child.stdout is not None
+    try:
+        lines = [line for line in iter(child.stdout.readline, "journal 0\tled by broker-1\n") if line]
+        running = cluster.pids()
+
+        child.send_signal(number)
+        rest, _ = child.communicate(timeout=PATIENCE_S)
+
+        assert lines[0].startswith("SQS is served on http://127.0.0.1:")
+        assert len(running) >= 6
+        assert (child.returncode, rest.splitlines()[-1]) == (0, f"stopped {len(running) - 1} processes")
+        assert cluster.pids() == []
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        cluster.kill_all()
