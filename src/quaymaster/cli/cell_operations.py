@@ -5,7 +5,6 @@ They ask a manager over the RPC, wherever it is; `force-recover` changes coordin
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -167,6 +166,8 @@ def force_recover(
     Use it only when the other members will not come back: their disks are gone. It says what may be lost, asks,
     writes an event that stays in coordination, and appoints the broker alone; the manager then adds others.
     """
+    import asyncio
+
     settings = _settings(config, overrides)
     event = asyncio.run(_force_recover(settings, journal, broker, confirmed=yes))
     if as_json:
@@ -299,6 +300,8 @@ def _ask_managers(
     managers: list[str] | None, config: Any, overrides: list[str] | None, method: str, body: bytes
 ) -> bytes:
     """Ask one manager after the other, until one answers."""
+    import asyncio
+
     settings = _settings(config, overrides)
     failure: NoServer | None = None
     for address in managers or [settings.manager_listen]:
