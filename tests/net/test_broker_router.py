@@ -312,6 +312,33 @@ def test_clients_see_a_slow_answer_when_the_leader_is_killed() -> None:
     run(scenario)
 
 
+def test_leader_that_the_network_swallows_is_given_up_for_the_next() -> None:
+    async def scenario(cell: Cell) -> None:
+        first, second, _ = cell.brokers
+        cell.lead(1, first)
+        _, polled = cell.start(poll())
+        await until(lambda: first.parked)
+        cell.network.cut(first.endpoint)
+        _, safe = cell.start(send(1))
+        _, unsafe = cell.start(send(2, retry=False))
+        await until(lambda: unsafe)
+        assert isinstance(unsafe[0], Timeout)
+        _, later = cell.start(send(3, retry=False))
+        await asyncio.sleep(1)
+        assert not safe
+        assert not later
+
+        cell.lead(1, second)
+        await until(lambda: safe and later)
+        await until(lambda: second.parked)
+
+        assert isinstance(safe[0], SendOutcome)
+        assert isinstance(later[0], SendOutcome)
+        assert not polled
+
+    run(scenario)
+
+
 def test_killed_broker_that_comes_back_as_leader_is_found_again() -> None:
     async def scenario(cell: Cell) -> None:
         (broker,) = cell.brokers

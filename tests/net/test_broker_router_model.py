@@ -116,7 +116,7 @@ class Life:
         broker = chance.choice(cell.brokers)
         other = chance.choice(cell.brokers)
         journal = chance.choice(JOURNALS)
-        match chance.randrange(13):
+        match chance.randrange(15):
             case 0:
                 if broker.name not in self.down:
                     self.down.add(broker.name)
@@ -140,6 +140,11 @@ class Life:
             case 12:
                 broker.failure = chance.choice([None, None, DiskFull(), Overloaded(), TooFewReplicas()])
 
+            case 13:
+                cell.network.cut(broker.endpoint)
+            case 14:
+                cell.network.heal(broker.endpoint)
+
     def _restart(self, broker: FakeBroker) -> None:
         if broker.name in self.down:
             self.down.discard(broker.name)
@@ -149,6 +154,7 @@ class Life:
         self.is_well = True
         for broker in self.cell.brokers:
             self._restart(broker)
+            self.cell.network.heal(broker.endpoint)
             broker.is_silent = False
             broker.failure = None
             broker.loses_answers = broker.loses_commands = 0

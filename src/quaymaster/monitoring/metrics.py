@@ -98,7 +98,7 @@ METRICS: Final[dict[str, Declaration]] = {
         is_of_cells=True,
     ),
     "quaymaster_broker_routes_closed": Declaration(
-        "gauge", "Journals in use whose leader is not known now.", is_of_cells=True
+        "gauge", "Journals whose leader is not known now, while requests wait for it.", is_of_cells=True
     ),
     "quaymaster_brokers_silent": Declaration(
         "gauge", "Brokers not asked now because they did not answer.", is_of_cells=True

@@ -228,7 +228,9 @@ class BrokerRouter:
         routes = self._routes.values()
         yield Sample("quaymaster_broker_calls_waiting", sum(route.commands for route in routes), ("command",))
         yield Sample("quaymaster_broker_calls_waiting", sum(route.polls for route in routes), ("long_poll",))
-        yield Sample("quaymaster_broker_routes_closed", sum(not route.is_open for route in routes))
+        # One that nobody needs stays closed until somebody does.
+        lost = sum(not route.is_open and bool(route.commands or route.polls) for route in routes)
+        yield Sample("quaymaster_broker_routes_closed", lost)
         yield Sample("quaymaster_brokers_silent", sum(pool.breaker.is_open for pool in pools))
         for event, number in self.events.items():
             yield Sample("quaymaster_broker_call_events_total", number, (event,))
