@@ -198,6 +198,7 @@ class LogCluster:
             chains.get(read.start),
             batches,
             is_gone=read.start < store.gone_below,
+            truncations=store.truncations,
         )
 
     def deliver(self) -> bool:

@@ -414,18 +414,27 @@ class ReplicaHost:
 
     async def _read_log(self, read: ReadLog) -> None:
         while True:
+            truncations = self.files.truncations
             try:
                 position, batches = await self._loop.run_in_executor(
                     self.readers, self.files.read_from, read.start, READ_BYTES_MAX
                 )
                 break
-            except JournalCorrupt as error:  # here, far behind what is in use: it must not cost the leader
+            except JournalCorrupt as error:
+                if self.replica.log.truncations != truncations:  # cut while it was read: asked for again
+                    position, batches = None, []
+                    break
+                # Here, far behind what is in use, it must not cost the leader.
                 log_failure(log, "log not read for a member", error, journal=self.files.journal_id)
                 await asyncio.sleep(DAMAGED_RETRY_S)
         is_gone = position is None or (not batches and read.start < self.files.end_offset)
         chain = None if position is None else position.chain
         self._feed(
-            partial(self.replica.log.on_read, is_gone=is_gone), read.member, read.start, chain, batches
+            partial(self.replica.log.on_read, is_gone=is_gone, truncations=truncations),
+            read.member,
+            read.start,
+            chain,
+            batches,
         )
 
     async def _activate(self, epoch: int) -> None:

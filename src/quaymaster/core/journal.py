@@ -199,8 +199,7 @@ class JournalReplica:
         """The queues were made anew from the log up to `applied_end`, as it was after so many truncations."""
         assert not self.is_ready, "queues are made anew when they are worthless"
         if truncations != self.log.truncations:
-            self._rebuild_due = True
-            return
+            return  # each cut asks for a rebuild of its own
         self.queues = queues
         self.last_time_ms = max(self.last_time_ms, last_time_ms)
         self.is_ready = True
@@ -270,6 +269,8 @@ class JournalReplica:
         log = self.log
         if log.truncated_to is not None or log.accepted:
             self._follow_log()
+        if log.commit > self._committed:
+            self._advance_commit()  # first: who resigns has just committed what others wait for
         if log.role == "leading":
             if log.epoch != self._led_epoch:  # it may have led another one just before
                 self._led_epoch = log.epoch
@@ -280,15 +281,13 @@ class JournalReplica:
         elif self._was_leading and log.role == "follower":
             self._was_leading = False
             self._fail_waiting(StaleEpoch())
-        if log.commit > self._committed:
-            self._advance_commit()
 
     def _follow_log(self) -> None:
         log = self.log
-        if log.truncated_to is not None:
-            log.truncated_to = None
+        cut_to, log.truncated_to = log.truncated_to, None
+        if cut_to is not None:
             self._fail_waiting(StaleEpoch())
-            self._unapplied = [batch for batch in self._unapplied if batch.next_offset <= log.end.end]
+            self._unapplied = [batch for batch in self._unapplied if batch.next_offset <= cut_to]
             self.is_ready = False
             self._rebuild_due = True
         accepted, log.accepted = log.accepted, []

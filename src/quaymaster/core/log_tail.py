@@ -123,6 +123,6 @@ class LogTail:
 
     def _forget_bytes(self, index: int) -> None:
         batch = self._batches[index]
-        if batch is not None:
-            self._bytes -= len(batch.data)
-            self._batches[index] = None
+        assert batch is not None, "the bytes of the newest batches are kept"
+        self._bytes -= len(batch.data)
+        self._batches[index] = None

@@ -331,10 +331,26 @@ class LogReplica:
             self._tell_leader()
 
     def on_read(
-        self, member: str, start: int, previous_chain: int | None, batches: list[Batch], *, is_gone: bool
+        self,
+        member: str,
+        start: int,
+        previous_chain: int | None,
+        batches: list[Batch],
+        *,
+        is_gone: bool,
+        truncations: int,
     ) -> None:
-        """The log was read for a member: `previous_chain` is that at `start`, None when no batch ends there."""
+        """The log was read for a member, after so many Truncates were carried out.
+
+        `previous_chain` is that at `start`, None when no batch ends there.
+        """
         follower = self._followers.get(member)
+        if truncations != self.truncations:
+            if follower is not None and follower.is_reading:
+                follower.is_reading = False  # what was read may be cut since; whoever lacks it says so again
+                follower.suggested = None
+                follower.is_probing = True
+            return
         if self._owes_tail(member, start, batches, is_gone):
             return
         if follower is None or not follower.is_reading:
@@ -394,7 +410,7 @@ class LogReplica:
                 self._on_mismatch(sender, message)
             case Stale():
                 self._on_stale(message)
-            case Resign():
+            case _:  # a Resign
                 if sender == self.leader and message.epoch == self.epoch:
                     self._lift_lease()
 
@@ -498,8 +514,6 @@ class LogReplica:
         self._owes_promise = sender
         if self._durable_promise >= epoch and self.durable_end == self.end.end:
             self.on_promise_durable(epoch)
-        elif self._durable_promise >= epoch:
-            self._operations.append(PersistPromise(epoch))
 
     def _waits_for_leader(self) -> bool:
         if self.role == "leading":
@@ -560,6 +574,7 @@ class LogReplica:
         self.epoch = self.promised_epoch = configuration.epoch
         self.leader = self.node
         self._owes_promise = None
+        self._verified_end = 0
         self._members = configuration.members
         self._previous = configuration.previous_members or configuration.members
         self._promises = {}
@@ -657,8 +672,7 @@ class LogReplica:
         position = self.tail.position_at(end)
         assert position is not None, "a tail ends with a batch"
         if (position.epoch, end) >= (promised.last_epoch, promised.end):
-            if end < self.end.end:
-                self._truncate(end)
+            assert end == self.end.end, "what was behind differed from the better log, and was cut"
             self._be_elected()
         elif message.batches:
             self._say(sender, Fetch(self.epoch, end))
@@ -704,9 +718,7 @@ class LogReplica:
         self.leader = sender
         self.epoch = message.epoch
         self._withheld = None
-        self._owes_promise = (
-            None  # who asked for it was elected without, and the log may grow before it is durable
-        )
+        self._owes_promise = None  # who asked was elected without it, and the log may grow from here
         self._heard_ms = self._now_ms
         self._heartbeat_ms = message.sent_ms
         previous = message.previous_end
