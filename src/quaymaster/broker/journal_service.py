@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from quaymaster.broker.chunk_store import ChunkStore
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.journal_files import JournalFiles
@@ -24,6 +25,7 @@ from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, 
 from quaymaster.broker.moves import Moves
 from quaymaster.broker.recovery import Recovered, rebuild, recover
 from quaymaster.broker.replica import ReplicaHost, monotonic_ms
+from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
@@ -276,10 +278,16 @@ class JournalService:
         self.host.after_writes(lambda: self._run(self._rebuild()))
 
     async def _rebuild(self) -> None:
-        options = self._options
-        started = time.monotonic()
+        """Make the queues anew, once. Each cut asks for it: one that was overtaken by another cut leaves it to that."""
         async with self.snapshots.replaced() as replace:
-            truncations = self.files.truncations
+            if not self.host.replica.is_ready:
+                await self._rebuild_now(replace)
+
+    async def _rebuild_now(self, replace: Callable[[SnapshotStore, ChunkStore], None]) -> None:
+        options, replicated_log = self._options, self.host.replica.log
+        started = time.monotonic()
+        truncations = self.files.truncations
+        try:
             recovered = await asyncio.get_running_loop().run_in_executor(
                 None,
                 lambda: rebuild(
@@ -291,7 +299,13 @@ class JournalService:
                     in_flight_max=options.in_flight_max,
                 ),
             )
-            replace(recovered.snapshots, recovered.chunks)
+        except Exception:
+            if replicated_log.truncations == truncations:
+                raise
+            return  # the journal was cut while it was read
+        if replicated_log.truncations != truncations:
+            return
+        replace(recovered.snapshots, recovered.chunks)
         end = recovered.positions[-1].end if recovered.positions else recovered.start.end
         self.rebuilds += 1
         log_event(
@@ -306,8 +320,8 @@ class JournalService:
         )
         self.host.rebuilt(recovered.queues, end, recovered.last_time_ms, truncations)
 
-    async def activate(self, epoch: int) -> None:
-        """Mark the journal's configuration as activated; returns without when another epoch was appointed."""
+    async def activate(self, epoch: int) -> bool:
+        """Mark the journal's configuration as activated; false when another epoch was appointed."""
         key = configuration_key(self._options.journal_id)
         while True:
             try:
@@ -316,13 +330,13 @@ class JournalService:
                 known = decode_configuration(found.value)
                 if known.epoch != epoch:
                     self.host.on_configuration(known)
-                    return
+                    return False
                 if not known.activated:
                     active = msgspec.structs.replace(known, activated=True, previous_members=known.members)
                     await self._coordination.compare_and_swap(
                         key, found.revision, encode_configuration(active)
                     )
-                return
+                return True
             except (RevisionMismatch, OutcomeUnknown):
                 continue  # read again: it may have been done
             except NotNow:
@@ -368,8 +382,8 @@ class _Links:
     def __init__(self, service: JournalService) -> None:
         self._service = service
 
-    async def activate(self, epoch: int) -> None:
-        await self._service.activate(epoch)
+    async def activate(self, epoch: int) -> bool:
+        return await self._service.activate(epoch)
 
     def send(self, messages: list[Envelope]) -> None:
         peers = self._service._peers

@@ -114,8 +114,8 @@ class _Parked:
 class ReplicaLinks(Protocol):
     """What a replica's host asks of the one who put it there. All on the loop's thread."""
 
-    async def activate(self, epoch: int) -> None:
-        """Return when coordination holds `activated` for the epoch, or can no longer."""
+    async def activate(self, epoch: int) -> bool:
+        """Return true when coordination holds `activated` for the epoch, false when it can no longer."""
 
     def send(self, messages: list[Envelope]) -> None:
         """Send messages to other replicas; they may get lost."""
@@ -438,8 +438,8 @@ class ReplicaHost:
         )
 
     async def _activate(self, epoch: int) -> None:
-        await self._links.activate(epoch)
-        self._feed(self.replica.on_activated, epoch)
+        if await self._links.activate(epoch):
+            self._feed(self.replica.on_activated, epoch)
 
     def stop(self, error: Exception) -> None:
         """Stop for good: nothing more is decided, and whoever waits is told that the outcome is unknown."""
