@@ -205,6 +205,26 @@ def test_a_journal_that_does_not_come_on_fails_a_snapshot_and_nothing_else(
     assert asyncio.run(run()) == (1, None)
 
 
+def test_snapshot_waits_until_the_journal_is_durable_here_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have committed what this disk would lose in a power cut: no snapshot is ahead of its journal."""
+
+    async def run() -> tuple[int, int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            log = tester.broker.host.replica.log
+            with monkeypatch.context() as patch:
+                patch.setattr(maintenance, "COMMIT_TIMEOUT_S", -1.0)
+                patch.setattr(log, "durable_end", log.commit - 1)
+                await tester.broker.snapshots.write()
+            failed = tester.broker.snapshots.failed
+            await tester.broker.snapshots.write()
+            return failed, tester.broker.snapshots.written
+
+    assert asyncio.run(run()) == (1, 1)
+
+
 def test_no_snapshot_names_index_chunks_whose_fsync_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
