@@ -1,18 +1,21 @@
 """What replicas say to each other, as bytes: one envelope of one journal. Batches travel as they are on disk.
 
-    version u8 · MessagePack [journal, sender, receiver, message]        message: [tag, fields...], batches as bytes
+    version u8 · CRC32C of the rest u32 · MessagePack [journal, sender, receiver, message]
+    message: [tag, fields...], batches as bytes
 
-Whoever reads it checks every batch: CRCs, and that each continues the chain. Damage on the way is found here, and
-what was found is never written.
+Whoever reads it checks the whole, and every batch: CRCs, and that each continues the chain. Damage on the way is
+found here: what was damaged is never written, and a number that changed acknowledges nothing.
 
 To change the format: take a new version byte, and send it only to who said in its HELLO that it reads it.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import msgspec
+from crc32c import crc32c
 
 from quaymaster.core.records import Batch, CorruptBatch, chain_after, check_batch, decode_header
 from quaymaster.core.replication_messages import (
@@ -30,7 +33,7 @@ from quaymaster.core.replication_messages import (
 )
 
 REPLICATION_VERSION: Final = 1
-_VERSION_BYTE = bytes([REPLICATION_VERSION])
+_HEAD = struct.Struct("<BI")
 
 
 class ReplicationMessageUnreadable(Exception):
@@ -82,7 +85,8 @@ def encode_envelope(journal_id: int, envelope: Envelope) -> bytes:
     elif type(message) is Tail:
         batches = [batch.data for batch in message.batches]
         sent = _Tail(message.epoch, message.start, batches, message.is_gone)
-    return _VERSION_BYTE + _encoder.encode(_Sent(journal_id, envelope.sender, envelope.receiver, sent))  # type: ignore[arg-type]  # one of its kinds
+    body = _encoder.encode(_Sent(journal_id, envelope.sender, envelope.receiver, sent))  # type: ignore[arg-type]  # one of its kinds
+    return _HEAD.pack(REPLICATION_VERSION, crc32c(body)) + body
 
 
 def decode_envelope(data: bytes | memoryview) -> tuple[int, Envelope]:
@@ -92,8 +96,11 @@ def decode_envelope(data: bytes | memoryview) -> tuple[int, Envelope]:
         raise ReplicationMessageUnreadable(
             f"replication messages of version {REPLICATION_VERSION} are read, not {version}"
         )
+    body = memoryview(data)[_HEAD.size :]
+    if len(data) < _HEAD.size or _HEAD.unpack_from(data)[1] != crc32c(body):
+        raise ReplicationMessageUnreadable("the CRC of the message does not hold")
     try:
-        sent = _decoder.decode(memoryview(data)[1:])
+        sent = _decoder.decode(body)
         return sent.journal_id, Envelope(sent.sender, sent.receiver, _message(sent.message))
     except (msgspec.MsgspecError, CorruptBatch) as error:
         raise ReplicationMessageUnreadable(str(error)) from error
