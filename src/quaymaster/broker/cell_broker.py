@@ -23,12 +23,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quaymaster.broker import journal_copy
+from quaymaster.broker import journal_copy, record_repair
 from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.journal_service import JournalOptions, JournalService
 from quaymaster.broker.peer_links import REPLICATE, PeerLinks, broker_of
+from quaymaster.broker.record_repair import RECORD, FoundRecord
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.coordination.cell_keys import (
     BROKERS,
@@ -152,6 +153,7 @@ class CellBroker:
                 COPY_BEGIN: self._on_copy_begin,
                 COPY_READ: self._on_copy_read,
                 COPY_END: self._on_copy_end,
+                RECORD: self._on_record,
             },
             self._hello,
             batch_handlers={REPLICATE: self._on_replicate},
@@ -433,6 +435,33 @@ class CellBroker:
         source = self._sources.pop(number, None)
         if source is not None:
             self._run(source.end())
+
+    async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
+        """See `Peers`."""
+        configuration = self.configurations.get(journal_id)
+        members = () if configuration is None else configuration.members
+        others = [name for member in members if (name := broker_of(member)) != self._options.name]
+        clients = [client for name in others if (client := self._links.client(name)) is not None]
+        return await record_repair.ask_others(clients, journal_id, offsets), len(others)
+
+    def _on_record(self, call: IncomingCall) -> None:
+        asked = record_repair.decode_asked(call.body)
+
+        async def read() -> None:
+            journal = self.journals.get(asked.journal)
+            if journal is None or call.peer.role != "broker":
+                raise NotLeader
+            call.reply(
+                await asyncio.get_running_loop().run_in_executor(
+                    None,
+                    record_repair.read_records,
+                    journal.files,
+                    asked.offsets,
+                    journal.host.replica.commit,
+                )
+            )
+
+        self._answer(call, read())
 
     def _peer_closed(self, broker: str) -> None:
         for journal in list(self.journals.values()):

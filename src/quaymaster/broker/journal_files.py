@@ -48,6 +48,7 @@ from quaymaster.broker.segments import (
     find_batch_behind,
     iterate_batches,
     load_footer,
+    locate_record,
     parse_header,
     read_records,
     render_footer,
@@ -522,6 +523,30 @@ class JournalFiles:
                 continue
             first = last
         return found
+
+    def row_of(self, offset: int) -> Row:
+        """Return a record's row, whether its payload can be read or not; see `read_records` for errors."""
+        return self._locate(offset)[2]
+
+    def repair_record(self, offset: int, payload: bytes) -> None:
+        """Write a record's payload, as another replica has it, over what is damaged here, durably.
+
+        The record's own row says what it must be. Raises RecordUnreadable when it is not that, or there is no row.
+        """
+        with self._maintenance_lock:  # the segment is not rewritten meanwhile
+            self._check_running()
+            segment, position, row = self._locate(offset)
+            if len(payload) != row.length or crc32c(payload) != row.crc:
+                raise RecordUnreadable(offset, "what another replica has is not what was written here")
+            self._disk.write(segment.open_file(self._disk).fd, payload, position)
+            self._sync_segment(segment)
+
+    def _locate(self, offset: int) -> tuple[Segment, int, Row]:
+        segments, bases = self._view
+        number = bisect_right(bases, offset) - 1
+        if number < 0 or offset >= segments[number].end_offset:
+            raise RecordGone(offset, f"the journal has {bases[0]} to {self.end_offset}")
+        return segments[number], *locate_record(self._disk, segments[number], offset)
 
     def segments(self) -> list[SegmentInfo]:
         """Return what is known of each segment, oldest first; the last one is active."""

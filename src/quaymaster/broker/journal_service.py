@@ -17,14 +17,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+from quaymaster.broker import record_repair
 from quaymaster.broker.chunk_store import ChunkStore
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
 from quaymaster.broker.moves import Moves
+from quaymaster.broker.record_repair import FoundRecord
 from quaymaster.broker.recovery import Recovered, rebuild, recover
-from quaymaster.broker.replica import ReplicaHost, monotonic_ms
+from quaymaster.broker.replica import Body, ReplicaHost, monotonic_ms
 from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
@@ -76,6 +78,9 @@ class Peers(Protocol):
 
     def copy_needed(self, journal_id: int, members: list[str]) -> None:
         """These members need a copy of the journal; `host.on_copied` when they have one."""
+
+    async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
+        """Return what other members have of these records, and how many others there are."""
 
 
 class JournalService:
@@ -342,6 +347,16 @@ class JournalService:
             except NotNow:
                 await asyncio.sleep(ACTIVATION_RETRY_S)
 
+    async def repaired(self, offsets: list[int]) -> dict[int, Body]:
+        """Return records that are damaged here as other replicas have them, and repair them."""
+        if self._peers is None:
+            return {}
+        answers, others = await self._peers.records(self.journal_id, offsets)
+        chosen = await asyncio.get_running_loop().run_in_executor(
+            None, record_repair.repair, self.files, offsets, answers, others
+        )
+        return {found.offset: (found.type, found.flags, found.sequence, found.payload) for found in chosen}
+
     def leads(self, is_leading: bool) -> None:
         """The replica has begun to lead, or leads no longer."""
         replica = self.host.replica
@@ -394,6 +409,9 @@ class _Links:
         peers = self._service._peers
         assert peers is not None, "a lone replica has no other members"
         peers.copy_needed(self._service.journal_id, members)
+
+    async def repaired(self, offsets: list[int]) -> dict[int, Body]:
+        return await self._service.repaired(offsets)
 
     def rebuild(self) -> None:
         self._service.start_rebuild()

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from quaymaster.broker.bodies import BodyCache
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
-from quaymaster.broker.segments import RecordUnreadable
+from quaymaster.broker.segments import RecordGone, RecordUnreadable
 from quaymaster.broker.waiters import Waiter, Waiters
 from quaymaster.broker.writer import JournalWriter
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
@@ -122,6 +122,9 @@ class ReplicaLinks(Protocol):
 
     def copy_needed(self, members: list[str]) -> None:
         """These members lack what is no longer kept as it was written; `on_copied` when they have a copy."""
+
+    async def repaired(self, offsets: list[int]) -> dict[int, Body]:
+        """Return these records, which are damaged here, as other replicas have them, where they do."""
 
     def rebuild(self) -> None:
         """The queues are worthless: make them anew from the files, then call `rebuilt`."""
@@ -652,22 +655,36 @@ class ReplicaHost:
         reading = self._loop.run_in_executor(self.readers, self._read_cold, missing)
         self._tasks.add(reading)
 
-        def done(future: asyncio.Future[dict[int, Body]]) -> None:
+        def done(future: asyncio.Future[tuple[dict[int, Body], list[int]]]) -> None:
             self._tasks.discard(future)
             if future.cancelled():
                 return
             error = future.exception()
             if error is None:
-                found.update(future.result())
+                read, damaged = future.result()
+                found.update(read)
+                if damaged:
+                    self._spawn(self._repair(damaged, found, finish))
+                    return
             else:
                 log_event(log, logging.ERROR, "bodies not read", offsets=len(missing), error=str(error))
             finish(found)
 
         reading.add_done_callback(done)
 
-    def _read_cold(self, offsets: list[int]) -> dict[int, Body]:
-        """Read records from the segments; on the reader's thread."""
+    async def _repair(
+        self, damaged: list[int], found: dict[int, Body], finish: Callable[[dict[int, Body]], None]
+    ) -> None:
+        try:
+            found |= await self._links.repaired(damaged)
+        except Exception as error:  # as unreadable as before: nothing else depends on it
+            log_failure(log, "repair failed", error, journal=self.files.journal_id)
+        finish(found)
+
+    def _read_cold(self, offsets: list[int]) -> tuple[dict[int, Body], list[int]]:
+        """Read records from the segments; on the reader's thread. Return those, and the offsets of damaged ones."""
         wanted = list(offsets)
+        damaged: list[int] = []
         while wanted:
             try:
                 records = self.files.read_records(wanted)
@@ -681,9 +698,12 @@ class ReplicaHost:
                     error=str(error),
                 )
                 wanted = [offset for offset in wanted if offset != error.offset]
+                if not isinstance(error, RecordGone):
+                    damaged.append(error.offset)
                 continue
-            return {row.offset: (row.type, row.flags, row.sequence, payload) for row, payload in records}
-        return {}
+            found = {row.offset: (row.type, row.flags, row.sequence, payload) for row, payload in records}
+            return found, damaged
+        return {}, damaged
 
 
 def _nothing() -> None:

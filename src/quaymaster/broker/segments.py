@@ -465,6 +465,29 @@ def read_records(disk: Disk, segment: Segment, offsets: Sequence[int]) -> list[t
     return found
 
 
+def locate_record(disk: Disk, segment: Segment, offset: int) -> tuple[int, Row]:
+    """Return where in the file a record's payload is, and its row, whether the payload can be read or not.
+
+    RecordUnreadable when the row itself cannot, RecordGone when the segment no longer has it.
+    """
+    handle = segment.open_file(disk)
+    data_end = segment.data_end
+    entry = bisect_right(segment.index_offsets, offset) - 1
+    position = segment.index_positions[entry] if entry >= 0 else data_end
+    try:
+        while position < data_end:
+            header = decode_header(disk.read(handle.fd, HEADER_BYTES, position))
+            if offset < header.next_offset:
+                table = disk.read(handle.fd, HEADER_BYTES + header.count * ROW_BYTES, position)
+                check_table(table, header)
+                (row,) = _find_rows(table, header, 0, [offset])
+                return position + row.position, row
+            position += header.length
+    except (CorruptBatch, OSError) as error:
+        raise RecordUnreadable(offset, f"{segment.path}: {error}") from error
+    raise RecordGone(offset, "not in its segment")
+
+
 def _pick_from_stretch(
     data: bytes, wanted: Sequence[int], found: list[tuple[Row, bytes]], *, check_all: bool
 ) -> None:

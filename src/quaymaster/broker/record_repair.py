@@ -1,0 +1,139 @@
+"""Bit rot: records that cannot be read here are fetched from other replicas, and repaired in place.
+
+    read ──unreadable──▶ every other broker of the journal: record(offsets) ──▶ choose ──▶ whoever reads
+                                                                                  └──▶ written over the damage, fsynced
+
+A record is decided once, so every replica that has it as committed has the same. Where the own row can be read, its
+CRC says which payload is right. Where it cannot, a majority of the others has to agree; that is served, and stays
+damaged here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from crc32c import crc32c
+
+from quaymaster.broker.journal_files import JournalClosed, JournalFiles
+from quaymaster.broker.segments import RecordUnreadable
+from quaymaster.core.errors import CallerError, NotNow
+from quaymaster.core.records import Row
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.rpc import RPCClient
+
+RECORD = "record"
+ASK_TIMEOUT_MS = 2_000
+RECORDS_MAX = 10
+"""So many records are asked for at once: as many as one receive takes, so a reply has its bound."""
+
+log = logging.getLogger(__name__)
+
+
+class RecordsAsked(msgspec.Struct, frozen=True):
+    """Give me these records of a journal, as far as you have them committed."""
+
+    journal: int
+    offsets: list[int]
+
+
+class FoundRecord(msgspec.Struct, frozen=True):
+    """A record, read and checked where it was found."""
+
+    offset: int
+    type: int
+    flags: int
+    sequence: int
+    crc: int
+    payload: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_asked = msgspec.msgpack.Decoder(RecordsAsked)
+_found = msgspec.msgpack.Decoder(list[FoundRecord])
+
+
+def decode_asked(body: bytes) -> RecordsAsked:
+    """Return what was asked; raises msgspec.MsgspecError."""
+    return _asked.decode(body)
+
+
+def read_records(files: JournalFiles, offsets: Sequence[int], commit: int) -> bytes:
+    """Return the answer to `RecordsAsked`: the records that can be read here. Blocks."""
+    found: list[FoundRecord] = []
+    for offset in offsets[:RECORDS_MAX]:
+        if offset < commit:
+            try:
+                ((row, payload),) = files.read_records([offset])
+            except RecordUnreadable:
+                continue
+            found.append(FoundRecord(offset, row.type, row.flags, row.sequence, row.crc, payload))
+    return _encode(found)
+
+
+async def ask_others(
+    others: Iterable[RPCClient], journal_id: int, offsets: Sequence[int]
+) -> list[FoundRecord]:
+    """Return what the other brokers of a journal have of these records."""
+    asked = list(others)
+    calls = [
+        client.ask(
+            RECORD, _encode(RecordsAsked(journal_id, list(offsets[at : at + RECORDS_MAX]))), ASK_TIMEOUT_MS
+        )
+        for client in asked
+        for at in range(0, len(offsets), RECORDS_MAX)
+    ]
+    found: list[FoundRecord] = []
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(answer, bytes):
+            found += _found.decode(answer)
+        elif not isinstance(answer, NotNow | CallerError):
+            raise answer
+    return found
+
+
+def choose(row: Row | None, answers: Sequence[FoundRecord], others: int) -> FoundRecord | None:
+    """Return which answer is the record: the one that its own row names, else what most of the others agree on."""
+    whole = [answer for answer in answers if crc32c(answer.payload) == answer.crc]
+    if row is not None:
+        wanted = (row.type, row.flags, row.sequence, row.crc, row.length)
+        for answer in whole:
+            if (answer.type, answer.flags, answer.sequence, answer.crc, len(answer.payload)) == wanted:
+                return answer
+        return None
+    if not whole:
+        return None
+    answer, votes = Counter(whole).most_common(1)[0]
+    return answer if 2 * votes > others else None
+
+
+def repair(
+    files: JournalFiles, offsets: Sequence[int], answers: Sequence[FoundRecord], others: int
+) -> list[FoundRecord]:
+    """Choose among the answers, write what can be repaired, and return what can be read now. Blocks."""
+    chosen: list[FoundRecord] = []
+    for offset in offsets:
+        try:
+            row = files.row_of(offset)
+        except RecordUnreadable:
+            row = None
+        found = choose(row, [answer for answer in answers if answer.offset == offset], others)
+        if found is None:
+            continue
+        chosen.append(found)
+        why = "its row is damaged, too"
+        if row is not None:
+            try:
+                files.repair_record(offset, found.payload)
+            except (RecordUnreadable, OSError, JournalClosed) as error:
+                why = str(error)
+            else:
+                log_event(log, logging.WARNING, "record repaired", journal=files.journal_id, offset=offset)
+                continue
+        log_event(
+            log, logging.ERROR, "record not repaired", journal=files.journal_id, offset=offset, reason=why
+        )
+    return chosen

@@ -1,0 +1,157 @@
+"""Bit rot on one broker of three: what it cannot read others have, and it reads it again afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from crc32c import crc32c
+from harness.broker_support import body_of, message, number_of
+from test_cell_broker import JOURNAL, Cell, run, until
+
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.record_repair import RECORD, FoundRecord, RecordsAsked, choose
+from quaymaster.broker.segments import RecordGone, RecordUnreadable
+from quaymaster.core.commands import Receive, ReceiveOutcome, Send
+from quaymaster.core.errors import NotLeader
+from quaymaster.core.records import HEADER_BYTES, RecordType, Row
+
+
+def flip(files: JournalFiles, offset: int, *, row: bool = False) -> None:
+    """Flip a bit of a record on the disk: of its payload, or of its row in the batch's table."""
+    segment, position, found = files._locate(offset)
+    at = position - found.position + HEADER_BYTES + 20 if row else position + 3
+    fd = os.open(segment.path, os.O_RDWR)
+    try:
+        (byte,) = os.pread(fd, 1, at)
+        os.pwrite(fd, bytes([byte ^ 4]), at)
+    finally:
+        os.close(fd)
+
+
+async def sent(cell: Cell, count: int) -> JournalFiles:
+    """Send messages one by one, then let b lead, which has nothing of them in memory."""
+    for number in range(1, count + 1):
+        await cell.ask("a", Send(1, 0, [message(number)]))
+    await cell.same("a", "b", "c")
+    await cell.stop("b")
+    broker = await cell.start("b")
+    await until(lambda: JOURNAL in broker.configurations)
+    await cell.same("a", "b", "c")
+    await cell.appoint("b")
+    await cell.led_by("b")
+    return broker.journals[JOURNAL].files
+
+
+def sends_of(files: JournalFiles) -> list[int]:
+    """Return the offsets of all messages, from the batches that can be read."""
+    every = range(files.start_offset, files.end_offset)
+    return [offset for offset in every if files.row_of(offset).type == RecordType.SEND]
+
+
+async def bodies(cell: Cell) -> dict[int, bytes]:
+    outcome = await cell.ask("b", Receive(1, 0, 10))
+    assert isinstance(outcome, ReceiveOutcome)
+    return dict(number_of(one.flags, one.payload) for one in outcome.deliveries)
+
+
+def test_damaged_message_is_given_as_others_have_it_and_is_whole_afterwards(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> dict[int, bytes]:
+        files = await sent(cell, 5)
+        offset = sends_of(files)[2]
+        flip(files, offset)
+        with pytest.raises(RecordUnreadable):
+            files.read_records([offset])
+
+        given = await bodies(cell)
+
+        files.read_records([offset])
+        return given
+
+    given = run(tmp_path, story)
+    assert set(given) == {1, 2, 3, 4, 5}
+    assert len(set(map(len, given.values()))) == 1
+
+
+def test_message_whose_row_is_damaged_is_given_as_the_others_agree(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> set[int]:
+        files = await sent(cell, 5)
+        flip(files, sends_of(files)[2], row=True)
+        return set(await bodies(cell))
+
+    assert run(tmp_path, story) == {1, 2, 3, 4, 5}
+
+
+def test_message_that_is_damaged_everywhere_is_left_out_and_the_others_are_given(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> set[int]:
+        files = await sent(cell, 5)
+        offset = sends_of(files)[2]
+        for name in ("a", "b", "c"):
+            flip(cell.brokers[name].journals[JOURNAL].files, offset)
+        return set(await bodies(cell))
+
+    assert run(tmp_path, story) == {1, 2, 4, 5}
+
+
+def test_only_brokers_are_told_and_only_of_what_is_committed(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        asked = msgspec.msgpack.encode(RecordsAsked(JOURNAL, [1]))
+        with pytest.raises(NotLeader):  # it says that it is a front end
+            await cell.call("a", RECORD, asked)
+        await cell.send("a", 1, 3)
+        await cell.same("a", "b", "c")
+        broker = cell.brokers["a"]
+        end = cell.end_of("a")
+        found, others = await broker.records(JOURNAL, [*range(end - 1, end + 20)])
+        assert {one.offset for one in found} <= {end - 1}
+        assert others == 2
+        assert await broker.records(99, [1]) == ([], 0)
+
+    run(tmp_path, story)
+
+
+# Which answer is right
+
+
+def found(payload: bytes = b"payload", **changes: int) -> FoundRecord:
+    values = {"offset": 7, "type": 2, "flags": 0, "sequence": 3, "crc": crc32c(payload), **changes}
+    return FoundRecord(**values, payload=payload)
+
+
+ROW = Row(7, 2, 0, crc32c(b"payload"), 1, 0, 3, 0, 0, 112, len(b"payload"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [found(b"other"), found(sequence=4), found(type=6), found(flags=1), found(crc=1)],
+)
+def test_own_row_says_which_payload_is_right(wrong: FoundRecord) -> None:
+    assert choose(ROW, [wrong, found()], 2) == found()
+    assert choose(ROW, [wrong, wrong], 2) is None
+
+
+def test_without_a_row_most_of_the_others_have_to_agree() -> None:
+    assert choose(None, [found(), found()], 2) == found()
+    assert choose(None, [found()], 2) is None
+    assert choose(None, [found(), found(b"other")], 2) is None
+    assert choose(None, [found(b"other"), found(), found(), found()], 4) == found()
+    assert choose(None, [found(crc=1), found(crc=1)], 2) is None
+    assert choose(None, [], 0) is None
+
+
+def test_nothing_but_what_was_written_is_repaired(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        files = await sent(cell, 2)
+        offset = sends_of(files)[0]
+        whole = files.read_payloads([offset])[0]
+        with pytest.raises(RecordUnreadable, match="not what was written here"):
+            files.repair_record(offset, whole[:-1] + b"?")
+        assert files.read_payloads([offset]) == [whole]
+        for gone in (files.end_offset, files.end_offset + 10):
+            with pytest.raises(RecordGone):
+                files.repair_record(gone, whole)
+        assert body_of(1) in whole
+
+    run(tmp_path, story)
