@@ -476,7 +476,7 @@ def test_late_word_of_a_deposed_leader_does_not_close_the_way_to_the_next() -> N
         first.unanswered[0].fail(NotLeader())
         await until(lambda: answers)
 
-        assert second.received == [(1, send(1))]
+        assert second.received == [(1, as_repeat(send(1)))]
 
     run(scenario)
 
@@ -536,6 +536,24 @@ def test_send_that_is_recognised_when_stored_is_repeated_once_and_stored_once() 
         assert cell.log.bodies(1) == [b"body 1", b"body 2"]
 
     run(scenario, brokers=1)
+
+
+def test_send_that_had_to_wait_is_looked_for_like_a_second_attempt() -> None:
+    """Its client may have left, and have sent it again by another front end."""
+
+    async def scenario(cell: Cell) -> None:
+        first, second = send(1), send(1)
+        assert not first.messages[0].may_be_retry
+        _, answers = cell.start(first)
+        await asyncio.sleep(0.05)
+        cell.lead(1, cell.brokers[0])
+        await until(lambda: answers)
+        assert isinstance(await cell.ask(second), SendOutcome)
+
+        asked = [command for command in cell.brokers[0].asked if isinstance(command, Send)]
+        assert [command.messages[0].may_be_retry for command in asked] == [True, False]
+
+    run(scenario)
 
 
 def test_outcome_that_is_unknown_twice_is_told_as_unknown() -> None:

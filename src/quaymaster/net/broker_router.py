@@ -292,9 +292,12 @@ class BrokerRouter:
         assert pool is not None, "an open route leads somewhere"
         command = submission.command
         wait_end_s = submission.wait_end_s
-        if wait_end_s and submission.is_late:
-            left_ms = max(0, round((wait_end_s - now_s) * 1000))
-            command = msgspec.structs.replace(command, wait_ms=left_ms)
+        if submission.is_late:
+            if wait_end_s:
+                left_ms = max(0, round((wait_end_s - now_s) * 1000))
+                command = msgspec.structs.replace(command, wait_ms=left_ms)
+            else:  # its client may have lost patience meanwhile, and have sent it again by another front end
+                command = as_repeat(command)
         body = _journal_bytes(route.journal_id) + encode_command(command)
         is_poll = wait_end_s > 0.0
         refusal = pool.refusal(len(body), is_poll=is_poll, now_ms=now_s * 1000)
