@@ -3,7 +3,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-cluster test check format bench soak docs build clean env env-run
+.PHONY: help run run-cluster test check format bench soak sim mutants docs build clean env env-run
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ bench: env  ## run the benchmarks; ARGS="..." goes to them
 
 soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load
 	@scripts/test soak
+
+sim: env  ## run simulated cells for HOURS=10 simulated hours in JOBS=1 processes, from seed SEED0 (fresh) on
+	@PYTHONPATH=tests .venv/bin/python -m sim --hours $(or $(HOURS),10) --jobs $(or $(JOBS),1) --seed0 $(or $(SEED0),$(shell date +%s))
+
+mutants: env  ## hunt every planted bug with fresh seeds, and print what it took; ARGS="..." names some
+	@PYTHONPATH=tests .venv/bin/python -m sim.mutants --jobs $(or $(JOBS),1) --seed0 $(or $(SEED0),$(shell date +%s)) $(ARGS)
 
 docs: env  ## write the reference pages that are made from the code
 	@.venv/bin/python scripts/render_docs.py

@@ -1,0 +1,275 @@
+"""Producers and consumers of a simulated cell: they follow the leader by hints, try again, and tell the checker.
+
+A client is a generator: it yields a command to call, or microseconds to sleep, and gets the outcome back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from random import Random
+from typing import TYPE_CHECKING
+
+from harness.replica_host import identity, message
+
+from quaymaster.core.commands import (
+    ChangeVisibility,
+    Command,
+    CountMessages,
+    Delete,
+    EntriesOutcome,
+    NewMessage,
+    QueueCounts,
+    Receipt,
+    Receive,
+    Send,
+)
+from quaymaster.core.errors import CallerError, NotLeader, NotNow, Timeout
+from quaymaster.core.replication import JournalConfiguration
+from sim.kernel import MS, SECOND
+from sim.messages import Answer, Received, Request, Sent
+from sim.queue_checker import Delivery, QueueKind
+from sim.store import STORE, Changed, Get, Got
+
+if TYPE_CHECKING:
+    from sim.cell import Cell
+
+CALL_TIMEOUT_US = 800 * MS
+GIVE_UP_US = 8 * SECOND
+BACKOFF_US = (20 * MS, 120 * MS)
+
+Wish = Command | int
+Script = Generator[Wish, object, None]
+
+
+class Client:
+    """One caller, with its own idea of who leads."""
+
+    def __init__(self, cell: Cell, name: str) -> None:
+        self.cell = cell
+        self.name = name
+        self.calls = 0
+        self.attempts = 0
+        self._kernel = cell.kernel
+        self._network = cell.network
+        self.random = cell.kernel.random_for(name)
+        self._script: Script | None = None
+        self._command: Command | None = None
+        self._began_us = 0
+        self._number = 0
+        self._configuration: JournalConfiguration | None = None
+        self._leader = ""
+        cell.network.connect(name, self.receive)
+
+    def run(self, script: Script) -> None:
+        """Begin."""
+        self._script = script
+        self._kernel.after(self.random.randrange(10 * MS), self._resume, None)
+
+    def _resume(self, outcome: object) -> None:
+        assert self._script is not None, "a client runs a script"
+        try:
+            wish = self._script.send(outcome)
+        except StopIteration:
+            return
+        if isinstance(wish, int):
+            self._kernel.after(wish, self._resume, None)
+            return
+        self._command = wish
+        self._began_us = self._kernel.now_us
+        self.calls += 1
+        self.attempts = 0
+        self._try()
+
+    def _try(self) -> None:
+        command = self._command
+        assert command is not None, "there is a command to try"
+        if self.attempts:
+            self._command = command = self.again(command)
+        self._number += 1
+        self.attempts += 1
+        self._network.send(self.name, self._node(), Request(self._number, command))
+        self._kernel.after(CALL_TIMEOUT_US, self._timed_out, self._number)
+
+    def again(self, command: Command) -> Command:
+        """Return what is sent when a command is tried again: the same, so that it is known for the same."""
+        return command
+
+    def is_answer(self, number: int) -> bool:
+        """Tell whether an answer is to the question that was asked last."""
+        return number == self._number
+
+    def _node(self) -> str:
+        names = self.cell.names
+        if self._leader in self.cell.nodes and self.random.random() < 0.97:
+            return self._leader
+        return self.random.choice(names)
+
+    def _timed_out(self, number: int) -> None:
+        if number == self._number and self._command is not None:
+            self._leader = ""
+            self._again()
+
+    def _again(self) -> None:
+        """Ask who leads, and try the same once more, unless it has been long enough."""
+        if self._kernel.now_us - self._began_us > GIVE_UP_US:
+            self._command = None
+            self._number += 1
+            self._resume(Timeout())
+            return
+        self._network.send(self.name, STORE, Get(0))
+        self._number += 1
+        self._kernel.after(self.random.randint(*BACKOFF_US), self._try_again, self._number)
+
+    def _try_again(self, number: int) -> None:
+        if number == self._number and self._command is not None:
+            self._try()
+
+    def receive(self, sender: str, message: object) -> None:
+        """Something arrived from the network."""
+        if isinstance(message, Changed | Got):
+            configuration = message.configuration
+            if configuration.activated and (
+                self._configuration is None or configuration.epoch >= self._configuration.epoch
+            ):
+                self._configuration = configuration
+                self._leader = configuration.leader.partition("@")[0]
+            return
+        assert isinstance(message, Answer), f"a client does not know {message}"
+        if self._command is None or not self.is_answer(message.number):
+            return
+        outcome = message.outcome
+        if isinstance(outcome, NotNow) and not isinstance(self._command, Receive):
+            if isinstance(outcome, NotLeader) and outcome.leader_hint:
+                self._leader = outcome.leader_hint.partition("@")[0]
+            self._again()
+            return
+        if isinstance(outcome, NotNow):
+            self._leader = ""
+            self._network.send(self.name, STORE, Get(0))
+        self._command = None
+        self._number += 1
+        self._resume(outcome)
+
+
+# What they do
+
+
+def set_up(client: Client, commands: list[Command]) -> Script:
+    """Make the queues; tried until it is done."""
+    for command in commands:
+        while isinstance((yield command), NotNow):
+            pass
+    client.cell.is_set_up = True
+
+
+def produce(client: Client, queue: QueueKind, *, gap_us: int, groups: int) -> Script:
+    """Send to a queue, one to three messages at a time."""
+    cell, random = client.cell, client.random
+    checker = cell.queue_checker
+    while not cell.is_set_up:
+        yield 50 * MS
+    while cell.is_sending:
+        numbers = [cell.next_number() for _ in range(random.choice((1, 1, 2, 3)))]
+        messages = [_new_message(random, queue, number, groups) for number in numbers]
+        for number, (group, dedup, delay_ms, _) in zip(numbers, messages, strict=True):
+            checker.send_asked(
+                queue.queue_id, number, group=group, dedup=dedup, delay_ms=delay_ms, now_us=cell.kernel.now_us
+            )
+        outcome = yield Send(queue.queue_id, 0, [new for *_, new in messages])
+        if isinstance(outcome, Sent):
+            for number, (sequence, original) in zip(numbers, outcome.places, strict=True):
+                checker.send_acked(number, sequence, original, cell.kernel.now_us)
+        elif isinstance(outcome, CallerError):
+            raise AssertionError(f"a send was refused: {outcome}")
+        yield random.randint(0, 2 * gap_us)
+    cell.producers_left -= 1
+
+
+def _new_message(
+    random: Random, queue: QueueKind, number: int, groups: int
+) -> tuple[int, int, int, NewMessage]:
+    """Return group, deduplication id, delay and message. Some deduplication ids were used a moment ago.
+
+    Every attempt may be a retry, as of an SDK that does not number them: a first attempt that is said to be one and
+    comes after its retry would be stored twice, which a standard queue may do.
+    """
+    group = dedup = 0
+    delay_ms = -1
+    if queue.is_fifo:
+        group = random.randint(1, groups)
+        dedup = number - random.randint(1, 20) if number > 50 and random.random() < 0.1 else number
+    elif random.random() < 0.1:
+        delay_ms = random.choice((0, 500, 3_000))
+    new = message(
+        number,
+        group=group,
+        dedup=identity(dedup) if dedup else None,
+        retry=identity(number),
+        delay_ms=delay_ms,
+    )
+    return group, dedup, queue.delay_ms if delay_ms < 0 else delay_ms, new
+
+
+def consume(client: Client, queue: QueueKind, *, gap_us: int, carelessness: float) -> Script:
+    """Receive, work for a while, delete; or too late, or never, or change the visibility first."""
+    cell, random = client.cell, client.random
+    checker = cell.queue_checker
+    while not cell.is_set_up:
+        yield 50 * MS
+    while True:
+        asked_us = cell.kernel.now_us
+        outcome = yield Receive(queue.queue_id, 0, random.choice((1, 3, 10)))
+        if not isinstance(outcome, Received):
+            yield random.randint(10 * MS, 100 * MS)
+            continue
+        found = outcome.deliveries
+        checker.delivered(queue.queue_id, found, asked_us=asked_us, now_us=cell.kernel.now_us)
+        if not found:
+            yield random.randint(100 * MS, 600 * MS)
+            continue
+        is_careless = cell.is_sending and random.random() < carelessness
+        if is_careless and random.random() < 0.3:
+            continue
+        if is_careless and random.random() < 0.4:
+            timeout_ms = random.choice((0, 1_000, 8_000))
+            for delivery in found:
+                checker.visibility_asked(delivery.number)
+            yield ChangeVisibility(queue.queue_id, 0, _receipts(found), [timeout_ms] * len(found))
+            for delivery in found:
+                checker.visibility_asked(delivery.number)
+            if timeout_ms == 0:
+                continue
+        yield random.randint(0, 2 * queue.visibility_timeout_ms * MS if is_careless else gap_us)
+        if is_careless and random.random() < 0.3:
+            found = random.sample(found, random.randint(1, len(found)))
+        numbers = [delivery.number for delivery in found]
+        checker.delete_asked(numbers)
+        outcome = yield Delete(queue.queue_id, 0, _receipts(found))
+        if isinstance(outcome, EntriesOutcome):
+            for number, error in zip(numbers, outcome.errors, strict=True):
+                if error is None or client.attempts == 1:
+                    checker.delete_answered(
+                        queue.queue_id, number, is_done=error is None, now_us=cell.kernel.now_us
+                    )
+
+
+def _receipts(found: list[Delivery]) -> list[Receipt]:
+    return [Receipt(delivery.sequence, delivery.epoch, delivery.delivery_count) for delivery in found]
+
+
+def watch_empty(client: Client, queues: list[QueueKind]) -> Script:
+    """After sending has stopped: ask until every queue says that it is empty."""
+    cell = client.cell
+    while cell.producers_left:
+        yield 100 * MS
+    left = list(queues)
+    while left:
+        counts = yield CountMessages(left[-1].queue_id)
+        if isinstance(counts, QueueCounts):
+            client.cell.last_counts = f"{left[-1].name}: {counts}"
+            if not counts.visible + counts.in_flight + counts.delayed:
+                left.pop()
+                continue
+            left = list(queues)
+        yield 200 * MS
+    cell.is_drained = True

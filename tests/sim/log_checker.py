@@ -1,0 +1,228 @@
+"""Judges the replicas of the log, with knowledge no replica has: what is committed, what every disk holds (I1-I11).
+
+What is committed is one list for the whole run: the first replica to commit a batch writes it, all others must agree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from quaymaster.core.commands import Command, Send
+from quaymaster.core.queue_definitions import Durability
+from quaymaster.core.records import Batch, decode_header
+from quaymaster.core.replication_messages import Appended, Envelope, Promise
+from sim.kernel import Kernel, Violation
+from sim.messages import Sent
+from sim.store import Store
+
+if TYPE_CHECKING:
+    from sim.node import Node
+
+
+class LogChecker:
+    """One for a run."""
+
+    def __init__(self, kernel: Kernel, store: Store) -> None:
+        self.kernel = kernel
+        self.store = store
+        self.ends: list[int] = []
+        self.chains: list[int] = []
+        self.hashes: dict[tuple[int, int], tuple[str, dict[int, int]]] = {}
+        self.hashes_compared = 0
+        self.activations = 0
+        self._barriers: dict[int, str] = {}
+        self._appended: dict[tuple[int, int], int] = {}
+
+    @property
+    def commit(self) -> int:
+        """How much is committed, as far as anybody knows."""
+        return self.ends[-1] if self.ends else 0
+
+    def on_append(self, node: Node, batch: Batch) -> None:
+        """A leader appends: one leader in an epoch, and one batch at each place of it."""
+        stored = self.store.by_epoch.get(batch.epoch)
+        if stored is None or stored.leader != node.member:
+            raise Violation(
+                "I1",
+                f"{node.member} writes in epoch {batch.epoch}, which it does not lead",
+                batch.base_offset,
+            )
+        known = self._appended.setdefault((batch.epoch, batch.base_offset), batch.chain)
+        if known != batch.chain:
+            raise Violation(
+                "I1", f"epoch {batch.epoch} has two batches at {batch.base_offset}", batch.base_offset
+            )
+        before = node.batch_before(batch.base_offset)
+        if before is not None and decode_header(batch.data).time_ms < decode_header(before.data).time_ms:
+            raise Violation("I20", f"queue time goes back at {batch.base_offset}", batch.base_offset)
+        if self.kernel.story is not None:
+            self.kernel.tell(
+                node.name,
+                f"appends {batch.base_offset}-{batch.next_offset} in epoch {batch.epoch}",
+                (batch.base_offset, batch.next_offset),
+            )
+
+    def on_commit(self, node: Node, before: int, commit: int) -> None:
+        """A replica's commit index moves: what is below is what everybody else has there, for ever."""
+        ends, chains = self.ends, self.chains
+        own_ends = node.ends
+        index = bisect_right(own_ends, before)
+        while index < len(own_ends) and own_ends[index] <= commit:
+            end, chain = own_ends[index], node.batches[index].chain
+            place = bisect_right(ends, end) - 1
+            if place == len(ends) - 1 and (not ends or end > ends[-1]):
+                if node.batches[index].base_offset != self.commit:
+                    raise Violation(
+                        "I2", f"{node.member} commits past {self.commit} up to {end}", self.commit
+                    )
+                ends.append(end)
+                chains.append(chain)
+            elif place < 0 or ends[place] != end or chains[place] != chain:
+                raise Violation(
+                    "I2",
+                    f"{node.member} commits another batch that ends at {end}",
+                    node.batches[index].base_offset,
+                )
+            index += 1
+        if index == 0 or own_ends[index - 1] != commit:
+            raise Violation("I2", f"{node.member} commits {commit}, where no batch of its log ends", commit)
+        if self.kernel.story is not None:
+            self.kernel.tell(node.name, f"commits up to {commit}", (before, commit))
+
+    def on_truncate(self, node: Node, end: int) -> None:
+        """A replica cuts its log: never below what it knows to be committed."""
+        if end < node.commit:
+            raise Violation(
+                "I5", f"{node.member} cuts its log at {end}, below its commit index {node.commit}", end
+            )
+        self.kernel.tell(node.name, f"cuts its log at {end}", (end, node.ends[-1] if node.ends else end))
+
+    def on_barrier_durable(self, node: Node, epoch: int) -> None:
+        """A leader asks to be activated: it must hold everything that is committed."""
+        self._check_complete(node, epoch)
+
+    def on_activated(self, node: Node, epoch: int) -> None:
+        """A leader was activated."""
+        self.activations += 1
+        if self.store.by_epoch[epoch].leader != node.member:
+            raise Violation("I1", f"{node.member} is activated in epoch {epoch}, which it does not lead")
+        self._check_complete(node, epoch)
+
+    def _check_complete(self, node: Node, epoch: int) -> None:
+        if self.store.configuration.epoch > epoch:
+            return  # it is out of date, and will be told
+        if self.ends and node.chain_at(self.ends[-1]) != self.chains[-1]:
+            first = self._first_missing(node)
+            raise Violation(
+                "I3", f"{node.member} leads epoch {epoch} and lacks the committed batch at {first}", first
+            )
+
+    def _first_missing(self, node: Node) -> int:
+        base = 0
+        for end, chain in zip(self.ends, self.chains, strict=True):
+            if end > node.disk.start_offset and node.chain_at(end) != chain:
+                return base
+            base = end
+        return base
+
+    def on_send(self, node: Node, envelope: Envelope) -> None:
+        """A replica speaks: never for an epoch below one it promised, and never as a tainted disk."""
+        message = envelope.message
+        if not isinstance(message, Promise | Appended):
+            return
+        disk = node.disk
+        if message.epoch < disk.most_promised:
+            raise Violation(
+                "I6", f"{node.member} answers in epoch {message.epoch}, but promised {disk.most_promised}"
+            )
+        if disk.is_tainted:
+            raise Violation("I10", f"{node.member} votes with a tainted disk")
+        if isinstance(message, Promise):
+            if message.epoch > disk.promised:
+                raise Violation(
+                    "I6", f"{node.member} answers a promise of {message.epoch} that is not durable"
+                )
+            end = message.end
+        else:
+            end = message.durable_end
+        if end > disk.fsynced_end:
+            raise Violation(
+                "I7",
+                f"{node.member} says {end} is durable, but a power cut may leave {disk.fsynced_end}",
+                end - 1,
+            )
+        if node.chain_at(end) != disk.chain_at(end):
+            raise Violation(
+                "I7", f"{node.member} says {end} is durable, but has another batch on its disk", end - 1
+            )
+
+    def on_handed_out(self, node: Node, offset: int) -> None:
+        """A leader hands out a message: that it was sent is committed."""
+        if offset >= node.log.commit:
+            raise Violation("I2", f"{node.member} hands out what is not committed, at {offset}", offset)
+
+    def on_reply(self, node: Node, command: Command, outcome: object) -> None:
+        """A client is answered: an acknowledged send is on a majority of disks, and stays there without power."""
+        if not isinstance(outcome, Sent) or not isinstance(command, Send):
+            return
+        definition = node.journal.queues.definitions.get(command.queue_id)
+        if definition is None or definition.durability != Durability.SYNC:
+            return
+        partition = node.journal.queues.partition(command.queue_id, command.partition)
+        for sequence, _ in outcome.places:
+            if partition.is_live(sequence):
+                offset = partition.index.offset_and_sent_ms(sequence)[0]
+                if offset >= node.log.commit:
+                    raise Violation(
+                        "I7", f"a send is acknowledged at {offset}, which is not committed", offset
+                    )
+        end = node.commit
+        members = self.store.by_epoch[node.log.epoch].members
+        chain = node.chain_at(end)
+        have = [
+            name
+            for name in members
+            if (other := node.cell.nodes.get(name.partition("@")[0])) is not None
+            and other.member == name
+            and other.disk.fsynced_end >= end
+            and (other.disk.start_offset > end or other.disk.chain_at(end) == chain)
+        ]
+        lost = [name for name in members if name in node.cell.lost_members]
+        if 2 * (len(have) + len(lost)) <= len(members):
+            raise Violation(
+                "I7", f"a send is acknowledged at {end}, but durable on {have} of {members} only", end - 1
+            )
+
+    def on_applied(self, node: Node) -> None:
+        """A replica's queues are as of its log's end: they are those of everybody else with that log.
+
+        A leader's may be as of a later time than its last batch's, and cannot be compared then.
+        """
+        last = node.batches[-1] if node.batches else None
+        if last is not None and decode_header(last.data).time_ms == node.journal.last_time_ms:
+            self._compare(node, node.journal.last_time_ms)
+
+    def _compare(self, node: Node, time_ms: int) -> None:
+        journal = node.journal
+        end = journal.log.end
+        found = journal.queues.state_hash(time_ms)
+        who, known = self.hashes.setdefault((end.chain, time_ms), (node.member, found))
+        self.hashes_compared += who != node.member
+        if known != found:
+            differing = [key for key in known.keys() | found.keys() if known.get(key) != found.get(key)]
+            raise Violation(
+                "I11",
+                f"at {end.end} the queues of {node.member} are not those of {who}, "
+                f"in partitions {[f'{key >> 16}/{key & 0xFFFF}' for key in differing]}",
+                end.end - 1,
+            )
+
+    def check_converged(self, nodes: list[Node]) -> None:
+        """L2: every member has what is committed, and the same queues."""
+        for node in nodes:
+            if node.commit != self.commit:
+                raise Violation("L2", f"{node.member} is at {node.commit}, the others at {self.commit}")
+        time_ms = max(node.journal.last_time_ms for node in nodes)
+        for node in nodes:
+            self._compare(node, time_ms)

@@ -1,0 +1,85 @@
+"""Simulated cells keep every rule under every fault, and each planted bug is caught."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from sim.__main__ import main
+from sim.bugs import BUGS
+from sim.cell import Outcome, run_seed, tell
+from sim.mutants import hunt_seed
+from sim.mutants import main as hunt
+from sim.pinned import CAUGHT_BY, FOUND_BY
+
+BLOCKS = 3
+BLOCK_S = float(os.environ.get("SOAK_RUNS", "0")) or 30.0
+"""Processor seconds of each block: the slice is bounded in time, not in seeds."""
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_cells_keep_their_rules_under_faults_and_recover_when_healed(block: int) -> None:
+    until_s = time.process_time() + BLOCK_S
+    seed = block
+
+    while time.process_time() < until_s:
+        outcome = run_seed(seed)
+
+        assert outcome.violation is None, (
+            f"PYTHONPATH=tests python -m sim --seed {seed} --story: {outcome.violation}"
+        )
+        assert outcome.acked_sends > 0
+        seed += BLOCKS
+
+
+@pytest.mark.parametrize("seed", FOUND_BY)
+def test_what_a_seed_once_found_is_mended(seed: int) -> None:
+    outcome = run_seed(seed)
+
+    assert outcome.violation is None, f"{FOUND_BY[seed]}: {outcome.violation}"
+
+
+@pytest.mark.parametrize("bug", CAUGHT_BY)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    outcome = hunt_seed(CAUGHT_BY[bug], bug=bug, profile=BUGS[bug].profile)
+
+    assert outcome.violation is not None, BUGS[bug].what
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    def run() -> Outcome:
+        return run_seed(3)
+
+    assert run() == run()
+
+
+def test_a_story_tells_the_events_before_a_violation() -> None:
+    story = tell(0, bugs=["half-is-enough"], last=2)
+
+    *events, last = story.splitlines()
+    assert last.startswith("VIOLATION I7: a send is acknowledged")
+    assert "about offset" in events[0]
+    assert any("appends" in line for line in events)
+
+
+def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    found = main(["--seed", "1"])
+
+    assert found == 0
+    assert "1 seeds" in capsys.readouterr().out
+
+
+def test_the_command_names_the_seed_that_found_something(capsys: pytest.CaptureFixture[str]) -> None:
+    found = main(["--seed", "0", "--bug", "half-is-enough"])
+
+    assert found == 1
+    assert "seed 0 after" in capsys.readouterr().out
+
+
+def test_the_hunt_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    missed = hunt(["earlyack", "--seeds-max", "20"])
+
+    assert missed == 0
+    assert "1 caught, 0 missed" in capsys.readouterr().out
