@@ -38,6 +38,7 @@ from quaymaster.core.errors import (
     Unreachable,
 )
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.repeats import as_repeat
 from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.net import broker_routes
 from quaymaster.net.broker_pool import PoolLimits
