@@ -52,6 +52,7 @@ def leader_of_queue(status: dict[str, Any], cluster: LocalCluster) -> str:
     return str(leader)
 
 
+@pytest.mark.timeout(400)
 def test_a_cell_goes_on_without_the_broker_that_led_and_takes_it_back(tmp_path: Path) -> None:
     with LocalCluster.started(tmp_path / "cluster", "--port", "0") as cluster:
         client = cluster.client()

@@ -61,12 +61,16 @@ defaults
     timeout server 60s
     timeout queue 5s
     timeout http-keep-alive 75s
-    timeout check 1s
+    timeout check 2s
+    # A connection that is refused goes to another front end; with other ways to balance, after a second only.
     retries 3
     option redispatch 1
-    balance leastconn
+    balance roundrobin
     option httpchk GET /health/ready
-    default-server inter 500ms fastinter 100ms fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down
+    default-server inter 500ms fastinter 100ms fall 2 rise 1
+    default-server observe layer4 error-limit 1 on-error fastinter
+    # Who waits for one that fell silent should ask another. One that is asked to end has answered all by then.
+    default-server on-marked-down shutdown-sessions
 
 frontend sqs
     bind 127.0.0.1:{port}
