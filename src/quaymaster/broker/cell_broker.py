@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -76,6 +75,8 @@ COPY_READ = "copy.read"
 COPY_END = "copy.end"
 
 DRAIN_MS = 1_000
+COPIED_BY = ("activating", "leading")
+"""Who may be copied from. An elect may need a member to have a copy before it finds a majority for its first batch."""
 COPY_TIMEOUT_MS = 3_600_000
 COPY_STEP_TIMEOUT_MS = 30_000
 RETRY_S = 0.5
@@ -338,7 +339,7 @@ class CellBroker:
         """Have a member copy the journal from here, again and again until it has, or somebody else leads."""
         body = _encode(CopyOffer(journal.journal_id, member, self._options.name, epoch))
         replica = journal.host.replica
-        while replica.role == "leading" and replica.epoch == epoch and member in replica.log.lag_of():
+        while replica.role in COPIED_BY and replica.epoch == epoch and member in replica.log.lag_of():
             client = self._links.client(broker_of(member))
             if client is not None:
                 try:
@@ -383,14 +384,16 @@ class CellBroker:
 
             await journal_copy.fetch(journals / f"{number}{journal_copy.COPY_SUFFIX}", manifest, read)
             client.notify(COPY_END, JOURNAL_ID.pack(number))
-            async with self._opening:
-                del self.journals[number]
-                await journal.close()
-                if journal_copy.may_adopt(journal.files, manifest):
-                    await asyncio.get_running_loop().run_in_executor(
-                        None, journal_copy.adopt, journals, number, journal.files, manifest
-                    )
-            await self._open(number)
+            try:
+                async with self._opening:
+                    del self.journals[number]
+                    await journal.close()
+                    if journal_copy.may_adopt(journal.files, manifest):
+                        await asyncio.get_running_loop().run_in_executor(
+                            None, journal_copy.adopt, journals, number, journal.files, manifest
+                        )
+            finally:
+                await self._open(number)  # the copy, or what was there before
             log_event(
                 log,
                 logging.INFO,
@@ -407,15 +410,16 @@ class CellBroker:
 
         async def begin() -> None:
             journal = self.journals.get(number)
-            if journal is None or not journal.host.replica.is_leading:
+            if journal is None or journal.host.replica.role not in COPIED_BY:
                 raise NotLeader
-            before = self._sources.pop(number, None)
-            if before is not None:
+            before = self._sources.get(number)
+            if before is not None and not before.is_ended:
+                if before.reader != call.peer.node:
+                    raise Overloaded("Another broker is copying this journal.")
                 await before.end()
-            source = CopySource(journal, Path(self._options.journal.directory) / str(number))
-            manifest = await source.begin()
-            self._sources[number] = source
-            call.reply(_encode(manifest))
+            directory = Path(self._options.journal.directory) / str(number)
+            source = self._sources[number] = CopySource(journal, directory, reader=call.peer.node)
+            call.reply(_encode(await source.begin()))
 
         self._answer(call, begin())
 
@@ -424,7 +428,7 @@ class CellBroker:
 
         async def read() -> None:
             source = self._sources.get(request.journal)
-            if source is None or source.is_ended:
+            if source is None or source.is_ended or source.reader != call.peer.node:
                 raise NotLeader
             call.reply(await source.read(request.name, request.position))
 
@@ -432,8 +436,9 @@ class CellBroker:
 
     def _on_copy_end(self, call: IncomingCall) -> None:
         (number,) = JOURNAL_ID.unpack_from(call.body)
-        source = self._sources.pop(number, None)
-        if source is not None:
+        source = self._sources.get(number)
+        if source is not None and source.reader == call.peer.node:
+            del self._sources[number]
             self._run(source.end())
 
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
@@ -610,8 +615,8 @@ class CellBroker:
         async with self._opening:
             del self.journals[number]
             await journal.close()
-            directory = Path(self._options.journal.directory) / str(number)
-            await asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, directory)
+            journals = Path(self._options.journal.directory)
+            await asyncio.get_running_loop().run_in_executor(None, journal_copy.remove, journals, number)
         log_event(log, logging.INFO, "replica dropped", journal=number, epoch=configuration.epoch)
         return True
 

@@ -7,6 +7,7 @@
 
     <journals>/<id>.copy/     what has come so far
     <journals>/<id>.old/      what was there before, while the two change places
+    <journals>/<id>.dropped/  a replica that nobody needs, while it is deleted
 
 The member keeps its identity and its promises. That is sound only while it follows the leader it copies from, and
 only when the copy reaches at least as far as what it has: who promised a higher epoch meanwhile, or has more, keeps
@@ -35,6 +36,7 @@ IDLE_S = 10.0
 """A copy that nobody reads from for so long is given up."""
 COPY_SUFFIX = ".copy"
 OLD_SUFFIX = ".old"
+DROPPED_SUFFIX = ".dropped"
 
 
 class CopiedFile(msgspec.Struct, frozen=True):
@@ -62,9 +64,10 @@ class CopyRead(msgspec.Struct, frozen=True):
 
 
 class CopySource:
-    """The leader's side of one copy."""
+    """The leader's side of one copy, for the broker `reader` and no other."""
 
-    def __init__(self, journal: JournalService, directory: Path) -> None:
+    def __init__(self, journal: JournalService, directory: Path, *, reader: str) -> None:
+        self.reader = reader
         self._journal = journal
         self._directory = directory
         self._held = AsyncExitStack()
@@ -76,8 +79,10 @@ class CopySource:
     async def begin(self) -> CopyManifest:
         """Hold the snapshots as they are, and note what there is."""
         journal = self._journal
-        await self._held.enter_async_context(journal.snapshots.held())
         try:
+            await self._held.enter_async_context(journal.snapshots.held())
+            if self.is_ended:
+                raise Timeout("The copy was given up.")
             manifest = await asyncio.get_running_loop().run_in_executor(None, self._open)
         except BaseException:
             await self.end()
@@ -91,7 +96,8 @@ class CopySource:
         if fd is None:
             raise Timeout("The copy was given up.")
         self._touch()
-        return await asyncio.get_running_loop().run_in_executor(None, os.pread, fd, READ_BYTES, position)
+        # With a file of its own: when the copy ends meanwhile, the number of the other may be given to another file.
+        return await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(fd), position)
 
     async def end(self) -> None:
         """Let go."""
@@ -168,9 +174,22 @@ def adopt(journals: Path, journal_id: int, files: JournalFiles, manifest: CopyMa
         disk.sync_directory(str(directory))
     shutil.rmtree(old, ignore_errors=True)
     os.rename(place, old)
-    os.rename(copy, place)
+    try:
+        os.rename(copy, place)
+    except OSError:
+        os.rename(old, place)
+        raise
     disk.sync_directory(str(journals))
     shutil.rmtree(old, ignore_errors=True)
+
+
+def remove(journals: Path, journal_id: int) -> None:
+    """Delete a closed journal: first its name, so that a crash leaves no half of it that would be opened."""
+    dropped = journals / f"{journal_id}{DROPPED_SUFFIX}"
+    shutil.rmtree(dropped, ignore_errors=True)
+    os.rename(journals / str(journal_id), dropped)
+    RealDisk().sync_directory(str(journals))
+    shutil.rmtree(dropped)
 
 
 def settle(journals: Path) -> None:
@@ -182,8 +201,16 @@ def settle(journals: Path) -> None:
         else:
             os.rename(old, place)  # as if the copy had never been: it is fetched again
             RealDisk().sync_directory(str(journals))
-    for copy in journals.glob(f"*{COPY_SUFFIX}"):
-        shutil.rmtree(copy)
+    for suffix in (COPY_SUFFIX, DROPPED_SUFFIX):
+        for left in journals.glob(f"*{suffix}"):
+            shutil.rmtree(left)
+
+
+def _read(fd: int, position: int) -> bytes:
+    try:
+        return os.pread(fd, READ_BYTES, position)
+    finally:
+        os.close(fd)
 
 
 def _make_empty(directory: Path) -> None:

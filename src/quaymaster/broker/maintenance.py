@@ -155,9 +155,12 @@ class Snapshots:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[int]:
-        """Write a snapshot and keep its files as they are until the end of the block; gives its base offset."""
+        """Write a snapshot and keep its files as they are until the end of the block; gives its base offset.
+
+        An elect keeps the one it has: nothing new is committed before it leads.
+        """
         async with self._lock:
-            yield await self._write()
+            yield self.base_offset if self._host.replica.role == "activating" else await self._write()
 
     @asynccontextmanager
     async def replaced(self) -> AsyncIterator[Callable[[SnapshotStore, ChunkStore], None]]:

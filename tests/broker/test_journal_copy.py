@@ -1,0 +1,129 @@
+"""Copies of a journal: for one broker at a time, for an elect too, and nothing half done after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from harness.broker_support import message
+from test_cell_broker import JOURNAL, Cell, run, until
+
+from quaymaster.broker import journal_copy, journal_service
+from quaymaster.broker.cell_broker import COPY_BEGIN, COPY_END, COPY_READ
+from quaymaster.broker.journal_copy import CopyManifest, CopyRead
+from quaymaster.core.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
+from quaymaster.core.errors import NotLeader, Overloaded
+from quaymaster.net.rpc import RPCClient
+from quaymaster.protocol.broker_calls import JOURNAL_ID
+from quaymaster.protocol.frames import Hello
+
+WHICH = JOURNAL_ID.pack(JOURNAL)
+
+
+@asynccontextmanager
+async def speaking_as(cell: Cell, name: str) -> AsyncIterator[RPCClient]:
+    """A connection to a, as another broker has one."""
+    host, _, port = cell.brokers["a"].address.rpartition(":")
+    client = RPCClient((host, int(port)), Hello(cell="test", role="broker", node=name))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def begun(client: RPCClient) -> CopyManifest:
+    return msgspec.msgpack.decode(await client.ask(COPY_BEGIN, WHICH, 10_000), type=CopyManifest)
+
+
+async def first_bytes(client: RPCClient, manifest: CopyManifest) -> bytes:
+    body = msgspec.msgpack.encode(CopyRead(JOURNAL, manifest.files[-1].name, 0))
+    return await client.ask(COPY_READ, body, 10_000)
+
+
+def test_journal_is_copied_by_one_broker_at_a_time(tmp_path: Path) -> None:
+    """Segments are rewritten meanwhile: what two copies read would be parts of different files."""
+
+    async def story(cell: Cell) -> None:
+        async with speaking_as(cell, "x") as x, speaking_as(cell, "y") as y:
+            manifest = await begun(x)
+            with pytest.raises(Overloaded):
+                await begun(y)
+            with pytest.raises(NotLeader):
+                await first_bytes(y, manifest)
+            y.notify(COPY_END, WHICH)
+            assert await first_bytes(x, manifest)
+
+            again = await begun(x)
+            assert await first_bytes(x, again)
+            x.notify(COPY_END, WHICH)
+            await until(lambda: not cell.brokers["a"]._sources)
+            with pytest.raises(NotLeader):
+                await first_bytes(x, again)
+            assert await first_bytes(y, await begun(y))
+            y.notify(COPY_END, WHICH)
+            await until(lambda: not cell.brokers["a"]._sources)
+
+    run(tmp_path, story)
+
+
+def test_follower_is_not_copied_from(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        with pytest.raises(NotLeader):
+            await cell.call("b", COPY_BEGIN, WHICH)
+
+    run(tmp_path, story)
+
+
+def test_elect_that_needs_a_member_to_have_a_copy_gives_it_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member is dead, another lacks what was compacted: without the copy there is no majority for the barrier."""
+    monkeypatch.setattr(journal_service, "TAIL_BYTES_MAX", 0)
+
+    async def story(cell: Cell) -> set[int]:
+        await cell.stop("c")
+        for first in range(1, 2_000, 100):
+            await cell.send("a", first, first + 99)
+        for _ in range(190):
+            outcome = await cell.ask("a", Receive(1, 0, 10))
+            assert isinstance(outcome, ReceiveOutcome)
+            receipts = [
+                Receipt(one.sequence, outcome.epoch, one.delivery_count) for one in outcome.deliveries
+            ]
+            await cell.ask("a", Delete(1, 0, receipts))
+        leader = cell.brokers["a"].journals[JOURNAL]
+        for _ in range(2):
+            await leader.snapshots.write()
+            await cell.ask("a", Send(1, 0, [message(3_000)]))
+        assert await leader.compaction.step(younger_than_ms=0)
+        await cell.stop("b")
+        await cell.start("c")
+        await cell.appoint("a")
+        await until(lambda: leader.host.replica.epoch == 2)
+
+        await cell.led_by("a")
+
+        await cell.same("a", "c")
+        return await cell.received("a")
+
+    received = run(tmp_path, story)
+    assert 3_000 in received
+    assert len(received) >= 101
+
+
+def test_replica_whose_deletion_a_crash_ended_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "00000000000000000000.seg").touch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda path, **_: None)
+        journal_copy.remove(tmp_path, 7)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["7.dropped"]
+    journal_copy.settle(tmp_path)
+    assert list(tmp_path.iterdir()) == []
