@@ -394,7 +394,14 @@ class Node:
         disk = self.disk
         found = disk.read(read.start, READ_BATCHES_MAX)
         previous = disk.chain_at(read.start) if found is not None else None
-        self.log.on_read(read.member, read.start, previous, found or [], is_gone=found is None)
+        self.log.on_read(
+            read.member,
+            read.start,
+            previous,
+            found or [],
+            is_gone=found is None,
+            truncations=self.writer.truncations,
+        )
         self._settle()
 
     def _ask_to_activate(self, epoch: int) -> None:
