@@ -1,12 +1,9 @@
-"""What the tests of this folder share: messages by hand, what a refused start says, disks of their own."""
+"""What the tests of this folder share: messages by hand, and what a refused start says."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,66 +106,3 @@ def contents(directory: Path) -> Mapping[str, bytes]:
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != "lock" and path.suffix != ".tmp"
     }
-
-
-class SmallDisk:
-    """A mounted file system of its own, and a file on it that takes space away."""
-
-    def __init__(self, mount: Path) -> None:
-        self.path = mount
-        self._filler = mount / "filler"
-
-    @property
-    def free_bytes(self) -> int:
-        status = os.statvfs(self.path)
-        return status.f_bavail * status.f_frsize
-
-    def leave(self, free_bytes: int) -> None:
-        """Take space until so much is left."""
-        with self._filler.open("ab") as file:
-            wanted = self.free_bytes - free_bytes
-            if wanted > 0:
-                os.posix_fallocate(file.fileno(), self._filler.stat().st_size, wanted)
-
-    def fill(self) -> None:
-        """Take space to the last byte, and take again what is given up meanwhile."""
-        with self._filler.open("ab", buffering=0) as file, suppress(OSError):
-            for size in (1 << 20, 4096, 512, 1):
-                with suppress(OSError):
-                    while True:
-                        file.write(bytes(size))
-
-    def give_back(self) -> None:
-        """Free all the space that was taken."""
-        self._filler.unlink(missing_ok=True)
-
-    def make_read_only(self) -> None:
-        """Remount for reading only."""
-        _run("mount", "-o", "remount,ro", str(self.path))
-
-
-@contextmanager
-def small_disk(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount an ext4 of its own below `directory`; skips the test where that cannot be done."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a file system")
-    for tool in ("mkfs.ext4", "mount", "umount"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool}")
-    image, mount = directory / "disk.img", directory / "disk"
-    mount.mkdir()
-    with image.open("wb") as file:
-        file.truncate(size_bytes)
-    _run("mkfs.ext4", "-q", "-m", "0", "-F", str(image))
-    try:
-        _run("mount", "-o", "loop", str(image), str(mount))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no loop device: {error.stderr.decode(errors='replace').strip()}")
-    try:
-        yield SmallDisk(mount)
-    finally:
-        _run("umount", str(mount))
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=60)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from harness.checker import check
+from harness.disks import small_disk
 from harness.history import ServerEnded
 from harness.load import Load
 from harness.process import ProcessFailed, QuaymasterProcess
 
 from .conftest import Connect
-from .support import bodies, contents, refused_start, running, small_disk
+from .support import bodies, contents, refused_start, running
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 YEAR_S = 365 * 86_400

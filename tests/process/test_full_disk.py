@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from harness.checker import check
+from harness.disks import SmallDisk, small_disk
 from harness.history import ServerEnded
 from harness.load import Answer, Load
 from harness.process import QuaymasterProcess
 
 from .conftest import Connect
-from .support import Client, SmallDisk, running, small_disk
+from .support import Client, running
 
 pytestmark = pytest.mark.privileged
 
