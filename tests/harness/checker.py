@@ -38,11 +38,13 @@ from harness.history import (
     FAIL,
     NEVER_NS,
     OK,
+    UNKNOWN,
     ChangeVisibility,
     Count,
     Delete,
     DeleteQueue,
     DeliveredMessage,
+    Disturbed,
     HandledMessage,
     History,
     Operation,
@@ -84,6 +86,8 @@ class Verdict(msgspec.Struct):
     moved: int = 0
     server_ends: int = 0
     counts_checked: int = 0
+    stored_again: int = 0
+    """Messages of a cell's standard queues that are stored twice after a client tried again."""
 
     @property
     def lost(self) -> int:
@@ -98,7 +102,7 @@ class Verdict(msgspec.Struct):
         lines = [
             f"acknowledged {self.acknowledged}, unknown {self.unknown}, delivered {self.delivered} "
             f"(again {self.redelivered}), deleted {self.deleted}, moved {self.moved}, "
-            f"server ends {self.server_ends}, counts {self.counts_checked}: "
+            f"stored again {self.stored_again}, server ends {self.server_ends}, counts {self.counts_checked}: "
             f"lost {self.lost}, invented {self.invented}, violations {sum(self.counts_by_rule.values())}"
         ]
         lines += [f"{found.rule} {found.queue}: {found.text}" for found in self.violations]
@@ -153,6 +157,9 @@ class _Checker:
         self._clearings: dict[str, list[Purge | DeleteQueue]] = defaultdict(list)
         self._counts: list[Count] = []
         self._ends: list[ServerEnded] = []
+        self._stored_again: set[int] = set()
+        self._disturbed: list[tuple[int, int]] = []
+        """When leaders of a cell may have moved: intervals that do not touch, in order."""
         self._last_ns = 0
         self._verdict = Verdict([], Counter())
         self._index(history)
@@ -162,6 +169,7 @@ class _Checker:
         self._end_completions = [end.completed_ns for end in self._ends]
 
     def judge(self, is_drained: bool) -> Verdict:
+        self._find_stored_again()
         self._check_deliveries()
         for place in self._places.values():
             self._check_deletes(place)
@@ -169,8 +177,9 @@ class _Checker:
             self._check_receive_counts(place)
             self._check_times(place)
         for token, places in self._places_of_token.items():
-            self._verdict.moved += len(places) > 1
-            self._check_one_place(token)
+            if token not in self._stored_again:
+                self._verdict.moved += len(places) > 1
+                self._check_one_place(token)
         self._check_group_orders()
         self._check_sequences_given()
         self._check_deduplication()
@@ -188,6 +197,9 @@ class _Checker:
             if isinstance(event, ServerEnded):
                 self._ends.append(event)
                 verdict.server_ends += 1
+                continue
+            if isinstance(event, Disturbed):
+                self._disturb(event)
                 continue
             self._last_ns = max(self._last_ns, event.completed_ns)
             assert event.queue in self._facts, f"the history says nothing of queue {event.queue}"
@@ -241,14 +253,27 @@ class _Checker:
 
     def _horizon_ns(self, operation: Operation) -> int:
         """Return until when the operation may have taken effect."""
+        if self._disturbed and operation.outcome == UNKNOWN:
+            return NEVER_NS  # whatever of the cell holds it may have been stopped meanwhile
         if not operation.is_open_ended:
             return operation.completed_ns
         index = bisect_left(self._end_completions, operation.completed_ns)
         return self._end_completions[index] if index < len(self._ends) else NEVER_NS
 
+    def _disturb(self, event: Disturbed) -> None:
+        start_ns, end_ns = event.invoked_ns, event.completed_ns
+        if self._disturbed and self._disturbed[-1][1] >= start_ns:
+            start_ns, before_ns = self._disturbed.pop()
+            end_ns = max(end_ns, before_ns)
+        self._disturbed.append((start_ns, end_ns))
+
     def _ended_between(self, start_ns: int, end_ns: int) -> bool:
+        """Tell whether what a leader had not committed may have been forgotten in this interval."""
         index = bisect_left(self._end_completions, start_ns)
-        return index < len(self._ends) and self._ends[index].invoked_ns <= end_ns
+        if index < len(self._ends) and self._ends[index].invoked_ns <= end_ns:
+            return True
+        index = bisect_left(self._disturbed, start_ns, key=lambda interval: interval[1])
+        return index < len(self._disturbed) and self._disturbed[index][0] <= end_ns
 
     def _violate(self, rule: str, queue: str, text: str) -> None:
         verdict = self._verdict
@@ -262,6 +287,22 @@ class _Checker:
         if sent is None or sent.send.queue != place.queue or sent.entry.message_id != place.message_id:
             return None
         return sent
+
+    def _find_stored_again(self) -> None:
+        """Find what a cell's standard queues have twice after a client tried again: at least once, as SQS says.
+
+        The first attempt was held up in a front end or on the network, and came after the one that was to replace it.
+        """
+        if not self._disturbed:
+            return
+        for token, (send, entry) in self._sent.items():
+            facts = self._facts[send.queue]
+            if send.attempts == 1 or facts.is_fifo or facts.family in self._move_families:
+                continue
+            ids = {place.message_id for place in self._places_of_token.get(token, ())}
+            if len(ids | ({entry.message_id} if entry.outcome == OK else set())) > 1:
+                self._stored_again.add(token)
+        self._verdict.stored_again = len(self._stored_again)
 
     # I16
 
@@ -294,7 +335,7 @@ class _Checker:
         if entry.group is not None and message.group != entry.group:
             return f"token {message.token} was sent to group {entry.group}, is now in {message.group}"
         if entry.outcome == OK and entry.message_id != message.message_id:
-            if family not in self._move_families:
+            if family not in self._move_families and message.token not in self._stored_again:
                 return f"token {message.token} was acknowledged with id {entry.message_id}"
         elif (
             receive.queue == send.queue
@@ -352,7 +393,7 @@ class _Checker:
                 if self._is_surely_deleted(place, handled)
             )
             for other in self._places_of_token[place.token]:
-                if other is not place:
+                if other is not place and place.token not in self._stored_again:
                     self._check_stays_gone(
                         other.receives,
                         surely_ns,
@@ -533,7 +574,7 @@ class _Checker:
         if len(places) < 2 or self._facts[send.queue].family in self._move_families:
             return
         ids = {place.message_id for place in places}
-        if len(ids) > 1:
+        if len(ids) > 1 and token not in self._stored_again:
             self._violate(
                 "I19", send.queue, f"token {token}, sent once in {send.attempts} attempts, is stored as {ids}"
             )

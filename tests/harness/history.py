@@ -165,6 +165,17 @@ class ServerEnded(msgspec.Struct, tag="server-ended"):
     how: str = "kill -9"
 
 
+class Disturbed(msgspec.Struct, tag="disturbed"):
+    """Something of a cell was killed, stopped or cut off between these times, or had yet to recover from it.
+
+    A leader may have moved. Calls under way did not end with it, as they do with the one process of a server.
+    """
+
+    invoked_ns: int
+    completed_ns: int
+    how: str
+
+
 Event = (
     Send
     | Receive
@@ -177,6 +188,7 @@ Event = (
     | MoveTask
     | Count
     | ServerEnded
+    | Disturbed
 )
 
 

@@ -13,9 +13,9 @@ import threading
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -57,6 +57,8 @@ COUNTS = (
     "ApproximateNumberOfMessagesDelayed",
 )
 
+Address = tuple[str, int]
+
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 
@@ -68,6 +70,8 @@ class Answer(NamedTuple):
     fields: dict[str, Any]
     is_broken: bool = False
     was_sent: bool = True
+    attempts: int = 1
+    """How often the client tried by itself."""
 
     @property
     def outcome(self) -> Outcome:
@@ -87,13 +91,32 @@ class Answer(NamedTuple):
         return str(self.fields.get("message") or self.fields.get("Message") or "")
 
 
-class SQSConnection:
-    """One keep-alive connection that makes one signed JSON call at a time."""
+class Client(Protocol):
+    """What a worker makes its calls with."""
 
-    def __init__(self, environment: Environment, port: int, *, timeout_s: float = TIMEOUT_S) -> None:
+    def call(
+        self, action: str, fields: Mapping[str, Any], *, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> Answer:
+        """Make one call; never raises for what the server or the network does."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go."""
+        ...
+
+
+class SQSConnection:
+    """One keep-alive connection that makes one signed JSON call at a time.
+
+    Of several addresses it uses one until that fails, then the next: as SDKs do behind a name with several addresses.
+    """
+
+    def __init__(
+        self, environment: Environment, addresses: int | Sequence[Address], *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """`addresses`: a port of the loopback, or several (host, port)."""
         self._environment = environment
-        self._port = port
-        self._host = f"127.0.0.1:{port}".encode()
+        self._addresses = [("127.0.0.1", addresses)] if isinstance(addresses, int) else list(addresses)
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._rest = b""
@@ -118,7 +141,7 @@ class SQSConnection:
             raw_path=b"/",
             raw_query=b"",
             headers=[
-                (b"host", self._host),
+                (b"host", b"%b:%d" % (self._addresses[0][0].encode(), self._addresses[0][1])),
                 (b"content-type", b"application/x-amz-json-1.0"),
                 (b"x-amz-target", b"AmazonSQS." + action.encode()),
             ],
@@ -134,21 +157,42 @@ class SQSConnection:
         try:
             connected = self._connect()
         except OSError:
+            self._turn_away()
             return Answer(0, {}, is_broken=True, was_sent=False)
         try:
             connected.sendall(request)
             status, content = self._read(connected)
         except TimeoutError:
-            self.close()
+            self._turn_away()
             return Answer(0, {})
         except (OSError, EOFError):
-            self.close()
+            self._turn_away()
             return Answer(0, {}, is_broken=True)
         return Answer(status, _decode(content) if content else {})
 
+    def call_until_answered(self, action: str, fields: Mapping[str, Any]) -> Answer:
+        """Make a call that must succeed; it is made again while nobody answers, or 5xx, as every client does."""
+        deadline = time.monotonic() + RETRY_FOR_NS / 1e9
+        while True:
+            answer = self.call(action, fields)
+            if answer.status == 200:
+                return answer
+            is_over = time.monotonic() > deadline or 400 <= answer.status < 500
+            assert not is_over, (action, fields, answer)
+            time.sleep(RETRY_PAUSE_S)
+
+    def turn(self, steps: int) -> None:
+        """Let another address be the first to be used: so do clients of one service spread over its servers."""
+        steps %= len(self._addresses)
+        self._addresses = self._addresses[steps:] + self._addresses[:steps]
+
+    def _turn_away(self) -> None:
+        self.close()
+        self.turn(1)
+
     def _connect(self) -> socket.socket:
         if self._socket is None:
-            self._socket = socket.create_connection(("127.0.0.1", self._port), self._timeout_s)
+            self._socket = socket.create_connection(self._addresses[0], self._timeout_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._socket
 
@@ -315,7 +359,7 @@ class Load:
     def __init__(
         self,
         environment: Environment,
-        port: int,
+        addresses: int | Sequence[Address],
         *,
         queues: Iterable[LoadQueue] | None = None,
         workers: int = 6,
@@ -324,16 +368,21 @@ class Load:
         text_bytes: tuple[int, ...] = (20, 60, 100, 300, 1000, 5000),
         large_share: float = 0.003,
         run: int = 0,
+        timeout_s: float = TIMEOUT_S,
+        clients: Sequence[Client] = (),
     ) -> None:
         """Prepare a load; nothing is sent before `create_queues`.
 
+        `addresses` are those of the server's front ends, or a port of the loopback. Each of `clients` is used by a
+        worker of its own, beside `workers` who speak to the server by hand.
         Loads that follow each other on one server have different numbers as `run`: so no token and no
         deduplication id of one is used again by another.
         `pause_s` is how long a worker rests between operations, so that the machine has room for others.
         `text_bytes` are the sizes of bodies, `large_share` the share of messages of BODY_BYTES_MAX.
         """
         self.environment = environment
-        self.port = port
+        self.addresses = addresses
+        self.timeout_s = timeout_s
         prefix = f"arn:aws:sqs:{environment.region}:{environment.account_id}:"
         self.queues = list(mixed_queues(prefix) if queues is None else queues)
         self.history = History(queue.facts for queue in self.queues)
@@ -349,6 +398,10 @@ class Load:
         self._lane = self.history.lane()
         self._round = 0
         self._workers = [_Worker(self, number, Random(seed * 1000 + number)) for number in range(workers)]
+        self._workers += [
+            _Worker(self, number, Random(seed * 1000 + number), client)
+            for number, client in enumerate(clients, workers)
+        ]
         self._threads: list[threading.Thread] = []
 
     def create_queues(self) -> None:
@@ -356,10 +409,9 @@ class Load:
         connection = self.connection()
         try:
             for queue in self.queues:
-                answer = connection.call(
+                connection.call_until_answered(
                     "CreateQueue", {"QueueName": queue.facts.name, "Attributes": queue.attributes}
                 )
-                assert answer.status == 200, (queue.facts.name, answer)
         finally:
             connection.close()
 
@@ -403,13 +455,13 @@ class Load:
         if self.errors:
             raise self.errors[0]
 
-    def connection(self, *, timeout_s: float = TIMEOUT_S) -> SQSConnection:
+    def connection(self, *, timeout_s: float | None = None) -> SQSConnection:
         """Return a connection of the caller's own."""
-        return SQSConnection(self.environment, self.port, timeout_s=timeout_s)
+        return SQSConnection(self.environment, self.addresses, timeout_s=timeout_s or self.timeout_s)
 
     def queue_url(self, name: str) -> str:
         """Return the URL of a queue of the default account."""
-        return f"http://127.0.0.1:{self.port}/{self.environment.account_id}/{name}"
+        return f"{self.environment.endpoint_url}/{self.environment.account_id}/{name}"
 
     def note_counts(self) -> dict[str, tuple[int, int, int]]:
         """Record the counts of every queue there is; call it while the load is paused."""
@@ -503,13 +555,14 @@ class Load:
 class _Worker:
     """One client: picks a queue and an operation, does it, writes down what came of it."""
 
-    def __init__(self, load: Load, number: int, random: Random) -> None:
+    def __init__(self, load: Load, number: int, random: Random, client: Client | None = None) -> None:
         self.number = number
         self.is_resting = False
         self._load = load
         self._random = random
         self._lane = load.history.lane()
-        self._connection = load.connection()
+        self._connection: Client = client or self._own_connection(load, number)
+        self._retries_itself = client is not None
         self._next_token = (load.run * 1000 + number) * 1_000_000_000 + 1
         self._next_dedup = 0
         self._recent_dedup: dict[str, list[str]] = defaultdict(list)
@@ -527,6 +580,12 @@ class _Worker:
 
     def close(self) -> None:
         self._connection.close()
+
+    @staticmethod
+    def _own_connection(load: Load, number: int) -> SQSConnection:
+        connection = load.connection()
+        connection.turn(number)
+        return connection
 
     def step(self) -> None:
         queue, operation = self._random.choices(self._choices, self._weights)[0]
@@ -565,17 +624,17 @@ class _Worker:
             listed = [{"Id": str(index), **wire} for index, (_, wire) in enumerate(entries)]
             action, fields = "SendMessageBatch", {"QueueUrl": url, "Entries": listed}
         invocation = f"{self.number}-{sent[0].token}-0000-0000".encode()
-        wants_retry = random.random() < 0.8
+        wants_retry = random.random() < 0.8 and not self._retries_itself
         invoked_ns, wall_ms = time.monotonic_ns(), _wall_ms()
         attempts = 0
         may_be_done = is_open_ended = False
         while True:
-            attempts += 1
             headers = (
                 (b"amz-sdk-invocation-id", invocation),
-                (b"amz-sdk-request", b"attempt=%d; max=9" % attempts),
+                (b"amz-sdk-request", b"attempt=%d; max=9" % (attempts + 1)),
             )
             answer = self._call(action, fields, headers)
+            attempts += answer.attempts
             if answer.outcome == OK:
                 break
             may_be_done = may_be_done or answer.outcome == UNKNOWN

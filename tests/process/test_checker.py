@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pytest
 from harness.checker import Verdict, check
@@ -20,6 +20,7 @@ from harness.history import (
     Delete,
     DeleteQueue,
     DeliveredMessage,
+    Disturbed,
     Event,
     HandledMessage,
     History,
@@ -141,6 +142,10 @@ def purge(at: float, *, queue: str = "plain", outcome: Outcome = OK, until: floa
 
 def killed(at: float) -> ServerEnded:
     return ServerEnded(ns(at), ns(at + 0.01))
+
+
+def disturbed(at: float, until: float) -> Disturbed:
+    return Disturbed(ns(at), ns(until), "broker-1 was cut off")
 
 
 def count(
@@ -596,3 +601,44 @@ def test_a_history_can_be_kept_in_a_file(tmp_path: Path) -> None:
 
     assert loaded.events() == history.events()
     assert loaded.queues == history.queues
+
+
+class TestACell:
+    def test_a_moved_leader_may_forget_the_deliveries_of_a_standard_queue_only(self) -> None:
+        again = (receive(1, at=1.0), receive(1, at=3.0), delete(1, at=4.0, received_at=3.0))
+
+        assert rules(send(1), *again) == {"I20", "I22"}
+        assert rules(send(1), disturbed(2.0, 2.5), *again) == set()
+        assert rules(send(1), disturbed(5.0, 6.0), *again) == {"I20", "I22"}
+        assert rules(send(1), disturbed(0.1, 9.0), disturbed(0.5, 0.6), *again) == set()
+
+    def test_deliveries_of_a_fifo_group_stay_apart_whoever_leads(self) -> None:
+        sent = send(1, queue="row.fifo", group="a", sequence=1)
+        first = receive(1, queue="row.fifo", group="a", sequences=[1])
+        second = receive(1, at=3.0, queue="row.fifo", group="a", sequences=[1], count=2)
+        gone = delete(1, at=4.0, queue="row.fifo", received_at=3.0)
+
+        assert rules(sent, disturbed(2.0, 2.5), first, second, gone) == {"I20"}
+
+    def test_what_nobody_knows_the_outcome_of_may_be_done_at_any_later_time(self) -> None:
+        unknown = purge(1.0, outcome=UNKNOWN)
+
+        assert rules(unknown, send(1, at=2.0)) == {"I15"}
+        assert rules(unknown, disturbed(0.5, 1.5), send(1, at=2.0)) == set()
+
+    def test_a_send_that_was_tried_again_may_be_stored_twice_in_a_standard_queue_only(self) -> None:
+        def stored_twice(queue: str, attempts: int, **fifo: Any) -> set[str]:
+            kept, late = (
+                receive(1, at=at, queue=queue, message_id=name, sequences=[number] if fifo else (), **fifo)
+                for number, (at, name) in enumerate([(1.0, "m1"), (1.2, "late")], 1)
+            )
+            gone = (
+                delete(1, at=2.0, queue=queue),
+                delete(1, at=2.1, queue=queue, received_at=1.2, message_id="late"),
+            )
+            sent = send(1, queue=queue, attempts=attempts, sequence=1 if fifo else None, **fifo)
+            return rules(disturbed(0, 0.5), sent, kept, late, *gone)
+
+        assert stored_twice("plain", 2) == set()
+        assert "I19" in stored_twice("plain", 1)
+        assert "I19" in stored_twice("row.fifo", 2, group="a")
