@@ -27,7 +27,7 @@ format: env  ## format the code and fix what ruff can fix
 bench: env  ## run the benchmarks; ARGS="..." goes to them
 	@.venv/bin/python -m bench $(ARGS)
 
-soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load
+soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load, NEMESIS_MINUTES=60 of faults
 	@scripts/test soak
 
 sim: env  ## run simulated cells for HOURS=10 simulated hours in JOBS=1 processes, from seed SEED0 (fresh) on
