@@ -39,7 +39,7 @@ SETTINGS = {
 DRAIN_TIMEOUT_S = 600.0
 WATCH_S = 3.0
 LOGGED = ("segment compacted", "move task ended", "queue created", "queue deleted", " warning ", " error ")
-RECOVERY = re.compile(r"leader activated .* recovery_ms=(\d+)")
+RECOVERY = re.compile(r"broker started .* recovery_ms=(\d+)")
 
 
 class StormResult(NamedTuple):

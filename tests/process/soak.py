@@ -55,7 +55,7 @@ CLEAN_EVERY = 5
 ORDER_RULES = ("I18",)
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LOGGED_MAX = 50
-RECOVERY = re.compile(r"leader activated .* recovery_ms=(\d+)")
+RECOVERY = re.compile(r"broker started .* recovery_ms=(\d+)")
 
 Say = Callable[[str], None]
 
