@@ -36,7 +36,7 @@ CAUGHT_BY: dict[str, int] = {
     "cut-not-noticed": 10,
     "serves-early": 0,
     "unknown-is-done": 33,
-    "no-lease": 100,
+    "no-lease": 271,
     "answer-rests-on-nothing": 3,
     "fifo-receive-uncommitted": 31,
     "duplicate-uncommitted": 3,
