@@ -2,7 +2,7 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost [its options]
+        frontend_cost | cell [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -19,6 +19,7 @@ from pathlib import Path
 from bench import (
     backlog,
     broker_depth,
+    cell,
     compare,
     depth,
     frontend_cost,
@@ -41,6 +42,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "broker_depth": broker_depth.main,
     "width": width.main,
     "rpc_cost": rpc_cost.main,
+    "cell": cell.main,
 }
 
 

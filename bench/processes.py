@@ -66,8 +66,9 @@ def start(
     folder: Path,
     environment: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
+    core: int | None = SERVER_CORE,
 ) -> subprocess.Popen[bytes]:
-    """Start a server on the core that is kept for servers."""
+    """Start a server on the core that is kept for servers, or on all of them (None)."""
     return subprocess.Popen(
         [str(part) for part in command],
         cwd=folder,
@@ -76,7 +77,7 @@ def start(
         stdout=log or subprocess.DEVNULL,
         stderr=log or subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=lambda: pin(SERVER_CORE),
+        preexec_fn=None if core is None else lambda: pin(core),
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.cell_report import cell_gaps, cell_tables
 from bench.compare import BODIES, DEEP, GRID, HEADLINE_CONNECTIONS, WORKLOADS, Record
+from bench.markdown import number, table
 from bench.pictures import Bar, Panel, draw
 from bench.servers import ROOT, SERVERS
 
@@ -59,6 +60,9 @@ def sections(records: dict[str, Record]) -> dict[str, str]:
             made[f"grid_{body_bytes}"] = grid_table(compare, body_bytes)
     if "backlog" in records:
         made["backlog"] = backlog_table(records["backlog"])
+    if "cell" in records:
+        made["cell"] = cell_tables(records["cell"])
+        made["cell_gaps"] = cell_gaps(records["cell"])
     return made
 
 
@@ -253,22 +257,6 @@ def backlog_table(backlog: Record) -> str:
             f"{figure['quiet_share']:.0%} were those of the other tenants."
         )
     return text
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [list(head), ["---"] * len(head), *(list(row) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def number(value: float | None) -> str:
-    """Return a number with three significant digits, thousands separated."""
-    if value is None:
-        return "-"
-    if value >= 999.5:
-        digits = len(str(round(value))) - 3
-        return f"{round(value / 10**digits) * 10**digits:,}"
-    return f"{value:.3g}"
 
 
 def _label(figure: Record) -> str:

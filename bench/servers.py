@@ -150,7 +150,7 @@ class Running:
         raise Unavailable(f"{self.server.label} {what}: {log}")
 
 
-def _run(*command: str | Path, folder: Path, label: str) -> None:
+def run_step(*command: str | Path, folder: Path, label: str) -> None:
     """Run a step of obtaining a server, in its folder."""
     try:
         done = subprocess.run(
@@ -167,13 +167,23 @@ def _run(*command: str | Path, folder: Path, label: str) -> None:
         raise Unavailable(f"{label}: {command[0]} failed: {(done.stdout + done.stderr)[-1500:]}")
 
 
+def run_script(name: str) -> Path:
+    """Return the path that a script of this tree prints: of a program that it gets where there is none."""
+    done = subprocess.run(
+        [ROOT / "scripts" / name], capture_output=True, text=True, timeout=OBTAIN_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise Unavailable(done.stderr[-1500:])
+    return Path(done.stdout.split()[-1])
+
+
 def _need(*programs: str, label: str) -> None:
     for program in programs:
         if shutil.which(program) is None:
             raise Unavailable(f"{label}: `{program}` is not installed")
 
 
-def _obtained(name: str, version: str, make: Callable[[Path], None]) -> Path:
+def obtained(name: str, version: str, make: Callable[[Path], None]) -> Path:
     """Return the cached folder of a server, made first if need be; a folder half made is made anew."""
     folder = CACHE / f"{name}-{version}"
     done = folder / ".complete"
@@ -213,14 +223,14 @@ def _obtain_elasticmq() -> Path:
 
     def make(folder: Path) -> None:
         (folder / "pom.xml").write_text(_POM)
-        _run(
+        run_step(
             *("mvn", "-q", "-B", "-ntp", "dependency:copy-dependencies", "-DincludeScope=runtime"),
             "-DoutputDirectory=lib",
             folder=folder,
             label="ElasticMQ",
         )
 
-    return _obtained("elasticmq", ELASTICMQ_VERSION, make)
+    return obtained("elasticmq", ELASTICMQ_VERSION, make)
 
 
 def _start_elasticmq(installed: Path, folder: Path, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -250,9 +260,9 @@ def _obtain_goaws() -> Path:
         shutil.copytree(json.loads(download.stdout)["Dir"], source)
         for path in [source, *source.rglob("*")]:
             path.chmod(path.stat().st_mode | 0o200)
-        _run("go", "build", "-mod=mod", "-o", folder / "goaws", "./app/cmd", folder=source, label="goaws")
+        run_step("go", "build", "-mod=mod", "-o", folder / "goaws", "./app/cmd", folder=source, label="goaws")
 
-    return _obtained("goaws", GOAWS_VERSION, make) / "goaws"
+    return obtained("goaws", GOAWS_VERSION, make) / "goaws"
 
 
 def _start_goaws(program: Path, folder: Path, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -267,11 +277,11 @@ def _start_goaws(program: Path, folder: Path, port: int, log: IO[bytes]) -> subp
 def _obtain_python(name: str, version: str, label: str, *packages: str) -> Path:
     def make(folder: Path) -> None:
         uv = (ROOT / "scripts" / "bootstrap", "uv")
-        _run(*uv, "venv", "-q", "--python", sys.executable, folder / "venv", folder=ROOT, label=label)
+        run_step(*uv, "venv", "-q", "--python", sys.executable, folder / "venv", folder=ROOT, label=label)
         python = folder / "venv" / "bin" / "python"
-        _run(*uv, "pip", "install", "-q", "--python", python, *packages, folder=ROOT, label=label)
+        run_step(*uv, "pip", "install", "-q", "--python", python, *packages, folder=ROOT, label=label)
 
-    return _obtained(name, version, make) / "venv" / "bin"
+    return obtained(name, version, make) / "venv" / "bin"
 
 
 def _obtain_moto() -> Path:

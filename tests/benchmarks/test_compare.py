@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench import backlog, compare, machine, report, servers
+from bench import backlog, compare, machine, markdown, report, servers
 from bench.__main__ import parse_options, write_report
 from bench.pictures import Bar, Panel, draw
 
@@ -180,7 +180,7 @@ def test_bars_are_as_long_as_the_axis_says(is_linear: bool, lengths: list[int]) 
     ],
 )
 def test_numbers_are_shown_with_three_digits(value: float | None, shown: str) -> None:
-    assert report.number(value) == shown
+    assert markdown.number(value) == shown
 
 
 def test_options_choose_servers_workloads_and_depth() -> None:

@@ -1,0 +1,69 @@
+"""The clusters' benchmark in short: our cell is loaded, its leader killed, and the report shows what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import cell, cell_report
+from bench.cell_gap import longest_gap_s
+from bench.servers import Unavailable
+
+
+def test_a_cell_is_loaded_and_its_leader_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = cell.CONTENDERS["cell"]
+    monkeypatch.setitem(cell.CONTENDERS, "cell", dataclasses.replace(ours, cases=ours.cases[:1]))
+    monkeypatch.setattr(cell, "LEAD_S", 0.5)
+    monkeypatch.setattr(cell, "TRACED_S", 1.0)
+
+    record = cell.run(cell.Options(("cell",), seconds=1.0, kills=1), lambda line: None)
+
+    if "unavailable" in record["clusters"]["cell"]:
+        pytest.skip(record["clusters"]["cell"]["unavailable"])
+    (figure,), (gap,) = record["figures"], record["gaps"]
+    assert (figure["failures"], figure["failure"]) == (0, "")
+    assert figure["messages_per_s"] > 0
+    assert set(figure["cpu_share_by_role"]) == {"etcd", "broker", "manager", "metadata", "frontend"}
+    assert 0 < gap["queue_s"] <= gap["client_s"]
+    tables = cell_report.cell_tables(record) + cell_report.cell_gaps(record)
+    assert "None" not in tables
+    for table in re.findall(r"(?:^\|.*\n)+", tables, re.MULTILINE):
+        assert len({line.count("|") for line in table.splitlines()}) == 1, table
+
+
+def test_a_cluster_that_cannot_be_had_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(folder: Path, traces: Path | None) -> Any:
+        raise Unavailable("nobody has it")
+
+    missing = dataclasses.replace(cell.CONTENDERS["nats"], start=start)
+    monkeypatch.setitem(cell.CONTENDERS, "nats", missing)
+
+    record = cell.run(cell.Options(("nats",)), lambda line: None)
+
+    assert record["clusters"]["nats"]["unavailable"] == "nobody has it"
+    assert "nobody has it" in cell_report.cell_tables(record)
+
+
+@pytest.mark.parametrize(
+    ("moments", "longest_s"),
+    [
+        ((1.0, 9.0, 11.0, 12.0, 19.0), 7.0),
+        ((9.5, 14.0, 15.0, 18.0), 4.5),
+        ((1.0, 9.75, 10.25, 10.5), 9.5),
+        ((4.0,), 16.0),
+    ],
+)
+def test_a_gap_may_begin_before_the_kill_and_last_to_the_end_of_the_watch(
+    moments: Sequence[float], longest_s: float
+) -> None:
+    assert longest_gap_s(moments, 10.0, 20.0) == longest_s
+
+
+@pytest.mark.parametrize(("count", "p99"), [(1, 0), (10, 9), (100, 98), (1000, 989)])
+def test_the_p99_of_few_kills_is_the_longest(count: int, p99: int) -> None:
+    assert cell_report.p99_of(range(count)) == p99
