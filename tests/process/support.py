@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.load import Answer, SQSConnection
-from harness.process import ProcessFailed, QuaymasterProcess
+from harness.process import Environment, ProcessFailed, QuaymasterProcess
+from harness.running_cell import RunningCell
 
 EXIT_UNUSABLE = 3
 
@@ -18,10 +20,12 @@ class Client:
     """Calls of one server by hand, on one connection, with one queue in mind."""
 
     def __init__(self, process: QuaymasterProcess, *, clock_offset_ms: int = 0) -> None:
-        environment = process.env()
-        self.connection = SQSConnection(environment, process.listen_port)
+        self._use(process.env(), process.listen_port)
         self.connection.clock_offset_ms = clock_offset_ms
-        self._base = f"{process.endpoint_url}/{environment.account_id}/"
+
+    def _use(self, environment: Environment, port: int) -> None:
+        self.connection = SQSConnection(environment, port)
+        self._base = f"{environment.endpoint_url}/{environment.account_id}/"
 
     def call(self, action: str, queue: str | None = None, **fields: Any) -> Answer:
         """Make a call; `queue` is the name of the queue in QueueUrl."""
@@ -73,6 +77,36 @@ class Client:
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
+
+
+class CellClient(Client):
+    """The same for a cell, through one of its front ends."""
+
+    def __init__(self, cell: RunningCell, front_end: str = "frontend-1") -> None:
+        self._use(cell.environment(front_end), cell[front_end].port)
+
+
+@contextmanager
+def running_thread(run: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+    """Run something beside the block; what it raises is raised at the end."""
+    failures: list[Exception] = []
+
+    def caught() -> None:
+        try:
+            run()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=caught)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop()
+        thread.join(60)
+    assert not thread.is_alive(), "the thread does not end"
+    for failure in failures:
+        raise failure
 
 
 def bodies(count: int, text: str = "m") -> list[str]:

@@ -30,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quaymaster.net.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, SCHEME, identity_name
 
-ROLES: Final = ("frontend", "broker", "metadata", "manager")
+ROLES: Final = ("frontend", "broker", "metadata", "manager", "operator")
 AUTHORITY_KEY_FILE: Final = "ca.key"
 NODES: Final = "nodes"
 CLOCK_SKEW: Final = timedelta(minutes=5)
