@@ -175,9 +175,9 @@ def test_a_close_during_a_snapshot_loses_nothing(
                 else:
                     patch.setattr(maintenance, "STEP_S", -1.0)
 
-                    def first_of_two(*arguments: Any) -> Iterator[bytes]:
+                    def first_of_two(*arguments: Any, **named: Any) -> Iterator[bytes]:
                         reached.set()
-                        return encode_partition(*arguments)
+                        return encode_partition(*arguments, **named)
 
                     patch.setattr(maintenance, "encode_partition", first_of_two)
                 await asyncio.gather(tester.send(1, message(1)), tester.send(2, message(2)))

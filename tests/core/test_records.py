@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quaymaster.core import records
 from quaymaster.core.records import (
     BATCH_VERSION,
     DUE_AFTER_MAX_MS,
@@ -242,3 +243,18 @@ def test_fewer_bytes_than_a_header_are_no_batch() -> None:
 def test_bytes_without_the_magic_are_no_batch() -> None:
     with pytest.raises(CorruptBatch, match="no batch starts here"):
         decode_header(bytes(64))
+
+
+def test_a_batch_is_written_in_the_version_asked_for_and_keeps_it_when_it_is_compacted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records, "_VERSIONS_READ", frozenset({1, 2}))
+    some = [Record(RecordType.DELETE, 0, 7, 0, number, 5, 0, b"") for number in range(3)]
+    batch = encode_batch(some, epoch=1, base_offset=0, time_ms=5, floor=0, previous_chain=0, version=2)
+
+    header = decode_header(batch.data)
+    check_batch(batch.data, header)
+    compacted = rewrite_batch(batch.data, header, list(iterate_rows(batch.data, header))[1:])
+
+    assert batch.data[0] == compacted[0] == 2
+    check_batch(compacted, decode_header(compacted))

@@ -142,6 +142,7 @@ class CellBroker:
             on_closed=self._peer_closed,
             limits=options.limits,
             security=options.security,
+            cell_format=options.journal.cell_format,
         )
         self._server = RPCServer(
             {
@@ -490,6 +491,7 @@ class CellBroker:
         if journal is None:
             raise NotLeader(self._hint(number))
         command = decode_command(memoryview(call.body)[JOURNAL_ID.size :])
+        version = call.body[JOURNAL_ID.size]
 
         def reply(outcome: object) -> None:
             if isinstance(outcome, NotLeader):
@@ -497,7 +499,7 @@ class CellBroker:
             elif isinstance(outcome, Exception):
                 call.fail(outcome)
             else:
-                call.reply(encode_outcome(outcome))  # type: ignore[arg-type]  # what is no error is an outcome
+                call.reply(encode_outcome(outcome, version=version))  # type: ignore[arg-type]  # what is no error is an outcome
 
         submitted = journal.submit(command, reply)
         call.on_cancel = submitted.cancel

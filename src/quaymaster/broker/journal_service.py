@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from quaymaster.coordination.interface import Coordination, OutcomeUnknown, Revi
 from quaymaster.core.cell import ReplicaSeen
 from quaymaster.core.commands import Command, DeadLetter, StartMoveTask
 from quaymaster.core.errors import NotNow
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.partition import IN_FLIGHT_MAX
 from quaymaster.core.replication import LogReplica
@@ -68,6 +69,8 @@ class JournalOptions:
     retry_ids_max: int | None = None
     in_flight_max: int = IN_FLIGHT_MAX
     compaction_age_min_ms: int = COMPACT_AFTER_MS
+    cell_format: CellFormat = field(default_factory=CellFormat)
+    """What is written goes by it, at every moment; a server that is no cell writes the newest."""
 
 
 class Peers(Protocol):
@@ -147,7 +150,12 @@ class JournalService:
             now_ms=monotonic_ms(),
             tail_bytes_max=0 if self._peers is None else TAIL_BYTES_MAX,
         )
-        replica = JournalReplica(replicated_log, recovered.queues, last_time_ms=recovered.last_time_ms)
+        replica = JournalReplica(
+            replicated_log,
+            recovered.queues,
+            last_time_ms=recovered.last_time_ms,
+            cell_format=options.cell_format,
+        )
         self.host = ReplicaHost(
             loop, replica, self.files, clock, body_cache_bytes=options.body_cache_bytes, links=_Links(self)
         )
@@ -158,6 +166,7 @@ class JournalService:
             recovered.chunks,
             interval_s=options.snapshot_interval_s,
             records_max=options.snapshot_records,
+            cell_format=options.cell_format,
         )
         self.compaction = Compaction(
             self.host,
@@ -276,6 +285,7 @@ class JournalService:
             retry_ids_max=options.retry_ids_max,
             in_flight_max=options.in_flight_max,
             is_replicated=self._peers is not None,
+            cell_format=options.cell_format,
         )
 
     def start_rebuild(self) -> None:
@@ -302,6 +312,7 @@ class JournalService:
                     retry_window_ms=options.retry_window_ms,
                     retry_ids_max=options.retry_ids_max,
                     in_flight_max=options.in_flight_max,
+                    cell_format=options.cell_format,
                 ),
             )
         except Exception:

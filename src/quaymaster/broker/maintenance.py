@@ -15,9 +15,16 @@ from quaymaster.broker.disk import is_full
 from quaymaster.broker.journal_files import JournalCorrupt, SegmentInfo
 from quaymaster.broker.replica import ReplicaHost
 from quaymaster.broker.segments import RecordUnreadable
-from quaymaster.broker.snapshots import Blob, SnapshotStore
-from quaymaster.broker.state_store import SnapshotMeta, encode_key, encode_meta, encode_partition
+from quaymaster.broker.snapshots import MANIFEST_VERSIONS, Blob, SnapshotStore
+from quaymaster.broker.state_store import (
+    BLOB_VERSIONS,
+    SnapshotMeta,
+    encode_key,
+    encode_meta,
+    encode_partition,
+)
 from quaymaster.core.commands import ExpireMessages
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition import Partition
 from quaymaster.core.records import RecordType, iterate_rows
 from quaymaster.monitoring.logs import log_event
@@ -127,8 +134,10 @@ class Snapshots:
         *,
         interval_s: float,
         records_max: int,
+        cell_format: CellFormat | None = None,
     ) -> None:
         self._host = host
+        self._cell_format = cell_format or CellFormat()
         self._store = store
         self._chunks = chunks
         self._interval_s = interval_s
@@ -205,6 +214,7 @@ class Snapshots:
         queues = host.replica.queues
         base_offset = host.replica.end_offset
         host.records_since_snapshot = 0
+        blob_version = self._cell_format.version_of(BLOB_VERSIONS)
         removed, queues.removed = queues.removed, set()
         self._chunks.snapshot_begun()
         partitions: dict[int, Partition] = {}
@@ -220,7 +230,7 @@ class Snapshots:
                     continue
                 partitions[key] = found
                 pieces: list[bytes] = []
-                for piece in encode_partition(found, host.replica.end_offset):
+                for piece in encode_partition(found, host.replica.end_offset, version=blob_version):
                     pieces.append(piece)
                     if time.perf_counter() > until:
                         await asyncio.sleep(0)
@@ -259,7 +269,14 @@ class Snapshots:
         durable_floor: int,
     ) -> None:
         self._chunks.sync()
-        self._store.write(base_offset, changed, removed, meta, durable_floor=durable_floor)
+        self._store.write(
+            base_offset,
+            changed,
+            removed,
+            meta,
+            durable_floor=durable_floor,
+            version=self._cell_format.version_of(MANIFEST_VERSIONS),
+        )
         self._chunks.snapshot_published()
         # Freed here, one by one: on the event loop, all at once would take a tenth of a second.
         while changed:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import RPCClient, RPCLimits
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
-from quaymaster.protocol.replication_codec import encode_envelope
+from quaymaster.protocol.replication_codec import REPLICATION_VERSIONS, encode_envelope
 
 REPLICATE = "replicate"
 
@@ -44,7 +45,9 @@ class PeerLinks:
         on_closed: Callable[[str], None],
         limits: RPCLimits | None = None,
         security: TransportSecurity | None = None,
+        cell_format: CellFormat | None = None,
     ) -> None:
+        self._cell_format = cell_format or CellFormat()
         self._hello = hello
         self._on_closed = on_closed
         self._limits = limits
@@ -61,10 +64,11 @@ class PeerLinks:
 
     def send(self, journal_id: int, messages: list[Envelope]) -> None:
         """Send messages of one journal."""
+        version = self._cell_format.version_of(REPLICATION_VERSIONS)
         for envelope in messages:
             client = self.client(broker_of(envelope.receiver))
             if client is not None:
-                client.notify(REPLICATE, encode_envelope(journal_id, envelope))
+                client.notify(REPLICATE, encode_envelope(journal_id, envelope, version=version))
 
     def client(self, broker: str) -> RPCClient | None:
         """Return the connection to a broker; None when nobody knows where it is."""

@@ -20,11 +20,18 @@ from functools import partial
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import Disk, is_full, write_file_durably
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_directory
-from quaymaster.broker.snapshots import Snapshot, SnapshotStore
+from quaymaster.broker.snapshots import MANIFEST_VERSIONS, Snapshot, SnapshotStore
 from quaymaster.broker.space import JournalLimits
-from quaymaster.broker.state_store import decode_meta, encode_key, encode_partition, load_partitions
+from quaymaster.broker.state_store import (
+    BLOB_VERSIONS,
+    decode_meta,
+    encode_key,
+    encode_partition,
+    load_partitions,
+)
 from quaymaster.core.applied_queues import entry_of_record, partition_key
 from quaymaster.core.fifo_order import FIFOOrder
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.index import IndexRebuild, NoRoomForChunk
 from quaymaster.core.log_tail import Position
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
@@ -108,6 +115,7 @@ def recover(
     retry_ids_max: int | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
     is_replicated: bool = False,
+    cell_format: CellFormat | None = None,
 ) -> Recovered:
     """Open the journal in `directory` and rebuild its queues. Blocks; see `JournalFiles.open` for errors."""
     again = partial(
@@ -120,6 +128,7 @@ def recover(
         retry_ids_max=retry_ids_max,
         in_flight_max=in_flight_max,
         is_replicated=is_replicated,
+        cell_format=cell_format or CellFormat(),
     )
     with suppress(ChunkLost):
         return again()
@@ -137,6 +146,7 @@ def _recover(
     retry_ids_max: int | None,
     in_flight_max: int,
     is_replicated: bool,
+    cell_format: CellFormat,
 ) -> Recovered:
     path = f"{directory}/{journal_id}"
     disk.make_directory(path)
@@ -165,6 +175,7 @@ def _recover(
             retry_window_ms=retry_window_ms,
             retry_ids_max=retry_ids_max,
             in_flight_max=in_flight_max,
+            cell_format=cell_format,
         )
     except ChunkLost:
         for files in opened:
@@ -180,6 +191,7 @@ def rebuild(
     retry_window_ms: int,
     retry_ids_max: int | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    cell_format: CellFormat | None = None,
 ) -> Recovered:
     """Make the queues of an open journal anew, up to where it ends now. Blocks; batches may be written meanwhile.
 
@@ -193,6 +205,7 @@ def rebuild(
         retry_window_ms=retry_window_ms,
         retry_ids_max=retry_ids_max,
         in_flight_max=in_flight_max,
+        cell_format=cell_format or CellFormat(),
     )
     with suppress(ChunkLost):
         return again()
@@ -207,6 +220,7 @@ def _load(
     retry_window_ms: int,
     retry_ids_max: int | None,
     in_flight_max: int,
+    cell_format: CellFormat,
 ) -> Recovered:
     """Load the newest snapshot and replay what is behind it. `open_files` takes the floor that the snapshot knows."""
     snapshots = SnapshotStore(disk, f"{path}/snapshots")
@@ -239,7 +253,7 @@ def _load(
         rebuilt = rebuild_index(queues, files)
         if rebuilt:
             warnings.append(f"{rebuilt} chunks of the message index were lost and made anew")
-            _write_rebuilt(queues, chunks.store, snapshots, snapshot)
+            _write_rebuilt(queues, chunks.store, snapshots, snapshot, cell_format)
         disk.unlink(f"{path}/{DAMAGED_NAME}")
     start = files.position_at(base_offset)
     if start is None:
@@ -270,16 +284,29 @@ def _load(
 
 
 def _write_rebuilt(
-    queues: QueueStates, chunks: ChunkStore, snapshots: SnapshotStore, snapshot: Snapshot
+    queues: QueueStates,
+    chunks: ChunkStore,
+    snapshots: SnapshotStore,
+    snapshot: Snapshot,
+    cell_format: CellFormat,
 ) -> None:
     """Write the snapshot that was loaded once more, with the chunks made anew in the place of the lost ones."""
     chunks.snapshot_begun()
     changed = {
-        encode_key(key): b"".join(encode_partition(found, found.applied))
+        encode_key(key): b"".join(
+            encode_partition(found, found.applied, version=cell_format.version_of(BLOB_VERSIONS))
+        )
         for key, found in queues.dirty_partitions()
     }
     chunks.sync()
-    snapshots.write(snapshot.base_offset, changed, [], snapshot.meta, durable_floor=snapshot.durable_floor)
+    snapshots.write(
+        snapshot.base_offset,
+        changed,
+        [],
+        snapshot.meta,
+        durable_floor=snapshot.durable_floor,
+        version=cell_format.version_of(MANIFEST_VERSIONS),
+    )
     chunks.snapshot_published()
 
 

@@ -41,7 +41,6 @@ from crc32c import crc32c
 from quaymaster.broker.disk import Disk, FileHandle
 from quaymaster.core.records import (
     BATCH_MAGIC,
-    BATCH_VERSION,
     FLAG_COMPACTED,
     HEADER_BYTES,
     ROW_BYTES,
@@ -75,7 +74,6 @@ _HEADER = struct.Struct("<B3sIQ16sQQQQQQQ")
 _FOOTER = struct.Struct("<B3sIQQQQQQ")
 _TRAILER = struct.Struct("<II4s")
 _CRC = struct.Struct("<I")
-_BATCH_START = bytes([BATCH_VERSION]) + BATCH_MAGIC
 
 
 class SegmentDamaged(Exception):
@@ -380,7 +378,7 @@ def find_batch_behind(
     position = start
     while position < end:
         data = disk.read(fd, READ_BYTES, position)
-        at = data.find(_BATCH_START)
+        at = data.find(BATCH_MAGIC, 1) - 1  # the version is before it
         while at >= 0:
             header = _read_table(disk, fd, position + at, end)
             if (
@@ -389,10 +387,10 @@ def find_batch_behind(
                 and header.base_offset - offset <= (position + at - start) // ROW_BYTES + 1
             ):
                 return position + at, header
-            at = data.find(_BATCH_START, at + 1)
+            at = data.find(BATCH_MAGIC, at + 2) - 1
         if len(data) < READ_BYTES:
             return None
-        position += READ_BYTES - len(_BATCH_START) + 1
+        position += READ_BYTES - len(BATCH_MAGIC)
     return None
 
 

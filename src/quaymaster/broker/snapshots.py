@@ -12,8 +12,7 @@ file.
                files u32 · entries u32 · meta · files x (number u64 · length u64)
                entries x (key bytes u16 · file index u16 · position u64 · length u32 · crc u32 · key) · crc u32
 
-To change the format: raise MANIFEST_VERSION, keep reading the old one until a release has rewritten it, and add a
-test that reads a manifest written by the old code.
+To change the format: add a version to MANIFEST_VERSIONS, by the recipe in `core/formats`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,17 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
 from quaymaster.broker.disk import Disk, FileHandle, read_file, write_file_durably
+from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSIONS: Final[Versions] = {1: 1}
+_VERSIONS_READ = frozenset(MANIFEST_VERSIONS.values())
+MANIFEST_VERSION = version_in(MANIFEST_VERSIONS, FORMAT_MAX)
 MANIFEST_MAGIC = b"QMP"
 MANIFEST_SUFFIX = ".manifest"
 BLOBS_SUFFIX = ".blobs"
@@ -176,6 +179,7 @@ class SnapshotStore:
         meta: bytes,
         *,
         durable_floor: int = 0,
+        version: int = MANIFEST_VERSION,
     ) -> None:
         """Make a snapshot from the last one: `changed` blobs put in, `removed` keys taken out.
 
@@ -204,7 +208,7 @@ class SnapshotStore:
         else:
             number, start = self._file_to_append(last)
         self._append_blobs(new, number, start, carried, changed)
-        self._write_manifest(new)
+        self._write_manifest(new, version)
         gone = self._manifests[: 1 - MANIFESTS_KEPT]
         self._manifests = [*self._manifests[1 - MANIFESTS_KEPT :], new]
         self._remove_unneeded()
@@ -287,11 +291,11 @@ class SnapshotStore:
         path = f"{self._directory}/{number:020d}{BLOBS_SUFFIX}"
         return FileHandle(self._disk, self._disk.open(path, create=create))
 
-    def _write_manifest(self, manifest: _Manifest) -> None:
+    def _write_manifest(self, manifest: _Manifest, version: int) -> None:
         index = {number: place for place, number in enumerate(manifest.lengths)}
         bare = bytearray(
             _HEAD.pack(
-                MANIFEST_VERSION,
+                version,
                 MANIFEST_MAGIC,
                 manifest.generation,
                 manifest.base_offset,
@@ -321,8 +325,10 @@ class SnapshotStore:
         version, magic, generation_read, base_offset, floor, meta_bytes, files, entries = _HEAD.unpack_from(
             bare
         )
-        if magic != MANIFEST_MAGIC or version != MANIFEST_VERSION or generation_read != generation:
-            raise SnapshotsDamaged(f"{name} has version {version}; this program reads {MANIFEST_VERSION}")
+        if magic != MANIFEST_MAGIC or version not in _VERSIONS_READ or generation_read != generation:
+            raise SnapshotsDamaged(
+                f"{name} has version {version}; this program reads up to {MANIFEST_VERSION}"
+            )
         at = _HEAD.size + meta_bytes
         manifest = _Manifest(generation, base_offset, floor, data[_HEAD.size : at])
         numbers: list[int] = []

@@ -8,6 +8,9 @@ in them is committed, because the leader's state runs ahead.
     key   partition key u64 (queue id << 16 | partition)
     blob  version u8 · definition length u32 · definition · partition state (core/partition)
     meta  MessagePack: last stamp
+
+To change a blob, or the partition's state in it: add a version to BLOB_VERSIONS, by the recipe in `core/formats`. Other
+replicas copy snapshots, so they are written in the form that all of the cell read.
 """
 
 from __future__ import annotations
@@ -15,15 +18,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Final
 
 import msgspec
 
+from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
 from quaymaster.core.index import ChunkKeeper
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.core.queue_states import QueueStates
 
-BLOB_VERSION = 3
+BLOB_VERSIONS: Final[Versions] = {1: 3}
+_VERSIONS_READ = frozenset(BLOB_VERSIONS.values())
+BLOB_VERSION = version_in(BLOB_VERSIONS, FORMAT_MAX)
 
 _KEY = struct.Struct(">Q")
 _HEAD = struct.Struct("<BI")
@@ -58,7 +65,7 @@ def decode_meta(data: bytes) -> SnapshotMeta:
     return _meta_decoder.decode(data)
 
 
-def encode_partition(partition: Partition, applied: int) -> Iterator[bytes]:
+def encode_partition(partition: Partition, applied: int, *, version: int = BLOB_VERSION) -> Iterator[bytes]:
     """Return a partition's blob as of `applied`, and note that it is clean from there on.
 
     It comes in pieces, to be joined elsewhere: each takes a moment, and requests need not wait for all of them.
@@ -66,7 +73,7 @@ def encode_partition(partition: Partition, applied: int) -> Iterator[bytes]:
     partition.applied = applied
     partition.dirty = False
     definition = encode_queue_definition(partition.definition)
-    return chain((_HEAD.pack(BLOB_VERSION, len(definition)), definition), partition.pieces())
+    return chain((_HEAD.pack(version, len(definition)), definition), partition.pieces())
 
 
 def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper) -> None:
@@ -74,9 +81,9 @@ def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], k
     for key, blob in blobs:
         (number_and_queue,) = _KEY.unpack(key)
         version, length = _HEAD.unpack_from(blob)
-        if version != BLOB_VERSION:
+        if version not in _VERSIONS_READ:
             raise UnknownSnapshotFormat(
-                f"snapshot blob version {version} is not known; this program reads version {BLOB_VERSION}"
+                f"snapshot blob version {version} is not known; this program reads up to version {BLOB_VERSION}"
             )
         at = _HEAD.size
         definition = decode_queue_definition(blob[at : at + length])

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.leader_watch import LeaderWatch
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.leader_table import LeaderTable
 from quaymaster.net.broker_pool import PoolLimits
 from quaymaster.net.broker_router import BrokerRouter, RouterLimits
@@ -27,6 +28,8 @@ def route_to_brokers(
     store: Coordination,
     hello: Hello,
     journal_of: Callable[[int, int], int | None],
+    *,
+    cell_format: CellFormat | None = None,
 ) -> BrokerRouter:
     """Return what sends commands to the leaders of their journals; those wait until a leader is known.
 
@@ -43,7 +46,9 @@ def route_to_brokers(
 
     table = LeaderTable()
     watch = LeaderWatch(store, table)
-    router = BrokerRouter(table, journal_of, connect, limits=_limits(settings), on_doubt=watch.refresh)
+    router = BrokerRouter(
+        table, journal_of, connect, limits=_limits(settings), on_doubt=watch.refresh, cell_format=cell_format
+    )
     watch.start()
     stack.push_async_callback(watch.close)
     stack.push_async_callback(router.close)

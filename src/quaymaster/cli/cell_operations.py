@@ -1,6 +1,7 @@
 """`quaymaster cell status`, `journal show`, `broker drain`, `broker activate`, `force-recover`: a cell, for operators.
 
-They ask a manager over the RPC, wherever it is; `force-recover` changes coordination itself, as no manager would.
+They ask a manager over the RPC, wherever it is; `force-recover` and `cell upgrade` change coordination themselves, as
+no manager would.
 """
 
 from __future__ import annotations
@@ -85,6 +86,55 @@ def cell_status(
             note(f"problem: {problem}")
     if status["problems"]:
         raise typer.Exit(EXIT_REFUSED)
+
+
+@cell_app.command("upgrade")
+def cell_upgrade(
+    wanted: Annotated[
+        int | None, typer.Option("--to", help="Format to write; the newest of this program without.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+    config: Config = None,
+    overrides: Overrides = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Let the cell write the newest format, once all of its processes read it. After that none can be older."""
+    import asyncio
+
+    upgraded = asyncio.run(_upgrade(_settings(config, overrides), wanted, dry_run))
+    if as_json:
+        print_json(upgraded)
+        return
+    print_table(
+        ("ROLE", "NODE", "VERSION", "READS FORMATS"),
+        [
+            (one["role"], one["node"], one["version"], f"{one['format_min']}-{one['format_max']}")
+            for one in upgraded["processes"]
+        ],
+    )
+    print_line(f"the cell writes format {upgraded['format']}")
+
+
+async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dict[str, Any]:
+    import msgspec
+
+    from quaymaster.cli.stores import open_etcd
+    from quaymaster.coordination.cell_format import FormatRefused, list_processes, raise_format, read_format
+    from quaymaster.core.errors import NotNow
+    from quaymaster.core.formats import FORMAT_MAX
+
+    store = open_etcd(settings)
+    try:
+        processes = await list_processes(store)
+        if not dry_run:
+            await raise_format(store, FORMAT_MAX if wanted is None else wanted)
+        return {"format": await read_format(store), "processes": msgspec.to_builtins(processes)}
+    except FormatRefused as error:
+        raise Refused(str(error)) from None
+    except NotNow as error:
+        raise NoServer(f"coordination: {error}") from None
+    finally:
+        await store.close()
 
 
 @journal_app.command("show")

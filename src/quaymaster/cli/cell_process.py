@@ -1,7 +1,7 @@
 """One process of a cell, put together: what all of them have, and what a broker, a front end, ... has besides.
 
-lock data directory ─▶ admin port ─▶ coordination (etcd) ─▶ the role ─▶ ready
-SIGTERM ─▶ not ready ─▶ the role, the other way round ─▶ coordination ─▶ admin port ─▶ 0
+lock data directory ─▶ admin port ─▶ coordination (etcd) ─▶ member of the cell ─▶ the role ─▶ ready
+SIGTERM ─▶ not ready ─▶ the role, and so on, the other way round ─▶ 0
 
 The admin port is there first: a long recovery can be watched, and is alive though not ready.
 """
@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,8 +50,10 @@ from quaymaster.cli.metadata_roles import (
     start_remote_metadata,
 )
 from quaymaster.cli.stores import open_etcd
+from quaymaster.coordination.cell_format import CellMember, ProcessRegistration
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow, UnsupportedOperation
+from quaymaster.core.formats import CellFormat
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
@@ -83,6 +85,8 @@ class CellProcess:
     watch: LoopWatch
     admin: HTTPServer
     admin_address: Address
+    cell_format: CellFormat = field(default_factory=CellFormat)
+    """What is written in the cell; known once the role starts."""
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     failure: Exception | None = None
 
@@ -150,8 +154,10 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     stack.push_async_callback(admin.drain, 1.0)
     store = open_etcd(settings)
     stack.push_async_callback(store.close)
-    process = CellProcess(settings, data, stack, store, health, metrics, watch, admin, admin_address, stopped)
-    starting = loop.create_task(_ROLES[role](process))
+    process = CellProcess(
+        settings, data, stack, store, health, metrics, watch, admin, admin_address, stopped=stopped
+    )
+    starting = loop.create_task(_start(process, role))
     ended = loop.create_task(stopped.wait())
     await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -172,6 +178,15 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     return EXIT_OK
 
 
+async def _start(process: CellProcess, role: Role) -> None:
+    registration = ProcessRegistration(role, process.node, __version__)
+    member = CellMember(process.store, registration, on_unreadable=process.fail)
+    process.stack.push_async_callback(member.close)
+    await member.join()
+    process.cell_format = member.cell_format
+    await _ROLES[role](process)
+
+
 async def _start_broker(process: CellProcess) -> None:
     settings = process.settings
     listen = settings.broker_listen_address
@@ -184,7 +199,7 @@ async def _start_broker(process: CellProcess) -> None:
             listen.host,
             listen.port,
             settings.broker_advertise or f"{listen.host}:{listen.port}",
-            journal_options(settings, process.data),
+            replace(journal_options(settings, process.data), cell_format=process.cell_format),
             security=security,
         ),
         process.store,
@@ -204,7 +219,7 @@ async def _start_metadata(process: CellProcess) -> None:
         stack,
         process.store,
         connect_brokers=lambda journal_of: route_to_brokers(
-            settings, stack, process.store, hello, journal_of
+            settings, stack, process.store, hello, journal_of, cell_format=process.cell_format
         ),
         now_ms=wall_ms,
     )
@@ -225,7 +240,14 @@ async def _start_front_end(process: CellProcess) -> None:
     metrics.add_source(metadata.samples)
     health.add_check(metadata.why_not_ready)
     hello = hello_of(settings, FRONT_END_ROLE)
-    router = route_to_brokers(settings, stack, process.store, hello, metadata.queues.journal_of)
+    router = route_to_brokers(
+        settings,
+        stack,
+        process.store,
+        hello,
+        metadata.queues.journal_of,
+        cell_format=process.cell_format,
+    )
     metrics.add_source(router.samples)
     admin = make_admin(
         settings,

@@ -26,9 +26,18 @@ import msgspec
 
 from quaymaster.core.commands import Command, CountMessages, Decided, InternalCommand, ListMoveTasks, Peek
 from quaymaster.core.errors import CallerError, NotLeader, NotNow, StaleEpoch, TooFewReplicas
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_states import Proposal, QueueStates, Wait
-from quaymaster.core.records import Batch, Record, RecordType, decode_header, encode_batch, iterate_rows
+from quaymaster.core.records import (
+    BATCH_VERSIONS,
+    Batch,
+    Record,
+    RecordType,
+    decode_header,
+    encode_batch,
+    iterate_rows,
+)
 from quaymaster.core.replication import (
     JournalConfiguration,
     LogOperation,
@@ -98,8 +107,16 @@ class _Pending:
 class JournalReplica:
     """One replica. Offsets are the journal's; `now_ms` is a clock that does not jump, `time_ms` is queue time."""
 
-    def __init__(self, log: LogReplica, queues: QueueStates, *, last_time_ms: int) -> None:
+    def __init__(
+        self,
+        log: LogReplica,
+        queues: QueueStates,
+        *,
+        last_time_ms: int,
+        cell_format: CellFormat | None = None,
+    ) -> None:
         self.log = log
+        self._cell_format = cell_format or CellFormat()
         self.queues = queues
         self.last_time_ms = last_time_ms
         self.is_ready = True
@@ -333,6 +350,7 @@ class JournalReplica:
             return
         log = self.log
         tell_received = bool(self._on_received)
+        version = self._cell_format.version_of(BATCH_VERSIONS)
         for some in _in_batches(records):
             end = log.end
             log.append(
@@ -343,6 +361,7 @@ class JournalReplica:
                     time_ms=self.last_time_ms,
                     floor=log.durable_end,
                     previous_chain=end.chain,
+                    version=version,
                 ),
                 tell_received=tell_received,
             )

@@ -24,8 +24,8 @@ tail. `crc` is the CRC32C of header (with crc = 0) and table; each row has the C
 byte is covered once and one payload can be checked alone. `chain` binds a batch to all before it, as first
 written; a batch that was compacted (`FLAG_COMPACTED`) keeps the chain value it had.
 
-To change the format: raise BATCH_VERSION, keep reading the old one until a release has rewritten it, and add a
-test that reads a batch written by the old code.
+To change the format: add a version to BATCH_VERSIONS, by the recipe in `core/formats`. A batch keeps its version when
+it is compacted, copied or sent to other replicas: whoever is in the cell reads it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import xxhash
 from crc32c import crc32c
 
-BATCH_VERSION = 1
+from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
+
+BATCH_VERSIONS: Final[Versions] = {1: 1}
+_VERSIONS_READ = frozenset(BATCH_VERSIONS.values())
+BATCH_VERSION = version_in(BATCH_VERSIONS, FORMAT_MAX)
 BATCH_MAGIC = b"QMB"
 FLAG_COMPACTED = 1
 
@@ -156,7 +160,14 @@ def chain_after(previous_chain: int, epoch: int, base_offset: int, span: int, cr
 
 
 def encode_batch(
-    records: Sequence[Record], *, epoch: int, base_offset: int, time_ms: int, floor: int, previous_chain: int
+    records: Sequence[Record],
+    *,
+    epoch: int,
+    base_offset: int,
+    time_ms: int,
+    floor: int,
+    previous_chain: int,
+    version: int = BATCH_VERSION,
 ) -> Batch:
     """Encode records as they are first written: offsets are dense from `base_offset`."""
     count = len(records)
@@ -190,12 +201,12 @@ def encode_batch(
         position += length
     table = b"".join(parts)
     header = _HEADER.pack(
-        BATCH_VERSION, BATCH_MAGIC, position, epoch, base_offset, count, 0, time_ms, floor, 0, 0, count
+        version, BATCH_MAGIC, position, epoch, base_offset, count, 0, time_ms, floor, 0, 0, count
     )
     crc = crc32c(table, crc32c(header))
     chain = chain_after(previous_chain, epoch, base_offset, count, crc)
     parts[0] = _HEADER.pack(
-        BATCH_VERSION, BATCH_MAGIC, position, epoch, base_offset, count, 0, time_ms, floor, chain, crc, count
+        version, BATCH_MAGIC, position, epoch, base_offset, count, 0, time_ms, floor, chain, crc, count
     )
     parts.extend(payloads)
     return Batch(b"".join(parts), epoch, base_offset, base_offset + count, chain)
@@ -208,9 +219,9 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
     version, magic, *rest = _HEADER.unpack_from(data, at)
     if magic != BATCH_MAGIC:
         raise CorruptBatch("no batch starts here")
-    if version != BATCH_VERSION:
+    if version not in _VERSIONS_READ:
         raise CorruptBatch(
-            f"batch version {version} is not known; this program reads version {BATCH_VERSION}"
+            f"batch version {version} is not known; this program reads up to version {BATCH_VERSION}"
         )
     header = BatchHeader(*rest)
     if not (
@@ -314,7 +325,8 @@ def rewrite_batch(data: bytes | memoryview, header: BatchHeader, keep: Sequence[
         header.time_ms,
         header.floor,
     )
-    bare = _HEADER.pack(BATCH_VERSION, BATCH_MAGIC, *fields, 0, 0, header.span)
+    version = data[at]
+    bare = _HEADER.pack(version, BATCH_MAGIC, *fields, 0, 0, header.span)
     crc = crc32c(table, crc32c(bare))
-    head = _HEADER.pack(BATCH_VERSION, BATCH_MAGIC, *fields, header.chain, crc, header.span)
+    head = _HEADER.pack(version, BATCH_MAGIC, *fields, header.chain, crc, header.span)
     return b"".join((head, table, *payloads))

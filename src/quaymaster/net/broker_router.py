@@ -41,6 +41,7 @@ from quaymaster.core.errors import (
     TooFewReplicas,
     Unreachable,
 )
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.leader_table import LeaderTable
 from quaymaster.core.repeats import as_repeat, may_repeat, settle_repeat
 from quaymaster.monitoring.logs import log_failure
@@ -49,7 +50,7 @@ from quaymaster.net.broker_client import Reply
 from quaymaster.net.broker_pool import BrokerPool, MakeClient, PoolLimits
 from quaymaster.net.broker_routes import Route
 from quaymaster.net.rpc import OutgoingCall
-from quaymaster.protocol.command_codec import decode_outcome, encode_command
+from quaymaster.protocol.command_codec import COMMAND_VERSIONS, decode_outcome, encode_command
 from quaymaster.settings import parse_address
 
 FIRST_PARTITION: Final = 0
@@ -141,7 +142,9 @@ class BrokerRouter:
         *,
         limits: RouterLimits | None = None,
         on_doubt: Callable[[], None] = lambda: None,
+        cell_format: CellFormat | None = None,
     ) -> None:
+        self._cell_format = cell_format or CellFormat()
         self.table = table
         self.limits = limits or RouterLimits()
         self.on_doubt = on_doubt
@@ -237,6 +240,10 @@ class BrokerRouter:
 
     # What a route asks
 
+    def encode(self, command: Command) -> bytes:
+        """Return a command's bytes, in the version that every broker of the cell reads."""
+        return encode_command(command, version=self._cell_format.version_of(COMMAND_VERSIONS))
+
     def count(self, event: str) -> None:
         """Count an event of a closed set."""
         self.events[event] = self.events.get(event, 0) + 1
@@ -298,7 +305,7 @@ class BrokerRouter:
                 command = msgspec.structs.replace(command, wait_ms=left_ms)
             else:  # its client may have lost patience meanwhile, and have sent it again by another front end
                 command = as_repeat(command)
-        body = _journal_bytes(route.journal_id) + encode_command(command)
+        body = _journal_bytes(route.journal_id) + self.encode(command)
         is_poll = wait_end_s > 0.0
         refusal = pool.refusal(len(body), is_poll=is_poll, now_ms=now_s * 1000)
         if refusal is not None:

@@ -38,7 +38,6 @@ from quaymaster.core.leader_table import Leader
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_pool import BrokerPool
 from quaymaster.net.rpc import OutgoingCall
-from quaymaster.protocol.command_codec import encode_command
 
 if TYPE_CHECKING:
     from quaymaster.net.broker_router import BrokerRouter, Submission
@@ -222,7 +221,7 @@ class Route:
             self._probe_later()
             return
         self._tried.add(pool.address)
-        body = self.journal_id.to_bytes(8, "little") + encode_command(CountMessages(queue_id))
+        body = self.journal_id.to_bytes(8, "little") + self._router.encode(CountMessages(queue_id))
         self._probe = pool.probe(body, PROBE_TIMEOUT_MS, lambda result: self._on_probe(pool, result))
 
     def _on_probe(self, pool: BrokerPool, result: bytes | Exception) -> None:

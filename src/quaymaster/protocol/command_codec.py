@@ -6,8 +6,8 @@ Inside an outcome an error is what `protocol/error_codec` packs.
 
 To change a command or outcome: append a field with a default, which older peers ignore and are taken to have sent;
 a new one gets a tag that was never used. Fields are never reordered, removed or given another meaning, because the
-front ends and brokers of a cell are upgraded one by one. What cannot be done so raises COMMAND_VERSION; the old one
-is read for a release, and written to peers whose HELLO says that they know no other.
+front ends and brokers of a cell are upgraded one by one. What cannot be done so takes a new version, by the recipe in
+`core/formats`; an outcome goes in the version of its command.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import msgspec
 
 from quaymaster.core.commands import Command, Outcome
 from quaymaster.core.errors import InternalFailure
+from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
 from quaymaster.protocol.error_codec import PackedError, pack_error, unpack_error
 
-COMMAND_VERSION: Final = 1
-_VERSION_BYTE = bytes([COMMAND_VERSION])
+COMMAND_VERSIONS: Final[Versions] = {1: 1}
+_VERSIONS_READ = frozenset(COMMAND_VERSIONS.values())
+COMMAND_VERSION: Final = version_in(COMMAND_VERSIONS, FORMAT_MAX)
+_VERSION_BYTES = {version: bytes([version]) for version in _VERSIONS_READ}
 
 
 def _pack(value: Any) -> Any:
@@ -40,9 +43,9 @@ _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Com
 _outcome_decoder: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome, dec_hook=_unpack)
 
 
-def encode_command(command: Command) -> bytes:
+def encode_command(command: Command, *, version: int = COMMAND_VERSION) -> bytes:
     """Return the bytes that `decode_command` reads."""
-    return _VERSION_BYTE + _encoder.encode(command)
+    return _VERSION_BYTES[version] + _encoder.encode(command)
 
 
 def decode_command(data: bytes | memoryview) -> Command:
@@ -51,9 +54,9 @@ def decode_command(data: bytes | memoryview) -> Command:
     return command
 
 
-def encode_outcome(outcome: Outcome) -> bytes:
+def encode_outcome(outcome: Outcome, *, version: int = COMMAND_VERSION) -> bytes:
     """Return the bytes that `decode_outcome` reads."""
-    return _VERSION_BYTE + _encoder.encode(outcome)
+    return _VERSION_BYTES[version] + _encoder.encode(outcome)
 
 
 def decode_outcome(data: bytes | memoryview) -> Outcome:
@@ -63,9 +66,9 @@ def decode_outcome(data: bytes | memoryview) -> Outcome:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview, what: str) -> Any:
-    if not data or data[0] != COMMAND_VERSION:
+    if not data or data[0] not in _VERSIONS_READ:
         version = data[0] if data else "none"
-        raise InternalFailure(f"This process reads {what}s of version {COMMAND_VERSION}, not {version}.")
+        raise InternalFailure(f"This process reads {what}s up to version {COMMAND_VERSION}, not {version}.")
     try:
         return decoder.decode(memoryview(data)[1:])
     except msgspec.MsgspecError as error:

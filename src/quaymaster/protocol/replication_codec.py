@@ -6,7 +6,8 @@
 Whoever reads it checks the whole, and every batch: CRCs, and that each continues the chain. Damage on the way is
 found here: what was damaged is never written, and a number that changed acknowledges nothing.
 
-To change the format: take a new version byte, and send it only to who said in its HELLO that it reads it.
+To change the format: add a version to REPLICATION_VERSIONS, by the recipe in `core/formats`: it is sent once every
+broker of the cell reads it. A broker that gets what it cannot read says so in its log and takes nothing from it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
+from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
 from quaymaster.core.records import Batch, CorruptBatch, chain_after, check_batch, decode_header
 from quaymaster.core.replication_messages import (
     Append,
@@ -32,7 +34,9 @@ from quaymaster.core.replication_messages import (
     Tail,
 )
 
-REPLICATION_VERSION: Final = 1
+REPLICATION_VERSIONS: Final[Versions] = {1: 1}
+_VERSIONS_READ = frozenset(REPLICATION_VERSIONS.values())
+REPLICATION_VERSION: Final = version_in(REPLICATION_VERSIONS, FORMAT_MAX)
 _HEAD = struct.Struct("<BI")
 
 
@@ -68,7 +72,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Sent)
 
 
-def encode_envelope(journal_id: int, envelope: Envelope) -> bytes:
+def encode_envelope(journal_id: int, envelope: Envelope, *, version: int = REPLICATION_VERSION) -> bytes:
     """Return the bytes that `decode_envelope` reads."""
     message = envelope.message
     sent: object = message
@@ -86,15 +90,15 @@ def encode_envelope(journal_id: int, envelope: Envelope) -> bytes:
         batches = [batch.data for batch in message.batches]
         sent = _Tail(message.epoch, message.start, batches, message.is_gone)
     body = _encoder.encode(_Sent(journal_id, envelope.sender, envelope.receiver, sent))  # type: ignore[arg-type]  # one of its kinds
-    return _HEAD.pack(REPLICATION_VERSION, crc32c(body)) + body
+    return _HEAD.pack(version, crc32c(body)) + body
 
 
 def decode_envelope(data: bytes | memoryview) -> tuple[int, Envelope]:
     """Return journal and envelope, its batches checked; raises ReplicationMessageUnreadable."""
-    if not data or data[0] != REPLICATION_VERSION:
+    if not data or data[0] not in _VERSIONS_READ:
         version = data[0] if data else "none"
         raise ReplicationMessageUnreadable(
-            f"replication messages of version {REPLICATION_VERSION} are read, not {version}"
+            f"replication messages up to version {REPLICATION_VERSION} are read, not {version}"
         )
     body = memoryview(data)[_HEAD.size :]
     if len(data) < _HEAD.size or _HEAD.unpack_from(data)[1] != crc32c(body):

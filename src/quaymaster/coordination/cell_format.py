@@ -1,0 +1,201 @@
+"""Which format a cell writes, and which its processes read: how versions live side by side (`core/formats`).
+
+    format                     number, as text            changed by `raise_format` only; absent: 1
+    processes/<role>/<node>    ProcessRegistration        written by each process, bound to its lease
+
+A process says what it reads before it looks at the format, and follows the format as long as it runs. One that cannot
+read what the cell writes does not start, or stops, and says why; what it has on its disk stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from quaymaster.coordination.cell_keys import BROKERS, decode_registration
+from quaymaster.coordination.interface import (
+    ABSENT,
+    Coordination,
+    LeaseExpired,
+    OutcomeUnknown,
+    Put,
+    RevisionMismatch,
+    StoreUnusable,
+)
+from quaymaster.coordination.watched_prefix import WatchedPrefix
+from quaymaster.core.errors import NotNow
+from quaymaster.core.formats import FORMAT_MAX, FORMAT_MIN, CellFormat, why_unreadable
+from quaymaster.monitoring.logs import log_event, log_failure
+
+FORMAT_KEY: Final = "format"
+PROCESSES: Final = "processes/"
+FIRST_FORMAT: Final = 1
+"""That of a cell that was never raised."""
+LEASE_MS: Final = 10_000
+RETRY_S: Final = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class ProcessRegistration(msgspec.Struct, frozen=True):
+    """A running process of the cell, and the formats that it reads."""
+
+    role: str
+    node: str
+    version: str
+    format_min: int = FORMAT_MIN
+    format_max: int = FORMAT_MAX
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"{PROCESSES}{self.role}/{self.node}"
+
+
+class FormatRefused(Exception):
+    """The format stays as it is; the message says why."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_registrations = msgspec.msgpack.Decoder(ProcessRegistration)
+
+
+class CellMember:
+    """This process in its cell. Once it has joined, `cell_format` says what is written in the cell, at any time."""
+
+    def __init__(
+        self,
+        store: Coordination,
+        registration: ProcessRegistration,
+        *,
+        on_unreadable: Callable[[Exception], None],
+        lease_ms: int = LEASE_MS,
+    ) -> None:
+        """`on_unreadable` is called when the cell begins to write what this process cannot read: it must stop."""
+        self.cell_format = CellFormat(FORMAT_MIN)
+        self._store = store
+        self._registration = registration
+        self._on_unreadable = on_unreadable
+        self._lease_ms = lease_ms
+        self._lease_id = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._watch = WatchedPrefix(store, FORMAT_KEY, self._on_row)
+
+    async def join(self) -> None:
+        """Return once the cell knows of this process and the format is known; waits for the store as long as it takes.
+
+        Raises StoreUnusable when this program cannot read what the cell writes.
+        """
+        while True:
+            try:
+                await self._register()
+                number = await read_format(self._store)
+                break
+            except (NotNow, LeaseExpired) as error:
+                log_event(log, logging.WARNING, "cell not joined yet", reason=str(error))
+                await asyncio.sleep(RETRY_S)
+        reason = why_unreadable(number)
+        if reason is not None:
+            await self._leave()
+            raise StoreUnusable(reason)
+        self.cell_format.raise_to(number)
+        self._keeper = asyncio.create_task(self._keep(), name="cell-member")
+        self._watch.start()
+
+    async def close(self) -> None:
+        """Leave the cell, as far as the store can be reached."""
+        await self._watch.close()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._leave()
+
+    async def _register(self) -> None:
+        self._lease_id = await self._store.grant_lease(self._lease_ms)
+        registration = self._registration
+        await self._store.transaction([], [Put(registration.key, _encode(registration), self._lease_id)])
+
+    async def _leave(self) -> None:
+        with contextlib.suppress(NotNow, TimeoutError):
+            async with asyncio.timeout(self._lease_ms / 10_000):
+                await self._store.revoke_lease(self._lease_id)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_ms / 3_000)
+            try:
+                await self._store.keep_alive(self._lease_id)
+            except LeaseExpired:
+                with contextlib.suppress(NotNow, LeaseExpired):
+                    await self._register()
+            except NotNow:
+                pass  # looked at again in a moment
+            except Exception as error:
+                log_failure(log, "process not registered", error)
+
+    def _on_row(self, key: str, value: bytes | None) -> None:
+        if key != FORMAT_KEY or value is None:
+            return
+        number = int(value)
+        reason = why_unreadable(number)
+        if reason is not None:
+            self._on_unreadable(StoreUnusable(reason))
+        elif number > self.cell_format.number:
+            self.cell_format.raise_to(number)
+            log_event(log, logging.INFO, "format raised", format=number)
+
+
+async def read_format(store: Coordination) -> int:
+    """Return the format that the cell writes."""
+    found = await store.get(FORMAT_KEY)
+    return FIRST_FORMAT if found is None else int(found.value)
+
+
+async def list_processes(store: Coordination) -> list[ProcessRegistration]:
+    """Return the processes that run, and those that have ended a moment ago."""
+    items, _ = await store.list_all(PROCESSES)
+    return [_registrations.decode(item.value) for item in items]
+
+
+async def raise_format(store: Coordination, wanted: int) -> bool:
+    """Let the cell write another format from now on; false when it does so already. There is no way back.
+
+    Raises FormatRefused when a process would not be able to read it, or a broker does not run: nobody knows of what
+    version it is when it comes back.
+    """
+    found = await store.get(FORMAT_KEY)
+    now = FIRST_FORMAT if found is None else int(found.value)
+    if now == wanted:
+        return False
+    if wanted < now:
+        raise FormatRefused(f"The cell writes format {now}, and what it has written stays so.")
+    processes = await list_processes(store)
+    old = [one for one in processes if not one.format_min <= wanted <= one.format_max]
+    if old:
+        listed = ", ".join(
+            f"{one.role} {one.node} (version {one.version}, formats {one.format_min} to {one.format_max})"
+            for one in old
+        )
+        raise FormatRefused(f"Format {wanted} cannot be read by {listed}.")
+    brokers, _ = await store.list_all(BROKERS)
+    there = {one.node for one in processes if one.role == "broker"}
+    away = sorted({decode_registration(item.value).name for item in brokers} - there)
+    if away:
+        raise FormatRefused(
+            f"Nobody knows what these brokers read, which do not run: {', '.join(away)}. Start or drain them."
+        )
+    try:
+        await store.compare_and_swap(
+            FORMAT_KEY, found.revision if found is not None else ABSENT, str(wanted).encode()
+        )
+    except RevisionMismatch:
+        raise FormatRefused("The format was changed meanwhile: look again.") from None
+    except OutcomeUnknown:
+        if await read_format(store) != wanted:
+            raise
+    return True
