@@ -25,7 +25,7 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
 )
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.cell import BrokerReport, JournalSeen, PlacementSettings
+from quaymaster.core.cell import BrokerReport, JournalSeen, PlacementSettings, broker_of
 from quaymaster.core.errors import Timeout, Unreachable
 from quaymaster.managers.broker_link import BrokerLink
 from quaymaster.managers.in_cluster import InClusterManager
@@ -112,6 +112,8 @@ class FakeCell:
         """Brokers that answer no report."""
         self.stubborn: set[str] = set()
         """Brokers that do nothing they are asked to."""
+        self.blind: set[str] = set()
+        """Brokers that do not reach coordination: they never lead what they are appointed for."""
         self.is_deaf = False
         """Whether the brokers do not follow coordination."""
         self.failures: list[Exception] = []
@@ -207,7 +209,8 @@ class FakeCell:
                     number = journal_of(item.key)
                     configuration = decode_configuration(item.value)
                     self.world.journals[number] = JournalSeen(configuration, item.revision, 0, 0)
-                    self.world.elect(number)
+                    if broker_of(configuration.leader) not in self.blind:
+                        self.world.elect(number)
                     activated = self.world.configuration(number)
                     if activated != configuration:
                         await MemoryCoordination.transaction(

@@ -244,6 +244,30 @@ def test_move_that_fails_is_tried_again_after_a_rest() -> None:
     run(FakeCell("a", "b", "c"), scenario)
 
 
+def test_broker_that_did_not_lead_what_was_handed_over_is_spared_it_for_longer_each_time() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until_led("a", "b", "c")
+        cell.kill("a")
+        await cell.until_led("b", "c")
+
+        cell.blind.add("a")
+        cell.world.start("a")
+        await cell.until(lambda: _count(cell, ("Transfer", "done")) == 1)
+        await cell.until_led("b", "c")
+        await cell.pass_ms(50_000)
+        assert _count(cell, ("Transfer", "done")) == 1
+        await cell.until(lambda: _count(cell, ("Transfer", "done")) == 2)
+        await cell.until_led("b", "c")
+        await cell.pass_ms(100_000)
+        assert _count(cell, ("Transfer", "done")) == 2
+
+        cell.blind.clear()
+        await cell.pass_ms(20_000)
+        await cell.until_led("a", "b", "c")
+
+    run(FakeCell("a", "b", "c"), scenario)
+
+
 def test_broker_that_prepares_nothing_does_not_get_a_journal_and_harms_none() -> None:
     async def scenario(cell: FakeCell) -> None:
         cell.stubborn.add("c")

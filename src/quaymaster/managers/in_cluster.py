@@ -80,6 +80,9 @@ POLL_MS: Final = 250
 ACTION_TIMEOUT_S: Final = 60.0
 REST_MS: Final = 5_000
 """After a move that failed, its journal gets no other for so long."""
+HAND_OVER_REST_MS: Final = 60_000
+HAND_OVER_REST_MS_MAX: Final = 3_600_000
+"""After a hand-over to a broker that then did not lead: for so long, twice as long each time that it happens again."""
 RELIST_S: Final = 30.0
 RETRY_S: Final = 0.5
 BLIND_MS: Final = 5_000
@@ -189,6 +192,9 @@ class InClusterManager:
         self._acting: set[int] = set()
         self._removing: set[str] = set()
         self._resting: dict[int, int] = {}
+        self._handed_over: dict[int, int] = {}
+        """The epoch of each journal's last planned change of leaders."""
+        self._hand_overs_failed: Counter[int] = Counter()
         self._suspects: set[str] = set()
         self._problems: tuple[str, ...] = ()
         self._is_coordination_lost = False
@@ -504,6 +510,7 @@ class InClusterManager:
         """Carry one action out, learn what came of it, and let others be planned for its journal."""
         result = "done"
         reason = None
+        before = None if number is None else self._journals.get(number)
         try:
             async with asyncio.timeout(ACTION_TIMEOUT_S):
                 await self._carry_out(action)
@@ -528,8 +535,25 @@ class InClusterManager:
                 action, Transfer | ReplaceMember | DropReplica | CreateJournal
             ):
                 self._resting[number] = self._now_ms() + REST_MS
+            elif result == "done" and before is not None:
+                self._note_hand_over(action, number, before.configuration)
             self._acting.discard(number)
         self._replan.set()
+
+    def _note_hand_over(self, action: Action, number: int, before: JournalConfiguration) -> None:
+        """Let a journal rest whose leader had to be replaced because it never led what was handed over to it.
+
+        A broker that is cut off from coordination looks well from here, and would be handed the journal for ever.
+        """
+        is_of_hand_over = self._handed_over.get(number) == before.epoch
+        if is_of_hand_over and before.activated:
+            self._hand_overs_failed.pop(number, None)
+        if isinstance(action, Transfer):
+            self._handed_over[number] = action.configuration.epoch
+        elif isinstance(action, Appoint) and is_of_hand_over and not before.activated:
+            self._hand_overs_failed[number] += 1
+            rest_ms = HAND_OVER_REST_MS << (self._hand_overs_failed[number] - 1)
+            self._resting[number] = self._now_ms() + min(rest_ms, HAND_OVER_REST_MS_MAX)
 
     async def _carry_out(self, action: Action) -> None:
         match action:
