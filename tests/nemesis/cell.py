@@ -212,7 +212,7 @@ class Cell:
         self.disks: dict[str, SmallDisk] = {}
         """Of each broker, by its name."""
         self.ends: Counter[str] = Counter()
-        """Processes that ended by themselves and were started again, by name and exit code."""
+        """Processes that ended by themselves and were started again: during what, name and exit code."""
         self._etcd = [
             HostedEtcd(name, *ETCD_PORTS, directory / name, host=hosts.address(name))
             for name in _names("etcd", etcd_members)
@@ -295,8 +295,11 @@ class Cell:
                 raise ProcessFailed(f"not ready after {timeout_s:g} s: {names}\n{logs}")
             time.sleep(POLL_INTERVAL_S)
 
-    def heal(self) -> None:
-        """Undo every fault: what is cut, slow, full or stopped works again, who is not there is started."""
+    def heal(self, during: str) -> None:
+        """Undo every fault: what is cut, slow, full or stopped works again, who is not there is started.
+
+        `during` says what was going on, for processes that ended by themselves.
+        """
         for disk in self.disks.values():
             disk.go_on()
             disk.give_back()
@@ -305,7 +308,7 @@ class Cell:
             member.resume()
             member.clock.set(0)
             if member.has_failed:
-                self.ends[f"{member.name} ended with {member.exit_code}"] += 1
+                self.ends[f"{during}: {member.name} ended with {member.exit_code}"] += 1
             if not member.is_running:
                 member.launch()
 

@@ -29,6 +29,7 @@ CLOCK_BACK_S = (1.0, 600.0)
 CLOCK_AHEAD_S = (1.0, 800.0)
 """Below the skew that signatures may have. Brokers' clocks go back only: a leader ahead ends timeouts early."""
 DISK_LEFT_BYTES = 64 << 10
+DISK_FULL = "disk full"
 
 
 class Fault(NamedTuple):
@@ -79,7 +80,7 @@ class Nemesis:
             "broker cut from etcd": (3, self._cut_broker_from_etcd),
             "services cut off": (4, self._cut_off_services),
             "link slow": (2, self._slow_link),
-            "disk full": (3, self._fill_disk),
+            DISK_FULL: (3, self._fill_disk),
             "disk slow": (3, self._slow_disk),
             "disk stalled": (2, self._stall_disk),
             "broker's clock set back": (2, self._set_broker_clock),
@@ -104,9 +105,9 @@ class Nemesis:
         """
         began_ns = time.monotonic_ns()
         detail = self._kinds[kind][1]()
-        self._cell.heal()
+        self._cell.heal(kind)
         healed_ns = time.monotonic_ns()
-        self._settle(f"{kind}: {detail}", healed_ns)
+        self._settle(kind, detail, healed_ns)
         settled_ns = time.monotonic_ns()
         fault = Fault(
             kind,
@@ -121,17 +122,17 @@ class Nemesis:
         time.sleep(self._between(QUIET_S))
         return fault
 
-    def _settle(self, what: str, since_ns: int) -> None:
+    def _settle(self, kind: str, detail: str, since_ns: int) -> None:
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             is_ready = all(member.is_ready() for member in self._cell.members)
             if is_ready and self._probes.all_work_since(since_ns):
                 return
-            self._cell.heal()
+            self._cell.heal(kind)
             if time.monotonic() > deadline:
                 waiting = [member.name for member in self._cell.members if not member.is_ready()]
                 raise ProcessFailed(
-                    f"not recovered {SETTLE_TIMEOUT_S:g} s after {what}; not ready: {waiting or 'none'}\n"
+                    f"not recovered {SETTLE_TIMEOUT_S:g} s after {kind}: {detail}; not ready: {waiting or 'none'}\n"
                     f"{self._cell.configurations()}\n{self._cell.logs()}"
                 )
             time.sleep(0.05)
