@@ -26,7 +26,7 @@ from bench.clusters import NATS, Cell, Cluster, RabbitMQ
 
 RESULTS = servers.ROOT / "bench" / "results"
 BODY_BYTES = 256
-LEAD_S = 3.0
+LEAD_S = 2.0
 TRACED_S = 3.0
 SETTLE_S = 2.0
 PEER_CONNECTIONS = 8

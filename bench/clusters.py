@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from bench import processes, servers
 from bench.requests import Endpoint, Refused, call
@@ -79,7 +80,7 @@ class Node:
 
 
 class Cluster:
-    """Nodes that belong together. Ended by `stop`, or at the end of a `with`.
+    """Nodes that belong together, started by `with` and stopped at its end, or when they do not come up.
 
     With `traces`, every node runs under strace, which writes each fsync into a file there and nothing else: the
     kernel stops a process only for those calls.
@@ -91,11 +92,20 @@ class Cluster:
         self.traces = traces
         folder.mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _start(self) -> None:
+        """Start the nodes and wait until the cluster is of use."""
+        raise NotImplementedError
 
     def launch(self, name: str) -> None:
         """Start a node that does not run."""
@@ -228,6 +238,8 @@ class Cell(Cluster):
             program = Path(sys.executable).with_name("quaymaster")
             nodes.append(Node(name, role, [program, role, "--config", config], folder / "logs"))
         super().__init__(folder, nodes, traces)
+
+    def _start(self) -> None:
         for name in self.nodes:
             self.launch(name)
             if name == "etcd":
@@ -381,11 +393,13 @@ class RabbitMQ(Cluster):
                 Node(name, "node", [home / "sbin" / "rabbitmq-server"], folder / "logs", environment)
             )
         super().__init__(folder, nodes, traces)
+
+    def _start(self) -> None:
         for name in self.nodes:
             self.launch(name)
             if name == "epmd":
-                self.wait_until(lambda: _listens(epmd_port), "epmd")
-            elif name == names[0]:
+                self.wait_until(lambda: _listens(self._epmd_port), "epmd")
+            elif name == "rabbit-1":
                 # The others find the first there and join it.
                 self.wait_until(lambda: _listens(self.ports[0]), "RabbitMQ's first node")
         self.wait_until(self.is_whole, "RabbitMQ's cluster")
@@ -438,6 +452,8 @@ class NATS(Cluster):
             )
             nodes.append(Node(name, "node", [program, "-c", config], folder / "logs"))
         super().__init__(folder, nodes, traces)
+
+    def _start(self) -> None:
         for name in self.nodes:
             self.launch(name)
         self.wait_until(lambda: all(_listens(port) for port in self.ports), "NATS")

@@ -12,6 +12,7 @@ import pytest
 
 from bench import cell, cell_report
 from bench.cell_gap import longest_gap_s
+from bench.clusters import Cluster, Node
 from bench.servers import Unavailable
 
 
@@ -47,6 +48,22 @@ def test_a_cluster_that_cannot_be_had_is_reported(monkeypatch: pytest.MonkeyPatc
 
     assert record["clusters"]["nats"]["unavailable"] == "nobody has it"
     assert "nobody has it" in cell_report.cell_tables(record)
+
+
+class NeverReady(Cluster):
+    def _start(self) -> None:
+        self.launch("sleeper")
+        raise Unavailable("it is never ready")
+
+
+def test_a_cluster_that_does_not_come_up_is_stopped(tmp_path: Path) -> None:
+    cluster = NeverReady(tmp_path, [Node("sleeper", "node", ["sleep", "600"], tmp_path)])
+
+    with pytest.raises(Unavailable), cluster:
+        pass
+
+    assert cluster.nodes["sleeper"].process is not None
+    assert cluster.nodes["sleeper"].pids == []
 
 
 @pytest.mark.parametrize(
