@@ -2,13 +2,15 @@
 
     python -m bench cell [--clusters cell,rabbitmq] [--seconds 10] [--kills 10] [--peer-kills 3] [--publish]
 
-One cluster after another: its loads, then the same again under strace for the fsyncs, then kills of the leader.
-Servers and clients share all cores. Each load has publishers and consumers at once.
+All clusters run while their loads take turns, so that other work on the machine falls on all of them; then each alone
+again under strace for the fsyncs, and for kills of the leader. Servers and clients share all cores. Each load has
+publishers and consumers at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -55,7 +57,7 @@ class Contender:
     version: Callable[[], str]
     start: Callable[[Path, Path | None], Cluster]
     cases: tuple[Case, ...]
-    kill: Callable[[Any, int, Tell], list[Gap]] | None
+    kill: Callable[[Any, int, Tell], list[Gap]]
 
 
 def _of_cell(connections: int, batch: int) -> Callable[[Cell], Sequence[Side]]:
@@ -168,55 +170,66 @@ def run(options: Options, tell: Tell) -> Record:
         "figures": [],
         "gaps": [],
     }
-    for name in options.clusters:
-        contender = CONTENDERS[name]
-        about = {"label": contender.label, "keeps": contender.keeps}
-        record["clusters"][name] = about
-        try:
-            about["version"] = contender.version()
-            _measure_cluster(contender, options, record, tell)
-        except servers.Unavailable as error:
-            about["unavailable"] = str(error)
-            tell(f"{contender.label}: {error}")
+    contenders = [CONTENDERS[name] for name in options.clusters]
+    for one in contenders:
+        record["clusters"][one.name] = {"label": one.label, "keeps": one.keeps}
+    with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", dir=options.directory) as folder:
+        _load_in_turn(contenders, Path(folder), options, record, tell)
+        for one in contenders:
+            if "unavailable" not in record["clusters"][one.name]:
+                tell(one.label)
+                _count_fsyncs(one, Path(folder) / f"{one.name}-traced", record, tell)
+                _kill_leaders(one, Path(folder) / f"{one.name}-kills", options, record, tell)
     return record
 
 
-def _measure_cluster(contender: Contender, options: Options, record: Record, tell: Tell) -> None:
-    with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", dir=options.directory) as folder:
-        tell(contender.label)
-        found: list[Record] = []
-        with contender.start(Path(folder) / "load", None) as cluster:
-            for number in range(options.rounds):
-                for case in contender.cases:
+def _load_in_turn(
+    contenders: Sequence[Contender], folder: Path, options: Options, record: Record, tell: Tell
+) -> None:
+    with contextlib.ExitStack() as stack:
+        running: list[tuple[Contender, Cluster]] = []
+        for one in contenders:
+            about = record["clusters"][one.name]
+            try:
+                about["version"] = one.version()
+                running.append((one, stack.enter_context(one.start(folder / one.name, None))))
+            except servers.Unavailable as error:
+                about["unavailable"] = str(error)
+                tell(f"{one.label}: {error}")
+        for number in range(options.rounds):
+            for one, cluster in running:
+                for case in one.cases:
                     time.sleep(SETTLE_S)
-                    measured = cell_load.measure(
-                        cluster, case.sides(cluster), lead_s=LEAD_S, seconds=options.seconds
-                    )
-                    found.append(figure_of(contender, cluster, case, number, measured))
-                    tell(f"  {case.label}: {_in_short(found[-1])}")
-        if shutil.which("strace") is None:
-            tell("  no fsyncs are counted: `strace` is not installed")
-        else:
-            traces = Path(folder) / "traces"
-            traces.mkdir()
-            with contender.start(Path(folder) / "traced", traces) as cluster:
-                for case in contender.cases:
-                    time.sleep(SETTLE_S)
-                    measured = cell_load.measure(
-                        cluster, case.sides(cluster), lead_s=LEAD_S, seconds=TRACED_S
-                    )
-                    assert measured.fsyncs is not None, "the cluster is traced"
-                    for figure in found:
-                        if figure["case"] == case.name:
-                            figure["fsyncs_per_message"] = measured.fsyncs / max(1, through(measured))
-                            figure["traced_messages_per_s"] = through(measured) / measured.seconds
-                    tell(f"  {case.label}: {measured.fsyncs} fsyncs for {through(measured)} messages")
-        record["figures"] += found
-        kills = options.kills if contender.name == "cell" else options.peer_kills
-        if contender.kill is not None and kills:
-            with contender.start(Path(folder) / "kills", None) as cluster:
-                gaps = contender.kill(cluster, kills, tell)
-            record["gaps"] += [{"cluster": contender.name, **asdict(gap)} for gap in gaps]
+                    sides = case.sides(cluster)
+                    measured = cell_load.measure(cluster, sides, lead_s=LEAD_S, seconds=options.seconds)
+                    record["figures"].append(figure_of(one, cluster, case, number, measured))
+                    tell(f"{one.label}, {case.label}: {_in_short(record['figures'][-1])}")
+
+
+def _count_fsyncs(contender: Contender, folder: Path, record: Record, tell: Tell) -> None:
+    if shutil.which("strace") is None:
+        tell("  no fsyncs are counted: `strace` is not installed")
+        return
+    traces = folder / "traces"
+    traces.mkdir(parents=True)
+    with contender.start(folder, traces) as cluster:
+        for case in contender.cases:
+            time.sleep(SETTLE_S)
+            measured = cell_load.measure(cluster, case.sides(cluster), lead_s=LEAD_S, seconds=TRACED_S)
+            assert measured.fsyncs is not None, "the cluster is traced"
+            for figure in record["figures"]:
+                if (figure["cluster"], figure["case"]) == (contender.name, case.name):
+                    figure["fsyncs_per_message"] = measured.fsyncs / max(1, through(measured))
+                    figure["traced_messages_per_s"] = through(measured) / measured.seconds
+            tell(f"  {case.label}: {measured.fsyncs} fsyncs for {through(measured)} messages")
+
+
+def _kill_leaders(contender: Contender, folder: Path, options: Options, record: Record, tell: Tell) -> None:
+    kills = options.kills if contender.name == "cell" else options.peer_kills
+    if kills:
+        with contender.start(folder, None) as cluster:
+            gaps = contender.kill(cluster, kills, tell)
+        record["gaps"] += [{"cluster": contender.name, **asdict(gap)} for gap in gaps]
 
 
 def through(measured: Measured) -> int:

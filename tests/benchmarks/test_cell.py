@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import cell, cell_report
+from bench import cell, cell_report, report
 from bench.cell_gap import longest_gap_s
 from bench.clusters import Cluster, Node
 from bench.servers import Unavailable
@@ -84,3 +85,12 @@ def test_a_gap_may_begin_before_the_kill_and_last_to_the_end_of_the_watch(
 @pytest.mark.parametrize(("count", "p99"), [(1, 0), (10, 9), (100, 98), (1000, 989)])
 def test_the_p99_of_few_kills_is_the_longest(count: int, p99: int) -> None:
     assert cell_report.p99_of(range(count)) == p99
+
+
+def test_the_published_figures_are_those_of_a_whole_run() -> None:
+    path = report.FOLDER / "cell.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+
+    assert set(record["clusters"]) == set(cell.CONTENDERS)
+    assert not any("unavailable" in about for about in record["clusters"].values())
+    assert sum(gap["cluster"] == "cell" for gap in record["gaps"]) >= 10
