@@ -35,6 +35,7 @@ from quaymaster.cli.compose import (
     listen_on,
     look_at_garbage,
     prepare_data_directory,
+    serve_sqs,
     show_pauses,
     wall_ms,
     write_client_file,
@@ -55,13 +56,12 @@ from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow, UnsupportedOperation
 from quaymaster.core.formats import CellFormat
 from quaymaster.frontend.admin import make_admin
-from quaymaster.frontend.assembly import make_front_end
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import KeysUnusable
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
-from quaymaster.monitoring.metrics import Metrics, Sample
+from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.net.probe_port import ProbePort
 from quaymaster.net.tls import TransportSecurityError, security_for
@@ -258,21 +258,7 @@ async def _start_front_end(process: CellProcess) -> None:
         operations=FrontEndOperations(process),
     )
     stack.push_async_callback(admin.stop)
-    front_end = make_front_end(settings, broker=router, metadata=metadata, metrics=metrics, now_ms=wall_ms)
-    front_end.start()
-    stack.push_async_callback(front_end.stop)
-    limits = HTTPLimits(**settings.http_limits())
-    server = HTTPServer(
-        front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
-    )
-    address = await listen_on(server, settings.listen_address, "listen")
-    stack.push_async_callback(server.drain, settings.drain_grace_s)
-    metrics.add_source(
-        lambda: [
-            Sample("quaymaster_http_connections", server.connections),
-            Sample("quaymaster_http_connections_held", server.connections_held),
-        ]
-    )
+    address = await serve_sqs(settings, stack, router, metadata, metrics)
     process.admin.handler = one_by_one(admin.handle)
     process.admin.admit = admin.admit
     await asyncio.get_running_loop().run_in_executor(

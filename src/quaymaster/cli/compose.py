@@ -34,7 +34,7 @@ from quaymaster.cli.stores import SQLITE_FILE, open_store
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.errors import NotNow
 from quaymaster.frontend.admin import make_admin
-from quaymaster.frontend.assembly import make_front_end
+from quaymaster.frontend.assembly import Metadata, make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.accounts import AccessKey
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
@@ -44,6 +44,7 @@ from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics, Sample
+from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.settings import Address, Settings
 
@@ -168,22 +169,7 @@ class Server:
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-        front_end = make_front_end(
-            settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=wall_ms
-        )
-        front_end.start()
-        stack.push_async_callback(front_end.stop)
-        server = HTTPServer(
-            front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
-        )
-        address = await listen_on(server, settings.listen_address, "listen")
-        stack.push_async_callback(server.drain, settings.drain_grace_s)
-        metrics.add_source(
-            lambda: [
-                Sample("quaymaster_http_connections", server.connections),
-                Sample("quaymaster_http_connections_held", server.connections_held),
-            ]
-        )
+        address = await serve_sqs(settings, stack, broker, metadata, metrics)
         await loop.run_in_executor(
             None, write_client_file, data, settings, metadata.default_access_key, address, admin_address
         )
@@ -254,6 +240,28 @@ def show_pauses(watch: LoopWatch) -> list[Mapping[str, float]]:
         }
         for pause in watch.longest()
     ]
+
+
+async def serve_sqs(
+    settings: Settings, stack: AsyncExitStack, broker: BrokerClient, metadata: Metadata, metrics: Metrics
+) -> Address:
+    """Start a front end and its port, and return the address."""
+    front_end = make_front_end(settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=wall_ms)
+    front_end.start()
+    stack.push_async_callback(front_end.stop)
+    limits = HTTPLimits(**settings.http_limits())
+    server = HTTPServer(
+        front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
+    )
+    address = await listen_on(server, settings.listen_address, "listen")
+    stack.push_async_callback(server.drain, settings.drain_grace_s)
+    metrics.add_source(
+        lambda: [
+            Sample("quaymaster_http_connections", server.connections),
+            Sample("quaymaster_http_connections_held", server.connections_held),
+        ]
+    )
+    return address
 
 
 async def settle_restored(
