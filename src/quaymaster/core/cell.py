@@ -48,12 +48,18 @@ class BrokerLoad(msgspec.Struct, frozen=True):
 
 
 class BrokerReport(msgspec.Struct, frozen=True):
-    """What a broker answers when asked how it is: every replica on its disks, opened or not, by journal."""
+    """What a broker answers when asked how it is: every replica on its disks, opened or not, by journal.
+
+    `is_disk_low`: it refuses sends, the rest goes on. `has_space`: false when there is no room to write at all.
+    `coordination_silent_ms`: for how long coordination has not answered it; till it does, it can activate nothing.
+    """
 
     replicas: dict[int, ReplicaSeen]
     disk_free_bytes: int = 0
     is_disk_low: bool = False
     load: BrokerLoad = BrokerLoad()
+    has_space: bool = True
+    coordination_silent_ms: int = 0
 
 
 class BrokerSeen(msgspec.Struct, frozen=True):
