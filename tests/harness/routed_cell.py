@@ -32,7 +32,8 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import CallerError, NotLeader, NotNow
 from quaymaster.core.leader_table import LeaderTable
 from quaymaster.core.replication import JournalConfiguration
-from quaymaster.net.broker_router import BrokerRouter, RouterLimits, Submission
+from quaymaster.net.broker_router import BrokerRouter, RouterLimits
+from quaymaster.net.broker_routes import Submission
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCServer
 from quaymaster.net.rpc_memory import MemoryNetwork
 from quaymaster.protocol.command_codec import decode_command, encode_outcome

@@ -38,7 +38,8 @@ from quaymaster.core.errors import (
     Unreachable,
 )
 from quaymaster.net.broker_pool import PoolLimits
-from quaymaster.net.broker_router import RouterLimits, Submission
+from quaymaster.net.broker_router import RouterLimits
+from quaymaster.net.broker_routes import Submission
 
 SEEDS = int(os.environ.get("ROUTER_SEEDS", "60"))
 JOURNALS = (1, 2)

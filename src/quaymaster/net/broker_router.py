@@ -48,8 +48,7 @@ from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.broker_client import Reply
 from quaymaster.net.broker_pool import BrokerPool, MakeClient, PoolLimits
-from quaymaster.net.broker_routes import Route
-from quaymaster.net.rpc import OutgoingCall
+from quaymaster.net.broker_routes import Route, Submission
 from quaymaster.protocol.command_codec import COMMAND_VERSIONS, decode_outcome, encode_command
 from quaymaster.settings import parse_address
 
@@ -81,50 +80,6 @@ class RouterLimits:
     """Bytes of the messages of one journal that wait for a leader."""
     pool: PoolLimits = field(default_factory=PoolLimits)
     """The bounds of each broker."""
-
-
-class Submission(msgspec.Struct, eq=False):
-    """A command on its way, from its submission to its answer. Nothing else knows what has come of it."""
-
-    router: BrokerRouter
-    command: Command
-    reply: Reply | None
-    deadline_s: float
-    wait_end_s: float = 0.0
-    """Until when a long poll waits; 0: it is none."""
-    route: Route | None = None
-    version: int = 0
-    """The route's, as it was sent by."""
-    pool: BrokerPool | None = None
-    call: OutgoingCall | None = None
-    size: int = 0
-    """Bytes of its messages."""
-    sent_bytes: int = 0
-    is_done: bool = False
-    is_waiting: bool = False
-    """It waits for a leader."""
-    is_late: bool = False
-    """It was not sent at once, or not once only: of a long poll's time some has passed."""
-    is_unknown: bool = False
-    """It may have been carried out by somebody who could not say so."""
-    is_repeat: bool = False
-    reparks: int = 0
-    problem: NotNow | None = None
-    """Why it was not carried out so far."""
-
-    @property
-    def is_poll(self) -> bool:
-        """Whether it may stay at the broker for long."""
-        return self.wait_end_s > 0.0
-
-    def cancel(self) -> None:
-        """See `Submitted`."""
-        if type(self.command) is Receive and not self.is_done:
-            self.router.take_back(self)
-
-    def on_reply(self, result: bytes | Exception) -> None:
-        """The call is over."""
-        self.router.on_reply(self, result)
 
 
 class BrokerRouter:

@@ -1,4 +1,4 @@
-"""The way to one journal's leader: who is asked now, who waits until somebody may be, and how that is found out.
+"""The way to one journal's leader, and the commands on it: who is asked now, who waits until somebody may be.
 
                        table: another leader; a hint; a probe was answered
       ┌───────────────────────────────────────────────────────────────────────────────┐
@@ -22,25 +22,27 @@ import logging
 import math
 import random
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from quaymaster.core.commands import CountMessages
+import msgspec
+
+from quaymaster.core.commands import Command, CountMessages, Receive
 from quaymaster.core.errors import (
     ConnectionLost,
     JournalStopped,
     NotLeader,
+    NotNow,
     StaleEpoch,
     Timeout,
     TooFewReplicas,
     Unreachable,
 )
-from quaymaster.core.leader_table import Leader
+from quaymaster.core.leader_table import Leader, LeaderTable
 from quaymaster.monitoring.logs import log_event
+from quaymaster.net.broker_client import Reply
 from quaymaster.net.broker_pool import BrokerPool
 from quaymaster.net.rpc import OutgoingCall
-
-if TYPE_CHECKING:
-    from quaymaster.net.broker_router import BrokerRouter, Submission
 
 PROBE_MIN_S: Final = 0.025
 PROBE_MAX_S: Final = 0.4
@@ -65,10 +67,94 @@ log = logging.getLogger(__name__)
 _DOES_NOT_LEAD = (NotLeader, Unreachable, ConnectionLost, Timeout, StaleEpoch, JournalStopped, TooFewReplicas)
 
 
+class RouteOwner(Protocol):
+    """What routes, and those that go by them, ask of the router."""
+
+    @property
+    def table(self) -> LeaderTable: ...
+
+    @property
+    def on_doubt(self) -> Callable[[], None]:
+        """To be called when the table seems to be behind."""
+        ...
+
+    def pool(self, address: str) -> BrokerPool | None:
+        """Return the pool of a broker's address; None when that is no address, or there are too many."""
+        ...
+
+    def encode(self, command: Command) -> bytes:
+        """Return a command's bytes, in the version that every broker of the cell reads."""
+        ...
+
+    def count(self, event: str) -> None:
+        """Count an event of a closed set."""
+        ...
+
+    def resume(self, submission: Submission) -> None:
+        """A leader is known: send what waited for it."""
+        ...
+
+    def move(self, submission: Submission) -> None:
+        """Another broker leads since a while, and the one that was asked has not answered."""
+        ...
+
+    def take_back(self, submission: Submission) -> None:
+        """Forget a receive that nobody waits for any more, and let the broker know."""
+        ...
+
+    def on_reply(self, submission: Submission, result: bytes | Exception) -> None:
+        """Take what came of a call."""
+        ...
+
+
+class Submission(msgspec.Struct, eq=False):
+    """A command on its way, from its submission to its answer. Nothing else knows what has come of it."""
+
+    router: RouteOwner
+    command: Command
+    reply: Reply | None
+    deadline_s: float
+    wait_end_s: float = 0.0
+    """Until when a long poll waits; 0: it is none."""
+    route: Route | None = None
+    version: int = 0
+    """The route's, as it was sent by."""
+    pool: BrokerPool | None = None
+    call: OutgoingCall | None = None
+    size: int = 0
+    """Bytes of its messages."""
+    sent_bytes: int = 0
+    is_done: bool = False
+    is_waiting: bool = False
+    """It waits for a leader."""
+    is_late: bool = False
+    """It was not sent at once, or not once only: of a long poll's time some has passed."""
+    is_unknown: bool = False
+    """It may have been carried out by somebody who could not say so."""
+    is_repeat: bool = False
+    reparks: int = 0
+    problem: NotNow | None = None
+    """Why it was not carried out so far."""
+
+    @property
+    def is_poll(self) -> bool:
+        """Whether it may stay at the broker for long."""
+        return self.wait_end_s > 0.0
+
+    def cancel(self) -> None:
+        """Have it forgotten if it is a receive; see `Submitted`."""
+        if type(self.command) is Receive and not self.is_done:
+            self.router.take_back(self)
+
+    def on_reply(self, result: bytes | Exception) -> None:
+        """The call is over."""
+        self.router.on_reply(self, result)
+
+
 class Route:
     """The way to one journal. Owned by the router."""
 
-    def __init__(self, router: BrokerRouter, journal_id: int) -> None:
+    def __init__(self, router: RouteOwner, journal_id: int) -> None:
         self.journal_id = journal_id
         self.is_open = False
         self.version = 0
