@@ -13,11 +13,8 @@ import pytest
 from harness.broker_support import define, message, number_of, options
 
 from quaymaster.broker import journal_service
-from quaymaster.broker.cell_broker import (
-    COMMAND,
-    CellBroker,
-    CellBrokerOptions,
-)
+from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.cell_calls import COMMAND
 from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.memory import MemoryCoordination

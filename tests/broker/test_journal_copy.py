@@ -12,7 +12,7 @@ from harness.broker_support import message
 from test_cell_broker import JOURNAL, Cell, run, until
 
 from quaymaster.broker import journal_copy, journal_service
-from quaymaster.broker.cell_broker import COPY_BEGIN, COPY_END, COPY_READ
+from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead
 from quaymaster.core.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
 from quaymaster.core.errors import NotLeader, Overloaded
@@ -59,12 +59,12 @@ def test_journal_is_copied_by_one_broker_at_a_time(tmp_path: Path) -> None:
             again = await begun(x)
             assert await first_bytes(x, again)
             x.notify(COPY_END, WHICH)
-            await until(lambda: not cell.brokers["a"]._sources)
+            await until(lambda: not cell.brokers["a"].copies_given)
             with pytest.raises(NotLeader):
                 await first_bytes(x, again)
             assert await first_bytes(y, await begun(y))
             y.notify(COPY_END, WHICH)
-            await until(lambda: not cell.brokers["a"]._sources)
+            await until(lambda: not cell.brokers["a"].copies_given)
 
     run(tmp_path, story)
 

@@ -1,0 +1,162 @@
+"""What others ask of a broker of a cell, and how it is answered: by the replica that is meant, if it is here.
+
+other brokers ──replicate──▶ replicas                         record ──▶ a record that is damaged there
+front ends ──command──▶ the journal's replica ──▶ outcome (NotLeader, with a hint, where it does not lead)
+manager ──report, prepare, transfer, drop──▶
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from quaymaster.broker import record_repair
+from quaymaster.broker.broker_tasks import BrokerTasks
+from quaymaster.broker.held_journals import HeldJournals
+from quaymaster.broker.peer_links import REPLICATE, broker_of
+from quaymaster.broker.record_repair import RECORD
+from quaymaster.core.errors import NotLeader
+from quaymaster.core.replication_messages import Envelope
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.net.rpc import BatchHandler, CallHandler, IncomingCall
+from quaymaster.protocol.broker_calls import (
+    DROP,
+    JOURNAL_ID,
+    PREPARE,
+    REPORT,
+    TRANSFER,
+    decode_drop,
+    decode_transfer,
+)
+from quaymaster.protocol.command_codec import decode_command, encode_outcome
+from quaymaster.protocol.replication_codec import ReplicationMessageUnreadable, decode_envelope
+
+COMMAND = "command"
+TRANSFER_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class CellCalls:
+    """`leader_hint` returns the address of a journal's leader, as far as it is known."""
+
+    def __init__(
+        self, held: HeldJournals, tasks: BrokerTasks, *, leader_hint: Callable[[int], str | None]
+    ) -> None:
+        self._held = held
+        self._tasks = tasks
+        self._leader_hint = leader_hint
+
+    @property
+    def handlers(self) -> dict[str, CallHandler]:
+        """The calls, by method."""
+        return {
+            COMMAND: self._on_command,
+            REPORT: self._on_report,
+            PREPARE: self._on_prepare,
+            TRANSFER: self._on_transfer,
+            DROP: self._on_drop,
+            RECORD: self._on_record,
+        }
+
+    @property
+    def batch_handlers(self) -> dict[str, BatchHandler]:
+        """Those that are taken together when they came together."""
+        return {REPLICATE: self._on_replicate}
+
+    def _on_command(self, call: IncomingCall) -> None:
+        (number,) = JOURNAL_ID.unpack_from(call.body)
+        journal = self._held.opened.get(number)
+        if journal is None:
+            raise NotLeader(self._leader_hint(number))
+        command = decode_command(memoryview(call.body)[JOURNAL_ID.size :])
+        version = call.body[JOURNAL_ID.size]
+
+        def reply(outcome: object) -> None:
+            if isinstance(outcome, NotLeader):
+                call.fail(NotLeader(self._leader_hint(number)))
+            elif isinstance(outcome, Exception):
+                call.fail(outcome)
+            else:
+                call.reply(encode_outcome(outcome, version=version))  # type: ignore[arg-type]  # what is no error is an outcome
+
+        submitted = journal.submit(command, reply)
+        call.on_cancel = submitted.cancel
+
+    def _on_replicate(self, calls: list[IncomingCall]) -> None:
+        received: dict[int, list[Envelope]] = {}
+        for call in calls:
+            try:
+                number, envelope = decode_envelope(call.body)
+            except ReplicationMessageUnreadable as error:
+                log_failure(log, "replication message unreadable", error, peer=str(call.peer))
+                continue
+            if call.peer.role != "broker" or broker_of(envelope.sender) != call.peer.node:
+                log_event(
+                    log,
+                    logging.ERROR,
+                    "replication message of another",
+                    peer=str(call.peer),
+                    sender=envelope.sender,
+                )
+                continue
+            received.setdefault(number, []).append(envelope)
+        for number, envelopes in received.items():
+            journal = self._held.opened.get(number)
+            if journal is not None:
+                journal.host.receive(envelopes)
+
+    def _on_record(self, call: IncomingCall) -> None:
+        asked = record_repair.decode_asked(call.body)
+
+        async def read() -> None:
+            journal = self._held.opened.get(asked.journal)
+            if journal is None or call.peer.role != "broker":
+                raise NotLeader
+            call.reply(
+                await asyncio.get_running_loop().run_in_executor(
+                    None,
+                    record_repair.read_records,
+                    journal.files,
+                    asked.offsets,
+                    journal.host.replica.commit,
+                )
+            )
+
+        self._tasks.answer(call, read())
+
+    def _on_report(self, call: IncomingCall) -> None:
+        call.reply(_encode(self._held.report()))
+
+    def _on_prepare(self, call: IncomingCall) -> None:
+        (number,) = JOURNAL_ID.unpack_from(call.body)
+
+        async def prepare() -> None:
+            journal = await self._held.open(number)
+            call.reply(journal.member.encode())
+
+        self._tasks.answer(call, prepare())
+
+    def _on_transfer(self, call: IncomingCall) -> None:
+        request = decode_transfer(call.body)
+
+        async def transfer() -> None:
+            journal = self._held.opened.get(request.journal)
+            if journal is None:
+                raise NotLeader
+            call.reply(_encode(await self._held.transfer(journal, request.member, TRANSFER_TIMEOUT_S)))
+
+        self._tasks.answer(call, transfer())
+
+    def _on_drop(self, call: IncomingCall) -> None:
+        request = decode_drop(call.body)
+
+        async def drop() -> None:
+            call.reply(_encode(await self._held.drop(request)))
+
+        self._tasks.answer(call, drop())

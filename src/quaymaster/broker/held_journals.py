@@ -1,0 +1,187 @@
+"""The journal replicas on the disk of a broker of a cell: opened, exchanged for a copy, dropped, and what they hear.
+
+    <journals>/<id>/                     a replica
+    <journals>/<id>.damaged-<time>/      one that could not be read
+
+What is held is what is on the disk: each directory with a number for a name is a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from quaymaster.broker import journal_copy
+from quaymaster.broker.disk import Disk
+from quaymaster.broker.journal_files import JournalCorrupt
+from quaymaster.broker.journal_service import JournalOptions, JournalService, Peers
+from quaymaster.broker.snapshots import SnapshotsDamaged
+from quaymaster.coordination.interface import Coordination
+from quaymaster.core.cell import BrokerLoad, BrokerReport
+from quaymaster.core.replication import JournalConfiguration
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.protocol.broker_calls import DropRequest
+
+TRANSFER_LOOK_S = 0.005
+
+log = logging.getLogger(__name__)
+
+
+class HeldJournals:
+    """The replicas by the number of their journal, and the newest configurations that were seen, of all journals."""
+
+    def __init__(
+        self,
+        options: JournalOptions,
+        node_name: str,
+        coordination: Coordination,
+        *,
+        peers: Peers,
+        disk: Disk,
+        on_stopped: Callable[[Exception], None],
+    ) -> None:
+        """`options` hold for each journal; the id in them does not count."""
+        self.directory = Path(options.directory)
+        self.opened: dict[int, JournalService] = {}
+        self.configurations: dict[int, JournalConfiguration] = {}
+        self._options = options
+        self._node_name = node_name
+        self._coordination = coordination
+        self._peers = peers
+        self._disk = disk
+        self._on_stopped = on_stopped
+        self._changing = asyncio.Lock()
+
+    async def recover(self) -> None:
+        """Open every replica on the disk; those that are damaged are put aside."""
+        self._disk.make_directory(str(self.directory))
+        journal_copy.settle(self.directory)
+        for number in sorted(int(name) for name in os.listdir(self.directory) if name.isdigit()):
+            try:
+                await self.open(number)
+            except (JournalCorrupt, SnapshotsDamaged) as error:
+                self._put_aside(number, error)
+
+    async def open(self, number: int) -> JournalService:
+        """Return the replica of a journal, a new and empty one if there is none."""
+        async with self._changing:
+            found = self.opened.get(number)
+            if found is not None:
+                return found
+            journal = JournalService(
+                replace(self._options, journal_id=number),
+                self._node_name,
+                self._coordination,
+                on_stopped=self._on_stopped,
+                disk=self._disk,
+                peers=self._peers,
+            )
+            await journal.open()
+            self.opened[number] = journal
+        self.tell(number)
+        return journal
+
+    def tell(self, number: int) -> None:
+        """Tell a replica the newest configuration of its journal, as far as there is one."""
+        journal, configuration = self.opened.get(number), self.configurations.get(number)
+        if journal is not None and configuration is not None:
+            journal.host.on_configuration(configuration)
+
+    async def exchange(self, number: int, exchange: Callable[[JournalService], None]) -> None:
+        """Close a replica, let `exchange` change its files on another thread, and open what is there then."""
+        try:
+            async with self._changing:
+                journal = self.opened.pop(number)
+                await journal.close()
+                await asyncio.get_running_loop().run_in_executor(None, exchange, journal)
+        finally:
+            await self.open(number)
+
+    async def transfer(self, journal: JournalService, member: str, timeout_s: float) -> bool:
+        """Hand a journal to a member; true when this broker has resigned, and the member has everything."""
+        host = journal.host
+        epoch = host.replica.epoch
+        if not host.transfer(member):
+            return False
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while host.replica.role == "leading" and host.replica.epoch == epoch:
+            if asyncio.get_running_loop().time() > deadline:
+                host.end_transfer()
+                return False
+            await asyncio.sleep(TRANSFER_LOOK_S)
+        return True
+
+    async def hand_over_all(self, timeout_s: float) -> None:
+        """Resign in favour of the members that have most of each journal: who is appointed has no lease to wait for."""
+        await asyncio.gather(*(self._hand_over(journal, timeout_s) for journal in self.opened.values()))
+
+    async def _hand_over(self, journal: JournalService, timeout_s: float) -> None:
+        lags = journal.host.replica.log.lag_of()
+        configuration = self.configurations.get(journal.journal_id)
+        if journal.host.replica.is_leading and configuration is not None:
+            others = [member for member in configuration.members if member in lags]
+            if others:
+                await self.transfer(journal, min(others, key=lambda member: lags[member]), timeout_s)
+
+    async def drop(self, request: DropRequest) -> bool:
+        """Delete a replica that nobody needs; false when a configuration that is known here names it."""
+        number = request.journal
+        journal = self.opened.get(number)
+        configuration = self.configurations.get(number)
+        if journal is None or journal.member != request.member:
+            return True
+        if (
+            configuration is None
+            or configuration.epoch < request.epoch
+            or not configuration.activated
+            or request.member in (*configuration.members, *configuration.learners)
+        ):
+            return False
+        async with self._changing:
+            del self.opened[number]
+            await journal.close()
+            await asyncio.get_running_loop().run_in_executor(
+                None, journal_copy.remove, self.directory, number
+            )
+        log_event(log, logging.INFO, "replica dropped", journal=number, epoch=configuration.epoch)
+        return True
+
+    def report(self) -> BrokerReport:
+        """Return how each replica is, as the manager wants to know it."""
+        journals = self.opened
+        return BrokerReport(
+            {number: journal.seen() for number, journal in journals.items()},
+            disk_free_bytes=self._disk.free_bytes(str(self.directory)),
+            is_disk_low=any(journal.host.writer.disk_low for journal in journals.values()),
+            load=BrokerLoad(
+                long_polls=sum(journal.host.waiters.parked for journal in journals.values()),
+                log_bytes=sum(
+                    segment.data_bytes
+                    for journal in journals.values()
+                    for segment in journal.files.segments()
+                ),
+            ),
+        )
+
+    def why_stopped(self) -> str | None:
+        """Return which replica has stopped and why, None if none has."""
+        for number, journal in self.opened.items():
+            if journal.host.stopped is not None:
+                return f"Journal {number} stopped: {journal.host.stopped}"
+        return None
+
+    async def close(self) -> None:
+        """Close every replica."""
+        await asyncio.gather(*(journal.close() for journal in self.opened.values()))
+
+    def _put_aside(self, number: int, error: Exception) -> None:
+        """Keep a damaged replica where nobody opens it: the others go on, and the manager replaces this one."""
+        aside = self.directory / f"{number}.damaged-{time.time_ns() // 1_000_000}"
+        os.rename(self.directory / str(number), aside)
+        self._disk.sync_directory(str(self.directory))
+        log_failure(log, "replica damaged and put aside", error, journal=number, directory=str(aside))
