@@ -17,6 +17,7 @@ from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
 from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
+from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Event, Listing
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.commands import (
@@ -49,12 +50,33 @@ from quaymaster.protocol.replication_codec import encode_envelope
 JOURNAL = 7
 
 
+class Store(MemoryCoordination):
+    """A store that can refuse to be followed: it takes what is written, and lists and watches fail."""
+
+    is_deaf = False
+    refused = 0
+
+    async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
+        self._refuse()
+        return await super().list_prefix(prefix, after=after, limit=limit)
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
+        async for events in super().watch(prefix, after_revision):
+            self._refuse()
+            yield events
+
+    def _refuse(self) -> None:
+        if self.is_deaf:
+            self.refused += 1
+            raise CoordinationUnavailable
+
+
 class Cell:
     """Brokers by name over one coordination store, appointed by hand; asked as a front end asks."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.coordination = MemoryCoordination()
+        self.coordination = Store()
         self.brokers: dict[str, CellBroker] = {}
         self.clients: dict[str, RPCClient] = {}
         self.stopped: list[Exception] = []
@@ -429,6 +451,24 @@ def test_nobody_but_a_broker_speaks_for_its_replicas(tmp_path: Path) -> None:
         return replica.epoch, replica.role
 
     assert run(tmp_path, story) == (1, "follower")
+
+
+def test_appointment_made_while_coordination_could_not_be_followed_is_heard_when_it_can(
+    tmp_path: Path,
+) -> None:
+    async def story(cell: Cell) -> set[int]:
+        await cell.send("a", 1, 5)
+        cell.coordination.is_deaf = True
+        await cell.appoint("b")  # whoever watches finds that it cannot
+        await until(lambda: cell.coordination.refused > 20)
+        assert cell.brokers["b"].configurations[JOURNAL].epoch == 1
+        cell.coordination.is_deaf = False
+
+        await cell.led_by("b")
+
+        return await cell.received("b")
+
+    assert run(tmp_path, story) == {1, 2, 3, 4, 5}
 
 
 def test_a_key_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:

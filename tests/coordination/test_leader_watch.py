@@ -144,6 +144,27 @@ def test_coordination_that_is_down_from_the_start_is_waited_for() -> None:
     run(scenario)
 
 
+def test_who_must_know_soon_hears_soon_that_coordination_is_back_however_long_it_was_away() -> None:
+    async def scenario(store: Store, _table: LeaderTable, _watch: LeaderWatch) -> None:
+        seen: dict[str, bytes | None] = {}
+        watch = WatchedPrefix(store, "journals/", seen.__setitem__, retry_max_s=0.5)
+        watch.start()
+        await watch.listed.wait()
+        store.is_down = True
+        await store.lead(1, 5, "b2")
+        await asyncio.sleep(600)
+        store.is_down = False
+        await store.lead(2, 1, "b1")
+        back_s = asyncio.get_running_loop().time()
+
+        await until(lambda: configuration_key(2) in seen)
+
+        assert asyncio.get_running_loop().time() - back_s <= 0.51
+        await watch.close()
+
+    run(scenario)
+
+
 def test_change_that_a_watch_never_brought_is_found_by_listing_again() -> None:
     async def scenario(store: Store, table: LeaderTable, watch: LeaderWatch) -> None:
         await watch.wait_listed()

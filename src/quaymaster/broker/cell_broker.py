@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
@@ -37,13 +36,8 @@ from quaymaster.coordination.cell_keys import (
     journal_of,
     registration_key,
 )
-from quaymaster.coordination.interface import (
-    Coordination,
-    Event,
-    OutcomeUnknown,
-    RevisionMismatch,
-    WatchLost,
-)
+from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
+from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.errors import NotNow
 from quaymaster.core.replication import JournalConfiguration
@@ -55,7 +49,7 @@ from quaymaster.protocol.frames import Hello
 
 DRAIN_MS = 1_000
 RETRY_S = 0.5
-RELIST_S = 30.0
+"""Coordination that is away is asked again after so long at most: an appointment may be waiting there."""
 LAST_TRANSFER_TIMEOUT_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -120,6 +114,10 @@ class CellBroker:
             if options.security is None
             else options.security.check_peer("broker", "frontend", "manager", "metadata", "operator"),
         )
+        self._watches = [
+            WatchedPrefix(coordination, prefix, on_row, retry_max_s=RETRY_S)
+            for prefix, on_row in ((BROKERS, self._take_registration), (JOURNALS, self._take_configuration))
+        ]
         self.registrations: dict[str, BrokerRegistration] = {}
         self.address = ""
 
@@ -151,8 +149,8 @@ class CellBroker:
         advertised, _, advertised_port = options.advertise.rpartition(":")
         self.address = f"{advertised or host}:{int(advertised_port or 0) or port}"
         await self._register()
-        for prefix, take in ((BROKERS, self._take_registrations), (JOURNALS, self._take_configurations)):
-            self._tasks.run(self._follow(prefix, take))
+        for watch in self._watches:
+            watch.start()
         log_event(
             log,
             logging.INFO,
@@ -165,6 +163,7 @@ class CellBroker:
     async def close(self) -> None:
         """Hand over what is led as far as that goes at once, close every journal, stop listening."""
         await self._held.hand_over_all(LAST_TRANSFER_TIMEOUT_S)
+        await asyncio.gather(*(watch.close() for watch in self._watches))
         await self._tasks.close()
         await self._copies.close()
         await self._held.close()
@@ -196,41 +195,23 @@ class CellBroker:
 
     # Coordination
 
-    async def _follow(self, prefix: str, take: Callable[[dict[str, bytes]], None]) -> None:
-        """Keep a copy of everything below a prefix up to date, for ever."""
-        while True:
-            try:
-                items, revision = await self._coordination.list_all(prefix)
-                known = {item.key: item.value for item in items}
-                take(known)
-                async with asyncio.timeout(RELIST_S):
-                    async for events in self._coordination.watch(prefix, revision):
-                        _apply(known, events)
-                        take(known)
-            except TimeoutError:
-                continue
-            except WatchLost:
-                continue
-            except NotNow:
-                await asyncio.sleep(RETRY_S)
+    def _take_registration(self, key: str, value: bytes | None) -> None:
+        name = key.removeprefix(BROKERS)
+        if value is None:
+            self.registrations.pop(name, None)
+        else:
+            self.registrations[name] = decode_registration(value)
+        if name != self._options.name:
+            address = self.registrations[name].address if name in self.registrations else None
+            self._tasks.run(self._links.set_address(name, address))
 
-    def _take_registrations(self, known: dict[str, bytes]) -> None:
-        found = _readable(known, decode_registration)
-        self.registrations = {registration.name: registration for registration in found.values()}
-        addresses = {
-            registration.name: registration.address
-            for registration in found.values()
-            if registration.name != self._options.name
-        }
-        self._tasks.run(self._links.set_addresses(addresses))
-
-    def _take_configurations(self, known: dict[str, bytes]) -> None:
-        self._held.configurations = {
-            journal_of(key): configuration
-            for key, configuration in _readable(known, decode_configuration).items()
-        }
-        for number in self.journals:
-            self._held.tell(number)
+    def _take_configuration(self, key: str, value: bytes | None) -> None:
+        number = journal_of(key)
+        if value is None:
+            self.configurations.pop(number, None)
+        else:
+            self.configurations[number] = decode_configuration(value)
+        self._held.tell(number)
 
     def _leader_hint(self, number: int) -> str | None:
         configuration = self.configurations.get(number)
@@ -271,25 +252,3 @@ class CellBroker:
     def why_not_ready(self) -> str | None:
         """Return why this broker cannot do its part, None if it can."""
         return self._held.why_stopped()
-
-
-T = TypeVar("T")
-
-
-def _readable(known: dict[str, bytes], decode: Callable[[bytes], T]) -> dict[str, T]:
-    """Return what can be read; the rest is of a newer program, or damaged, and told of."""
-    found: dict[str, T] = {}
-    for key, value in known.items():
-        try:
-            found[key] = decode(value)
-        except msgspec.MsgspecError as error:
-            log_event(log, logging.ERROR, "coordination key unreadable", key=key, error=str(error))
-    return found
-
-
-def _apply(known: dict[str, bytes], events: list[Event]) -> None:
-    for event in events:
-        if event.value is None:
-            known.pop(event.key, None)
-        else:
-            known[event.key] = event.value

@@ -55,11 +55,16 @@ class PeerLinks:
         self._addresses: dict[str, str] = {}
         self._clients: dict[str, RPCClient] = {}
 
-    async def set_addresses(self, addresses: dict[str, str]) -> None:
-        """Take where the brokers are now; connections to brokers that have gone or moved are closed."""
-        moved = [name for name in self._clients if addresses.get(name) != self._addresses.get(name)]
-        self._addresses = addresses
-        for client in [self._clients.pop(name) for name in moved]:
+    async def set_address(self, broker: str, address: str | None) -> None:
+        """Take where a broker is now, None when it has gone; a connection to where it was is closed."""
+        if self._addresses.get(broker) == address:
+            return
+        if address is None:
+            del self._addresses[broker]
+        else:
+            self._addresses[broker] = address
+        client = self._clients.pop(broker, None)
+        if client is not None:
             await client.close()
 
     def send(self, journal_id: int, messages: list[Envelope]) -> None:

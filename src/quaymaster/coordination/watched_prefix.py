@@ -38,11 +38,14 @@ class WatchedPrefix:
         on_row: Callable[[str, bytes | None], None],
         *,
         relist_s: float = RELIST_S,
+        retry_max_s: float = RETRY_MAX_S,
     ) -> None:
+        """Make a follower; a store that is away is asked again after `retry_max_s` at the latest."""
         self._store = store
         self._prefix = prefix
         self._on_row = on_row
         self._relist_s = relist_s
+        self._retry_max_s = retry_max_s
         self._revisions: dict[str, int] = {}
         self._watching: asyncio.Timeout | None = None
         self._listed_s = 0.0
@@ -88,7 +91,7 @@ class WatchedPrefix:
             except Exception as error:
                 log_failure(log, "watch failed", error, prefix=self._prefix)
             await asyncio.sleep(retry_s * random.uniform(0.5, 1))
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
+            retry_s = min(2 * retry_s, self._retry_max_s)
 
     async def _list(self) -> int:
         items, revision = await self._store.list_all(self._prefix)
