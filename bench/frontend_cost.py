@@ -28,8 +28,9 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.http_connection import HTTPConnection
 from quaymaster.net.http_message import HTTPLimits
-from quaymaster.net.http_server import HTTPServer, _Connection
+from quaymaster.net.http_server import HTTPServer
 from quaymaster.protocol.sigv4 import sign
 from quaymaster.settings import load_settings
 
@@ -126,7 +127,7 @@ class Client:
     def __init__(self, server: HTTPServer, request: bytes) -> None:
         self.transport = MemoryTransport()
         self._request = request
-        self._connection = _Connection(server)
+        self._connection = HTTPConnection(server)
         self._connection.connection_made(self.transport)
 
     def ask(self) -> None:

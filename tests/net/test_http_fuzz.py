@@ -10,7 +10,8 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer, _Connection, one_by_one
+from quaymaster.net.http_connection import HTTPConnection
+from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer, one_by_one
 
 LIMITS = HTTPLimits(
     header_bytes_max=400, header_count_max=8, target_bytes_max=64, body_bytes_max=200, pipeline_max=3
@@ -86,7 +87,7 @@ def serve(pieces: list[bytes], *, answer_later: bool = False) -> tuple[list[tupl
     server = HTTPServer(one_by_one(handle), LIMITS, name="fuzz")
     server._loop = cast(asyncio.AbstractEventLoop, turns)
     server.reply_start = lambda status: b"HTTP/1.1 %d X\r\n" % status  # type: ignore[method-assign]
-    connection = _Connection(server)
+    connection = HTTPConnection(server)
     transport = RecordingTransport()
     connection.connection_made(cast(asyncio.Transport, transport))
     for piece in pieces:

@@ -16,11 +16,11 @@ import pytest
 import uvloop
 
 from quaymaster.net import http_server
+from quaymaster.net.http_connection import STALLED_UNREAD_BYTES_MAX
 from quaymaster.net.http_server import (
     HTTP_EVENTS,
     PASS_BODY_BYTES_MAX,
     PASS_REQUESTS_MAX,
-    STALLED_UNREAD_BYTES_MAX,
     AdmitRequest,
     HTTPLimits,
     HTTPRequest,

@@ -1,19 +1,9 @@
-"""The HTTP/1.1 server: connections, their deadlines, and the order replies leave in.
+"""The HTTP/1.1 server: it listens, and has all its connections read, answered and looked after together.
 
 Public: `HTTPServer` (`start`, `drain`, `connections`, `connections_held`, `requests_active`, `is_draining`),
 `RequestsHandler`, `one_by_one`, `AdmitRequest`, `RenderError`, `HTTP_EVENTS`; and from `http_message`:
 `HTTPRequest` (`respond`, `hold_off`, `header`, `on_disconnect`, `on_drain`, `is_waiting`), `HTTPLimits`,
 `render_error_as_text`.
-
-What a connection is reading:
-
-```
-             ┌────────────────── whole body there: handed over at the end of the pass ─────────────┐
-             ▼                                                                                     │
-    ──▶ HEAD ──head complete, admitted──▶ BODY (Content-Length) | CHUNKS ──────────────────────────┘
-         │                                  │
-         └── refused, `Connection: close` ──┴──▶ NOTHING MORE ──last reply sent──▶ closed
-```
 
 Work goes in passes, one for all that came in since the last, each a few short loops over many requests:
 
@@ -32,23 +22,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Final
 
-import msgspec
-
+from quaymaster.net.http_connection import AdmitRequest, HTTPConnection, RenderError
 from quaymaster.net.http_message import (
-    CONNECTION_CLOSE,
     HTTPLimits,
     HTTPRequest,
     render_error_as_text,
 )
-from quaymaster.net.http_parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, RequestRefused
 
 __all__ = [
     "HTTP_EVENTS",
@@ -65,12 +51,6 @@ __all__ = [
 RequestsHandler = Callable[[list[HTTPRequest]], None]
 """Called on the loop's thread with the requests that a pass found complete, those of one connection in their
 order; answers each now or later. Raises only by a bug: what of the pass is unanswered then is answered 500."""
-AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
-"""Called when the head of a request is complete, before its body is read: None, or the reply (status,
-headers, body) that refuses it. The connection is closed after a refusal."""
-RenderError = Callable[[int, str], tuple[bytes, bytes]]
-"""Gives headers and body of the server's own error replies, by status and message."""
-
 HTTP_EVENTS: Final = (
     "connection_opened",
     "connection_closed",
@@ -94,38 +74,13 @@ PASS_REQUESTS_MAX = 128
 loop looks after everything else in between, however much comes in."""
 PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
-UNREAD_BYTES_MAX = 256 * 1024
-"""A connection that waits for its pass with more than this is not read meanwhile."""
-STALLED_UNREAD_BYTES_MAX = 16 * 1024
-"""Nor one whose earlier requests wait, with more than this. With less it is read, to see when the client goes: its
-long polls must not take messages for nobody."""
-HELD_PERCENT_MAX = 90
-"""No more than this part of all connections is held; others are closed instead. Of a client that is held it is not
-seen that it has gone, so those that reconnect would use up all connections."""
 HOLD_STEP_S = 0.05
 """How exact the end of a hold is."""
 SWEEP_INTERVAL_MS_MAX = 500
 SWEEPS_LATE_MAX = 2
 """A sweep that comes later than so many intervals: this process was stopped, or its loop was held. Clients are not
 charged with that time; what they sent meanwhile has not been read yet."""
-LINGER_MS = 2_000
-"""How long we go on reading, and forgetting, after a refusal: a close with unread bytes would make the
-kernel reset the connection, and the client might never see why it was refused."""
 LISTEN_BACKLOG = 1024
-SMALL_BODY_BYTES = 64 * 1024
-"""Reply bodies up to this size are copied behind their head; larger ones are handed over as they are."""
-LENGTHS_READY = 1024
-"""Bodies shorter than this find their Content-Length line ready made."""
-
-_LENGTH_LINES = tuple(b"Content-Length: %d\r\n\r\n" % length for length in range(LENGTHS_READY))
-_HEAD, _BODY, _CHUNKS, _NOTHING_MORE = range(4)
-"""What a connection reads next."""
-_IDLE, _IN_HEAD, _IN_BODY, _SERVING, _WRITING, _LINGERING, _CLOSING = range(7)
-"""What the sweep sees it do."""
-_ACTIVITIES = 8
-
-_NO_CONTENT = frozenset({204, 304})
-
 log = logging.getLogger(__name__)
 
 
@@ -169,14 +124,14 @@ class HTTPServer:
         self.error_response = error_response
         self.on_event: Callable[[str], None] = on_event or _ignore_event
         self.is_draining = False
-        self._open: set[_Connection] = set()
-        self._readable: list[_Connection] = []
+        self._open: set[HTTPConnection] = set()
+        self._readable: list[HTTPConnection] = []
         self._arrived: list[HTTPRequest] = []
-        self._dirty: list[_Connection] = []
+        self._dirty: list[HTTPConnection] = []
         self._arrived_bytes = 0
         """Of their bodies."""
         self._is_pass_due = False
-        self._held: deque[tuple[float, _Connection]] = deque()
+        self._held: deque[tuple[float, HTTPConnection]] = deque()
         """Connections from which nothing is taken, and until when."""
         self._releaser: asyncio.TimerHandle | None = None
         self.body_bytes = 0
@@ -222,7 +177,7 @@ class HTTPServer:
         assert self._listener is None, "a server is started once"
         self._loop = asyncio.get_running_loop()
         self._listener = await self._loop.create_server(
-            lambda: _Connection(self), host, port, backlog=LISTEN_BACKLOG
+            lambda: HTTPConnection(self), host, port, backlog=LISTEN_BACKLOG
         )
         self._sweep()
         bound = self._listener.sockets[0].getsockname()
@@ -259,22 +214,22 @@ class HTTPServer:
 
     # For connections.
 
-    def add(self, connection: _Connection) -> None:
+    def add(self, connection: HTTPConnection) -> None:
         self._open.add(connection)
         self.on_event("connection_opened")
 
-    def remove(self, connection: _Connection) -> None:
+    def remove(self, connection: HTTPConnection) -> None:
         self._open.discard(connection)
         self.on_event("connection_closed")
         if self._all_closed is not None and not self._open:
             self._all_closed.set()
 
-    def schedule_read(self, connection: _Connection) -> None:
+    def schedule_read(self, connection: HTTPConnection) -> None:
         """Have what `connection` received read in the next pass."""
         self._readable.append(connection)
         self._have_pass()
 
-    def schedule_turn(self, connection: _Connection) -> None:
+    def schedule_turn(self, connection: HTTPConnection) -> None:
         """Have `connection` send what it has, and read on, at the end of the next pass."""
         self._dirty.append(connection)
         self._have_pass()
@@ -284,7 +239,7 @@ class HTTPServer:
         self._arrived.append(request)
         self._arrived_bytes += len(request.body)
 
-    def hold(self, connection: _Connection, hold_ms: int) -> None:
+    def hold(self, connection: HTTPConnection, hold_ms: int) -> None:
         """Release `connection` after so long, and after those that were held before it."""
         self._held.append((time.monotonic() * 1000 + hold_ms, connection))
         if self._releaser is None:
@@ -336,7 +291,7 @@ class HTTPServer:
             except Exception:
                 self._on_failed(connection)
 
-    def _on_failed(self, connection: _Connection) -> None:
+    def _on_failed(self, connection: HTTPConnection) -> None:
         """A bug of ours costs the connection it was met on, not the server."""
         log.exception("connection failed name=%s", self.name)
         self.on_event("handler_failed")
@@ -388,555 +343,6 @@ class HTTPServer:
         for connection in list(self._open):
             connection.sweep(self._sweep_clock_ms)
         self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
-
-
-class _Connection(asyncio.Protocol):
-    """One client. Requests come in and replies go out in the same order."""
-
-    __slots__ = (
-        "_activity",
-        "_activity_since_ms",
-        "_body_length",
-        "_body_parts",
-        "_body_size",
-        "_chunks",
-        "_close_after_replies",
-        "_continue_due",
-        "_end_of_input",
-        "_head",
-        "_is_lingering",
-        "_is_lost",
-        "_is_read_due",
-        "_kept_bytes",
-        "_limits",
-        "_out",
-        "_peer",
-        "_pending",
-        "_phase",
-        "_pipeline_max",
-        "_reading_paused",
-        "_received_ms",
-        "_refused",
-        "_request",
-        "_requests_seen",
-        "_server",
-        "_stalled",
-        "_transport",
-        "_turn_scheduled",
-        "_unread",
-        "_write_paused",
-    )
-
-    def __init__(self, server: HTTPServer) -> None:
-        self._server = server
-        self._limits = server.limits
-        self._pipeline_max = server.limits.pipeline_max
-        """0 while the connection is held: then nothing more is taken from it."""
-        self._head = HeadParser(server.limits)
-        self._transport: asyncio.Transport
-        self._peer = ""
-        self._phase = _HEAD
-        self._unread = b""
-        """Bytes received and not taken yet: until the next pass; part of a head; requests over pipeline_max."""
-        self._pending: deque[HTTPRequest] = deque()
-        """Requests whose replies have not been sent, oldest first."""
-        self._out: list[bytes] = []
-        """Replies whose turn has come."""
-        self._request: HTTPRequest | None = None
-        """The request whose body is being read."""
-        self._body_length = 0
-        self._body_parts: list[bytes] = []
-        self._body_size = 0
-        self._kept_bytes = 0
-        """Our part of the server's `body_bytes`."""
-        self._chunks: ChunkedBody | None = None
-        self._requests_seen = 0
-        self._continue_due = False
-        """The client waits for `100 Continue`."""
-        self._is_read_due = False
-        self._received_ms = 0.0
-        """When the first of what waits for a pass came in."""
-        self._turn_scheduled = False
-        self._stalled = False
-        """There is something unread that must wait for its turn."""
-        self._reading_paused = False
-        self._write_paused = False
-        self._refused = False
-        """A request could not be read on, so nothing behind it can."""
-        self._end_of_input = False
-        self._close_after_replies = False
-        self._is_lingering = False
-        self._is_lost = False
-        self._activity = -1
-        self._activity_since_ms = 0.0
-
-    # Called by the event loop.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        server = self._server
-        if server.connections >= self._limits.connections_max or server.is_draining:
-            self._is_lost = True
-            self._phase = _NOTHING_MORE
-            server.on_event("connection_refused")
-            headers, body = server.error_response(503, "The server takes no more connections.")
-            self._transport.writelines(self._render(503, headers, body, CONNECTION_CLOSE, is_head=False))
-            self._transport.close()
-            return
-        peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
-        connected = transport.get_extra_info("socket")
-        if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes_max)
-        server.add(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self._phase == _NOTHING_MORE:
-            return
-        self._unread = self._unread + data if self._unread else data
-        if self._is_read_due or self._stalled:
-            self._update_reading()
-        else:
-            self._schedule_read(time.monotonic() * 1000)
-
-    def eof_received(self) -> bool:
-        """Take it up in this connection's turn: what came before it has been handled then."""
-        self._end_of_input = True
-        if self._is_lost or self._is_lingering:
-            return False
-        self._schedule_turn()
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_lost:
-            return
-        self._is_lost = True
-        self._phase = _NOTHING_MORE
-        self._unread = b""
-        self._forget_body()
-        waiting = [request for request in self._pending if request.is_waiting]
-        self._pending.clear()
-        self._out.clear()
-        self._server.remove(self)
-        if waiting:
-            self._server.on_event("client_disconnected")
-        for request in waiting:
-            request._connection = None
-        for request in waiting:
-            if request.on_disconnect is not None:
-                self._server.call_back(request.on_disconnect)
-
-    def pause_writing(self) -> None:
-        self._write_paused = True
-        self._update_reading()
-
-    def resume_writing(self) -> None:
-        self._write_paused = False
-        self._activity = -1
-        self._schedule_turn()
-
-    # Reading.
-
-    def _schedule_read(self, received_ms: float) -> None:
-        self._is_read_due = True
-        self._received_ms = received_ms
-        self._server.schedule_read(self)
-
-    def read(self) -> None:
-        """Take requests from what is unread until it is used up, or until others should have their turn."""
-        self._is_read_due = False
-        received_ms = self._received_ms
-        data = self._unread
-        self._unread = b""
-        position = 0
-        size = len(data)
-        turns = self._pipeline_max
-        try:
-            while position < size:
-                phase = self._phase
-                if phase == _HEAD:
-                    if data[position] == 13:  # RFC 9112, 2.2: empty lines before a request are let pass
-                        if position + 1 == size:
-                            break
-                        if data[position + 1] == 10:
-                            position += 2
-                            continue
-                    if not turns or len(self._pending) >= self._pipeline_max or self._write_paused:
-                        self._stalled = True
-                        self._schedule_turn()
-                        break
-                    taken = self._read_head(data, position, received_ms)
-                    turns -= 1
-                elif phase == _BODY:
-                    taken = self._read_body(data, position, received_ms)
-                elif phase == _CHUNKS:
-                    taken = self._read_chunks(data, position, received_ms)
-                else:
-                    taken = size
-                if taken == position:
-                    break
-                position = taken
-        except RequestRefused as refusal:
-            self._refuse(refusal)
-            position = size
-        if position < size:
-            self._unread = data[position:]
-        if self._continue_due or self._end_of_input:
-            self._schedule_turn()
-        if self._stalled or self._refused or self._reading_paused:
-            self._update_reading()
-
-    def _read_head(self, data: bytes, position: int, received_ms: float) -> int:
-        """Take one head, and its body too if all of it is there; return the new position."""
-        head = self._head
-        request = head.read(data, position, self._peer, received_ms, self)
-        if request is None:
-            return position
-        self._requests_seen += 1
-        length = head.body_length
-        end = head.end
-        if length > self._limits.body_bytes_max:
-            self._request = request
-            raise RequestRefused(
-                413, "rejected_body_too_large", f"The body is over {self._limits.body_bytes_max} bytes."
-            )
-        body_end = end + length
-        if length >= 0 and body_end <= len(data):
-            if length:
-                body = data[end:body_end]
-                request.body = body
-                head.skip_body(body)
-            self._take(request)
-            return body_end
-        admit = self._server.admit
-        if admit is not None:
-            refusal = self._ask(admit, request)
-            if refusal is not None:
-                self._server.on_event("rejected_by_admission")
-                self._answer_and_close(request, *refusal)
-                return len(data)
-
-        self._request = request
-        self._body_size = 0
-        self._continue_due = head.expects_continue
-        if length == CHUNKED:
-            self._chunks = ChunkedBody(self._limits)
-            self._phase = _CHUNKS
-        else:
-            self._body_length = length
-            self._phase = _BODY
-        return end
-
-    def _read_body(self, data: bytes, position: int, received_ms: float) -> int:
-        missing = self._body_length - self._body_size
-        part = data[position : position + missing]
-        end = position + len(part)
-        self._body_parts.append(part)
-        self._body_size += len(part)
-        self._continue_due = False
-        if len(part) == missing:
-            self._finish_body(b"".join(self._body_parts), received_ms)
-        else:
-            self._keep(self._kept_bytes + len(part) + PART_COST_BYTES)
-        return end
-
-    def _read_chunks(self, data: bytes, position: int, received_ms: float) -> int:
-        chunks = self._chunks
-        assert chunks is not None, "chunks are read by their decoder"
-        self._continue_due = False
-        end = chunks.feed(data, position)
-        self._body_size = chunks.size
-        if chunks.is_complete:
-            self._finish_body(chunks.join(), received_ms)
-        else:
-            self._keep(chunks.kept_bytes)
-        return end
-
-    def _keep(self, kept_bytes: int) -> None:
-        """Note the memory that the body takes now; RequestRefused when all such bodies take too much."""
-        server = self._server
-        server.body_bytes += kept_bytes - self._kept_bytes
-        self._kept_bytes = kept_bytes
-        if server.body_bytes > self._limits.body_bytes_total_max:
-            raise RequestRefused(503, "rejected_bodies_full", "The server is receiving too many bodies.")
-
-    def _forget_body(self) -> None:
-        """Let go of a body that has come in part, and of its request."""
-        self._server.body_bytes -= self._kept_bytes
-        self._kept_bytes = 0
-        self._body_parts = []
-        self._request = self._chunks = None
-
-    def _finish_body(self, body: bytes, received_ms: float) -> None:
-        request = self._request
-        assert request is not None, "a body belongs to a request"
-        self._forget_body()
-        self._phase = _HEAD
-        self._head.reset()
-        request.body = body
-        request.received_ms = received_ms
-        self._take(request)
-
-    def _take(self, request: HTTPRequest) -> None:
-        self._pending.append(request)
-        if request._connection_line is CONNECTION_CLOSE:
-            self._phase = _NOTHING_MORE
-        self._server.arrive(request)
-
-    def _ask(self, admit: AdmitRequest, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
-        try:
-            return admit(request)
-        except Exception:
-            log.exception("request admission failed name=%s", self._server.name)
-            self._server.on_event("handler_failed")
-            return 500, *self._server.error_response(500, "The server failed to handle the request.")
-
-    def _refuse(self, refusal: RequestRefused) -> None:
-        self._server.on_event(refusal.event)
-        request = self._request
-        if request is None:  # its head could not be read
-            now_ms = time.monotonic() * 1000
-            request = HTTPRequest(b"", b"", b"", b"", [], self._peer, now_ms, {}, CONNECTION_CLOSE, self)
-        headers, body = self._server.error_response(refusal.status, refusal.message)
-        self._answer_and_close(request, refusal.status, headers, body)
-
-    def _answer_and_close(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
-        """Answer `request` in its turn, and read nothing behind its head."""
-        self._forget_body()
-        self._continue_due = False
-        self._unread = b""
-        self._phase = _NOTHING_MORE
-        self._refused = True
-        request._connection_line = CONNECTION_CLOSE
-        self._pending.append(request)
-        request.respond(status, headers, body)
-
-    def _update_reading(self) -> None:
-        pause = (
-            self._write_paused
-            or not self._pipeline_max
-            or (self._stalled and len(self._unread) > STALLED_UNREAD_BYTES_MAX)
-            or (self._refused and not self._is_lingering)
-            or (self._is_read_due and len(self._unread) > UNREAD_BYTES_MAX)
-        )
-        if pause == self._reading_paused or self._is_lost or self._transport.is_closing():
-            return
-        self._reading_paused = pause
-        if pause:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
-
-    # Replying.
-
-    def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
-        pending = self._pending
-        if self._server.is_draining and self._is_last(request):
-            request._connection_line = CONNECTION_CLOSE
-            self._phase = _NOTHING_MORE
-        line = request._connection_line
-        length = len(body)
-        if length >= LENGTHS_READY or status in _NO_CONTENT or request.method == b"HEAD":
-            rendered = self._render(status, headers, body, line, is_head=request.method == b"HEAD")
-        else:
-            server = self._server
-            start = server.reply_starts.get(status) or server.reply_start(status)
-            rendered = (b"".join((start, headers, line, _LENGTH_LINES[length], body)),)
-        request._reply = rendered
-        if pending[0] is not request:
-            return
-        out = self._out
-        while True:
-            pending.popleft()
-            out += rendered
-            if request._connection_line is CONNECTION_CLOSE:
-                self._close_after_replies = True
-            if not pending:
-                break
-            request = pending[0]
-            if request._reply is None:
-                break
-            rendered = request._reply
-            request._reply = ()
-        self._schedule_turn()
-
-    def _is_last(self, request: HTTPRequest) -> bool:
-        """Whether nothing has been received behind `request`."""
-        return self._phase == _HEAD and not self._unread and request is self._pending[-1]
-
-    def _render(
-        self, status: int, headers: bytes, body: bytes, connection_line: bytes, *, is_head: bool
-    ) -> tuple[bytes, ...]:
-        start = self._server.reply_start(status)
-        if status in _NO_CONTENT:
-            return (b"%b%b%b\r\n" % (start, headers, connection_line),)
-        length = len(body)
-        if is_head:
-            body = b""
-        if length > SMALL_BODY_BYTES:
-            return b"%b%b%bContent-Length: %d\r\n\r\n" % (start, headers, connection_line, length), body
-        return (b"%b%b%bContent-Length: %d\r\n\r\n%b" % (start, headers, connection_line, length, body),)
-
-    def _schedule_turn(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._server.schedule_turn(self)
-
-    def take_turn(self, pass_ms: float) -> None:
-        """Send the replies whose turn has come, then take up reading where it had to stop."""
-        self._turn_scheduled = False
-        if self._is_lost:
-            return
-        out = self._out
-        if out:
-            if len(out) == 1:
-                self._transport.write(out[0])
-            else:
-                self._transport.writelines(out)
-            out.clear()
-        if self._end_of_input:
-            self._give_polls_up()
-        if self._stalled and not self._write_paused and len(self._pending) < self._pipeline_max:
-            self._stalled = False
-            self._schedule_read(pass_ms)
-        elif self._end_of_input and not self._stalled and not self._is_read_due:
-            self._end_input()
-        if not self._pending and not out:
-            if self._close_after_replies or (self._server.is_draining and self._is_idle()):
-                self._close()
-            elif self._continue_due:
-                self._continue_due = False
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if self._reading_paused:
-            self._update_reading()
-
-    def _give_polls_up(self) -> None:
-        """The client sends no more: it may be gone, so none of its polls must take a message any more.
-
-        Where it is still there it gets an answer to them, and so to all that it asked before and after.
-        """
-        polls = [
-            request for request in self._pending if request.on_disconnect is not None and request.is_waiting
-        ]
-        if not polls:
-            return
-        self._server.on_event("client_disconnected")
-        headers, body = self._server.error_response(503, "The client sent no more, so its wait was given up.")
-        for request in polls:
-            # Another takes its place: what its handler may still say is not heard.
-            stand_in = msgspec.structs.replace(request, on_disconnect=None, on_drain=None)
-            self._pending[self._pending.index(request)] = stand_in
-            request._connection = None
-            stand_in.respond(503, headers, body)
-        for request in polls:
-            assert request.on_disconnect is not None, "that made it a poll"
-            self._server.call_back(request.on_disconnect)
-
-    def _end_input(self) -> None:
-        """Answer a client that only stopped sending what it asked."""
-        self._phase = _NOTHING_MORE
-        self._unread = b""
-        self._forget_body()
-        self._close_after_replies = True
-
-    def hold_off(self, hold_ms: int) -> None:
-        """Take nothing more from this client for so long; for good when too many are held."""
-        server = self._server
-        if not self._pipeline_max or self._phase == _NOTHING_MORE or server.is_draining:
-            return
-        if (server.connections_held + 1) * 100 <= self._limits.connections_max * HELD_PERCENT_MAX:
-            self._pipeline_max = 0
-            self._update_reading()
-            server.hold(self, hold_ms)
-        else:
-            self._pending[-1]._connection_line = CONNECTION_CLOSE
-            self._phase = _NOTHING_MORE
-            self._unread = b""
-            self._forget_body()
-
-    def release(self) -> None:
-        """Take up reading again."""
-        self._pipeline_max = self._limits.pipeline_max
-        if not self._is_lost:
-            self._schedule_turn()
-
-    # Ending.
-
-    def count_waiting(self) -> int:
-        """Return how many requests are with the handler."""
-        return sum(request.is_waiting for request in self._pending)
-
-    def drain(self) -> None:
-        """Tell the requests that wait, and close if there is nothing to answer."""
-        for request in list(self._pending):
-            if request.on_drain is not None and request.is_waiting:
-                self._server.call_back(request.on_drain)
-        if not self._pending and not self._out and self._is_idle():
-            self._close()
-
-    def abort(self) -> None:
-        """Cut the connection off; what has not been sent is lost."""
-        self._transport.abort()
-
-    def sweep(self, now_ms: float) -> None:
-        """Drop the client when it has been doing the same thing for too long."""
-        activity = self._requests_seen * _ACTIVITIES + self._current_activity()
-        if activity != self._activity:
-            self._activity = activity
-            self._activity_since_ms = now_ms
-            return
-        elapsed_ms = now_ms - self._activity_since_ms
-        limits = self._limits
-        doing = activity % _ACTIVITIES
-        if doing == _IDLE:
-            if elapsed_ms > limits.idle_timeout_ms:
-                self._server.on_event("timeout_idle")
-                self._close()
-        elif doing == _IN_HEAD:
-            if elapsed_ms > limits.header_timeout_ms:
-                self._refuse(RequestRefused(408, "timeout_header", "The headers took too long."))
-        elif doing == _IN_BODY:
-            if elapsed_ms > limits.body_timeout_ms + self._body_time_ms():
-                self._refuse(RequestRefused(408, "timeout_body", "The body took too long."))
-        elif doing == _LINGERING:
-            if elapsed_ms > LINGER_MS:
-                self.abort()
-        elif doing != _SERVING and elapsed_ms > limits.write_timeout_ms:
-            self._server.on_event("timeout_write")
-            self.abort()
-
-    def _current_activity(self) -> int:
-        if self._transport.is_closing():
-            return _CLOSING
-        if self._is_lingering:
-            return _LINGERING
-        if self._write_paused:
-            return _WRITING
-        if not self._pipeline_max:  # held: if it is slow, that is our doing
-            return _SERVING
-        if self._phase in (_BODY, _CHUNKS):
-            return _IN_BODY
-        if self._unread and not self._stalled:
-            return _IN_HEAD
-        return _IDLE if self._is_idle() and not self._pending else _SERVING
-
-    def _body_time_ms(self) -> float:
-        return self._body_size * 1000 / self._limits.body_rate_min_bytes_per_s
-
-    def _is_idle(self) -> bool:
-        return self._phase == _HEAD and not self._unread
-
-    def _close(self) -> None:
-        if self._is_lingering or self._transport.is_closing():
-            return
-        if self._refused and not self._end_of_input:
-            self._is_lingering = True
-            self._transport.write_eof()
-            self._update_reading()
-        else:
-            self._phase = _NOTHING_MORE
-            self._transport.close()
 
 
 def _phrase(status: int) -> bytes:
