@@ -389,6 +389,135 @@ def test_replica_that_stopped_leads_no_more(cell: PlannedCell) -> None:
     assert action.reason == "the replica of broker a takes no part"
 
 
+# Brokers that nothing can be activated on
+
+
+UNFIT = pytest.mark.parametrize(
+    ("is_wrong", "told"),
+    [("has_space", "has no disk space"), ("reaches_coordination", "does not reach coordination")],
+)
+
+
+def until_appointed(cell: PlannedCell, number: int, name: str) -> None:
+    """Kill a journal's leader, and have it appoint this broker, whose log is the longest."""
+    killed = cell.leaders()[number]
+    cell.kill(killed)
+    for other in cell.members(number) - {killed}:
+        change(cell, number, other, hears_leader=False, last_epoch=1, end=90 if other == name else 80)
+    (appoint,) = [action for action in of(cell.plan().actions, Appoint) if action.journal == number]
+    assert broker_of(appoint.configuration.leader) == name
+    cell.carry_out(appoint)
+
+
+@UNFIT
+def test_unfit_broker_is_not_appointed_even_for_the_longest_log(
+    cell: PlannedCell, is_wrong: str, told: str
+) -> None:
+    number = journal_led_by(cell, "a")
+    cell.kill("a")
+    change(cell, number, "b", hears_leader=False, end=90)
+    change(cell, number, "c", hears_leader=False, end=50)
+    setattr(cell.hosts["b"], is_wrong, False)
+
+    made = cell.plan()
+    cell.run()
+
+    assert f"broker b {told}" in made.problems
+    assert cell.leaders()[number] == "c"
+
+
+@UNFIT
+def test_broker_that_becomes_unfit_before_it_is_activated_is_given_up_at_once(
+    cell: PlannedCell, is_wrong: str, told: str
+) -> None:
+    number = journal_led_by(cell, "a")
+    until_appointed(cell, number, "b")
+    setattr(cell.hosts["b"], is_wrong, False)
+
+    (action,) = [action for action in of(cell.plan().actions, Appoint) if action.journal == number]
+
+    assert broker_of(action.configuration.leader) == "c"
+    assert action.reason == f"broker b {told}"
+
+
+def test_elect_that_lost_coordination_keeps_its_time_when_all_have(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    until_appointed(cell, number, "b")
+    for host in cell.hosts.values():
+        host.reaches_coordination = False
+
+    before = on(number, cell.plan().actions)
+    cell.now_ms += ELECTION_MS
+    after = of(on(number, cell.plan().actions), Appoint)
+
+    assert before == []
+    assert [action.reason for action in after] == ["broker b found no majority"]
+
+
+def test_leader_that_serves_stays_when_it_loses_coordination(cell: PlannedCell) -> None:
+    cell.hosts["a"].reaches_coordination = False
+
+    made = cell.plan()
+
+    assert made.actions == ()
+    assert made.problems == ("broker a does not reach coordination",)
+
+
+def test_nothing_changes_when_nobody_reaches_coordination(cell: PlannedCell) -> None:
+    for host in cell.hosts.values():
+        host.reaches_coordination = False
+
+    assert cell.run(ms=2 * GRACE_MS) == []
+    assert set(cell.leaders().values()) == set("abc")
+
+
+def test_broker_is_given_nothing_before_it_reaches_coordination(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    cell.kill("a")
+    cell.run()
+    cell.start("a")
+    cell.hosts["a"].reaches_coordination = False
+    cell.join("d")
+    cell.hosts["d"].reaches_coordination = False
+
+    assert cell.run(ms=3 * SETTLE_MS) == []
+    for host in cell.hosts.values():
+        host.reaches_coordination = True
+    cell.run(ms=3 * SETTLE_MS)
+
+    assert cell.leaders()[number] == "a"
+    assert "d" in cell.leaders().values()
+
+
+def test_leader_with_a_full_disk_hands_over_to_a_member_with_space(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    cell.hosts["a"].has_space = False
+    cell.hosts["b"].has_space = False
+
+    done = cell.run(ms=2 * SETTLE_MS)
+    assert {type(action) for action in done} == {Transfer}
+    assert set(cell.leaders().values()) == {"c"}
+    cell.hosts["a"].has_space = cell.hosts["b"].has_space = True
+    cell.run(ms=SETTLE_MS)
+
+    assert cell.leaders()[number] == "a"
+
+
+def test_broker_with_a_full_disk_gets_no_replica_and_its_learners_go_elsewhere() -> None:
+    cell = running("a", "b", "c", "d", "e")
+    number = next(number for number in cell.journals if not {"d", "e"} & cell.members(number))
+    leaver = next(name for name in cell.members(number) if name != cell.leaders()[number])
+    cell.kill(leaver)
+    until_learning(cell, number)
+    learner = broker_of(cell.configuration(number).learners[0])
+    cell.hosts[learner].has_space = False
+
+    cell.run(ms=DROP_MS)
+
+    assert cell.configuration(number).learners == ()
+    assert not {leaver, learner} & cell.members(number)
+
+
 def test_configuration_that_cannot_be_activated_gives_way_to_the_last_one(cell: PlannedCell) -> None:
     number = journal_led_by(cell, "a")
     old = cell.configuration(number)
@@ -911,7 +1040,12 @@ def cells(draw: st.DrawFn) -> CellSeen:
                 since_ms=now_ms - draw(times),
                 heard_ms=draw(st.one_of(st.none(), times.map(lambda ago_ms: now_ms - ago_ms))),
                 connected_ms=now_ms - draw(times),
-                report=BrokerReport(replicas, is_disk_low=draw(st.integers(0, 5)) == 0),
+                report=BrokerReport(
+                    replicas,
+                    is_disk_low=draw(st.integers(0, 5)) == 0,
+                    has_space=draw(st.integers(0, 5)) > 0,
+                    coordination_silent_ms=draw(times),
+                ),
             )
         )
     return CellSeen(
@@ -957,7 +1091,13 @@ def test_a_cell_that_is_left_alone_becomes_even_and_quiet(seed: int, replicas: i
             case 6:
                 host.is_disk_low = not host.is_disk_low
             case 7:
-                cell.unseen ^= {name}
+                match chance.randint(0, 2):
+                    case 0:
+                        cell.unseen ^= {name}
+                    case 1:
+                        host.has_space = not host.has_space
+                    case 2:
+                        host.reaches_coordination = not host.reaches_coordination
             case _:
                 for _ in range(chance.choice([1, 4, 20])):
                     check(cell.see())
@@ -968,6 +1108,7 @@ def test_a_cell_that_is_left_alone_becomes_even_and_quiet(seed: int, replicas: i
     for name, host in cell.hosts.items():
         host.state = "active"
         host.is_disk_low = False
+        host.has_space = host.reaches_coordination = True
         if not host.is_alive:
             cell.start(name)
     cell.run(ms=GRACE_MS + DROP_MS)

@@ -65,8 +65,7 @@ class FakeLink:
         await self._reach()
         if self._name in self._cell.silent:
             raise Timeout
-        host = self._cell.world.hosts[self._name]
-        return BrokerReport(dict(host.replicas), is_disk_low=host.is_disk_low)
+        return self._cell.world.hosts[self._name].report()
 
     async def prepare(self, journal: int) -> str:
         await self._reach()
@@ -113,7 +112,7 @@ class FakeCell:
         self.stubborn: set[str] = set()
         """Brokers that do nothing they are asked to."""
         self.blind: set[str] = set()
-        """Brokers that do not reach coordination: they never lead what they are appointed for."""
+        """Brokers that never lead what they are appointed for, and do not tell why."""
         self.is_deaf = False
         """Whether the brokers do not follow coordination."""
         self.failures: list[Exception] = []

@@ -36,6 +36,7 @@ from quaymaster.core.placement import plan
 from quaymaster.core.replication import JournalConfiguration
 
 POLL_MS = 250
+OUT_OF_REACH_MS = 60_000
 QUIET_MS = 4_000
 """How far the clock goes ahead while nothing happens."""
 
@@ -49,12 +50,23 @@ class Host:
     state: BrokerState = "active"
     is_alive: bool = True
     is_disk_low: bool = False
+    has_space: bool = True
+    reaches_coordination: bool = True
     revision: int = 1
     since_ms: int = 0
     connected_ms: int = 0
     heard_ms: int | None = None
     storage: int = 1
     replicas: dict[int, ReplicaSeen] = field(default_factory=dict)
+
+    def report(self) -> BrokerReport:
+        """Return what it says of itself."""
+        return BrokerReport(
+            dict(self.replicas),
+            is_disk_low=self.is_disk_low,
+            has_space=self.has_space,
+            coordination_silent_ms=0 if self.reaches_coordination else OUT_OF_REACH_MS,
+        )
 
 
 class PlannedCell:
@@ -115,7 +127,7 @@ class PlannedCell:
                     since_ms=host.since_ms,
                     heard_ms=host.heard_ms,
                     connected_ms=host.connected_ms,
-                    report=BrokerReport(dict(host.replicas), is_disk_low=host.is_disk_low),
+                    report=host.report(),
                 )
             )
         return CellSeen(self.now_ms, tuple(brokers), dict(self.journals), self.settings)
@@ -242,8 +254,12 @@ class PlannedCell:
         everybody = dict.fromkeys((*configuration.members, *previous))
         alive = {member for member in everybody if self.replica(number, member) is not None}
         leader = self.replica(number, configuration.leader)
+        host = self.hosts.get(broker_of(configuration.leader))
         if (
             leader is None
+            or host is None
+            or not host.has_space
+            or not host.reaches_coordination
             or leader.promised_epoch >= configuration.epoch
             or not is_majority(alive, configuration.members)
             or not is_majority(alive, previous)

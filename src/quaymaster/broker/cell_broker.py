@@ -36,6 +36,7 @@ from quaymaster.coordination.cell_keys import (
     journal_of,
     registration_key,
 )
+from quaymaster.coordination.contact import Contact
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import BrokerReport
@@ -104,7 +105,7 @@ class CellBroker:
             on_stopped=on_stopped,
         )
         self._copies = CopyCalls(options.name, self._held, self._links, self._tasks)
-        calls = CellCalls(self._held, self._tasks, leader_hint=self._leader_hint)
+        calls = CellCalls(self._held, self._tasks, leader_hint=self._leader_hint, make_report=self.report)
         self._server = RPCServer(
             calls.handlers | self._copies.handlers,
             self._hello,
@@ -118,6 +119,7 @@ class CellBroker:
             WatchedPrefix(coordination, prefix, on_row, retry_max_s=RETRY_S)
             for prefix, on_row in ((BROKERS, self._take_registration), (JOURNALS, self._take_configuration))
         ]
+        self._contact = Contact(coordination, registration_key(options.name))
         self.registrations: dict[str, BrokerRegistration] = {}
         self.address = ""
 
@@ -151,6 +153,7 @@ class CellBroker:
         await self._register()
         for watch in self._watches:
             watch.start()
+        self._tasks.run(self._contact.run())
         log_event(
             log,
             logging.INFO,
@@ -246,8 +249,8 @@ class CellBroker:
                 journal.host.on_connection_closed(leader)
 
     def report(self) -> BrokerReport:
-        """Return how each replica is, as the manager wants to know it."""
-        return self._held.report()
+        """Return how this broker and each of its replicas is, as the manager wants to know it."""
+        return msgspec.structs.replace(self._held.report(), coordination_silent_ms=self._contact.silent_ms)
 
     def why_not_ready(self) -> str | None:
         """Return why this broker cannot do its part, None if it can."""

@@ -18,6 +18,7 @@ from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.peer_links import REPLICATE, broker_of
 from quaymaster.broker.record_repair import RECORD
+from quaymaster.core.cell import BrokerReport
 from quaymaster.core.errors import NotLeader
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -46,11 +47,17 @@ class CellCalls:
     """`leader_hint` returns the address of a journal's leader, as far as it is known."""
 
     def __init__(
-        self, held: HeldJournals, tasks: BrokerTasks, *, leader_hint: Callable[[int], str | None]
+        self,
+        held: HeldJournals,
+        tasks: BrokerTasks,
+        *,
+        leader_hint: Callable[[int], str | None],
+        make_report: Callable[[], BrokerReport],
     ) -> None:
         self._held = held
         self._tasks = tasks
         self._leader_hint = leader_hint
+        self._make_report = make_report
 
     @property
     def handlers(self) -> dict[str, CallHandler]:
@@ -131,7 +138,7 @@ class CellCalls:
         self._tasks.answer(call, read())
 
     def _on_report(self, call: IncomingCall) -> None:
-        call.reply(_encode(self._held.report()))
+        call.reply(_encode(self._make_report()))
 
     def _on_prepare(self, call: IncomingCall) -> None:
         (number,) = JOURNAL_ID.unpack_from(call.body)

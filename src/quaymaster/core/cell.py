@@ -112,6 +112,8 @@ class PlacementSettings(msgspec.Struct, frozen=True):
     """A learner whose broker is silent for so long is given up."""
     drop_grace_ms: int = 60_000
     """A replica that no configuration names is dropped after so long."""
+    coordination_patience_ms: int = 3_000
+    """A broker that coordination has not answered for so long is to lead nothing new while another one can."""
     moves_max: int = 2
     """Journals of a cell that change members or hand over leadership at once."""
 

@@ -95,6 +95,8 @@ class _Planner:
         for broker in self._brokers.values():
             if self._is_suspect(broker.name):
                 self.problems.append(f"broker {broker.name} cannot be reached")
+            elif (why := self._why_unfit(broker.name)) is not None:
+                self.problems.append(why)
             elif broker.report.is_disk_low:
                 self.problems.append(f"broker {broker.name} is short of disk space")
         usable = self._usable_count()
@@ -136,7 +138,7 @@ class _Planner:
             leader = self._broker_of(journal.configuration.leader)
             if leader.state != "active":
                 self._transfer_to_any(number, journal, f"broker {leader.name} is {leader.state}")
-            elif leader.report.is_disk_low:
+            elif leader.report.is_disk_low or not leader.report.has_space:
                 self._transfer_to_any(number, journal, f"broker {leader.name} is short of disk space")
 
     def replace_members(self) -> None:
@@ -235,6 +237,9 @@ class _Planner:
             return f"broker {name} cannot be reached", False
         if not self._is_heard(name):
             return None
+        why_unfit = None if configuration.activated else self._why_unfit(name)
+        if why_unfit is not None and self._fit_candidates(number, configuration):
+            return why_unfit, False
         replica = self._replica(number, leader)
         if replica is None:
             lost = self._is_lost(number, journal, leader)
@@ -274,19 +279,14 @@ class _Planner:
         """Appoint the longest log; after a leader that was too slow, the next one in the order."""
         configuration = journal.configuration
         previous = _activated_members(configuration)
-        members = configuration.members
-        if not is_majority(self._voters(number, members), members):
-            members = previous
+        members = self._electorate(number, configuration)
         voters = self._voters(number, members)
         if not is_majority(voters, members) or not is_majority(self._voters(number, previous), previous):
             self.problems.append(
                 f"journal {number} has no leader: {len(voters)} of its {len(members)} members take part"
             )
             return
-        candidates = sorted(
-            (member for member in members if member in previous and member in voters),
-            key=lambda member: self._rank(number, member),
-        )
+        candidates = self._fit_candidates(number, configuration) or self._candidates(number, configuration)
         if not candidates:
             # Only members that are not of the last activated ones take part: the next report may tell more.
             self.problems.append(f"journal {number} has no leader: no member knows its log")
@@ -301,6 +301,25 @@ class _Planner:
         self._count(self._led, broker_of(chosen))
         new = self._next(number, configuration, chosen, members)
         self._do(number, Appoint(number, new, journal.revision, reason))
+
+    def _electorate(self, number: int, configuration: JournalConfiguration) -> tuple[str, ...]:
+        """Return the members of the next epoch: these, or the last activated ones when these cannot decide."""
+        if is_majority(self._voters(number, configuration.members), configuration.members):
+            return configuration.members
+        return _activated_members(configuration)
+
+    def _candidates(self, number: int, configuration: JournalConfiguration) -> list[str]:
+        """Return the members that could be appointed, the best first: they take part, and know the log."""
+        voters = self._voters(number, self._electorate(number, configuration))
+        return sorted(
+            voters.intersection(_activated_members(configuration)),
+            key=lambda member: self._rank(number, member),
+        )
+
+    def _fit_candidates(self, number: int, configuration: JournalConfiguration) -> list[str]:
+        """Return those candidates that nothing keeps from being activated."""
+        candidates = self._candidates(number, configuration)
+        return [member for member in candidates if self._why_unfit(broker_of(member)) is None]
 
     def _rank(self, number: int, member: str) -> tuple[int, int, bool, bool, bool, int, str]:
         """Order candidates: the longest log first; among equals who can best lead."""
@@ -371,6 +390,7 @@ class _Planner:
             and broker is not None
             and broker.state == "active"
             and not broker.report.is_disk_low
+            and self._why_unfit(broker.name) is None
             and self._follows(number, journal, member, self._settings.transfer_lag_max)
         )
 
@@ -476,7 +496,7 @@ class _Planner:
         broker = self._brokers.get(broker_of(learner))
         if broker is None or broker.state != "active" or learner in journal.configuration.members:
             return False
-        if self._is_lost(number, journal, learner):
+        if self._is_lost(number, journal, learner) or not broker.report.has_space:
             return False
         return self._silent_ms(broker) < self._settings.learner_patience_ms
 
@@ -660,7 +680,24 @@ class _Planner:
     def _is_host(self, name: str) -> bool:
         """Whether a broker can be given a replica now."""
         broker = self._brokers[name]
-        return self._is_heard(name) and broker.state == "active" and not broker.report.is_disk_low
+        return (
+            self._is_heard(name)
+            and broker.state == "active"
+            and not broker.report.is_disk_low
+            and self._why_unfit(name) is None
+        )
+
+    def _why_unfit(self, name: str) -> str | None:
+        """Return why a broker that is heard could not be activated now; None when nothing is known against it.
+
+        A leader that serves already goes on without coordination, and commits what the others store.
+        """
+        report = self._brokers[name].report
+        if not report.has_space:
+            return f"broker {name} has no disk space"
+        if report.coordination_silent_ms >= self._settings.coordination_patience_ms:
+            return f"broker {name} does not reach coordination"
+        return None
 
     def _usable_count(self) -> int:
         return sum(self._is_home(name) for name in self._brokers)
