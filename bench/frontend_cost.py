@@ -31,6 +31,7 @@ from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http_connection import HTTPConnection
 from quaymaster.net.http_message import HTTPLimits
 from quaymaster.net.http_server import HTTPServer
+from quaymaster.protocol.metadata_messages import CreateQueue
 from quaymaster.protocol.sigv4 import sign
 from quaymaster.settings import load_settings
 
@@ -188,7 +189,7 @@ async def measure(requests: int, profile: bool) -> None:
     )
     await metadata.start()
     metadata.attach_journal(BrokerQueueJournal(broker))
-    await metadata.queues.create_queue(ACCOUNT, "jobs", {})
+    await metadata.queues.change(CreateQueue(ACCOUNT, "jobs", {}))
     front_end = make_front_end(
         settings,
         broker=broker,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 from test_cell_broker import JOURNAL, Cell, cell_of
@@ -17,15 +16,15 @@ from quaymaster.cli.compose import wall_ms
 from quaymaster.cli.metadata_roles import hello_of, start_metadata_node, start_remote_metadata
 from quaymaster.core.commands import CountMessages, QueueCounts
 from quaymaster.core.errors import CallerError, NotNow, QueueDoesNotExist
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.call import ask
 from quaymaster.metadata.master_keys import FileKeyProvider
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.remote import RemoteMetadata, RemoteQueues
 from quaymaster.net.broker_client import BrokerClient
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, QueueChange, SetAttributes
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"
-
-T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -57,11 +56,11 @@ async def metadata_over(cell: Cell, directory: Path) -> AsyncIterator[tuple[Remo
         yield metadata, router
 
 
-async def patiently(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+async def patiently(queues: RemoteQueues, request: QueueChange) -> QueueDefinition:
     """Try until it can be done, as an SDK does."""
     while True:
         try:
-            return await work(*arguments)
+            return await queues.change(request)
         except NotNow:
             await asyncio.sleep(0.1)
 
@@ -74,17 +73,17 @@ def test_queues_live_and_die_through_changes_of_leader(tmp_path: Path) -> None:
             metadata_over(cell, tmp_path) as (metadata, router),
         ):
             queues = metadata.queues
-            await patiently(queues.create_queue, ACCOUNT, "first")
+            await patiently(queues, CreateQueue(ACCOUNT, "first"))
             changes = asyncio.gather(
-                *(patiently(queues.create_queue, ACCOUNT, f"q{number}") for number in range(20))
+                *(patiently(queues, CreateQueue(ACCOUNT, f"q{number}")) for number in range(20))
             )
             await cell.appoint("b2")
             await cell.led_by("b2")
             created = await changes
-            await patiently(queues.set_attributes, ACCOUNT, "q19", {"DelaySeconds": "5"})
+            await patiently(queues, SetAttributes(ACCOUNT, "q19", {"DelaySeconds": "5"}))
             for queue in created[:10]:
                 with suppress(QueueDoesNotExist):  # an answer was lost
-                    await patiently(queues.delete_queue, ACCOUNT, queue.name)
+                    await patiently(queues, DeleteQueue(ACCOUNT, queue.name))
 
             definitions = cell.brokers["b2"].journals[JOURNAL].host.replica.queues.definitions
             assert definitions[created[19].queue_id].revision == 2

@@ -32,6 +32,7 @@ from quaymaster.net.broker_client import Reply
 from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.metadata_client import when_known
 from quaymaster.net.tls import TransportSecurityError
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue
 from quaymaster.settings import Settings, load_settings
 
 ACCOUNT = "000000000000"
@@ -137,13 +138,13 @@ def test_cell_creates_finds_and_deletes_queues_and_goes_on_while_etcd_is_away(tm
             assert a.find_queue(ACCOUNT, "orders") == created[0]
             assert len(b.data_key(created[1].data_key_id)) == 32
             with pytest.raises(NotNow):
-                await a.queues.create_queue(ACCOUNT, "more")
+                await a.queues.change(CreateQueue(ACCOUNT, "more"))
             await asyncio.to_thread(etcd.start, 0)
 
             more = await create_patiently(a, "more")
             await eventually(lambda: len(b.queues) == 3)
             assert b.find_queue(ACCOUNT, "more") == more
-            await b.queues.delete_queue(ACCOUNT, "orders")
+            await b.queues.change(DeleteQueue(ACCOUNT, "orders"))
             assert created[0].queue_id not in parts.brokers.queues
             assert parts.brokers.journals == {created[0].queue_id: created[0].partitions[0].journal_id}
             await eventually(lambda: len(a.queues) == 2)
@@ -177,7 +178,7 @@ async def create_patiently(front_end: RemoteMetadata, name: str) -> QueueDefinit
     """Create a queue as an SDK does, which tries again after a 503."""
     while True:
         try:
-            return await front_end.queues.create_queue(ACCOUNT, name)
+            return await front_end.queues.change(CreateQueue(ACCOUNT, name))
         except NotNow:
             await asyncio.sleep(0.1)
 

@@ -38,6 +38,7 @@ from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvi
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http_server import HTTPLimits, HTTPServer
+from quaymaster.protocol.metadata_messages import CreateQueue
 from quaymaster.protocol.sigv4 import sign
 from quaymaster.settings import Settings, load_settings
 
@@ -435,7 +436,7 @@ class Service(NamedTuple):
         """Create a queue; the name's suffix says whether it is a FIFO queue."""
         if name.endswith(".fifo"):
             attributes["FifoQueue"] = "true"
-        definition = await self.metadata.queues.create_queue(account_id, name, attributes)
+        definition = await self.metadata.queues.change(CreateQueue(account_id, name, attributes))
         self.broker.commands.clear()
         return definition
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quaymaster.core.errors import ReceiptHandleIsInvalid
+from quaymaster.protocol.metadata_messages import CreateQueue
 
 from .support import ACCOUNT, World, eventually, run
 
@@ -14,7 +15,7 @@ from .support import ACCOUNT, World, eventually, run
 def test_each_queue_has_a_data_key_of_its_own_that_the_store_does_not_show(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            queues = [await service.queues.create_queue(ACCOUNT, name) for name in ("a", "b")]
+            queues = [await service.queues.change(CreateQueue(ACCOUNT, name)) for name in ("a", "b")]
             keys = [service.data_key(queue.data_key_id) for queue in queues]
             items, _ = await world.memory.list_all("/")
 
@@ -30,7 +31,7 @@ def test_data_key_that_does_not_exist_is_a_key_error(tmp_path: Path) -> None:
             with pytest.raises(KeyError):
                 service.data_key(12345)
 
-            queue = await service.queues.create_queue(ACCOUNT, "a")
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "a"))
             assert service.data_key(queue.data_key_id)
 
     run(scenario, tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quaymaster.metadata.declared_queues import DeclaredQueuesError, load_declared_queues
+from quaymaster.protocol.metadata_messages import CreateQueue
 
 from .support import ACCOUNT, REGION, World, run
 
@@ -86,8 +87,10 @@ def test_changed_file_changes_the_queue_and_leaves_the_rest(tmp_path: Path) -> N
 
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "other")
-            created = await service.queues.create_queue(ACCOUNT, "a", {"DelaySeconds": "5"}, {"t": "1"})
+            await service.queues.change(CreateQueue(ACCOUNT, "other"))
+            created = await service.queues.change(
+                CreateQueue(ACCOUNT, "a", {"DelaySeconds": "5"}, {"t": "1"})
+            )
 
             assert await service.load_queues_file(path) == 1
 

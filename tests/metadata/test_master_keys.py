@@ -24,6 +24,7 @@ from quaymaster.metadata.master_keys import (
 )
 from quaymaster.metadata.queues import DataKeyStale
 from quaymaster.metadata.service import MetadataService
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue
 
 from .support import ACCOUNT, World, eventually, run
 
@@ -117,7 +118,7 @@ def test_environment_key_is_replaced_by_starting_with_both(tmp_path: Path) -> No
     async def scenario(world: World) -> None:
         world.provider = EnvironmentKeyProvider(old)
         async with world.service() as service:
-            queue = await service.queues.create_queue(ACCOUNT, "orders")
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             data_key = service.data_key(queue.data_key_id)
             access_key = service.default_access_key
             with pytest.raises(KeysUnusable, match="QUAYMASTER_MASTER_KEY_PREVIOUS"):
@@ -235,7 +236,9 @@ def test_rotation_wraps_everything_anew_and_retires_the_old_key(tmp_path: Path) 
     async def scenario(world: World) -> None:
         async with world.service() as service:
             old = service.master_keys.row.current_key_id
-            queues = [await service.queues.create_queue(ACCOUNT, f"q{number}") for number in range(130)]
+            queues = [
+                await service.queues.change(CreateQueue(ACCOUNT, f"q{number}")) for number in range(130)
+            ]
             data_keys = {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues}
             assert service.default_access_key is not None
             session = await service.accounts.create_session(service.default_access_key.access_key_id, 60_000)
@@ -259,12 +262,12 @@ def test_rotation_wraps_everything_anew_and_retires_the_old_key(tmp_path: Path) 
 def test_messages_stay_readable_through_rotation_move_and_deletion_of_their_queue(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            queue = await service.queues.create_queue(ACCOUNT, "orders")
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             sealed = MessageCipher(service.data_key).seal_content(CONTENT, queue, MESSAGE_ID)
             dead = encode_moved(queue.queue_id, 0, 1, None, "arn:aws:sqs:r:0:orders", sealed)
             redriven = encode_moved(99, 0, 1, bytes(16), None, dead)
 
-            await service.queues.delete_queue(ACCOUNT, "orders")
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
             await service.rotate_master_key()
             await service.rotate_master_key()
 
@@ -360,7 +363,7 @@ def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
         provider = CrashingProvider(tmp_path)
         world.provider = provider
         async with world.service() as service:
-            queues = [await service.queues.create_queue(ACCOUNT, f"q{number}") for number in range(70)]
+            queues = [await service.queues.change(CreateQueue(ACCOUNT, f"q{number}")) for number in range(70)]
             data_keys = {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues}
             sealed = MessageCipher(service.data_key).seal_content(CONTENT, queues[0], MESSAGE_ID)
             died = provider if part == "provider" else store
@@ -386,8 +389,8 @@ def test_queues_and_keys_made_during_a_rotation_are_wrapped_with_the_new_key(tmp
 
             # Its transaction fails, because it compares what the rotation changed; it tries again.
             with pytest.raises(DataKeyStale):
-                await two.queues.create_queue(ACCOUNT, "orders", data_key=late)
-            made = await two.queues.create_queue(ACCOUNT, "orders")
+                await two.queues.change(CreateQueue(ACCOUNT, "orders", data_key=late))
+            made = await two.queues.change(CreateQueue(ACCOUNT, "orders"))
             await two.accounts.create_access_key(ACCOUNT)
             await eventually(lambda: one.find_queue(ACCOUNT, "orders") is not None)
             assert one.data_key(made.data_key_id) == two.data_key(made.data_key_id)

@@ -28,6 +28,7 @@ from quaymaster.protocol.metadata_messages import (
     METHOD,
     BeginPurge,
     Changes,
+    CreateQueue,
     DeleteQueue,
     FindRows,
     GetChanges,
@@ -90,7 +91,7 @@ def test_request_that_rests_on_what_the_node_never_hears_of_is_not_now(
 def test_purge_of_a_queue_that_was_made_anew_since_is_refused(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.node("one"), cell.node("two"), cell.front_end("a") as a:
-            queue = await a.queues.create_queue(ACCOUNT, "orders")
+            queue = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             node = cell.nodes["one"]
             await eventually(lambda: node.queues.find(ACCOUNT, "orders") is not None)
 

@@ -19,6 +19,7 @@ from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.net.metadata_client import FullNodes, MetadataClient, Node, when_known
 from quaymaster.net.rpc import RPCClient, RPCServer
 from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.metadata_messages import CreateQueue
 
 from .support import ACCOUNT, REGION, Clock, FakeJournal, eventually
 
@@ -73,16 +74,16 @@ def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_i
             addresses = [server.address for server in servers]
             a = await start_front_end("a", [silent.getsockname(), *addresses])
             b = await start_front_end("b", addresses)
-            created = await a.queues.create_queue(ACCOUNT, "orders")
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             assert a.find_queue(ACCOUNT, "orders") == created
             await eventually(lambda: len(b.queues) == 1)
             with pytest.raises(QueueNameExists):
-                await b.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "7"})
+                await b.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "7"}))
             with pytest.raises(QueueDoesNotExist):
                 await when_known(lambda: b.queue(ACCOUNT, "none"))
 
             await servers[0].close()
-            later = await a.queues.create_queue(ACCOUNT, "later")
+            later = await a.queues.change(CreateQueue(ACCOUNT, "later"))
 
             await eventually(lambda: len(b.queues) == 2)
             assert b.find_queue(ACCOUNT, "later") == later

@@ -14,6 +14,7 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.metadata.placement import CellJournals, related_names
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, SetAttributes
 
 from .cell import Cell, run_cell
 from .support import ACCOUNT, REGION, eventually
@@ -75,16 +76,16 @@ def test_new_queues_go_to_the_journal_with_the_fewest(tmp_path: Path) -> None:
             journals: list[int] = []
             node.queues._journals = lambda: journals
             with pytest.raises(Overloaded, match="No journal"):
-                await a.queues.create_queue(ACCOUNT, "none")
+                await a.queues.change(CreateQueue(ACCOUNT, "none"))
             journals += [5, 6, 7]
-            created = [await a.queues.create_queue(ACCOUNT, f"q{number}") for number in range(9)]
+            created = [await a.queues.change(CreateQueue(ACCOUNT, f"q{number}")) for number in range(9)]
             assert set(Counter(queue.partitions[0].journal_id for queue in created).values()) == {3}
 
             for queue in created:
                 if queue.partitions[0].journal_id == 6:
-                    await a.queues.delete_queue(ACCOUNT, queue.name)
+                    await a.queues.change(DeleteQueue(ACCOUNT, queue.name))
                     assert node.queues.journal_of(queue.queue_id, 0) == 6
-            more = [await a.queues.create_queue(ACCOUNT, f"r{number}") for number in range(3)]
+            more = [await a.queues.change(CreateQueue(ACCOUNT, f"r{number}")) for number in range(3)]
             assert {queue.partitions[0].journal_id for queue in more} == {6}
             assert a.journal_of(more[0].queue_id, 0) == node.queues.journal_of(more[0].queue_id, 0) == 6
             assert a.journal_of(more[0].queue_id, 1) is node.queues.journal_of(more[0].queue_id, 1) is None
@@ -110,17 +111,18 @@ def test_a_queue_goes_to_the_journal_of_its_dead_letter_queue_and_no_other_is_ta
         async with cell.node("one") as node, cell.front_end("a", nodes=("one",)) as a:
             node.queues._journals = lambda: [5, 6, 7]
             names = ("first", "second", "third")
-            created = {name: await a.queues.create_queue(ACCOUNT, name) for name in names}
+            created = {name: await a.queues.change(CreateQueue(ACCOUNT, name)) for name in names}
 
             async def journal_of_new(name: str, attributes: dict[str, str] | None = None) -> int:
-                return (await a.queues.create_queue(ACCOUNT, name, attributes)).partitions[0].journal_id
+                created = await a.queues.change(CreateQueue(ACCOUNT, name, attributes or {}))
+                return created.partitions[0].journal_id
 
             home = {name: queue.partitions[0].journal_id for name, queue in created.items()}
             assert sorted(home.values()) == [5, 6, 7]
             assert await journal_of_new("second-dlq") == home["second"]
             assert await journal_of_new("other", redrive("third")) == home["third"]
-            await a.queues.set_attributes(ACCOUNT, "second", redrive("second-dlq"))
+            await a.queues.change(SetAttributes(ACCOUNT, "second", redrive("second-dlq")))
             with pytest.raises(UnsupportedOperation, match="different journals"):
-                await a.queues.set_attributes(ACCOUNT, "first", redrive("third"))
+                await a.queues.change(SetAttributes(ACCOUNT, "first", redrive("third")))
 
     run_cell(scenario, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,21 @@ from quaymaster.core.errors import (
     Timeout,
 )
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.metadata.queues import QueuePage
 from quaymaster.metadata.service import MetadataService
+from quaymaster.protocol.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    CreateQueue,
+    DeleteQueue,
+    ListDeadLetterSources,
+    ListQueues,
+    RemovePermission,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
 
 from .support import ACCOUNT, REGION, START_MS, World, eventually, run
 
@@ -36,8 +51,8 @@ def redrive_to(name: str, count: int = 3) -> str:
 def test_created_queue_is_found_and_known_to_the_journal(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            created = await service.queues.create_queue(
-                ACCOUNT, "orders", {"VisibilityTimeout": "60"}, {"team": "quay"}
+            created = await service.queues.change(
+                CreateQueue(ACCOUNT, "orders", {"VisibilityTimeout": "60"}, {"team": "quay"})
             )
 
             assert service.queue(ACCOUNT, "orders") == created
@@ -56,7 +71,7 @@ def test_created_queue_is_found_and_known_to_the_journal(tmp_path: Path) -> None
 def test_queue_that_was_never_created_does_not_exist(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "orders")
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
             with pytest.raises(QueueDoesNotExist):
                 service.queue(ACCOUNT, "order")
@@ -70,7 +85,7 @@ def test_queue_that_was_never_created_does_not_exist(tmp_path: Path) -> None:
 def test_queues_are_there_after_a_restart(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            created = await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"})
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}))
             key = service.data_key(created.data_key_id)
 
         async with world.service() as service:
@@ -83,7 +98,10 @@ def test_queues_are_there_after_a_restart(tmp_path: Path) -> None:
 def test_creating_again_compares_the_attributes_given_and_no_others(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            create = service.queues.create_queue
+
+            async def create(*queue: Any) -> QueueDefinition:
+                return await service.queues.change(CreateQueue(*queue))
+
             created = await create(ACCOUNT, "orders", {"DelaySeconds": "5"}, {"a": "1"})
             calls = world.journal.calls
 
@@ -111,13 +129,13 @@ def test_creating_again_compares_the_attributes_given_and_no_others(tmp_path: Pa
 def test_creating_again_compares_with_what_was_set_since(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"})
-            await service.queues.set_attributes(ACCOUNT, "orders", {"DelaySeconds": "7"})
+            await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}))
+            await service.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "7"}))
 
-            await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "7"})
+            await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "7"}))
 
             with pytest.raises(QueueNameExists):
-                await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"})
+                await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}))
 
     run(scenario, tmp_path)
 
@@ -126,7 +144,11 @@ def test_one_name_created_by_many_at_once_is_one_queue(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as one, world.service() as two:
             created = await asyncio.gather(
-                *(service.queues.create_queue(ACCOUNT, "orders") for service in (one, two) for _ in range(5))
+                *(
+                    service.queues.change(CreateQueue(ACCOUNT, "orders"))
+                    for service in (one, two)
+                    for _ in range(5)
+                )
             )
 
             assert len({definition.queue_id for definition in created}) == 1
@@ -139,11 +161,13 @@ def test_names_and_attributes_that_cannot_be_are_refused(tmp_path: Path) -> None
     async def scenario(world: World) -> None:
         async with world.service() as service:
             with pytest.raises(InvalidParameterValue):
-                await service.queues.create_queue(ACCOUNT, "no spaces")
+                await service.queues.change(CreateQueue(ACCOUNT, "no spaces"))
             with pytest.raises(InvalidAttributeValue):
-                await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "901"})
+                await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "901"}))
             with pytest.raises(InvalidParameterValue, match="Dead letter target does not exist"):
-                await service.queues.create_queue(ACCOUNT, "orders", {"RedrivePolicy": redrive_to("nowhere")})
+                await service.queues.change(
+                    CreateQueue(ACCOUNT, "orders", {"RedrivePolicy": redrive_to("nowhere")})
+                )
             assert len(service.queues) == 0
             assert world.journal.calls == 0
 
@@ -157,10 +181,10 @@ def test_queue_ids_are_never_used_twice_also_after_a_restart(tmp_path: Path) -> 
         for _ in range(3):
             async with world.service(queue_name_reuse_s=0) as service:
                 for _ in range(3):
-                    definition = await service.queues.create_queue(ACCOUNT, "orders")
+                    definition = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
                     given.append(definition.queue_id)
                     keys.append(definition.data_key_id)
-                    await service.queues.delete_queue(ACCOUNT, "orders")
+                    await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
 
         assert len(set(given)) == len(given) == 9
         assert len(set(keys)) == 9
@@ -172,10 +196,12 @@ def test_queue_ids_are_never_used_twice_also_after_a_restart(tmp_path: Path) -> 
 def test_set_attributes_gives_the_next_revision_to_metadata_and_journal(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            created = await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"})
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}))
             world.clock.pass_s(10)
 
-            changed = await service.queues.set_attributes(ACCOUNT, "orders", {"VisibilityTimeout": "0"})
+            changed = await service.queues.change(
+                SetAttributes(ACCOUNT, "orders", {"VisibilityTimeout": "0"})
+            )
 
             assert (changed.queue_id, changed.revision) == (created.queue_id, 2)
             assert changed.attributes == {"DelaySeconds": "5", "VisibilityTimeout": "0"}
@@ -183,9 +209,9 @@ def test_set_attributes_gives_the_next_revision_to_metadata_and_journal(tmp_path
             assert service.queue(ACCOUNT, "orders") == changed
             assert world.journal.queues[created.queue_id] == changed
             with pytest.raises(InvalidAttributeValue):
-                await service.queues.set_attributes(ACCOUNT, "orders", {"VisibilityTimeout": "43201"})
+                await service.queues.change(SetAttributes(ACCOUNT, "orders", {"VisibilityTimeout": "43201"}))
             with pytest.raises(QueueDoesNotExist):
-                await service.queues.set_attributes(ACCOUNT, "other", {"VisibilityTimeout": "1"})
+                await service.queues.change(SetAttributes(ACCOUNT, "other", {"VisibilityTimeout": "1"}))
 
     run(scenario, tmp_path)
 
@@ -193,9 +219,9 @@ def test_set_attributes_gives_the_next_revision_to_metadata_and_journal(tmp_path
 def test_attribute_set_back_to_its_default_stays_said(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"})
+            await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}))
 
-            changed = await service.queues.set_attributes(ACCOUNT, "orders", {"DelaySeconds": "0"})
+            changed = await service.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "0"}))
 
             assert changed.attributes == {"DelaySeconds": "0"}
             assert changed.delay_ms == 0
@@ -206,10 +232,10 @@ def test_attribute_set_back_to_its_default_stays_said(tmp_path: Path) -> None:
 def test_empty_policy_is_removed(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "dead")
-            await service.queues.create_queue(ACCOUNT, "orders", {"RedrivePolicy": redrive_to("dead")})
+            await service.queues.change(CreateQueue(ACCOUNT, "dead"))
+            await service.queues.change(CreateQueue(ACCOUNT, "orders", {"RedrivePolicy": redrive_to("dead")}))
 
-            changed = await service.queues.set_attributes(ACCOUNT, "orders", {"RedrivePolicy": ""})
+            changed = await service.queues.change(SetAttributes(ACCOUNT, "orders", {"RedrivePolicy": ""}))
 
             assert changed.redrive_policy is None
             assert "RedrivePolicy" not in changed.attributes
@@ -220,7 +246,7 @@ def test_empty_policy_is_removed(tmp_path: Path) -> None:
 def test_changes_of_one_queue_at_once_all_take_effect(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as one, world.service() as two:
-            created = await one.queues.create_queue(ACCOUNT, "orders")
+            created = await one.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: two.find_queue(ACCOUNT, "orders") is not None)
             changes = [
                 {"DelaySeconds": "1"},
@@ -231,7 +257,7 @@ def test_changes_of_one_queue_at_once_all_take_effect(tmp_path: Path) -> None:
 
             await asyncio.gather(
                 *(
-                    service.queues.set_attributes(ACCOUNT, "orders", change)
+                    service.queues.change(SetAttributes(ACCOUNT, "orders", change))
                     for change, service in zip(changes, (one, two, one, two), strict=True)
                 )
             )
@@ -248,11 +274,11 @@ def test_changes_of_one_queue_at_once_all_take_effect(tmp_path: Path) -> None:
 def test_tags_are_set_and_removed_without_the_journal(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "orders", tags={"a": "1", "b": "2"})
+            await service.queues.change(CreateQueue(ACCOUNT, "orders", tags={"a": "1", "b": "2"}))
             calls = world.journal.calls
 
-            await service.queues.tag(ACCOUNT, "orders", {"b": "3", "c": "4"})
-            changed = await service.queues.untag(ACCOUNT, "orders", ["a", "nothing"])
+            await service.queues.change(TagQueue(ACCOUNT, "orders", {"b": "3", "c": "4"}))
+            changed = await service.queues.change(UntagQueue(ACCOUNT, "orders", ["a", "nothing"]))
 
             assert changed.tags == {"b": "3", "c": "4"}
             assert changed.revision == 1
@@ -267,17 +293,17 @@ def test_tags_are_set_and_removed_without_the_journal(tmp_path: Path) -> None:
 def test_deleted_queue_is_gone_at_once_and_its_data_key_stays(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            created = await service.queues.create_queue(ACCOUNT, "orders")
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             key = service.data_key(created.data_key_id)
 
-            await service.queues.delete_queue(ACCOUNT, "orders")
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
 
             assert service.find_queue(ACCOUNT, "orders") is None
             assert service.queue_by_id(created.queue_id) is None
-            assert (await service.queues.list_queues(ACCOUNT)).queues == []
+            assert (await service.queues.list_page(ListQueues(ACCOUNT))).queues == []
             assert world.journal.deleted == [created.queue_id]
             with pytest.raises(QueueDoesNotExist):
-                await service.queues.delete_queue(ACCOUNT, "orders")
+                await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
         async with world.service() as service:
             assert service.data_key(created.data_key_id) == key
 
@@ -287,15 +313,15 @@ def test_deleted_queue_is_gone_at_once_and_its_data_key_stays(tmp_path: Path) ->
 def test_name_of_a_deleted_queue_rests_also_over_a_restart(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            old = await service.queues.create_queue(ACCOUNT, "orders")
-            await service.queues.delete_queue(ACCOUNT, "orders")
+            old = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
         world.clock.pass_s(59.9)
 
         async with world.service() as service:
             with pytest.raises(QueueDeletedRecently) as refused:
-                await service.queues.create_queue(ACCOUNT, "orders")
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             world.clock.pass_s(0.1)
-            new = await service.queues.create_queue(ACCOUNT, "orders")
+            new = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
         assert refused.value.message.startswith("You must wait 60 seconds")
         assert new.queue_id != old.queue_id
@@ -307,10 +333,10 @@ def test_name_of_a_deleted_queue_rests_also_over_a_restart(tmp_path: Path) -> No
 def test_name_may_be_used_again_at_once_where_the_operator_says_so(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service(queue_name_reuse_s=0) as service:
-            await service.queues.create_queue(ACCOUNT, "orders")
-            await service.queues.delete_queue(ACCOUNT, "orders")
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
 
-            await service.queues.create_queue(ACCOUNT, "orders")
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
     run(scenario, tmp_path)
 
@@ -327,7 +353,7 @@ def test_creation_the_journal_refused_is_finished_by_the_reconciler(tmp_path: Pa
         async with world.service() as service:
             world.journal.error = JournalStopped()
             with pytest.raises(JournalStopped):
-                await service.queues.create_queue(ACCOUNT, "orders")
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             assert service.find_queue(ACCOUNT, "orders") is None
             assert await service.reconcile() == 0
         world.journal.error = None
@@ -349,10 +375,10 @@ def test_creating_again_finishes_what_was_cut_in_half(tmp_path: Path) -> None:
         async with world.service() as service:
             world.journal.error = JournalStopped()
             with pytest.raises(JournalStopped):
-                await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"})
+                await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}))
             world.journal.error = None
 
-            created = await service.queues.create_queue(ACCOUNT, "orders")
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
             assert created.delay_ms == 5_000
             assert set(world.journal.queues) == {created.queue_id}
@@ -363,10 +389,10 @@ def test_creating_again_finishes_what_was_cut_in_half(tmp_path: Path) -> None:
 def test_change_the_journal_did_not_hear_of_is_finished_by_the_reconciler(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            created = await service.queues.create_queue(ACCOUNT, "orders")
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             world.journal.error = JournalStopped()
             with pytest.raises(JournalStopped):
-                await service.queues.set_attributes(ACCOUNT, "orders", {"DelaySeconds": "5"})
+                await service.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"}))
         world.journal.error = None
         assert world.journal.queues[created.queue_id].delay_ms == 0
 
@@ -382,13 +408,13 @@ def test_change_the_journal_did_not_hear_of_is_finished_by_the_reconciler(tmp_pa
 def test_deletion_the_journal_did_not_hear_of_is_finished_by_the_reconciler(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            created = await service.queues.create_queue(ACCOUNT, "orders")
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             world.journal.error = JournalStopped()
             with pytest.raises(JournalStopped):
-                await service.queues.delete_queue(ACCOUNT, "orders")
+                await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
             assert service.find_queue(ACCOUNT, "orders") is None
             with pytest.raises(QueueDeletedRecently):
-                await service.queues.create_queue(ACCOUNT, "orders")
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
         world.journal.error = None
 
         async with world.service() as service:
@@ -399,7 +425,7 @@ def test_deletion_the_journal_did_not_hear_of_is_finished_by_the_reconciler(tmp_
             assert created.queue_id in world.journal.deleted
             assert await pending(world) == []
             world.clock.pass_s(60)
-            await service.queues.create_queue(ACCOUNT, "orders")
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
     run(scenario, tmp_path)
 
@@ -426,16 +452,16 @@ def test_crash_at_any_transaction_leaves_metadata_and_journal_of_one_mind(
     tmp_path: Path, step: int, after: bool
 ) -> None:
     async def work(service: MetadataService) -> None:
-        await service.queues.create_queue(ACCOUNT, "new", {"DelaySeconds": "1"})
-        await service.queues.set_attributes(ACCOUNT, "old", {"DelaySeconds": "2"})
-        await service.queues.delete_queue(ACCOUNT, "gone")
+        await service.queues.change(CreateQueue(ACCOUNT, "new", {"DelaySeconds": "1"}))
+        await service.queues.change(SetAttributes(ACCOUNT, "old", {"DelaySeconds": "2"}))
+        await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
 
     async def scenario(world: World) -> None:
         store = world.memory = CrashingStore()
         world.store = store
         async with world.service() as service:
             for name in ("old", "gone"):
-                await service.queues.create_queue(ACCOUNT, name)
+                await service.queues.change(CreateQueue(ACCOUNT, name))
             store.after = after
             store.crash_at = step
             with pytest.raises(CoordinationUnavailable):
@@ -458,7 +484,7 @@ def test_reconciler_leaves_alone_what_is_just_being_done(tmp_path: Path) -> None
         async with world.service() as service:
             world.journal.error = JournalStopped()
             with pytest.raises(JournalStopped):
-                await service.queues.create_queue(ACCOUNT, "orders")
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
             world.journal.error = None
 
             assert await service.queues.reconcile(older_than_ms=60_000) == 0
@@ -471,17 +497,17 @@ def test_reconciler_leaves_alone_what_is_just_being_done(tmp_path: Path) -> None
 def test_set_that_races_with_a_delete_on_another_node_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as one, world.service() as two:
-            await one.queues.create_queue(ACCOUNT, "orders")
+            await one.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: two.find_queue(ACCOUNT, "orders") is not None)
 
             async def delete_first() -> None:
                 world.journal.before = None
                 await eventually(lambda: two.queue(ACCOUNT, "orders").revision == 2)
-                await two.queues.delete_queue(ACCOUNT, "orders")
+                await two.queues.change(DeleteQueue(ACCOUNT, "orders"))
                 await eventually(lambda: one.find_queue(ACCOUNT, "orders") is None)
 
             world.journal.before = delete_first
-            await one.queues.set_attributes(ACCOUNT, "orders", {"DelaySeconds": "5"})
+            await one.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"}))
 
             assert world.journal.queues == {}
 
@@ -495,7 +521,7 @@ def test_journal_that_never_answers_is_a_timeout(tmp_path: Path) -> None:
             world.journal.before = asyncio.Event().wait  # type: ignore[assignment]
 
             with pytest.raises(Timeout):
-                await service.queues.create_queue(ACCOUNT, "orders")
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
     run(scenario, tmp_path)
 
@@ -511,19 +537,21 @@ def test_queues_are_listed_by_prefix_in_pages(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             for name in ("b2", "a1", "b1", "b3", "c1", "b"):
-                await service.queues.create_queue(ACCOUNT, name)
-            listing = service.queues.list_queues
+                await service.queues.change(CreateQueue(ACCOUNT, name))
+
+            async def listing(*asked: Any, **more: Any) -> QueuePage:
+                return await service.queues.list_page(ListQueues(*asked, **more))
 
             assert names_of((await listing(ACCOUNT)).queues) == ["a1", "b", "b1", "b2", "b3", "c1"]
-            first = await listing(ACCOUNT, prefix="b", max_results=3)
+            first = await listing(ACCOUNT, prefix="b", results_max=3)
             assert names_of(first.queues) == ["b", "b1", "b2"]
             assert first.next_token is not None
-            rest = await listing(ACCOUNT, prefix="b", max_results=3, next_token=first.next_token)
+            rest = await listing(ACCOUNT, prefix="b", results_max=3, next_token=first.next_token)
             assert names_of(rest.queues) == ["b3"]
             assert rest.next_token is None
             assert (await listing(ACCOUNT, prefix="x")).queues == []
             assert (await listing("000000000001")).queues == []
-            assert (await listing(ACCOUNT, max_results=6)).next_token is None
+            assert (await listing(ACCOUNT, results_max=6)).next_token is None
 
     run(scenario, tmp_path)
 
@@ -532,11 +560,13 @@ def test_token_of_a_queue_deleted_since_still_goes_on(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             for name in ("a", "b", "c"):
-                await service.queues.create_queue(ACCOUNT, name)
-            first = await service.queues.list_queues(ACCOUNT, max_results=2)
-            await service.queues.delete_queue(ACCOUNT, "b")
+                await service.queues.change(CreateQueue(ACCOUNT, name))
+            first = await service.queues.list_page(ListQueues(ACCOUNT, results_max=2))
+            await service.queues.change(DeleteQueue(ACCOUNT, "b"))
 
-            rest = await service.queues.list_queues(ACCOUNT, max_results=2, next_token=first.next_token)
+            rest = await service.queues.list_page(
+                ListQueues(ACCOUNT, results_max=2, next_token=first.next_token)
+            )
 
             assert names_of(rest.queues) == ["c"]
 
@@ -548,7 +578,7 @@ def test_token_that_was_never_given_out_is_refused(tmp_path: Path, token: str) -
     async def scenario(world: World) -> None:
         async with world.service() as service:
             with pytest.raises(InvalidParameterValue, match="NextToken"):
-                await service.queues.list_queues(ACCOUNT, max_results=1, next_token=token)
+                await service.queues.list_page(ListQueues(ACCOUNT, results_max=1, next_token=token))
 
     run(scenario, tmp_path)
 
@@ -557,9 +587,9 @@ def test_without_max_results_a_thousand_queues_come_and_no_token(tmp_path: Path)
     async def scenario(world: World) -> None:
         async with world.service() as service:
             for number in range(1001):
-                await service.queues.create_queue(ACCOUNT, f"q{number:04}")
+                await service.queues.change(CreateQueue(ACCOUNT, f"q{number:04}"))
 
-            page = await service.queues.list_queues(ACCOUNT)
+            page = await service.queues.list_page(ListQueues(ACCOUNT))
 
             assert len(page.queues) == 1000
             assert page.next_token is None
@@ -571,23 +601,29 @@ def test_sources_of_a_dead_letter_queue_follow_the_redrive_policies(tmp_path: Pa
     async def scenario(world: World) -> None:
         async with world.service() as service:
             queues = service.queues
-            dead = await queues.create_queue(ACCOUNT, "dead")
+            dead = await queues.change(CreateQueue(ACCOUNT, "dead"))
             for name in ("a", "b", "c"):
-                await queues.create_queue(ACCOUNT, name, {"RedrivePolicy": redrive_to("dead")})
-            await queues.set_attributes(ACCOUNT, "b", {"RedrivePolicy": ""})
+                await queues.change(CreateQueue(ACCOUNT, name, {"RedrivePolicy": redrive_to("dead")}))
+            await queues.change(SetAttributes(ACCOUNT, "b", {"RedrivePolicy": ""}))
 
-            assert names_of((await queues.list_dead_letter_source_queues(dead)).queues) == ["a", "c"]
-            first = await queues.list_dead_letter_source_queues(dead, max_results=1)
-            rest = await queues.list_dead_letter_source_queues(
-                dead, max_results=1, next_token=first.next_token
+            assert names_of(
+                (await queues.list_page(ListDeadLetterSources(dead.account_id, dead.name))).queues
+            ) == ["a", "c"]
+            first = await queues.list_page(ListDeadLetterSources(dead.account_id, dead.name, results_max=1))
+            rest = await queues.list_page(
+                ListDeadLetterSources(dead.account_id, dead.name, results_max=1, next_token=first.next_token)
             )
             assert names_of(first.queues) + names_of(rest.queues) == ["a", "c"]
             assert rest.next_token is None
-            await queues.delete_queue(ACCOUNT, "a")
-            assert names_of((await queues.list_dead_letter_source_queues(dead)).queues) == ["c"]
+            await queues.change(DeleteQueue(ACCOUNT, "a"))
+            assert names_of(
+                (await queues.list_page(ListDeadLetterSources(dead.account_id, dead.name))).queues
+            ) == ["c"]
 
         async with world.service() as service:
-            assert names_of((await service.queues.list_dead_letter_source_queues(dead)).queues) == ["c"]
+            assert names_of(
+                (await service.queues.list_page(ListDeadLetterSources(dead.account_id, dead.name))).queues
+            ) == ["c"]
 
     run(scenario, tmp_path)
 
@@ -596,12 +632,14 @@ def test_dead_letter_queue_may_refuse_sources(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
             allowed = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": [ARN + "friend"]})
-            await service.queues.create_queue(ACCOUNT, "dead", {"RedriveAllowPolicy": allowed})
+            await service.queues.change(CreateQueue(ACCOUNT, "dead", {"RedriveAllowPolicy": allowed}))
 
-            await service.queues.create_queue(ACCOUNT, "friend", {"RedrivePolicy": redrive_to("dead")})
+            await service.queues.change(CreateQueue(ACCOUNT, "friend", {"RedrivePolicy": redrive_to("dead")}))
 
             with pytest.raises(InvalidParameterValue, match="does not allow"):
-                await service.queues.create_queue(ACCOUNT, "other", {"RedrivePolicy": redrive_to("dead")})
+                await service.queues.change(
+                    CreateQueue(ACCOUNT, "other", {"RedrivePolicy": redrive_to("dead")})
+                )
 
     run(scenario, tmp_path)
 
@@ -612,16 +650,16 @@ def test_dead_letter_queue_may_refuse_sources(tmp_path: Path) -> None:
 def test_second_purge_within_the_interval_is_refused_also_over_a_restart(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            queue = await service.queues.create_queue(ACCOUNT, "orders")
-            await service.queues.begin_purge(queue)
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
         world.clock.pass_s(59)
 
         async with world.service() as service:
             await service.reconcile()
             with pytest.raises(PurgeQueueInProgress) as refused:
-                await service.queues.begin_purge(queue)
+                await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
             world.clock.pass_s(1)
-            await service.queues.begin_purge(queue)
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
 
         assert refused.value.message == "Only one PurgeQueue operation on orders is allowed every 60 seconds."
 
@@ -631,13 +669,13 @@ def test_second_purge_within_the_interval_is_refused_also_over_a_restart(tmp_pat
 def test_purge_that_was_taken_back_or_is_not_limited_may_be_repeated(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            queue = await service.queues.create_queue(ACCOUNT, "orders")
-            await service.queues.begin_purge(queue)
-            await service.queues.cancel_purge(queue)
-            await service.queues.begin_purge(queue)
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
+            await service.queues.change(CancelPurge(queue.account_id, queue.name, queue.queue_id))
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
         async with world.service(purge_interval_s=0) as service:
-            await service.queues.begin_purge(queue)
-            await service.queues.begin_purge(queue)
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
 
     run(scenario, tmp_path)
 
@@ -645,10 +683,10 @@ def test_purge_that_was_taken_back_or_is_not_limited_may_be_repeated(tmp_path: P
 def test_marks_whose_time_is_over_are_dropped(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            queue = await service.queues.create_queue(ACCOUNT, "orders")
-            await service.queues.create_queue(ACCOUNT, "gone")
-            await service.queues.begin_purge(queue)
-            await service.queues.delete_queue(ACCOUNT, "gone")
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(CreateQueue(ACCOUNT, "gone"))
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
+            await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
             await service.reconcile()
             assert len((await world.memory.list_prefix("/purges/")).items) == 1
             assert len((await world.memory.list_prefix("/deleted/")).items) == 1
@@ -668,10 +706,10 @@ def test_marks_whose_time_is_over_are_dropped(tmp_path: Path) -> None:
 def test_permission_is_written_as_the_service_writes_it(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "orders")
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
 
-            changed = await service.queues.add_permission(
-                ACCOUNT, "orders", "one", ["111111111111"], ["ReceiveMessage"]
+            changed = await service.queues.change(
+                AddPermission(ACCOUNT, "orders", "one", ["111111111111"], ["ReceiveMessage"])
             )
             assert json.loads(changed.attributes["Policy"]) == {
                 "Version": "2008-10-17",
@@ -686,8 +724,10 @@ def test_permission_is_written_as_the_service_writes_it(tmp_path: Path) -> None:
                     }
                 ],
             }
-            changed = await service.queues.add_permission(
-                ACCOUNT, "orders", "two", ["111111111111", "222222222222"], ["SendMessage", "*"]
+            changed = await service.queues.change(
+                AddPermission(
+                    ACCOUNT, "orders", "two", ["111111111111", "222222222222"], ["SendMessage", "*"]
+                )
             )
             second = json.loads(changed.attributes["Policy"])["Statement"][1]
             assert second["Principal"] == {
@@ -696,8 +736,8 @@ def test_permission_is_written_as_the_service_writes_it(tmp_path: Path) -> None:
             assert second["Action"] == ["SQS:SendMessage", "SQS:*"]
             assert world.journal.queues[changed.queue_id].revision == 3
 
-            await service.queues.remove_permission(ACCOUNT, "orders", "one")
-            changed = await service.queues.remove_permission(ACCOUNT, "orders", "two")
+            await service.queues.change(RemovePermission(ACCOUNT, "orders", "one"))
+            changed = await service.queues.change(RemovePermission(ACCOUNT, "orders", "two"))
             assert "Policy" not in changed.attributes
 
     run(scenario, tmp_path)
@@ -706,24 +746,26 @@ def test_permission_is_written_as_the_service_writes_it(tmp_path: Path) -> None:
 def test_permission_errors_are_worded_as_the_service_words_them(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            await service.queues.create_queue(ACCOUNT, "orders")
-            await service.queues.add_permission(ACCOUNT, "orders", "one", ["111111111111"], ["SendMessage"])
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(
+                AddPermission(ACCOUNT, "orders", "one", ["111111111111"], ["SendMessage"])
+            )
 
             with pytest.raises(InvalidParameterValue) as refused:
-                await service.queues.add_permission(
-                    ACCOUNT, "orders", "one", ["111111111111"], ["SendMessage"]
+                await service.queues.change(
+                    AddPermission(ACCOUNT, "orders", "one", ["111111111111"], ["SendMessage"])
                 )
             assert (
                 refused.value.message == "Value one for parameter Label is invalid. Reason: Already exists."
             )
             with pytest.raises(InvalidParameterValue) as refused:
-                await service.queues.remove_permission(ACCOUNT, "orders", "two")
+                await service.queues.change(RemovePermission(ACCOUNT, "orders", "two"))
             assert (
                 refused.value.message == "Value two for parameter Label is invalid. Reason: can't find label."
             )
             with pytest.raises(OverLimit) as over:
-                await service.queues.add_permission(
-                    ACCOUNT, "orders", "many", ["111111111111"], ["SendMessage"] * 8
+                await service.queues.change(
+                    AddPermission(ACCOUNT, "orders", "many", ["111111111111"], ["SendMessage"] * 8)
                 )
             assert over.value.message == "8 Actions were found, maximum allowed is 7."
             for label, accounts, actions in (
@@ -733,7 +775,7 @@ def test_permission_errors_are_worded_as_the_service_words_them(tmp_path: Path) 
                 ("x", ["111111111111"], ["Dance"]),
             ):
                 with pytest.raises(InvalidParameterValue):
-                    await service.queues.add_permission(ACCOUNT, "orders", label, accounts, actions)
+                    await service.queues.change(AddPermission(ACCOUNT, "orders", label, accounts, actions))
 
     run(scenario, tmp_path)
 
@@ -744,10 +786,10 @@ def test_permission_errors_are_worded_as_the_service_words_them(tmp_path: Path) 
 def test_change_by_another_node_reaches_the_look_ups(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as one, world.service() as two:
-            created = await one.queues.create_queue(ACCOUNT, "orders")
+            created = await one.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: two.find_queue(ACCOUNT, "orders") == created)
 
-            await two.queues.delete_queue(ACCOUNT, "orders")
+            await two.queues.change(DeleteQueue(ACCOUNT, "orders"))
 
             await eventually(lambda: one.find_queue(ACCOUNT, "orders") is None)
 
@@ -759,7 +801,7 @@ def test_node_that_missed_changes_lists_again(tmp_path: Path) -> None:
         world.memory = MemoryCoordination(history_max=4)
         world.store = world.memory
         async with world.service() as one, world.service() as two:
-            await one.queues.create_queue(ACCOUNT, "gone")
+            await one.queues.change(CreateQueue(ACCOUNT, "gone"))
             await eventually(lambda: two.find_queue(ACCOUNT, "gone") is not None)
             row = await world.memory.get(f"/queues/{ACCOUNT}/gone")
             assert row is not None
@@ -771,7 +813,7 @@ def test_node_that_missed_changes_lists_again(tmp_path: Path) -> None:
 
             await eventually(lambda: one.find_queue(ACCOUNT, "gone") is None)
             await eventually(lambda: two.find_queue(ACCOUNT, "gone") is None)
-            await two.queues.create_queue(ACCOUNT, "later")
+            await two.queues.change(CreateQueue(ACCOUNT, "later"))
             await eventually(lambda: one.find_queue(ACCOUNT, "later") is not None)
 
     run(scenario, tmp_path)

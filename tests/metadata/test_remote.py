@@ -31,7 +31,21 @@ from quaymaster.metadata.master_keys import EnvironmentKeyProvider, KeysUnusable
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rows import DATA_KEYS, DataKeyRow, id_text, row_decoder
 from quaymaster.net.metadata_client import known
-from quaymaster.protocol.metadata_messages import CreateQueue, FindRows, ListRows
+from quaymaster.protocol.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    CreateQueue,
+    DeleteQueue,
+    FindRows,
+    ListDeadLetterSources,
+    ListQueues,
+    ListRows,
+    RemovePermission,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
 
 from .cell import Cell, FrontEnd, run_cell
 from .support import ACCOUNT, REGION, eventually
@@ -47,7 +61,9 @@ def names_of(page: object) -> list[str]:
 def test_queue_is_found_at_once_where_it_was_created_and_soon_elsewhere(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
-            created = await a.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"}, {"team": "quay"})
+            created = await a.queues.change(
+                CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}, {"team": "quay"})
+            )
 
             assert a.find_queue(ACCOUNT, "orders") == created
             assert len(a.data_key(created.data_key_id)) == 32
@@ -63,7 +79,7 @@ def test_queue_is_found_at_once_where_it_was_created_and_soon_elsewhere(tmp_path
 def test_everything_is_there_when_a_front_end_starts(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, _):
-            created = await a.queues.create_queue(ACCOUNT, "orders")
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             cell.clock.pass_s(1)
             key = await a.accounts.create_access_key(ACCOUNT, "app")
             cell.copy_keys("a", "c")
@@ -87,7 +103,7 @@ def test_what_no_change_told_of_yet_is_asked_for(tmp_path: Path) -> None:
         async with cell.started() as (a, b):
             hold_changes(b)
             await asyncio.sleep(0)
-            created = await a.queues.create_queue(ACCOUNT, "orders")
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             key = await a.accounts.create_access_key(ACCOUNT, "app")
             await eventually(lambda: all(node.queues.find(ACCOUNT, "orders") for node in cell.nodes.values()))
 
@@ -132,7 +148,7 @@ def test_unknown_queue_is_asked_for_once_and_refused_from_memory_until_a_change_
                 b.queue(ACCOUNT, "orders")
             assert asked() == 1
 
-            created = await a.queues.create_queue(ACCOUNT, "orders")
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
 
             await eventually(lambda: b.find_queue(ACCOUNT, "orders") is not None)
             assert b.find_queue(ACCOUNT, "orders") == created
@@ -179,7 +195,7 @@ def test_memory_is_bounded_and_what_does_not_fit_is_asked_for(tmp_path: Path) ->
         async with cell.started(rows_max=10) as (a, b):
             created = {}
             for number in range(40):
-                created[f"q{number}"] = await a.queues.create_queue(ACCOUNT, f"q{number}")
+                created[f"q{number}"] = await a.queues.change(CreateQueue(ACCOUNT, f"q{number}"))
             position = max(node.feed.position for node in cell.nodes.values())
             await eventually(lambda: b._mirror.position >= position)
 
@@ -206,38 +222,47 @@ def test_memory_is_bounded_and_what_does_not_fit_is_asked_for(tmp_path: Path) ->
 def test_all_changes_of_queues_go_through_a_node(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
-            dead = await a.queues.create_queue(ACCOUNT, "dead")
+            dead = await a.queues.change(CreateQueue(ACCOUNT, "dead"))
             policy = f'{{"deadLetterTargetArn":"arn:aws:sqs:{REGION}:{ACCOUNT}:dead","maxReceiveCount":3}}'
-            await a.queues.create_queue(ACCOUNT, "orders")
+            await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             queues = a.queues
 
-            assert (await queues.set_attributes(ACCOUNT, "orders", {"RedrivePolicy": policy})).revision == 2
-            assert (await queues.tag(ACCOUNT, "orders", {"a": "1", "b": "2"})).tags == {"a": "1", "b": "2"}
-            assert (await queues.untag(ACCOUNT, "orders", ["a"])).tags == {"b": "2"}
-            shared = await queues.add_permission(ACCOUNT, "orders", "x", ["111122223333"], ["SendMessage"])
+            assert (
+                await queues.change(SetAttributes(ACCOUNT, "orders", {"RedrivePolicy": policy}))
+            ).revision == 2
+            assert (await queues.change(TagQueue(ACCOUNT, "orders", {"a": "1", "b": "2"}))).tags == {
+                "a": "1",
+                "b": "2",
+            }
+            assert (await queues.change(UntagQueue(ACCOUNT, "orders", ["a"]))).tags == {"b": "2"}
+            shared = await queues.change(
+                AddPermission(ACCOUNT, "orders", "x", ["111122223333"], ["SendMessage"])
+            )
             assert "111122223333" in shared.attributes["Policy"]
-            assert "Policy" not in (await queues.remove_permission(ACCOUNT, "orders", "x")).attributes
-            assert names_of(await queues.list_queues(ACCOUNT)) == ["dead", "orders"]
-            first = await queues.list_queues(ACCOUNT, max_results=1)
-            rest = await queues.list_queues(ACCOUNT, max_results=1, next_token=first.next_token)
+            assert "Policy" not in (await queues.change(RemovePermission(ACCOUNT, "orders", "x"))).attributes
+            assert names_of(await queues.list_page(ListQueues(ACCOUNT))) == ["dead", "orders"]
+            first = await queues.list_page(ListQueues(ACCOUNT, results_max=1))
+            rest = await queues.list_page(ListQueues(ACCOUNT, results_max=1, next_token=first.next_token))
             assert names_of(first) + names_of(rest) == ["dead", "orders"]
-            assert names_of(await queues.list_dead_letter_source_queues(dead)) == ["orders"]
-            await queues.begin_purge(dead)
+            assert names_of(await queues.list_page(ListDeadLetterSources(dead.account_id, dead.name))) == [
+                "orders"
+            ]
+            await queues.change(BeginPurge(dead.account_id, dead.name, dead.queue_id))
             with pytest.raises(PurgeQueueInProgress):
-                await b.queues.begin_purge(dead)
-            await b.queues.cancel_purge(dead)
-            await queues.begin_purge(dead)
+                await b.queues.change(BeginPurge(dead.account_id, dead.name, dead.queue_id))
+            await b.queues.change(CancelPurge(dead.account_id, dead.name, dead.queue_id))
+            await queues.change(BeginPurge(dead.account_id, dead.name, dead.queue_id))
             with pytest.raises(QueueNameExists):
-                await b.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "7"})
+                await b.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "7"}))
             with pytest.raises(InvalidParameterValue):
-                await b.queues.create_queue(ACCOUNT, "no good name")
-            await queues.delete_queue(ACCOUNT, "orders")
+                await b.queues.change(CreateQueue(ACCOUNT, "no good name"))
+            await queues.change(DeleteQueue(ACCOUNT, "orders"))
             assert a.find_queue(ACCOUNT, "orders") is None
             assert list(cell.journal.queues) == [dead.queue_id]
             await eventually(lambda: len(b.queues) == 1)
             assert await b.look_up(lambda: b.find_queue(ACCOUNT, "orders")) is None
             with pytest.raises(QueueDoesNotExist):
-                await b.queues.delete_queue(ACCOUNT, "orders")
+                await b.queues.change(DeleteQueue(ACCOUNT, "orders"))
 
     run_cell(scenario, tmp_path)
 
@@ -249,11 +274,11 @@ def test_node_that_is_asked_next_knows_of_the_change_before(tmp_path: Path) -> N
                 a._client.followed = None
                 a._client._nodes._nodes.reverse()  # type: ignore[attr-defined]
                 if number % 2:
-                    await a.queues.set_attributes(ACCOUNT, "orders", {"DelaySeconds": str(number)})
-                    await a.queues.delete_queue(ACCOUNT, "orders")
+                    await a.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": str(number)}))
+                    await a.queues.change(DeleteQueue(ACCOUNT, "orders"))
                     cell.clock.pass_s(61)
                 else:
-                    await a.queues.create_queue(ACCOUNT, "orders")
+                    await a.queues.change(CreateQueue(ACCOUNT, "orders"))
 
     run_cell(scenario, tmp_path)
 
@@ -262,21 +287,21 @@ def test_node_that_is_asked_next_knows_of_the_change_before(tmp_path: Path) -> N
 def test_change_whose_answer_was_lost_is_asked_of_another_node(tmp_path: Path, work: str) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, _):
-            await a.queues.create_queue(ACCOUNT, "old")
+            await a.queues.change(CreateQueue(ACCOUNT, "old"))
             followed = a._client.followed
             assert followed is not None
             hold_changes(a)
             a.links[followed.name].loses_answers = 1
             match work:
                 case "create":
-                    created = await a.queues.create_queue(ACCOUNT, "new")
+                    created = await a.queues.change(CreateQueue(ACCOUNT, "new"))
                     assert cell.journal.queues.keys() >= {created.queue_id}
                     assert len((await cell.store.list_prefix("/queues/")).items) == 2
                 case "set":
-                    await a.queues.set_attributes(ACCOUNT, "old", {"DelaySeconds": "5"})
+                    await a.queues.change(SetAttributes(ACCOUNT, "old", {"DelaySeconds": "5"}))
                     assert next(iter(cell.journal.queues.values())).attributes == {"DelaySeconds": "5"}
                 case _:
-                    await a.queues.delete_queue(ACCOUNT, "old")
+                    await a.queues.change(DeleteQueue(ACCOUNT, "old"))
                     assert cell.journal.queues == {}
                     assert (await cell.store.list_prefix("/queues/")).items == ()
 
@@ -286,12 +311,14 @@ def test_change_whose_answer_was_lost_is_asked_of_another_node(tmp_path: Path, w
 def test_change_that_must_not_be_made_twice_is_unknown_when_its_answer_is_lost(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, _):
-            await a.queues.create_queue(ACCOUNT, "orders")
+            await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             hold_changes(a)
             for link in a.links.values():
                 link.loses_answers = 1
             with pytest.raises(NotNow, match="unknown"):
-                await a.queues.add_permission(ACCOUNT, "orders", "x", ["111122223333"], ["SendMessage"])
+                await a.queues.change(
+                    AddPermission(ACCOUNT, "orders", "x", ["111122223333"], ["SendMessage"])
+                )
 
     run_cell(scenario, tmp_path)
 
@@ -336,7 +363,7 @@ def test_declared_queues_are_made_by_a_front_end(tmp_path: Path) -> None:
 def test_known_queues_are_served_and_the_rest_is_not_now_while_no_node_answers(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started(lookup_ms=50, change_ms=50) as (a, _):
-            created = await a.queues.create_queue(ACCOUNT, "orders")
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             key = a.default_access_key
             assert key is not None
             await cell.kill("one")
@@ -348,9 +375,9 @@ def test_known_queues_are_served_and_the_rest_is_not_now_while_no_node_answers(t
             with pytest.raises(NotNow):
                 await a.look_up(lambda: a.find_queue(ACCOUNT, "other"))
             for change in (
-                a.queues.create_queue(ACCOUNT, "new"),
-                a.queues.delete_queue(ACCOUNT, "orders"),
-                a.queues.list_queues(ACCOUNT),
+                a.queues.change(CreateQueue(ACCOUNT, "new")),
+                a.queues.change(DeleteQueue(ACCOUNT, "orders")),
+                a.queues.list_page(ListQueues(ACCOUNT)),
                 a.accounts.create_access_key(ACCOUNT),
             ):
                 with pytest.raises(NotNow):
@@ -361,7 +388,7 @@ def test_known_queues_are_served_and_the_rest_is_not_now_while_no_node_answers(t
 
             async with cell.node("two"):
                 await eventually(lambda: a._client.followed is not None)
-                await a.queues.create_queue(ACCOUNT, "new")
+                await a.queues.change(CreateQueue(ACCOUNT, "new"))
 
     run_cell(scenario, tmp_path)
 
@@ -373,7 +400,7 @@ def test_node_that_takes_requests_and_never_answers_stalls_nothing_that_is_known
 
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
-            created = await b.queues.create_queue(ACCOUNT, "orders")
+            created = await b.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: len(a.queues) == 1)
             followed = a._client.followed
             assert followed is not None
@@ -384,7 +411,7 @@ def test_node_that_takes_requests_and_never_answers_stalls_nothing_that_is_known
             # What is unknown is asked of the other node.
             assert await a.look_up(lambda: a.find_queue(ACCOUNT, "other")) is None
             # Changes go on being followed at the other node.
-            await b.queues.create_queue(ACCOUNT, "later")
+            await b.queues.change(CreateQueue(ACCOUNT, "later"))
             await eventually(lambda: len(a.queues) == 2)
             assert a._client.followed is not followed
 
@@ -449,7 +476,7 @@ def test_node_cut_off_from_the_store_is_left_for_another_and_changes_nothing(
             stores[followed.name].cut()
 
             await eventually(lambda: a._client.followed not in (None, followed))
-            created = await a.queues.create_queue(ACCOUNT, "orders")
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             assert a.find_queue(ACCOUNT, "orders") == created
             await eventually(lambda: a.age_ms < 1_500)
 
@@ -470,8 +497,8 @@ def test_what_no_node_can_know_is_not_said_while_all_are_cut_off_from_the_store(
             cell.node("one", store),
             cell.front_end("a", nodes=("one",), staleness_ms=1_500, lookup_ms=200) as a,
         ):
-            created = await a.queues.create_queue(ACCOUNT, "orders")
-            assert names_of(await a.queues.list_queues(ACCOUNT)) == ["orders"]
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
+            assert names_of(await a.queues.list_page(ListQueues(ACCOUNT))) == ["orders"]
             assert await a.look_up(lambda: a.find_queue(ACCOUNT, "other")) is None
             store.cut()
             await eventually(lambda: min(a.age_ms, cell.nodes["one"].age_ms) > 1_500)
@@ -480,13 +507,13 @@ def test_what_no_node_can_know_is_not_said_while_all_are_cut_off_from_the_store(
             with pytest.raises(NotNow, match="cut off"):
                 await a.look_up(lambda: a.find_queue(ACCOUNT, "another"))
             with pytest.raises(NotNow, match="heard"):
-                await a.queues.list_queues(ACCOUNT)
+                await a.queues.list_page(ListQueues(ACCOUNT))
             with pytest.raises(NotNow):
-                await a.queues.create_queue(ACCOUNT, "new")
+                await a.queues.change(CreateQueue(ACCOUNT, "new"))
 
             store.mend()
             await eventually(lambda: a.age_ms < 1_500)
-            assert names_of(await a.queues.list_queues(ACCOUNT)) == ["orders"]
+            assert names_of(await a.queues.list_page(ListQueues(ACCOUNT))) == ["orders"]
             assert {sample.name for sample in a.samples()} >= {"quaymaster_metadata_age_seconds"}
 
     run_cell(scenario, tmp_path)
@@ -527,13 +554,13 @@ def test_no_change_is_missed_however_nodes_and_links_fail(
                 with suppress(CallerError):
                     match chance.randrange(3):
                         case 0:
-                            await a.queues.create_queue(ACCOUNT, name)
+                            await a.queues.change(CreateQueue(ACCOUNT, name))
                         case 1:
-                            await a.queues.set_attributes(
-                                ACCOUNT, name, {"DelaySeconds": str(chance.randrange(900))}
+                            await a.queues.change(
+                                SetAttributes(ACCOUNT, name, {"DelaySeconds": str(chance.randrange(900))})
                             )
                         case _:
-                            await a.queues.delete_queue(ACCOUNT, name)
+                            await a.queues.change(DeleteQueue(ACCOUNT, name))
                             cell.clock.pass_s(61)
                 if not chance.randrange(3):
                     with suppress(NotNow):
@@ -559,7 +586,7 @@ def test_front_end_starts_from_a_nodes_memory_while_the_store_is_down(tmp_path: 
         assert isinstance(shared, MemoryCoordination)
         store = BreakableStore(shared)
         async with cell.node("one", store), cell.front_end("a", nodes=("one",)) as a:
-            created = await a.queues.create_queue(ACCOUNT, "orders")
+            created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: cell.nodes["one"].feed.position >= a.queues._seen)
             store.cut()
             cell.copy_keys("a", "b")
@@ -567,7 +594,7 @@ def test_front_end_starts_from_a_nodes_memory_while_the_store_is_down(tmp_path: 
             async with cell.front_end("b", nodes=("one",)) as b:
                 assert b.find_queue(ACCOUNT, "orders") == created
                 with pytest.raises(NotNow):
-                    await b.queues.create_queue(ACCOUNT, "new")
+                    await b.queues.change(CreateQueue(ACCOUNT, "new"))
 
     run_cell(scenario, tmp_path)
 
@@ -595,7 +622,7 @@ def test_front_end_of_another_region_is_refused(tmp_path: Path) -> None:
 def test_no_secret_passes_between_front_ends_and_nodes_in_the_clear(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
-            queue = await a.queues.create_queue(ACCOUNT, "orders")
+            queue = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             key = await a.accounts.create_access_key(ACCOUNT, "app")
             session = await a.accounts.create_session(key.access_key_id, 3_600_000)
             await a.rotate_receipt_key()
@@ -642,7 +669,7 @@ def test_rotation_waits_until_every_front_end_has_the_new_key_and_retires_the_ol
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, b):
             old = a.master_key_id
-            queue = await a.queues.create_queue(ACCOUNT, "orders")
+            queue = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             key = await a.accounts.create_access_key(ACCOUNT, "app")
             data_key = a.data_key(queue.data_key_id)
             await eventually(lambda: len(a._readers) == 2)
@@ -666,7 +693,7 @@ def test_rotation_waits_until_every_front_end_has_the_new_key_and_retires_the_ol
                 assert end.access_key(key.access_key_id) == key
             for item in (await cell.store.list_prefix(DATA_KEYS)).items:
                 assert wrapping_key_id(row_decoder(DataKeyRow)(item.value).wrapped) == new
-            later = await b.queues.create_queue(ACCOUNT, "later")
+            later = await b.queues.change(CreateQueue(ACCOUNT, "later"))
             assert await a.look_up(lambda: a.data_key(later.data_key_id)) == b.data_key(later.data_key_id)
 
     run_cell(scenario, tmp_path)
@@ -694,7 +721,7 @@ def test_queue_created_while_the_master_key_is_rotated_gets_a_key_that_the_new_o
             new = await a.rotate_master_key()
             cell.copy_keys("a", "b")
 
-            queue = await b.queues.create_queue(ACCOUNT, "orders")
+            queue = await b.queues.change(CreateQueue(ACCOUNT, "orders"))
 
             item = await cell.store.get(DATA_KEYS + id_text(queue.data_key_id))
             assert item is not None
@@ -719,7 +746,7 @@ def test_master_key_in_the_environment_is_rotated_in_two_rounds_of_restarts(tmp_
 
             a = await start("a", old)
             b = await start("b", old)
-            queue = await a.queues.create_queue(ACCOUNT, "orders")
+            queue = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             data_key = a.data_key(queue.data_key_id)
             first = a.master_key_id
             await a.close()
@@ -737,7 +764,7 @@ def test_master_key_in_the_environment_is_rotated_in_two_rounds_of_restarts(tmp_
 
             assert a.master_key_id != first
             await eventually(lambda: b.master_key_id == a.master_key_id)
-            later = await a.queues.create_queue(ACCOUNT, "later")
+            later = await a.queues.change(CreateQueue(ACCOUNT, "later"))
             assert await b.look_up(lambda: b.data_key(later.data_key_id)) == a.data_key(later.data_key_id)
             await b.close()
             b = await start("b", new)
@@ -785,7 +812,7 @@ def test_pages_are_put_together_whatever_their_number(
     async def scenario(cell: Cell) -> None:
         async with cell.started() as (a, _):
             for number in range(30):
-                await a.queues.create_queue(ACCOUNT, f"q{number:02}")
+                await a.queues.change(CreateQueue(ACCOUNT, f"q{number:02}"))
             await eventually(
                 lambda: all(node.feed.position >= a.queues._seen for node in cell.nodes.values())
             )
@@ -805,6 +832,6 @@ def test_slow_change_is_a_timeout(tmp_path: Path) -> None:
         async with cell.started(change_ms=50) as (a, _):
             cell.journal.before = asyncio.Event().wait
             with pytest.raises(Timeout):
-                await a.queues.create_queue(ACCOUNT, "orders")
+                await a.queues.change(CreateQueue(ACCOUNT, "orders"))
 
     run_cell(scenario, tmp_path)

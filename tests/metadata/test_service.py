@@ -15,6 +15,7 @@ from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.metadata import mirror
 from quaymaster.metadata.master_keys import FileKeyProvider
 from quaymaster.metadata.service import MetadataService
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue
 
 from .support import ACCOUNT, World, eventually, run
 
@@ -25,9 +26,9 @@ def test_everything_is_there_after_the_file_was_closed_and_opened_again(tmp_path
     async def scenario(world: World) -> None:
         world.store = await SQLiteCoordination.open(path)
         async with world.service() as service:
-            created = await service.queues.create_queue(ACCOUNT, "orders", {"DelaySeconds": "5"})
-            await service.queues.create_queue(ACCOUNT, "gone")
-            await service.queues.delete_queue(ACCOUNT, "gone")
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders", {"DelaySeconds": "5"}))
+            await service.queues.change(CreateQueue(ACCOUNT, "gone"))
+            await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
             key = service.data_key(created.data_key_id)
             access_key = service.default_access_key
             handle = service.receipt_handles.mint(created.queue_id, 0, 1, 1, 1)
@@ -42,7 +43,7 @@ def test_everything_is_there_after_the_file_was_closed_and_opened_again(tmp_path
             assert service.default_access_key == access_key
             assert service.master_keys.row.current_key_id == master_key_id
             service.receipt_handles.parse(handle, created.queue_id)
-            later = await service.queues.create_queue(ACCOUNT, "later")
+            later = await service.queues.change(CreateQueue(ACCOUNT, "later"))
             assert later.queue_id > created.queue_id
         await world.store.close()
 
@@ -73,8 +74,8 @@ def test_interrupted_watch_is_taken_up_again(tmp_path: Path) -> None:
         world.store = store
         async with world.service() as one, world.service() as two:
             store.interruptions = 2
-            await one.queues.create_queue(ACCOUNT, "a")
-            await one.queues.create_queue(ACCOUNT, "b")
+            await one.queues.change(CreateQueue(ACCOUNT, "a"))
+            await one.queues.change(CreateQueue(ACCOUNT, "b"))
 
             await eventually(lambda: two.find_queue(ACCOUNT, "b") is not None)
 

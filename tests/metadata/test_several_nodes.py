@@ -13,6 +13,7 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.errors import CallerError, NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.service import MetadataService
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, SetAttributes, TagQueue
 
 from .support import ACCOUNT, World, eventually, run
 
@@ -63,7 +64,7 @@ def test_one_name_created_on_every_node_at_once_is_one_queue(tmp_path: Path) -> 
             nodes = [await stack.enter_async_context(world.service()) for _ in range(3)]
 
             created = await asyncio.gather(
-                *(node.queues.create_queue(ACCOUNT, "orders") for node in nodes for _ in range(3))
+                *(node.queues.change(CreateQueue(ACCOUNT, "orders")) for node in nodes for _ in range(3))
             )
 
             assert len({queue.queue_id for queue in created}) == 1
@@ -77,14 +78,14 @@ def test_changes_of_one_queue_on_every_node_at_once_all_take_effect(tmp_path: Pa
         world.store = SlowStore(random.Random(3))
         async with AsyncExitStack() as stack:
             nodes = [await stack.enter_async_context(world.service()) for _ in range(3)]
-            await nodes[0].queues.create_queue(ACCOUNT, "orders")
+            await nodes[0].queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: all(node.find_queue(ACCOUNT, "orders") for node in nodes))
 
             await asyncio.gather(
-                nodes[0].queues.set_attributes(ACCOUNT, "orders", {"DelaySeconds": "5"}),
-                nodes[1].queues.set_attributes(ACCOUNT, "orders", {"VisibilityTimeout": "7"}),
-                nodes[2].queues.tag(ACCOUNT, "orders", {"team": "quay"}),
-                nodes[0].queues.tag(ACCOUNT, "orders", {"stage": "test"}),
+                nodes[0].queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"})),
+                nodes[1].queues.change(SetAttributes(ACCOUNT, "orders", {"VisibilityTimeout": "7"})),
+                nodes[2].queues.change(TagQueue(ACCOUNT, "orders", {"team": "quay"})),
+                nodes[0].queues.change(TagQueue(ACCOUNT, "orders", {"stage": "test"})),
             )
 
             await eventually(lambda: len({id(node.queue(ACCOUNT, "orders").revision) for node in nodes}) == 1)
@@ -102,11 +103,13 @@ async def change_at_random(node: MetadataService, chance: random.Random) -> None
     with suppress(CallerError, NotNow):
         match chance.randrange(4):
             case 0 | 1:
-                await node.queues.create_queue(ACCOUNT, name)
+                await node.queues.change(CreateQueue(ACCOUNT, name))
             case 2:
-                await node.queues.set_attributes(ACCOUNT, name, {"DelaySeconds": str(chance.randrange(900))})
+                await node.queues.change(
+                    SetAttributes(ACCOUNT, name, {"DelaySeconds": str(chance.randrange(900))})
+                )
             case _:
-                await node.queues.delete_queue(ACCOUNT, name)
+                await node.queues.change(DeleteQueue(ACCOUNT, name))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -168,7 +171,7 @@ def test_creation_a_dead_node_left_is_finished_by_another(tmp_path: Path) -> Non
     async def scenario(world: World) -> None:
         async with world.service() as one, world.service() as two:
             world.journal.before = asyncio.Event().wait  # type: ignore[assignment]
-            creating = asyncio.create_task(one.queues.create_queue(ACCOUNT, "orders"))
+            creating = asyncio.create_task(one.queues.change(CreateQueue(ACCOUNT, "orders")))
             await eventually(lambda: world.journal.calls == 1)
             creating.cancel()
             await asyncio.gather(creating, return_exceptions=True)
@@ -186,9 +189,9 @@ def test_creation_a_dead_node_left_is_finished_by_another(tmp_path: Path) -> Non
 def test_set_that_comes_after_its_node_died_and_the_queue_was_deleted_does_not_stay(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as one, world.service() as two:
-            queue = await one.queues.create_queue(ACCOUNT, "orders")
+            queue = await one.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: two.find_queue(ACCOUNT, "orders") is not None)
-            await two.queues.delete_queue(ACCOUNT, "orders")
+            await two.queues.change(DeleteQueue(ACCOUNT, "orders"))
             await world.journal.set_queue(queue)  # what a dead node had sent was under way until now
             assert list(world.journal.queues) == [queue.queue_id]
 
@@ -209,12 +212,12 @@ def test_creation_slower_than_the_deletion_by_another_node_leaves_nothing_in_the
             async def created_and_deleted_meanwhile() -> None:
                 world.journal.before = None
                 await eventually(lambda: two.queues._rows.get(f"{ACCOUNT}/orders") is not None)
-                await two.queues.create_queue(ACCOUNT, "orders")
-                await two.queues.delete_queue(ACCOUNT, "orders")
+                await two.queues.change(CreateQueue(ACCOUNT, "orders"))
+                await two.queues.change(DeleteQueue(ACCOUNT, "orders"))
 
             world.journal.before = created_and_deleted_meanwhile
             with suppress(CallerError):
-                await one.queues.create_queue(ACCOUNT, "orders")
+                await one.queues.change(CreateQueue(ACCOUNT, "orders"))
 
             assert world.journal.queues == {}
 

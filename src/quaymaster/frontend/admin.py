@@ -64,6 +64,7 @@ from quaymaster.net.http_message import HTTPRequest
 from quaymaster.net.metadata_client import known
 from quaymaster.net.probe_port import ProbePort
 from quaymaster.protocol.errors import wire_error
+from quaymaster.protocol.metadata_messages import DeleteQueue, ListQueues
 from quaymaster.protocol.sqs_query import parse_parameters, percent_decode
 from quaymaster.settings import Settings, effective_settings
 
@@ -366,12 +367,13 @@ class Admin:
     # Queues
 
     async def _list_queues(self, call: AdminCall) -> Mapping[str, Any]:
-        page = await self._metadata.queues.list_queues(
+        request = ListQueues(
             call.query.get("account_id") or call.account_id,
-            prefix=call.query.get("prefix", ""),
-            max_results=call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX),
-            next_token=call.query.get("next_token") or None,
+            call.query.get("prefix", ""),
+            call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX),
+            call.query.get("next_token") or None,
         )
+        page = await self._metadata.queues.list_page(request)
         rows = []
         for definition in page.queues:
             try:
@@ -384,7 +386,7 @@ class Admin:
 
     async def _delete_queue(self, call: AdminCall) -> Mapping[str, Any]:
         definition = self._queue(call)
-        await self._metadata.queues.delete_queue(definition.account_id, definition.name)
+        await self._metadata.queues.change(DeleteQueue(definition.account_id, definition.name))
         log_event(log, logging.INFO, "queue deleted by operator", queue=definition.name)
         return {"name": definition.name, "deleted": True}
 

@@ -6,7 +6,7 @@ answers when metadata and journal are both durable; the broker knows what is in 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from quaymaster.core.commands import CountMessages, Purge, QueueCounts
@@ -15,6 +15,21 @@ from quaymaster.core.queue_definitions import OWN_DEFAULTS, QueueDefinition
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.routing import Routes
 from quaymaster.protocol import shapes, validation
+from quaymaster.protocol.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    CreateQueue,
+    DeleteQueue,
+    ListDeadLetterSources,
+    ListQueues,
+    QueueChange,
+    QueueListing,
+    RemovePermission,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
 from quaymaster.protocol.queue_attributes import check_attribute_names
 
 _COUNTED = frozenset(
@@ -36,48 +51,12 @@ class QueuePage(Protocol):
 
 
 class QueueService(Protocol):
-    """The part of the metadata service that owns queues. Errors are those of `core.errors`."""
+    """The part of the metadata service that owns queues. What can be asked: `protocol/metadata_messages`; errors are
+    those of `core.errors`."""
 
-    async def list_queues(
-        self,
-        account_id: str,
-        *,
-        prefix: str = "",
-        max_results: int | None = None,
-        next_token: str | None = None,
-    ) -> QueuePage: ...
+    async def list_page(self, request: QueueListing) -> QueuePage: ...
 
-    async def list_dead_letter_source_queues(
-        self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
-    ) -> QueuePage: ...
-
-    async def create_queue(
-        self,
-        account_id: str,
-        name: str,
-        attributes: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> QueueDefinition: ...
-
-    async def set_attributes(
-        self, account_id: str, name: str, changes: Mapping[str, str]
-    ) -> QueueDefinition: ...
-
-    async def add_permission(
-        self, account_id: str, name: str, label: str, account_ids: Sequence[str], actions: Sequence[str]
-    ) -> QueueDefinition: ...
-
-    async def remove_permission(self, account_id: str, name: str, label: str) -> QueueDefinition: ...
-
-    async def tag(self, account_id: str, name: str, tags: Mapping[str, str]) -> QueueDefinition: ...
-
-    async def untag(self, account_id: str, name: str, keys: Iterable[str]) -> QueueDefinition: ...
-
-    async def delete_queue(self, account_id: str, name: str) -> QueueDefinition: ...
-
-    async def begin_purge(self, definition: QueueDefinition) -> None: ...
-
-    async def cancel_purge(self, definition: QueueDefinition) -> None: ...
+    async def change(self, request: QueueChange) -> QueueDefinition: ...
 
 
 class QueueActions:
@@ -108,7 +87,8 @@ class QueueActions:
 
     async def is_dead_letter_queue(self, definition: QueueDefinition) -> bool:
         """Tell whether any queue's redrive policy names this one."""
-        page = await self._queues.list_dead_letter_source_queues(definition, max_results=1)
+        request = ListDeadLetterSources(definition.account_id, definition.name, results_max=1)
+        page = await self._queues.list_page(request)
         return bool(page.queues)
 
     # Being there
@@ -118,9 +98,10 @@ class QueueActions:
         call.queue_name = given.QueueName
         if given.tags:
             validation.check_tags(given.QueueName, given.tags)
-        definition = await self._queues.create_queue(
-            call.principal.account_id, given.QueueName, given.Attributes, given.tags
+        request = CreateQueue(
+            call.principal.account_id, given.QueueName, given.Attributes or {}, given.tags or {}
         )
+        definition = await self._queues.change(request)
         return shapes.CreateQueueResult(self._routes.url(definition, call.request))
 
     async def delete_queue(self, call: Call, given: shapes.DeleteQueueRequest) -> None:
@@ -131,7 +112,7 @@ class QueueActions:
                 'Queues are not deleted over the API here (setting delete_queue = "cli-only"). '
                 f"Use `quaymaster queue delete {definition.name}` on the server."
             )
-        await self._queues.delete_queue(definition.account_id, definition.name)
+        await self._queues.change(DeleteQueue(definition.account_id, definition.name))
 
     async def get_queue_url(self, call: Call, given: shapes.GetQueueUrlRequest) -> shapes.GetQueueUrlResult:
         """Find a queue by its name."""
@@ -144,12 +125,10 @@ class QueueActions:
     async def list_queues(self, call: Call, given: shapes.ListQueuesRequest) -> shapes.ListQueuesResult:
         """List the caller's queues by name."""
         validation.check_list_results(given.MaxResults, given.NextToken)
-        page = await self._queues.list_queues(
-            call.principal.account_id,
-            prefix=given.QueueNamePrefix or "",
-            max_results=given.MaxResults,
-            next_token=given.NextToken or None,
+        request = ListQueues(
+            call.principal.account_id, given.QueueNamePrefix or "", given.MaxResults, given.NextToken or None
         )
+        page = await self._queues.list_page(request)
         urls = [self._routes.url(definition, call.request) for definition in page.queues]
         return shapes.ListQueuesResult(urls, page.next_token)
 
@@ -159,9 +138,10 @@ class QueueActions:
         """List the queues whose dead letters come here."""
         definition = self._queue(call, given.QueueUrl)
         validation.check_list_results(given.MaxResults, given.NextToken)
-        page = await self._queues.list_dead_letter_source_queues(
-            definition, max_results=given.MaxResults, next_token=given.NextToken or None
+        request = ListDeadLetterSources(
+            definition.account_id, definition.name, given.MaxResults, given.NextToken or None
         )
+        page = await self._queues.list_page(request)
         urls = [self._routes.url(source, call.request) for source in page.queues]
         return shapes.ListDeadLetterSourceQueuesResult(urls, page.next_token)
 
@@ -197,18 +177,19 @@ class QueueActions:
         definition = self._queue(call, given.QueueUrl)
         if not given.Attributes:
             raise MissingParameter("Attribute.Name")
-        await self._queues.set_attributes(definition.account_id, definition.name, given.Attributes)
+        await self._queues.change(SetAttributes(definition.account_id, definition.name, given.Attributes))
 
     # Messages, all of them
 
     async def purge_queue(self, call: Call, given: shapes.PurgeQueueRequest) -> None:
         """Delete every message that was sent before."""
         definition = self._queue(call, given.QueueUrl)
-        await self._queues.begin_purge(definition)
+        purged = (definition.account_id, definition.name, definition.queue_id)
+        await self._queues.change(BeginPurge(*purged))
         try:
             await call.calls.ask(Purge(definition.queue_id))
         except NotNow:
-            await self._queues.cancel_purge(definition)
+            await self._queues.change(CancelPurge(*purged))
             raise
 
     # Tags and permissions
@@ -217,13 +198,13 @@ class QueueActions:
         """Put tags on a queue."""
         definition = self._queue(call, given.QueueUrl)
         validation.check_tags(definition.name, given.Tags, definition.tags)
-        await self._queues.tag(definition.account_id, definition.name, given.Tags)
+        await self._queues.change(TagQueue(definition.account_id, definition.name, given.Tags))
 
     async def untag_queue(self, call: Call, given: shapes.UntagQueueRequest) -> None:
         """Take tags off a queue."""
         definition = self._queue(call, given.QueueUrl)
         validation.check_tag_keys(given.TagKeys)
-        await self._queues.untag(definition.account_id, definition.name, given.TagKeys)
+        await self._queues.change(UntagQueue(definition.account_id, definition.name, given.TagKeys))
 
     async def list_queue_tags(
         self, call: Call, given: shapes.ListQueueTagsRequest
@@ -235,15 +216,17 @@ class QueueActions:
         """Add a statement to the queue's policy."""
         definition = self._queue(call, given.QueueUrl)
         validation.check_permission(given)
-        await self._queues.add_permission(
-            definition.account_id, definition.name, given.Label, given.AWSAccountIds, given.Actions
+        await self._queues.change(
+            AddPermission(
+                definition.account_id, definition.name, given.Label, given.AWSAccountIds, given.Actions
+            )
         )
 
     async def remove_permission(self, call: Call, given: shapes.RemovePermissionRequest) -> None:
         """Take a statement out of the queue's policy."""
         definition = self._queue(call, given.QueueUrl)
         validation.check_label(given.Label)
-        await self._queues.remove_permission(definition.account_id, definition.name, given.Label)
+        await self._queues.change(RemovePermission(definition.account_id, definition.name, given.Label))
 
     def _queue(self, call: Call, url: str) -> QueueDefinition:
         definition = self._routes.queue_of_url(url, call.principal.account_id)

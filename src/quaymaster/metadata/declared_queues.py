@@ -27,6 +27,7 @@ import msgspec
 
 from quaymaster.core.errors import CallerError
 from quaymaster.core.queue_definitions import QueueDefinition, first_difference
+from quaymaster.protocol.metadata_messages import CreateQueue, QueueChange, SetAttributes, TagQueue
 from quaymaster.protocol.queue_attributes import create_attributes
 from quaymaster.protocol.queue_names import QueueArn, is_fifo_name
 
@@ -74,19 +75,7 @@ class ChangesQueues(Protocol):
 
     def queue(self, account_id: str, name: str) -> QueueDefinition: ...
 
-    async def create_queue(
-        self,
-        account_id: str,
-        name: str,
-        attributes: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> QueueDefinition: ...
-
-    async def set_attributes(
-        self, account_id: str, name: str, changes: Mapping[str, str]
-    ) -> QueueDefinition: ...
-
-    async def tag(self, account_id: str, name: str, tags: Mapping[str, str]) -> QueueDefinition: ...
+    async def change(self, request: QueueChange) -> QueueDefinition: ...
 
 
 async def apply_declared_queues(
@@ -99,16 +88,16 @@ async def apply_declared_queues(
         if queues.find(account_id, queue.name) is None:
             first = {name: value for name, value in queue.attributes.items() if name != "RedrivePolicy"}
             with _Naming(path, queue.name):
-                await queues.create_queue(account_id, queue.name, first, queue.tags)
+                await queues.change(CreateQueue(account_id, queue.name, first, queue.tags))
             changed += 1
     for queue in declared:
         definition = queues.queue(account_id, queue.name)
         with _Naming(path, queue.name):
             if first_difference(definition, queue.attributes) is not None:
-                await queues.set_attributes(account_id, queue.name, queue.attributes)
+                await queues.change(SetAttributes(account_id, queue.name, queue.attributes))
                 changed += 1
             if not queue.tags.items() <= definition.tags.items():
-                await queues.tag(account_id, queue.name, queue.tags)
+                await queues.change(TagQueue(account_id, queue.name, queue.tags))
                 changed += 1
     return changed
 

@@ -31,8 +31,8 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     WatchLost,
 )
-from quaymaster.core.errors import AccessDenied, NotNow, Overloaded, QueueDoesNotExist
-from quaymaster.core.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.core.errors import AccessDenied, NotNow, Overloaded
+from quaymaster.core.queue_definitions import encode_queue_definition
 from quaymaster.metadata.feed import Feed
 from quaymaster.metadata.identity import check_identity
 from quaymaster.metadata.mirror import Mirror
@@ -62,14 +62,9 @@ from quaymaster.monitoring.metrics import Sample
 from quaymaster.protocol.metadata_messages import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
-    AddPermission,
     Answer,
-    BeginPurge,
-    CancelPurge,
     ChangedQueue,
     Changes,
-    CreateQueue,
-    DeleteQueue,
     FindRows,
     FoundRows,
     GetChanges,
@@ -81,16 +76,12 @@ from quaymaster.protocol.metadata_messages import (
     ListRows,
     QueueChange,
     QueueList,
-    RemovePermission,
     Request,
     Row,
     RowPage,
-    SetAttributes,
     Swap,
-    TagQueue,
     Transact,
     Transacted,
-    UntagQueue,
 )
 
 log = logging.getLogger(__name__)
@@ -260,25 +251,9 @@ class MetadataNode:
                 return await self._transact(request)
             case Greet():
                 return Greeting(self._region, self._account_id)
-            case ListQueues():
+            case ListQueues() | ListDeadLetterSources():
                 await self._catch_up(request.at_least)
-                return _queue_list(
-                    await self.queues.list_queues(
-                        request.account_id,
-                        prefix=request.prefix,
-                        max_results=request.results_max,
-                        next_token=request.next_token,
-                    )
-                )
-            case ListDeadLetterSources():
-                await self._catch_up(request.at_least)
-                return _queue_list(
-                    await self.queues.list_dead_letter_source_queues(
-                        self.queues.queue(request.account_id, request.name),
-                        max_results=request.results_max,
-                        next_token=request.next_token,
-                    )
-                )
+                return _queue_list(await self.queues.list_page(request))
         return await self._change(request)
 
     async def _changes(self, request: GetChanges) -> Changes:
@@ -337,48 +312,11 @@ class MetadataNode:
 
     async def _change(self, request: QueueChange) -> ChangedQueue:
         await self._catch_up(request.at_least)
-        queues = self.queues
-        account_id, name = request.account_id, request.name
-        match request:
-            case CreateQueue():
-                try:
-                    definition = await queues.create_queue(
-                        account_id, name, request.attributes, request.tags, data_key=request.data_key
-                    )
-                except DataKeyStale:
-                    return ChangedQueue(None)
-            case SetAttributes():
-                definition = await queues.set_attributes(account_id, name, request.changes)
-            case AddPermission():
-                definition = await queues.add_permission(
-                    account_id, name, request.label, request.account_ids, request.actions
-                )
-            case RemovePermission():
-                definition = await queues.remove_permission(account_id, name, request.label)
-            case TagQueue():
-                definition = await queues.tag(account_id, name, request.tags)
-            case UntagQueue():
-                definition = await queues.untag(account_id, name, request.keys)
-            case DeleteQueue():
-                definition, revision = await queues.delete_row(account_id, name)
-                return ChangedQueue(encode_queue_definition(definition), revision)
-            case BeginPurge():
-                definition = self._of_id(account_id, name, request.queue_id)
-                await queues.begin_purge(definition)
-            case CancelPurge():
-                definition = self._of_id(account_id, name, request.queue_id)
-                await queues.cancel_purge(definition)
-        row = queues.row(account_id, name)
-        if row is None or row[0].queue_id != definition.queue_id:
-            raise NotNow("The queue was deleted at the same time.")
-        # Definition and revision are of one moment: a later change of the queue has another revision.
-        return ChangedQueue(encode_queue_definition(row[0]), row[1])
-
-    def _of_id(self, account_id: str, name: str, queue_id: int) -> QueueDefinition:
-        definition = self.queues.queue(account_id, name)
-        if definition.queue_id != queue_id:
-            raise QueueDoesNotExist
-        return definition
+        try:
+            definition, revision = await self.queues.change_row(request)
+        except DataKeyStale:
+            return ChangedQueue(None)
+        return ChangedQueue(encode_queue_definition(definition), revision)
 
     async def _catch_up(self, revision: int) -> None:
         if self._mirror.position >= revision:

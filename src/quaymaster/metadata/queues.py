@@ -1,8 +1,8 @@
 """Queues: their definitions, and the two steps that keep metadata and journal of one mind.
 
-    create_queue ──▶ creating ──QUEUE_SET──▶ active ──delete_queue──▶ deleting ──QUEUE_DELETE──▶ gone, name resting
-                                              │  ▲
-                                set_attributes└──┘ QUEUE_SET of the next revision
+    CreateQueue ──▶ creating ──QUEUE_SET──▶ active ──DeleteQueue──▶ deleting ──QUEUE_DELETE──▶ gone, name resting
+                                             │  ▲
+                               SetAttributes └──┘ QUEUE_SET of the next revision
 
 Each arrow starts with a transaction that also leaves a `pending` row, then tells the journal (idempotent by
 revision), then takes the row away. What a crash or an unreachable journal cuts in half, `reconcile` finishes: the
@@ -66,7 +66,21 @@ from quaymaster.metadata.rows import (
     id_text,
     row_decoder,
 )
-from quaymaster.protocol.metadata_messages import NewDataKey
+from quaymaster.protocol.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    CreateQueue,
+    DeleteQueue,
+    ListDeadLetterSources,
+    NewDataKey,
+    QueueChange,
+    QueueListing,
+    RemovePermission,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
 from quaymaster.protocol.queue_attributes import (
     QueueAttributes,
     change_attributes,
@@ -201,69 +215,93 @@ class Queues:
         """Return a queue's ARN."""
         return str(QueueArn(self._region, definition.account_id, definition.name))
 
-    async def list_queues(
-        self,
-        account_id: str,
-        *,
-        prefix: str = "",
-        max_results: int | None = None,
-        next_token: str | None = None,
-    ) -> QueuePage:
-        """Return an account's queues whose names start with `prefix`, up to 1000.
+    async def list_page(self, request: QueueListing) -> QueuePage:
+        """Return the queues that are asked for, in order of their names.
 
-        There is a `next_token` only where `max_results` was given. Raises InvalidParameterValue for a token that
-        is none of ours.
+        Raises:
+            InvalidParameterValue: the token is none of ours.
+            QueueDoesNotExist: there is no such dead-letter queue.
         """
-        names = self._names.get(account_id, [])
-        after = _parse_token(next_token)
+        if isinstance(request, ListDeadLetterSources):
+            return self._list_dead_letter_sources(request)
+        prefix = request.prefix
+        names = self._names.get(request.account_id, [])
+        after = _parse_token(request.next_token)
         start = bisect_left(names, prefix) if after is None else bisect_right(names, max(after, prefix))
-        limit = min(max_results or PAGE_MAX, PAGE_MAX)
         found: list[str] = []
-        for name in names[start : start + limit + 1]:
+        for name in names[start : start + _limit(request) + 1]:
             if not name.startswith(prefix):
                 break
             found.append(name)
-        return self._page(account_id, found, limit, max_results)
+        return self._page(request, found)
 
-    async def list_dead_letter_source_queues(
-        self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
-    ) -> QueuePage:
-        """Return the queues whose redrive policy names `target`, up to 1000; tokens as in `list_queues`."""
-        after = _parse_token(next_token)
+    def _list_dead_letter_sources(self, request: ListDeadLetterSources) -> QueuePage:
+        target = self.queue(request.account_id, request.name)
+        after = _parse_token(request.next_token)
         names = self._dead_letter_sources.get(self.arn(target), [])
         start = 0 if after is None else bisect_right(names, after)
-        limit = min(max_results or PAGE_MAX, PAGE_MAX)
-        return self._page(target.account_id, names[start : start + limit + 1], limit, max_results)
+        return self._page(request, names[start : start + _limit(request) + 1])
 
-    def _page(self, account_id: str, names: list[str], limit: int, max_results: int | None) -> QueuePage:
-        more = len(names) > limit and max_results is not None
+    def _page(self, request: QueueListing, names: list[str]) -> QueuePage:
+        account_id, limit = request.account_id, _limit(request)
+        more = len(names) > limit and request.results_max is not None
         names = names[:limit]
         return QueuePage(
             [self._by_name[account_id, name] for name in names], _render_token(names[-1]) if more else None
         )
 
-    # Creating
+    # Changing
 
-    async def create_queue(
-        self,
-        account_id: str,
-        name: str,
-        attributes: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-        *,
-        data_key: NewDataKey | None = None,
-    ) -> QueueDefinition:
-        """Create a queue, or return the one that exists with the attributes given (others are not compared).
-
-        `data_key` is the queue's, made by whoever has the master key; None where that is this process.
+    async def change(self, request: QueueChange) -> QueueDefinition:
+        """Do what is asked (see `protocol/metadata_messages`), and return the queue as it then is.
 
         Raises:
-            DataKeyStale: `data_key` was wrapped before the master key was rotated, or its id is used.
-            QueueNameExists: it has another value for an attribute, which the error names.
+            QueueDoesNotExist: there is no such queue.
+            DataKeyStale: the `data_key` was wrapped before the master key was rotated, or its id is used.
+            QueueNameExists: what is to be created has another value for an attribute, which the error names.
             QueueDeletedRecently: the name has not rested for `queue_name_reuse_s`.
+            PurgeQueueInProgress: it is within `purge_interval_s` of the one before.
             InvalidParameterValue, InvalidAttributeName, InvalidAttributeValue: name or attributes cannot be.
         """
-        given = dict(attributes or {})
+        match request:
+            case CreateQueue():
+                return await self._create(request)
+            case SetAttributes():
+                return await self._set_attributes(request)
+            case AddPermission():
+                return await self._add_permission(request)
+            case RemovePermission():
+                return await self._remove_permission(request)
+            case TagQueue():
+                return await self._tag(request)
+            case UntagQueue():
+                return await self._untag(request)
+            case DeleteQueue():
+                return (await self._delete(request))[0]
+            case BeginPurge():
+                return await self._begin_purge(request)
+            case CancelPurge():
+                return await self._cancel_purge(request)
+
+    async def change_row(self, request: QueueChange) -> tuple[QueueDefinition, int]:
+        """Do what is asked; return the queue's row of one moment, and that moment's revision.
+
+        Of a deleted queue it is the revision from when on nobody found it. Raises as `change`, and NotNow when the
+        queue was deleted meanwhile.
+        """
+        if isinstance(request, DeleteQueue):
+            return await self._delete(request)
+        definition = await self.change(request)
+        row = self.row(request.account_id, request.name)
+        if row is None or row[0].queue_id != definition.queue_id:
+            raise NotNow("The queue was deleted at the same time.")
+        return row
+
+    # Creating
+
+    async def _create(self, request: CreateQueue) -> QueueDefinition:
+        account_id, name, data_key = request.account_id, request.name, request.data_key
+        given = request.attributes
         checked = create_attributes(QueueArn(self._region, account_id, name), given)
         asked = {attribute: checked.values.get(attribute, "") for attribute in given}
         suffix = f"{account_id}/{name}"
@@ -276,7 +314,7 @@ class Queues:
                     self._check_dead_letter_target(account_id, name, checked, given)
                     self._check_name_has_rested(suffix)
                     existing = await self._begin_creation(
-                        account_id, name, checked, given, tags or {}, data_key, unchanged
+                        account_id, name, checked, given, request.tags, data_key, unchanged
                     )
                 elif existing.state == "deleting":
                     if self._reuse_s:
@@ -419,13 +457,10 @@ class Queues:
                 f"that they are placed together, as in {name} and {name.removesuffix('.fifo')}-dlq."
             )
 
-    # Changing
+    # Attributes and tags
 
-    async def set_attributes(self, account_id: str, name: str, changes: Mapping[str, str]) -> QueueDefinition:
-        """Change attributes (an empty value removes those that can be) and return the next revision.
-
-        Raises QueueDoesNotExist and what `create_queue` raises for attributes.
-        """
+    async def _set_attributes(self, request: SetAttributes) -> QueueDefinition:
+        account_id, name, changes = request.account_id, request.name, request.changes
 
         def edit(current: QueueDefinition) -> dict[str, str]:
             arn = QueueArn(self._region, account_id, name)
@@ -436,36 +471,38 @@ class Queues:
 
         return await self._change_attributes(account_id, name, edit)
 
-    async def add_permission(
-        self, account_id: str, name: str, label: str, account_ids: Sequence[str], actions: Sequence[str]
-    ) -> QueueDefinition:
-        """Add a statement to the queue's Policy. Raises as `permissions.add_permission` does."""
-        arn = str(QueueArn(self._region, account_id, name))
+    async def _add_permission(self, request: AddPermission) -> QueueDefinition:
+        arn = str(QueueArn(self._region, request.account_id, request.name))
         return await self._change_policy(
-            account_id,
-            name,
+            request.account_id,
+            request.name,
             lambda policy: add_permission(
-                policy, queue_arn=arn, label=label, account_ids=account_ids, actions=actions
+                policy,
+                queue_arn=arn,
+                label=request.label,
+                account_ids=request.account_ids,
+                actions=request.actions,
             ),
         )
 
-    async def remove_permission(self, account_id: str, name: str, label: str) -> QueueDefinition:
-        """Remove a statement from the queue's Policy; without the last one there is no Policy."""
-        arn = str(QueueArn(self._region, account_id, name))
+    async def _remove_permission(self, request: RemovePermission) -> QueueDefinition:
+        arn = str(QueueArn(self._region, request.account_id, request.name))
         return await self._change_policy(
-            account_id, name, lambda policy: remove_permission(policy, queue_arn=arn, label=label)
+            request.account_id,
+            request.name,
+            lambda policy: remove_permission(policy, queue_arn=arn, label=request.label),
         )
 
-    async def tag(self, account_id: str, name: str, tags: Mapping[str, str]) -> QueueDefinition:
-        """Set tags; the journal does not hear of them."""
-        return await self._change_tags(account_id, name, lambda current: {**current, **tags})
-
-    async def untag(self, account_id: str, name: str, keys: Iterable[str]) -> QueueDefinition:
-        """Remove tags; those that are not there are no error."""
-        gone = frozenset(keys)
+    async def _tag(self, request: TagQueue) -> QueueDefinition:
         return await self._change_tags(
-            account_id,
-            name,
+            request.account_id, request.name, lambda current: {**current, **request.tags}
+        )
+
+    async def _untag(self, request: UntagQueue) -> QueueDefinition:
+        gone = frozenset(request.keys)
+        return await self._change_tags(
+            request.account_id,
+            request.name,
             lambda current: {key: value for key, value in current.items() if key not in gone},
         )
 
@@ -552,15 +589,10 @@ class Queues:
 
     # Deleting
 
-    async def delete_queue(self, account_id: str, name: str) -> QueueDefinition:
-        """Delete a queue and its messages; QueueDoesNotExist. Its data key stays, its dead letters need it."""
-        deleting, _ = await self.delete_row(account_id, name)
-        return deleting
-
-    async def delete_row(self, account_id: str, name: str) -> tuple[QueueDefinition, int]:
+    async def _delete(self, request: DeleteQueue) -> tuple[QueueDefinition, int]:
         """Delete a queue, and return the revision of its row from when on nobody found it."""
-        async with self._only_one(f"{account_id}/{name}"):
-            deleting, revision = await self._begin_delete(account_id, name)
+        async with self._only_one(f"{request.account_id}/{request.name}"):
+            deleting, revision = await self._begin_delete(request.account_id, request.name)
             await self._finish_deletion(deleting)
             return deleting, revision
 
@@ -603,10 +635,10 @@ class Queues:
 
     # Purging
 
-    async def begin_purge(self, definition: QueueDefinition) -> None:
-        """Note that a purge begins; PurgeQueueInProgress within `purge_interval_s` of the one before."""
+    async def _begin_purge(self, request: BeginPurge) -> QueueDefinition:
+        definition = self._purged_queue(request)
         if not self._purge_interval_s:
-            return
+            return definition
         suffix = id_text(definition.queue_id)
         now_ms = self._now_ms()
         purged = self._purges.get(suffix)
@@ -618,14 +650,21 @@ class Queues:
             except RevisionMismatch:
                 pass  # another purge came first
             else:
-                return
+                return definition
         raise PurgeQueueInProgress(definition.name, self._purge_interval_s)
 
-    async def cancel_purge(self, definition: QueueDefinition) -> None:
-        """Take back what `begin_purge` noted: the journal refused, and the caller may try again at once."""
+    async def _cancel_purge(self, request: CancelPurge) -> QueueDefinition:
+        definition = self._purged_queue(request)
         suffix = id_text(definition.queue_id)
         if self._purges.get(suffix) is not None:
             await self._mirror.transact([], deletes=[PURGES + suffix])
+        return definition
+
+    def _purged_queue(self, request: BeginPurge | CancelPurge) -> QueueDefinition:
+        definition = self.queue(request.account_id, request.name)
+        if definition.queue_id != request.queue_id:
+            raise QueueDoesNotExist
+        return definition
 
     # Finishing what was cut in half
 
@@ -785,6 +824,10 @@ async def _attempts(suffix: str) -> AsyncIterator[int]:
         yield attempt
         await asyncio.sleep(0.001 * attempt)
     log.warning("queue change gave up queue=%s attempts=%d", suffix, ATTEMPTS_MAX)
+
+
+def _limit(request: QueueListing) -> int:
+    return min(request.results_max or PAGE_MAX, PAGE_MAX)
 
 
 def _render_token(name: str) -> str:

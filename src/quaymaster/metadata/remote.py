@@ -2,7 +2,7 @@
 
     start ──list──▶ tables ◀──changes── metadata node (another one when it fails)
                       │ ▲                    ▲
-     find_queue, ◀────┘ └── own changes      │ create_queue, ... , look-ups of what is not in memory
+     find_queue, ◀────┘ └── own changes      │ CreateQueue, ... , look-ups of what is not in memory
      access_key, data_key   applied at once ─┘
 
 Look-ups answer from memory, as fast as in one process. What is not there is asked for once (`NotYetKnown`): either it
@@ -22,9 +22,11 @@ import logging
 import re
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
+
+from msgspec.structs import replace
 
 from quaymaster.coordination.interface import (
     Compare,
@@ -72,8 +74,6 @@ from quaymaster.metadata.rows import (
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.net.metadata_client import MetadataClient, when_known
 from quaymaster.protocol.metadata_messages import (
-    AddPermission,
-    BeginPurge,
     CancelPurge,
     ChangedQueue,
     CreateQueue,
@@ -83,12 +83,10 @@ from quaymaster.protocol.metadata_messages import (
     GetRow,
     Greet,
     Greeting,
-    ListDeadLetterSources,
-    ListQueues,
     ListRows,
     QueueChange,
     QueueList,
-    RemovePermission,
+    QueueListing,
     Row,
     RowPage,
     SetAttributes,
@@ -125,7 +123,10 @@ _FOLLOWED: Final = (MASTER_KEY, ACCOUNTS, ACCESS_KEYS, DATA_KEYS, RECEIPT_KEYS, 
 _KEY_CHARS_MAX: Final = 200
 _ACCESS_KEY: Final = re.compile(ACCESS_KEYS + "[A-Z0-9]{20}", re.ASCII)
 
-T = TypeVar("T")
+_REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge)
+"""Changes that may be asked of another node when one may have made them: made twice, they come to the same."""
+
+Asked = TypeVar("Asked", bound=QueueChange | QueueListing)
 
 
 class RemoteStore:
@@ -443,26 +444,11 @@ class RemoteQueues:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    async def list_queues(
-        self,
-        account_id: str,
-        *,
-        prefix: str = "",
-        max_results: int | None = None,
-        next_token: str | None = None,
-    ) -> QueuePage:
-        """Return an account's queues whose names start with `prefix`; as `Queues.list_queues`."""
+    async def list_page(self, request: QueueListing) -> QueuePage:
+        """Return the queues that are asked for; as `Queues.list_page`."""
         self._check_fresh()
-        request = ListQueues(account_id, prefix, max_results, next_token, self._seen)
-        return _page(await self._client.ask(request, QueueList, deadline_ms=self._deadline_ms))
-
-    async def list_dead_letter_source_queues(
-        self, target: QueueDefinition, *, max_results: int | None = None, next_token: str | None = None
-    ) -> QueuePage:
-        """Return the queues whose redrive policy names `target`; tokens as in `list_queues`."""
-        self._check_fresh()
-        request = ListDeadLetterSources(target.account_id, target.name, max_results, next_token, self._seen)
-        return _page(await self._client.ask(request, QueueList, deadline_ms=self._deadline_ms))
+        listed = await self._client.ask(self._as_seen(request), QueueList, deadline_ms=self._deadline_ms)
+        return QueuePage([decode_queue_definition(data) for data in listed.definitions], listed.next_token)
 
     def _check_fresh(self) -> None:
         """A list from a node that has not heard of its store for long would be taken for the truth."""
@@ -470,20 +456,18 @@ class RemoteQueues:
         if age_ms > self._staleness_ms:
             raise NotNow(f"No metadata node has been heard of for {age_ms / 1000:.0f} s.")
 
-    async def create_queue(
-        self,
-        account_id: str,
-        name: str,
-        attributes: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> QueueDefinition:
-        """Create a queue, or return the one that is as asked for; raises as `Queues.create_queue`."""
+    async def change(self, request: QueueChange) -> QueueDefinition:
+        """Have a node do what is asked; as `Queues.change`."""
+        if isinstance(request, CreateQueue):
+            return await self._create(request)
+        if isinstance(request, DeleteQueue):
+            return await self._delete(request)
+        return self._take(await self._ask(request, is_repeatable=isinstance(request, _REPEATABLE)))
+
+    async def _create(self, request: CreateQueue) -> QueueDefinition:
         for _ in range(DATA_KEY_ATTEMPTS_MAX):
             data_key = await self._data_keys.new_data_key()
-            request = CreateQueue(
-                account_id, name, dict(attributes or {}), dict(tags or {}), data_key, self._seen
-            )
-            changed = await self._ask(request, is_repeatable=True)
+            changed = await self._ask(replace(request, data_key=data_key), is_repeatable=True)
             if changed.definition is None:
                 await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
                 continue
@@ -495,39 +479,9 @@ class RemoteQueues:
             return definition
         raise Overloaded
 
-    async def set_attributes(self, account_id: str, name: str, changes: Mapping[str, str]) -> QueueDefinition:
-        """Change attributes; raises as `Queues.set_attributes`."""
-        return self._take(
-            await self._ask(SetAttributes(account_id, name, dict(changes), self._seen), is_repeatable=True)
-        )
-
-    async def add_permission(
-        self, account_id: str, name: str, label: str, account_ids: Sequence[str], actions: Sequence[str]
-    ) -> QueueDefinition:
-        """Add a statement to the queue's Policy."""
-        request = AddPermission(account_id, name, label, list(account_ids), list(actions), self._seen)
-        return self._take(await self._ask(request))
-
-    async def remove_permission(self, account_id: str, name: str, label: str) -> QueueDefinition:
-        """Remove a statement from the queue's Policy."""
-        return self._take(await self._ask(RemovePermission(account_id, name, label, self._seen)))
-
-    async def tag(self, account_id: str, name: str, tags: Mapping[str, str]) -> QueueDefinition:
-        """Set tags."""
-        return self._take(
-            await self._ask(TagQueue(account_id, name, dict(tags), self._seen), is_repeatable=True)
-        )
-
-    async def untag(self, account_id: str, name: str, keys: Iterable[str]) -> QueueDefinition:
-        """Remove tags."""
-        return self._take(
-            await self._ask(UntagQueue(account_id, name, list(keys), self._seen), is_repeatable=True)
-        )
-
-    async def delete_queue(self, account_id: str, name: str) -> QueueDefinition:
-        """Delete a queue and its messages; QueueDoesNotExist."""
+    async def _delete(self, request: DeleteQueue) -> QueueDefinition:
+        account_id, name = request.account_id, request.name
         known = self._by_name.get((account_id, name))
-        request = DeleteQueue(account_id, name, self._seen)
         try:
             changed = await self._ask(request)
         except (Timeout, ConnectionLost):
@@ -543,26 +497,19 @@ class RemoteQueues:
                 return replace_definition(known, state="deleting")
         return self._take(changed)
 
-    async def begin_purge(self, definition: QueueDefinition) -> None:
-        """Note that a purge begins; PurgeQueueInProgress."""
-        await self._ask(BeginPurge(definition.account_id, definition.name, definition.queue_id, self._seen))
-
-    async def cancel_purge(self, definition: QueueDefinition) -> None:
-        """Take back what `begin_purge` noted."""
-        await self._ask(
-            CancelPurge(definition.account_id, definition.name, definition.queue_id, self._seen),
-            is_repeatable=True,
-        )
-
     async def _ask(self, request: QueueChange, *, is_repeatable: bool = False) -> ChangedQueue:
         return await self._client.ask(
-            request,
+            self._as_seen(request),
             ChangedQueue,
             key=f"{QUEUES}{request.account_id}/{request.name}",
             deadline_ms=self._deadline_ms,
             attempt_ms=self._deadline_ms // 2,
             is_repeatable=is_repeatable,
         )
+
+    def _as_seen(self, request: Asked) -> Asked:
+        """Return the request as one that only a node answers that knows of what was changed here."""
+        return replace(request, at_least=self._seen)
 
     def _take(self, changed: ChangedQueue) -> QueueDefinition:
         assert changed.definition is not None, "only a creation is answered without a queue"
@@ -579,10 +526,6 @@ class RemoteQueues:
         if new is not None and new.state == "active":
             self._by_name[new.account_id, new.name] = new
             self._by_id[new.queue_id] = new
-
-
-def _page(listed: QueueList) -> QueuePage:
-    return QueuePage([decode_queue_definition(data) for data in listed.definitions], listed.next_token)
 
 
 class RemoteMetadata:

@@ -100,17 +100,22 @@ class NewDataKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CreateQueue(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """Create a queue, or find the one that is as asked for."""
+    """Create a queue, or find the one that exists with the attributes given (others are not compared).
+
+    `data_key` is the queue's, made by whoever has the master key; None: by whoever is asked, as it has it.
+    """
 
     account_id: str
     name: str
-    attributes: dict[str, str]
-    tags: dict[str, str]
-    data_key: NewDataKey
+    attributes: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    data_key: NewDataKey | None = None
     at_least: int = 0
 
 
 class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Change attributes; an empty value removes those that can be removed."""
+
     account_id: str
     name: str
     changes: dict[str, str]
@@ -118,6 +123,8 @@ class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class AddPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Add a statement to the queue's Policy."""
+
     account_id: str
     name: str
     label: str
@@ -127,6 +134,8 @@ class AddPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
 
 
 class RemovePermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Remove a statement from the queue's Policy; without the last one there is no Policy."""
+
     account_id: str
     name: str
     label: str
@@ -134,6 +143,8 @@ class RemovePermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
 
 
 class TagQueue(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Set tags; the journal does not hear of them."""
+
     account_id: str
     name: str
     tags: dict[str, str]
@@ -141,6 +152,8 @@ class TagQueue(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class UntagQueue(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """Remove tags; those that are not there are no error."""
+
     account_id: str
     name: str
     keys: list[str]
@@ -148,12 +161,16 @@ class UntagQueue(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Delete a queue and its messages. Its data key stays, its dead letters need it."""
+
     account_id: str
     name: str
     at_least: int = 0
 
 
 class BeginPurge(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Note that a purge begins."""
+
     account_id: str
     name: str
     queue_id: int
@@ -161,6 +178,8 @@ class BeginPurge(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class CancelPurge(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Take back what `BeginPurge` noted: the journal refused, and the caller may try again at once."""
+
     account_id: str
     name: str
     queue_id: int
@@ -168,6 +187,11 @@ class CancelPurge(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
+    """An account's queues whose names start with `prefix`, up to 1000.
+
+    There is a token to go on with only where `results_max` was given.
+    """
+
     account_id: str
     prefix: str = ""
     results_max: int | None = None
@@ -176,6 +200,8 @@ class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
 
 
 class ListDeadLetterSources(msgspec.Struct, frozen=True, array_like=True, tag=33):
+    """The queues whose redrive policy names this one, up to 1000; tokens as in `ListQueues`."""
+
     account_id: str
     name: str
     results_max: int | None = None
@@ -194,25 +220,11 @@ QueueChange = (
     | BeginPurge
     | CancelPurge
 )
-Request = (
-    Greet
-    | ListRows
-    | FindRows
-    | GetRow
-    | GetChanges
-    | Transact
-    | CreateQueue
-    | SetAttributes
-    | AddPermission
-    | RemovePermission
-    | TagQueue
-    | UntagQueue
-    | DeleteQueue
-    | BeginPurge
-    | CancelPurge
-    | ListQueues
-    | ListDeadLetterSources
-)
+"""Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
+node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what
+there is up to this revision."""
+QueueListing = ListQueues | ListDeadLetterSources
+Request = Greet | ListRows | FindRows | GetRow | GetChanges | Transact | QueueChange | QueueListing
 
 
 # Answers
