@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,9 +17,9 @@ import pytest
 from harness import standin_role
 from harness.etcd import etcd_or_skip
 
-from quaymaster.cli import local, local_start
-from quaymaster.cli.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE
-from quaymaster.cli.local_cluster import read_cluster
+from quaymaster.cli import local, local_cluster, local_start
+from quaymaster.cli.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, WrongUsage
+from quaymaster.cli.local_cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local_haproxy import find_haproxy
 from quaymaster.cli.local_plan import ClusterPlan, Programs
 from quaymaster.cli.local_processes import condition, stop
@@ -196,6 +197,47 @@ def test_names_signals_directories_and_settings_that_are_not_there_are_refused(
     assert "no signal 'FOO'" in number.err
     assert "no_such" in setting.err
     assert "is not the directory of a local cluster" in theirs.err
+
+
+def test_a_command_on_a_directory_without_a_cluster_leaves_it_as_it_is(cluster: Local, data: Path) -> None:
+    data.mkdir()
+
+    answers = [
+        cluster("down"),
+        cluster("kill", "broker-1"),
+        cluster("restart", "broker-1"),
+        cluster("status"),
+    ]
+
+    assert {answer.code for answer in answers} == {EXIT_NO_SERVER}
+    assert all("no cluster was started in this directory" in answer.err for answer in answers)
+    assert list(data.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", ["lock", "format.tmp"])
+def test_a_cluster_begins_in_a_directory_where_an_earlier_up_was_ended(tmp_path: Path, left: str) -> None:
+    (tmp_path / left).touch()
+
+    prepare_directory(tmp_path)
+
+    with locked(tmp_path):
+        assert (tmp_path / "format").exists()
+
+
+def test_a_directory_that_cannot_be_written_or_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    # Root may write everywhere, so the refusal is played.
+    monkeypatch.setattr(local_cluster, "write_file_durably", refuse)
+    file = tmp_path / "file"
+    file.touch()
+
+    for directory, reason in ((tmp_path / "new", "Permission denied"), (file / "below", "Not a directory")):
+        with pytest.raises(WrongUsage, match=f"cannot be used: {reason}"):
+            prepare_directory(directory)
 
 
 def test_a_port_in_use_is_named(cluster: Local) -> None:

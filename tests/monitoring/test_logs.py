@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -92,3 +94,17 @@ def test_configuring_again_replaces_the_first_setup() -> None:
 
     assert first.getvalue() == ""
     assert second.getvalue().count("something happened") == 1
+
+
+def test_until_logs_are_configured_nothing_is_written() -> None:
+    program = (
+        "import logging\n"
+        "from quaymaster.monitoring.logs import log_event\n"
+        "log_event(logging.getLogger('quaymaster.test'), logging.ERROR, 'something failed')\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert (done.stdout, done.stderr) == ("", "")

@@ -196,15 +196,19 @@ def read_cluster(directory: Path) -> Cluster:
     try:
         record = msgspec.json.decode(path.read_bytes(), type=ClusterRecord)
     except FileNotFoundError:
-        raise NoServer(
-            f"{path} does not exist: no cluster was started in this directory. "
-            f"Start one with `quaymaster local up --data {directory}`."
-        ) from None
+        raise _no_cluster(directory) from None
     except OSError as error:
         raise NoServer(f"{path} cannot be read: {error.strerror}.") from None
     except msgspec.MsgspecError as error:
         raise NoServer(f"{path} is damaged, or of another version of Quaymaster: {error}.") from None
     return Cluster(directory, record)
+
+
+def _no_cluster(directory: Path) -> NoServer:
+    return NoServer(
+        f"{directory / RECORD_FILE} does not exist: no cluster was started in this directory. "
+        f"Start one with `quaymaster local up --data {directory}`."
+    )
 
 
 def prepare_directory(directory: Path) -> None:
@@ -216,16 +220,23 @@ def prepare_directory(directory: Path) -> None:
     disk = RealDisk()
     try:
         disk.make_directory(str(directory))
-        is_new = not any(directory.iterdir())
-        found = None if is_new else (directory / FORMAT_FILE).read_bytes()
-    except FileNotFoundError:
-        found = b""
+        # What an `up` leaves that was ended in between is not something else's.
+        is_new = all(path.name in (LOCK_FILE, f"{FORMAT_FILE}.tmp") for path in directory.iterdir())
+        if is_new:
+            write_file_durably(disk, str(directory), FORMAT_FILE, FORMAT)
+        found = _format_of(directory)
     except OSError as error:
         raise WrongUsage(f"{directory} cannot be used: {error.strerror}.") from None
-    if found is None:
-        write_file_durably(disk, str(directory), FORMAT_FILE, FORMAT)
-    elif found != FORMAT:
+    if found != FORMAT:
         raise WrongUsage(f"{directory} is not the directory of a local cluster. Name another with --data.")
+
+
+def _format_of(directory: Path) -> bytes | None:
+    """Return what a directory says that it is; None when it does not."""
+    try:
+        return (directory / FORMAT_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
@@ -234,12 +245,14 @@ def locked(directory: Path) -> Iterator[None]:
 
     Raises:
         Refused: another command does not let go of it.
-        NoServer: there is no such directory.
+        NoServer: it is not the directory of a cluster, and is left as it is.
     """
     try:
+        if _format_of(directory) != FORMAT:
+            raise _no_cluster(directory)
         descriptor = os.open(directory / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
-        raise NoServer(f"{directory} has no cluster that can be changed: {error.strerror}.") from None
+        raise NoServer(f"The cluster in {directory} cannot be changed: {error.strerror}.") from None
     try:
         deadline_s = time.monotonic() + LOCK_PATIENCE_S
         while True:

@@ -19,6 +19,9 @@ ROOT = "quaymaster"
 _FIELDS = "fields"
 _NEEDS_QUOTES = frozenset(' "=')
 
+# Until a server sets logs up there are none: a command says itself what failed, on one line.
+logging.getLogger(ROOT).addHandler(logging.NullHandler())
+
 
 def log_event(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
     """Log that something happened. `event` is fixed text; what varies goes into fields."""
