@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
-from quaymaster.coordination.interface import CoordinationUnavailable, KeyValue, Put
+from quaymaster.coordination.cell_keys import (
+    BROKERS,
+    BrokerRegistration,
+    configuration_key,
+    encode_configuration,
+    encode_registration,
+    registration_key,
+)
+from quaymaster.coordination.interface import CoordinationUnavailable, Listing, Put
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.cell import BrokerState
 from quaymaster.core.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.metadata.placement import CellJournals, related_names
@@ -20,11 +30,39 @@ from .cell import Cell, run_cell
 from .support import ACCOUNT, REGION, eventually
 
 MEMBERS = ("b1@s1", "b2@s2", "b3@s3")
+NEVER_S = 1e9
+
+
+class Store(MemoryCoordination):
+    is_away = False
+
+    def _enter(self) -> None:
+        if self.is_away:
+            raise CoordinationUnavailable
+        super()._enter()
 
 
 async def put(store: MemoryCoordination, journal_id: int, *, activated: bool, before: bool = False) -> None:
     configuration = JournalConfiguration(4, MEMBERS[0], MEMBERS, MEMBERS if before else (), activated)
     await store.transaction([], [Put(configuration_key(journal_id), encode_configuration(configuration))])
+
+
+async def register(store: MemoryCoordination, *names: str, state: BrokerState = "active") -> None:
+    for name in names:
+        registration = BrokerRegistration(name, "zone", f"{name}:9340", state)
+        await store.transaction([], [Put(registration_key(name), encode_registration(registration))])
+
+
+@asynccontextmanager
+async def following(store: MemoryCoordination, *, forming_s: float = NEVER_S) -> AsyncIterator[CellJournals]:
+    """Give the journals that take new queues."""
+    journals = CellJournals(store, forming_s=forming_s)
+    journals.start()
+    try:
+        yield journals
+    finally:
+        await journals.close()
+        await store.close()
 
 
 def test_journals_that_are_or_were_in_service_take_queues() -> None:
@@ -33,39 +71,76 @@ def test_journals_that_are_or_were_in_service_take_queues() -> None:
         await put(store, 1, activated=True)
         await put(store, 2, activated=False)
         await put(store, 3, activated=False, before=True)
-        journals = CellJournals(store, refresh_s=0.001)
-        journals.start()
-
-        await eventually(lambda: list(journals()) == [1, 3])
-        await put(store, 2, activated=True)
-        await eventually(lambda: list(journals()) == [1, 2, 3])
-        await journals.close()
+        async with following(store) as journals:
+            await eventually(lambda: list(journals()) == [1, 3])
+            await put(store, 2, activated=True)
+            await eventually(lambda: list(journals()) == [1, 2, 3])
+            await store.transaction([], deletes=[configuration_key(1)])
+            await eventually(lambda: list(journals()) == [2, 3])
 
     asyncio.run(scenario())
 
 
 def test_journals_stay_known_while_coordination_is_away() -> None:
-    class Store(MemoryCoordination):
-        is_away = False
-
-        async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
-            if self.is_away:
-                raise CoordinationUnavailable
-            return await super().list_all(prefix)
-
     async def scenario() -> None:
         store = Store()
         await put(store, 1, activated=True)
-        journals = CellJournals(store, refresh_s=0.001)
-        journals.start()
-        await eventually(lambda: list(journals()) == [1])
-        store.is_away = True
-        await asyncio.sleep(0.02)
-        assert list(journals()) == [1]
-        store.is_away = False
-        await put(store, 2, activated=True)
-        await eventually(lambda: list(journals()) == [1, 2])
-        await journals.close()
+        async with following(store) as journals:
+            await eventually(lambda: list(journals()) == [1])
+            store.is_away = True
+            journals._journal_watch.refresh()
+            await eventually(lambda: journals._journal_watch._has_failed)
+            assert list(journals()) == [1]
+            store.is_away = False
+            await put(store, 2, activated=True)
+            await eventually(lambda: list(journals()) == [1, 2])
+
+    asyncio.run(scenario())
+
+
+def test_first_queues_of_a_cell_wait_until_each_broker_has_a_journal() -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await register(store, "b1", "b2")
+        await register(store, "b3", state="draining")
+        await put(store, 0, activated=True)
+        async with following(store) as journals:
+            await eventually(lambda: journals._broker_watch.listed.is_set() and bool(journals._led))
+            assert list(journals()) == []
+            await put(store, 1, activated=True)
+            await eventually(lambda: list(journals()) == [0, 1])
+
+            await register(store, "b4")
+            await eventually(lambda: "b4" in journals._brokers)
+            assert list(journals()) == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_cell_is_not_complete_before_its_brokers_are_known() -> None:
+    class NoBrokers(MemoryCoordination):
+        async def list_prefix(self, prefix: str, *, after: str = "", limit: int = 1000) -> Listing:
+            if prefix == BROKERS:
+                raise CoordinationUnavailable
+            return await super().list_prefix(prefix, after=after, limit=limit)
+
+    async def scenario() -> None:
+        store = NoBrokers()
+        await put(store, 0, activated=True)
+        async with following(store) as journals:
+            await eventually(lambda: bool(journals._led))
+            assert list(journals()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_cell_that_does_not_get_a_journal_for_each_broker_takes_queues_all_the_same() -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await register(store, "b1", "b2")
+        await put(store, 0, activated=True)
+        async with following(store, forming_s=0.05) as journals:
+            await eventually(lambda: list(journals()) == [0])
 
     asyncio.run(scenario())
 

@@ -41,7 +41,6 @@ from harness.wall_clock import WallClock
 from quaymaster.cli.local_etcd import EtcdMember, etcd_command
 from quaymaster.coordination.cell_keys import JOURNALS, decode_configuration, journal_of
 from quaymaster.core.replication import JournalConfiguration
-from quaymaster.metadata.placement import REFRESH_S
 
 Role = Literal["etcd", "broker", "metadata", "manager", "frontend"]
 
@@ -298,13 +297,12 @@ class Cell:
             time.sleep(POLL_INTERVAL_S)
 
     def _wait_for_journals(self, count: int) -> None:
-        """Return when new queues are spread over all journals: metadata nodes look for journals now and then only."""
+        """Return when all journals are led: new queues are spread over them."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while len(found := self.configurations()) < count or not all(one.activated for one in found.values()):
             if time.monotonic() > deadline:
                 raise ProcessFailed(f"not {count} journals that are led: {found}\n{self.logs()}")
             time.sleep(POLL_INTERVAL_S)
-        time.sleep(REFRESH_S + 1)
 
     def heal(self, during: str) -> None:
         """Undo every fault: what is cut, slow, full or stopped works again, who is not there is started.

@@ -4,23 +4,27 @@ A queue and its dead-letter queue belong in one journal, where a message moves b
 together is not known when they are made, but their names often tell: `related_names`.
 
 A queue stays in its journal for life (`Partition.journal_id`); the journal moves between brokers, and the queue with
-it. So nothing here needs to be right at once: a list some seconds old is good enough to choose from.
+it. So what is known may be some seconds old; but the first queues of a cell wait until it has its journals, for else
+all of them would stay in the first one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
+import time
 from collections.abc import Sequence
 from typing import Final
 
-from quaymaster.coordination.cell_keys import JOURNALS, decode_configuration, journal_of
+from quaymaster.coordination.cell_keys import (
+    BROKERS,
+    JOURNALS,
+    decode_configuration,
+    decode_registration,
+    journal_of,
+)
 from quaymaster.coordination.interface import Coordination
-from quaymaster.core.errors import NotNow
+from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.replication import JournalConfiguration
-
-log = logging.getLogger(__name__)
 
 DEAD_LETTER_MARKS: Final = (
     *("-dlq", "_dlq", "-dead-letter", "_dead_letter", "-deadletter", "-dead-letter-queue", "-dead-letters"),
@@ -29,51 +33,56 @@ DEAD_LETTER_MARKS: Final = (
 """What the name of a dead-letter queue usually ends with, behind the name of its source."""
 FIFO: Final = ".fifo"
 
-REFRESH_S: Final = 5.0
-EMPTY_REFRESH_S: Final = 0.5
+RETRY_S: Final = 0.5
+FORMING_S: Final = 5.0
+"""After its first journal was known, a cell is given so long to have one for each of its brokers."""
 
 
 class CellJournals:
-    """The cell's journals, read from coordination now and then. Call it for those that take new queues."""
+    """The cell's journals, as coordination tells of them. Call it for those that take new queues."""
 
-    def __init__(self, store: Coordination, *, refresh_s: float = REFRESH_S) -> None:
-        self._store = store
-        self._refresh_s = refresh_s
-        self._journals: tuple[int, ...] = ()
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, store: Coordination, *, forming_s: float = FORMING_S) -> None:
+        self._forming_s = forming_s
+        self._led: set[int] = set()
+        self._brokers: set[str] = set()
+        self._first_led_s: float | None = None
+        self._is_formed = False
+        self._journal_watch = WatchedPrefix(store, JOURNALS, self._on_journal, retry_max_s=RETRY_S)
+        self._broker_watch = WatchedPrefix(store, BROKERS, self._on_broker, retry_max_s=RETRY_S)
 
     def __call__(self) -> Sequence[int]:
-        return self._journals
+        self._is_formed = self._is_formed or self._has_formed()
+        return sorted(self._led) if self._is_formed else ()
 
     def start(self) -> None:
-        """Begin to read them."""
-        self._task = asyncio.create_task(self._keep(), name="cell-journals")
+        """Begin to follow them."""
+        self._journal_watch.start()
+        self._broker_watch.start()
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await asyncio.gather(self._journal_watch.close(), self._broker_watch.close())
 
-    async def refresh(self) -> None:
-        """Read them now."""
-        items, _ = await self._store.list_all(JOURNALS)
-        self._journals = tuple(
-            journal_of(item.key) for item in items if _was_led(decode_configuration(item.value))
-        )
+    def _has_formed(self) -> bool:
+        """Whether the cell has as many journals as it has brokers, or had the time to make them."""
+        if self._first_led_s is None:
+            return False
+        is_complete = self._broker_watch.listed.is_set() and len(self._led) >= len(self._brokers)
+        return is_complete or time.monotonic() - self._first_led_s >= self._forming_s
 
-    async def _keep(self) -> None:
-        is_failing = False
-        while True:
-            try:
-                await self.refresh()
-                is_failing = False
-            except NotNow as error:  # those there were are still good
-                if not is_failing:
-                    log.warning("journals not read error=%s", error)
-                is_failing = True
-            await asyncio.sleep(self._refresh_s if self._journals else EMPTY_REFRESH_S)
+    def _on_journal(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._led.discard(journal_of(key))
+        elif _was_led(decode_configuration(value)):
+            self._led.add(journal_of(key))
+            self._first_led_s = time.monotonic() if self._first_led_s is None else self._first_led_s
+
+    def _on_broker(self, key: str, value: bytes | None) -> None:
+        name = key.removeprefix(BROKERS)
+        if value is not None and decode_registration(value).state == "active":
+            self._brokers.add(name)
+        else:
+            self._brokers.discard(name)
 
 
 def related_names(name: str) -> list[str]:
