@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from harness.planned_cell import PlannedCell
@@ -20,6 +20,7 @@ from quaymaster.coordination.cell_keys import (
 from quaymaster.coordination.interface import (
     Compare,
     CoordinationUnavailable,
+    Event,
     OutcomeUnknown,
     Put,
     RevisionMismatch,
@@ -46,6 +47,17 @@ class Store(MemoryCoordination):
             self.loses_answers -= 1
             raise OutcomeUnknown
         return revision
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
+        async for events in super().watch(prefix, after_revision):
+            if self.is_away:
+                raise CoordinationUnavailable
+            yield events
+
+    def change_while_away(self, puts: Sequence[Put], deletes: Sequence[str]) -> None:
+        """Let somebody who reaches the store change it; whoever watches finds that it does not."""
+        assert self.is_away
+        self._apply(puts, deletes)
 
     def _enter(self) -> None:
         if self.is_away:

@@ -11,6 +11,7 @@ from harness.managed_cell import FakeCell
 
 from quaymaster.coordination.cell_keys import (
     BROKERS,
+    BrokerRegistration,
     configuration_key,
     decode_registration,
     encode_registration,
@@ -164,6 +165,27 @@ def test_coordination_that_is_away_stops_appointments_and_nothing_else() -> None
         await cell.until_led("b", "c")
 
         assert len(cell.world.leaders()) == 3
+
+    run(FakeCell("a", "b", "c"), scenario)
+
+
+def test_what_changed_while_coordination_was_away_is_known_when_it_is_back() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        gone = BrokerRegistration("z", "z", "z:9340")
+        await cell.store.transaction([], [Put(registration_key("z"), encode_registration(gone))])
+        await cell.until_led("a", "b", "c")
+        manager = cell.managers["m1"]
+        assert [broker.name for broker in manager.status().brokers] == ["a", "b", "c", "z"]
+
+        cell.store.is_away = True
+        moved = encode_registration(BrokerRegistration("a", "a", "elsewhere:1"))
+        cell.store.change_while_away([Put(registration_key("a"), moved)], [registration_key("z")])
+        await cell.until(lambda: cell.acting() == [])
+        assert manager.status().brokers[0].address == "a:9340"
+        cell.store.is_away = False
+        await cell.until(lambda: manager.status().brokers[0].address == "elsewhere:1")
+
+        assert [broker.name for broker in manager.status().brokers] == ["a", "b", "c"]
 
     run(FakeCell("a", "b", "c"), scenario)
 
@@ -365,6 +387,11 @@ def test_configuration_that_cannot_be_read_is_left_alone() -> None:
         assert found is not None
         assert found.value == b"\xc1"
         assert "journals/0 in coordination cannot be read" in cell.managers["m1"].status().problems
+
+        await cell.store.transaction([], deletes=[configuration_key(0)])
+        await cell.until(
+            lambda: "journals/0 in coordination cannot be read" not in cell.managers["m1"].status().problems
+        )
 
     # Its brokers cannot read it either.
     cell = FakeCell("a", "b", "c")

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from quaymaster.coordination.interface import Coordination, WatchLost
+from quaymaster.coordination.interface import ABSENT, Coordination, WatchLost
 from quaymaster.core.errors import NotNow
 from quaymaster.monitoring.logs import log_event, log_failure
 
@@ -74,6 +74,10 @@ class WatchedPrefix:
             if due_s is None or at_s < due_s:
                 self._watching.reschedule(at_s)
 
+    def revision_of(self, key: str) -> int:
+        """Return the revision of what was told of a key last, ABSENT when it is gone; `on_row` may ask."""
+        return self._revisions.get(key, ABSENT)
+
     async def _follow(self) -> None:
         retry_s = RETRY_MIN_S
         while True:
@@ -120,7 +124,7 @@ class WatchedPrefix:
 
     def _tell(self, key: str, value: bytes | None, revision: int) -> None:
         # A listing may be newer than the revision that is watched from, or come from a member that is behind.
-        if revision <= self._revisions.get(key, 0):
+        if revision <= self.revision_of(key):
             return
         if value is None:
             self._revisions.pop(key, None)

@@ -45,8 +45,8 @@ from quaymaster.coordination.interface import (
     KeyValue,
     OutcomeUnknown,
     RevisionMismatch,
-    WatchLost,
 )
+from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import (
     Action,
     Appoint,
@@ -83,8 +83,9 @@ REST_MS: Final = 5_000
 HAND_OVER_REST_MS: Final = 60_000
 HAND_OVER_REST_MS_MAX: Final = 3_600_000
 """After a hand-over to a broker that then did not lead: for so long, twice as long each time that it happens again."""
-RELIST_S: Final = 30.0
+READ_TIMEOUT_S: Final = 30.0
 RETRY_S: Final = 0.5
+"""Coordination that is away is asked again after so long at most: appointments wait for it."""
 BLIND_MS: Final = 5_000
 """A manager that hears no majority of the brokers for so long lets another one act."""
 BLIND_REST_MS: Final = 30_000
@@ -185,8 +186,9 @@ class InClusterManager:
         )
         self._brokers: dict[str, _WatchedBroker] = {}
         self._journals: dict[int, JournalSeen] = {}
-        self._listed: set[str] = set()
-        self._unreadable_brokers: tuple[str, ...] = ()
+        self._broker_watch = WatchedPrefix(coordination, BROKERS, self._on_broker, retry_max_s=RETRY_S)
+        self._journal_watch = WatchedPrefix(coordination, JOURNALS, self._on_journal, retry_max_s=RETRY_S)
+        self._unreadable_brokers: set[str] = set()
         self._unreadable_rows: dict[str, int] = {}
         """Configurations that cannot be read, by key, with their revision."""
         self._acting: set[int] = set()
@@ -197,7 +199,6 @@ class InClusterManager:
         self._hand_overs_failed: Counter[int] = Counter()
         self._suspects: set[str] = set()
         self._problems: tuple[str, ...] = ()
-        self._is_coordination_lost = False
         self._retry_ms = 0
         self._blind_since_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,15 +210,16 @@ class InClusterManager:
         """Begin to observe, and to act when it is its turn."""
         for work in (
             self.leadership.run(),
-            self._follow(BROKERS, self._take_registrations),
-            self._follow(JOURNALS, self._take_configurations),
             self._plan_again_and_again(),
         ):
             self._run(work)
+        self._broker_watch.start()
+        self._journal_watch.start()
         log_event(log, logging.INFO, "manager started", manager=self.name, replicas=self._settings.replicas)
 
     async def close(self) -> None:
         """Let go of everything; another manager acts."""
+        await asyncio.gather(self._broker_watch.close(), self._journal_watch.close())
         tasks = [*self._tasks, *(broker.task for broker in self._brokers.values())]
         for task in tasks:
             task.cancel()
@@ -272,52 +274,12 @@ class InClusterManager:
 
     # Observe: coordination
 
-    async def _follow(self, prefix: str, take: Callable[[list[KeyValue], int], None]) -> None:
-        """Keep up with everything below a prefix, for ever; a list now and then makes up for a deaf watch."""
-        while True:
-            try:
-                async with asyncio.timeout(RELIST_S):
-                    items, revision = await self._coordination.list_all(prefix)
-                known = {item.key: item for item in items}
-                self._heard_coordination(prefix)
-                take(list(known.values()), revision)
-                async with asyncio.timeout(RELIST_S):
-                    async for events in self._coordination.watch(prefix, revision):
-                        for event in events:
-                            revision = max(revision, event.revision)
-                            if event.value is None:
-                                known.pop(event.key, None)
-                            else:
-                                known[event.key] = KeyValue(event.key, event.value, event.revision)
-                        take(list(known.values()), revision)
-            except (TimeoutError, WatchLost):
-                continue
-            except NotNow as error:
-                self._lost_coordination(error)
-                await asyncio.sleep(RETRY_S)
-
-    def _heard_coordination(self, prefix: str) -> None:
-        self._listed.add(prefix)
-        self._found_coordination()
-
-    def _found_coordination(self) -> None:
-        if self._is_coordination_lost:
-            self._is_coordination_lost = False
-            log_event(log, logging.INFO, "coordination reached again", manager=self.name)
-
-    def _lost_coordination(self, error: Exception) -> None:
-        self._retry_ms = self._now_ms() + int(RETRY_S * 1000)
-        if not self._is_coordination_lost:
-            self._is_coordination_lost = True
-            log_event(log, logging.WARNING, "coordination not reached", manager=self.name, reason=str(error))
-
-    def _take_configurations(self, items: list[KeyValue], revision: int) -> None:
-        for item in items:
-            self._take_configuration_row(item)
-        listed = {item.key for item in items}
-        for number, journal in list(self._journals.items()):
-            if configuration_key(number) not in listed and journal.revision <= revision:
-                del self._journals[number]
+    def _on_journal(self, key: str, value: bytes | None) -> None:
+        if value is not None:
+            self._take_configuration_row(KeyValue(key, value, self._journal_watch.revision_of(key)))
+        else:
+            self._unreadable_rows.pop(key, None)
+            self._journals.pop(_number_of(key), None)
         self._replan.set()
 
     def _take_configuration_row(self, row: KeyValue) -> None:
@@ -341,35 +303,37 @@ class InClusterManager:
         since_ms = known.since_ms if known is not None and is_same_epoch else now_ms
         self._journals[number] = JournalSeen(configuration, revision, since_ms, now_ms)
 
-    def _take_registrations(self, items: list[KeyValue], revision: int) -> None:
-        found: dict[str, tuple[BrokerRegistration, int]] = {}
-        unreadable: list[str] = []
-        for item in items:
-            try:
-                registration = decode_registration(item.value)
-            except msgspec.MsgspecError as error:
-                # To take the broker for one that is not there would move all it has elsewhere.
-                known = self._brokers.get(item.key.removeprefix(BROKERS))
-                if known is None:
-                    unreadable.append(item.key)
-                else:
-                    found[known.registration.name] = known.registration, item.revision
-                log_failure(log, "registration unreadable", error, key=item.key)
-                continue
-            found[registration.name] = registration, item.revision
-        self._unreadable_brokers = tuple(unreadable)
-        for name in self._brokers.keys() - found.keys():
-            self._forget(self._brokers.pop(name))
-        for name, (registration, item_revision) in found.items():
-            known = self._brokers.get(name)
-            if known is not None and known.registration.address == registration.address:
-                known.registration = registration
-                known.revision = item_revision
-                continue
+    def _on_broker(self, key: str, value: bytes | None) -> None:
+        name = key.removeprefix(BROKERS)
+        known = self._brokers.get(name)
+        revision = self._broker_watch.revision_of(key)
+        self._unreadable_brokers.discard(key)
+        if value is None:
             if known is not None:
-                self._forget(known)
-            self._brokers[name] = self._watch(registration, item_revision)
+                self._forget(self._brokers.pop(name))
+        else:
+            try:
+                registration = decode_registration(value)
+            except msgspec.MsgspecError as error:
+                log_failure(log, "registration unreadable", error, key=key)
+                # To take the broker for one that is not there would move all it has elsewhere.
+                if known is None:
+                    self._unreadable_brokers.add(key)
+                else:
+                    known.revision = revision
+            else:
+                self._take_registration(name, registration, revision)
         self._replan.set()
+
+    def _take_registration(self, name: str, registration: BrokerRegistration, revision: int) -> None:
+        known = self._brokers.get(name)
+        if known is not None and known.registration.address == registration.address:
+            known.registration = registration
+            known.revision = revision
+            return
+        if known is not None:
+            self._forget(known)
+        self._brokers[name] = self._watch(registration, revision)
 
     def _watch(self, registration: BrokerRegistration, revision: int) -> _WatchedBroker:
         broker = _WatchedBroker(registration, revision, self._now_ms())
@@ -449,12 +413,12 @@ class InClusterManager:
     async def _plan_again_and_again(self) -> None:
         while True:
             self._replan.clear()
-            if {BROKERS, JOURNALS} <= self._listed:
+            if self._broker_watch.listed.is_set() and self._journal_watch.listed.is_set():
                 seen = self._seen()
                 self._look_for_suspects(seen)
                 await self._give_way_when_blind(seen)
                 made = plan(seen)
-                unreadable = (*self._unreadable_brokers, *self._unreadable_rows)
+                unreadable = (*sorted(self._unreadable_brokers), *self._unreadable_rows)
                 told = tuple(f"{key} in coordination cannot be read" for key in unreadable)
                 self._tell_problems((*made.problems, *told))
                 may_act = self.leadership.is_held and seen.now_ms >= self._retry_ms
@@ -520,7 +484,7 @@ class InClusterManager:
             result, reason = "unknown", str(error) or type(error).__name__
         except CoordinationUnavailable as error:
             result, reason = "failed", str(error)
-            self._lost_coordination(error)
+            self._retry_ms = self._now_ms() + int(RETRY_S * 1000)
         except (NotNow, CallerError) as error:
             result, reason = "failed", str(error)
         kind = type(action).__name__
@@ -591,16 +555,14 @@ class InClusterManager:
             configuration_key(number), revision, encode_configuration(configuration)
         )
         self._take_configuration(number, configuration, written)
-        self._found_coordination()
 
     async def _read_again(self, number: int) -> None:
         """Learn how a journal's configuration is now; nothing is done to the journal until then."""
         while True:
             try:
-                async with asyncio.timeout(RELIST_S):
+                async with asyncio.timeout(READ_TIMEOUT_S):
                     found = await self._coordination.get(configuration_key(number))
-            except (NotNow, TimeoutError) as error:
-                self._lost_coordination(error)
+            except (NotNow, TimeoutError):
                 await asyncio.sleep(RETRY_S)
                 continue
             if found is not None:
