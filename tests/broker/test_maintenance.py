@@ -445,6 +445,36 @@ def test_a_queue_set_again_while_its_end_is_put_into_a_snapshot_starts_empty(
     assert asyncio.run(run()) == (1, 9)
 
 
+def test_a_log_that_is_cut_while_segments_are_judged_loses_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await send_many(tester, 1, 1, 100)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            host = tester.broker.host
+            replicated_log, is_live = host.replica.log, host.replica.queues.is_live
+            truncations = replicated_log.truncations
+
+            def with_deletes_that_are_cut(row: Any) -> bool:
+                replicated_log.truncations = truncations + 1
+                return is_live(row) and row.sequence > 3
+
+            with monkeypatch.context() as patch:
+                patch.setattr(host.replica.queues, "is_live", with_deletes_that_are_cut)
+                await tester.broker.compaction.step(younger_than_ms=0)
+            replicated_log.truncations = truncations
+        async with running(tmp_path) as tester:
+            found: list[int] = []
+            while deliveries := await tester.receive(1, timeout_ms=100_000):
+                found += numbers(deliveries)
+            return found
+
+    assert sorted(asyncio.run(run())) == list(range(1, 101))
+
+
 def test_a_body_stays_until_its_delete_is_durable(tmp_path: Path) -> None:
     disk = SlowSync()
 

@@ -305,6 +305,10 @@ class _NotCommitted(Exception):
     """The journal does not come on now (a full disk): a later snapshot may. No OSError: the files are sound."""
 
 
+class _LogCut(Exception):
+    """The log was cut since segments were judged: deletes that they were judged by may be gone."""
+
+
 class _JournalEnds(Exception):
     """The journal stops or is closed: what was begun is left."""
 
@@ -388,7 +392,7 @@ class Compaction:
         self._working = asyncio.get_running_loop().run_in_executor(None, self._compact_all, eligible)
         try:
             return await asyncio.shield(self._working)
-        except _JournalEnds:
+        except (_JournalEnds, _LogCut):
             return 0
         except OSError as error:
             if not is_full(error):
@@ -399,6 +403,7 @@ class Compaction:
 
     def _compact_all(self, segments: list[SegmentInfo]) -> int:
         rewritten = 0
+        truncations = self._host.replica.log.truncations
         together: list[_Judged] = []
         for segment in segments:
             try:
@@ -411,9 +416,9 @@ class Compaction:
             if judged is not None and is_neighbour and _bytes_of([*together, judged]) <= MERGED_BYTES_MAX:
                 together.append(judged)
                 continue
-            rewritten += self._rewrite(together)
+            rewritten += self._rewrite(together, truncations)
             together = [judged] if judged is not None else []
-        return rewritten + self._rewrite(together)
+        return rewritten + self._rewrite(together, truncations)
 
     def _gone(self) -> int:
         return self._host.replica.queues.messages_gone
@@ -443,8 +448,11 @@ class Compaction:
             return None
         return _Judged(segment, live, messages)
 
-    def _rewrite(self, together: list[_Judged]) -> int:
-        """Make one file of neighbours, or none at all; return how many segments that took the place of."""
+    def _rewrite(self, together: list[_Judged], truncations: int) -> int:
+        """Make one file of neighbours, or none at all; return how many segments that took the place of.
+
+        `truncations`: how often the log had been cut when they were judged.
+        """
         if not together:
             return 0
         files = self._host.files
@@ -456,7 +464,7 @@ class Compaction:
             dead = sum(judged.messages for judged in together) - len(live)
             if dead <= len(live):
                 return 0  # scraps that are still mostly alive: nothing to win
-        self._wait_for_deletes()
+        self._wait_for_deletes(truncations)
         if not live and is_at_start:
             files.drop_before(last.end_offset)
             self.freed_bytes += _bytes_of(together)
@@ -478,17 +486,20 @@ class Compaction:
         )
         return len(together)
 
-    def _wait_for_deletes(self) -> None:
+    def _wait_for_deletes(self, truncations: int) -> None:
         """Wait until every delete decided by now is durable.
 
         A message must not leave the disk before its delete is on it: a crash in between would bring back a
-        message without a body.
+        message without a body. So would a new leader that has no such delete: once the log is cut, what was judged
+        by queues that ran ahead of it counts for nothing.
         """
         host = self._host
         offset = host.replica.end_offset
         while host.replica.commit < offset:
             if host.stopped is not None or self._closing.wait(0.002):
                 raise _JournalEnds
+        if host.replica.log.truncations != truncations:
+            raise _LogCut
 
 
 def _bytes_of(together: list[_Judged]) -> int:
