@@ -234,7 +234,8 @@ def test_modules_named_in_a_page_exist(page: Path) -> None:
 
     for name in re.findall(rf"`?\b((?:{packages})/[a-z_]+)\b(?![/.*])", text_of(page)):
         path = ROOT / "src" / "quaymaster" / name
-        assert path.with_suffix(".py").exists() or (ROOT / "tests" / name).exists(), name
+        is_module = path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+        assert is_module or (ROOT / "tests" / name).exists(), name
 
 
 def test_every_document_can_be_reached_from_the_readme() -> None:

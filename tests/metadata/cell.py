@@ -56,7 +56,7 @@ class Link:
         self.seen = bytearray()
         """All bytes that passed, both ways."""
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int) -> bytes:
+    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
         calls = self._cell.calls.get(self._name)
         if self.is_dead or calls is None:
             raise Unreachable

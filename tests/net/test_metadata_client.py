@@ -29,7 +29,7 @@ class FakeConnection:
         self.answer = answer
         self.asked = 0
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int) -> bytes:
+    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
         self.asked += 1
         if self.answer is None:
             await asyncio.sleep(deadline_ms / 1000)

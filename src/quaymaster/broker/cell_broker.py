@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -44,7 +44,7 @@ from quaymaster.core.errors import NotNow
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.rpc import RPCLimits, RPCServer
+from quaymaster.net.rpc import RPCLimits, RPCMetrics, RPCServer
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
 
@@ -72,6 +72,7 @@ class CellBrokerOptions:
     journal: JournalOptions
     limits: RPCLimits | None = None
     security: TransportSecurity | None = None
+    rpc: RPCMetrics = field(default_factory=RPCMetrics)
 
 
 class CellBroker:
@@ -95,6 +96,7 @@ class CellBroker:
             limits=options.limits,
             security=options.security,
             cell_format=options.journal.cell_format,
+            stats=options.rpc.of("client", self._hello.role),
         )
         self._held = HeldJournals(
             options.journal,
@@ -114,6 +116,7 @@ class CellBroker:
             check_peer=None
             if options.security is None
             else options.security.check_peer("broker", "frontend", "manager", "metadata", "operator"),
+            metrics=options.rpc,
         )
         self._watches = [
             WatchedPrefix(coordination, prefix, on_row, retry_max_s=RETRY_S)

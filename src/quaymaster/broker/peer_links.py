@@ -14,7 +14,7 @@ from collections.abc import Callable
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.rpc import RPCClient, RPCLimits
+from quaymaster.net.rpc import RPCClient, RPCLimits, RPCStats
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
 from quaymaster.protocol.replication_codec import REPLICATION_VERSIONS, encode_envelope
@@ -46,7 +46,9 @@ class PeerLinks:
         limits: RPCLimits | None = None,
         security: TransportSecurity | None = None,
         cell_format: CellFormat | None = None,
+        stats: RPCStats | None = None,
     ) -> None:
+        self._stats = stats or RPCStats()
         self._cell_format = cell_format or CellFormat()
         self._hello = hello
         self._on_closed = on_closed
@@ -89,6 +91,7 @@ class PeerLinks:
                 tls=None if self._security is None else self._security.client_context,
                 check_peer=None if self._security is None else self._security.check_peer("broker"),
                 on_closed=lambda reason: self._closed(broker, reason),
+                stats=self._stats,
             )
         return client
 

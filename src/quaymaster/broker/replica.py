@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from quaymaster.broker.bodies import BodyCache
 from quaymaster.broker.clock import QueueClock
+from quaymaster.broker.elections import Elections
 from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
 from quaymaster.broker.segments import RecordGone, RecordUnreadable
 from quaymaster.broker.waiters import Waiter, Waiters
@@ -181,6 +182,7 @@ class ReplicaHost:
         self._inbox: list[tuple[Command | InternalCommand, object]] = []
         self._is_scheduled = False
         self._is_leading = False
+        self.elections = Elections()
         self._ticker: asyncio.TimerHandle | None = None
         self._ticked_ms = 0
         self._large_replies: deque[tuple[Reply, ReceiveOutcome]] = deque()
@@ -389,6 +391,9 @@ class ReplicaHost:
             self.waiters.wake(partition)
         if todo.rebuild:
             self._links.rebuild()
+        role = self.replica.log.role
+        if role != self.elections.role:
+            self.elections.on_role(role, monotonic_ms() / 1000)
         if self.replica.is_leading != self._is_leading:
             self._is_leading = not self._is_leading
             if not self._is_leading:

@@ -14,7 +14,7 @@ from quaymaster.core.formats import CellFormat
 from quaymaster.core.leader_table import LeaderTable
 from quaymaster.net.broker_pool import PoolLimits
 from quaymaster.net.broker_router import BrokerRouter, RouterLimits
-from quaymaster.net.rpc import RPCClient
+from quaymaster.net.rpc import RPCClient, RPCMetrics
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
 from quaymaster.settings import Settings
@@ -30,6 +30,7 @@ def route_to_brokers(
     journal_of: Callable[[int, int], int | None],
     *,
     cell_format: CellFormat | None = None,
+    rpc: RPCMetrics | None = None,
 ) -> BrokerRouter:
     """Return what sends commands to the leaders of their journals; those wait until a leader is known.
 
@@ -37,11 +38,17 @@ def route_to_brokers(
     """
     security = None if settings.tls_directory is None else TransportSecurity(settings.tls_directory)
 
+    stats = (rpc or RPCMetrics()).of("client", BROKER_ROLE)
+
     def connect(address: tuple[str, int]) -> RPCClient:
         if security is None:
-            return RPCClient(address, hello)
+            return RPCClient(address, hello, stats=stats)
         return RPCClient(
-            address, hello, check_peer=security.check_peer(BROKER_ROLE), tls=security.client_context
+            address,
+            hello,
+            check_peer=security.check_peer(BROKER_ROLE),
+            tls=security.client_context,
+            stats=stats,
         )
 
     table = LeaderTable()

@@ -40,7 +40,7 @@ from quaymaster.cli.compose import (
     wall_ms,
     write_client_file,
 )
-from quaymaster.cli.figures import cell_broker_samples
+from quaymaster.cli.figures import cell_broker_histograms, cell_broker_samples
 from quaymaster.cli.garbage import GarbageCollection
 from quaymaster.cli.manager_role import start_manager
 from quaymaster.cli.metadata_roles import (
@@ -64,6 +64,7 @@ from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.net.probe_port import ProbePort
+from quaymaster.net.rpc import RPCMetrics
 from quaymaster.net.tls import TransportSecurityError, security_for
 from quaymaster.settings import Address, Settings
 
@@ -85,6 +86,7 @@ class CellProcess:
     watch: LoopWatch
     admin: HTTPServer
     admin_address: Address
+    rpc: RPCMetrics = field(default_factory=RPCMetrics)
     cell_format: CellFormat = field(default_factory=CellFormat)
     """What is written in the cell; known once the role starts."""
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -157,6 +159,8 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     process = CellProcess(
         settings, data, stack, store, health, metrics, watch, admin, admin_address, stopped=stopped
     )
+    metrics.add_source(process.rpc.samples)
+    metrics.add_histograms(process.rpc.histograms)
     starting = loop.create_task(_start(process, role))
     ended = loop.create_task(stopped.wait())
     await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -201,6 +205,7 @@ async def _start_broker(process: CellProcess) -> None:
             settings.broker_advertise or f"{listen.host}:{listen.port}",
             replace(journal_options(settings, process.data), cell_format=process.cell_format),
             security=security,
+            rpc=process.rpc,
         ),
         process.store,
         on_stopped=process.fail,
@@ -208,6 +213,7 @@ async def _start_broker(process: CellProcess) -> None:
     await broker.start()
     process.stack.push_async_callback(broker.close)
     process.metrics.add_source(lambda: cell_broker_samples(broker, process.data))
+    process.metrics.add_histograms(lambda: cell_broker_histograms(broker))
     process.health.add_check(broker.why_not_ready)
 
 
@@ -219,9 +225,16 @@ async def _start_metadata(process: CellProcess) -> None:
         stack,
         process.store,
         connect_brokers=lambda journal_of: route_to_brokers(
-            settings, stack, process.store, hello, journal_of, cell_format=process.cell_format
+            settings,
+            stack,
+            process.store,
+            hello,
+            journal_of,
+            cell_format=process.cell_format,
+            rpc=process.rpc,
         ),
         now_ms=wall_ms,
+        rpc=process.rpc,
     )
     process.metrics.add_source(node.samples)
     process.health.add_check(node.why_not_ready)
@@ -229,14 +242,19 @@ async def _start_metadata(process: CellProcess) -> None:
 
 async def _start_manager(process: CellProcess) -> None:
     await start_manager(
-        process.settings, process.stack, process.store, process.metrics, on_failure=process.fail
+        process.settings,
+        process.stack,
+        process.store,
+        process.metrics,
+        on_failure=process.fail,
+        rpc=process.rpc,
     )
 
 
 async def _start_front_end(process: CellProcess) -> None:
     settings, stack, metrics, health = process.settings, process.stack, process.metrics, process.health
     keys = key_provider(settings, process.data)
-    metadata = await start_remote_metadata(settings, stack, keys, now_ms=wall_ms)
+    metadata = await start_remote_metadata(settings, stack, keys, now_ms=wall_ms, rpc=process.rpc)
     metrics.add_source(metadata.samples)
     health.add_check(metadata.why_not_ready)
     hello = hello_of(settings, FRONT_END_ROLE)
@@ -247,6 +265,7 @@ async def _start_front_end(process: CellProcess) -> None:
         hello,
         metadata.queues.journal_of,
         cell_format=process.cell_format,
+        rpc=process.rpc,
     )
     metrics.add_source(router.samples)
     admin = make_admin(

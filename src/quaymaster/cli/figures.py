@@ -8,8 +8,11 @@ from pathlib import Path
 
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell_broker import CellBroker
+from quaymaster.broker.elections import PHASES
+from quaymaster.broker.journal_service import JournalService
+from quaymaster.broker.peer_links import broker_of
 from quaymaster.core.partition import Partition
-from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 
 QUEUES_AT_A_TIME = 1_000
 
@@ -77,6 +80,7 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
         "quaymaster_replication_lag_records",
         max((lag for journal in led for lag in journal.host.replica.log.lag_of().values()), default=0),
     )
+    yield from _of_each_journal(journals)
     counters = [journal.host.writer.counters for journal in journals]
     yield Sample("quaymaster_log_append_bytes_total", sum(one.appended_bytes for one in counters))
     yield Sample("quaymaster_log_append_records_total", sum(journal.records_appended for journal in journals))
@@ -96,6 +100,32 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
                     totals[state] += number
     for state, number in totals.items():
         yield Sample("quaymaster_queue_messages", number, (state,))
+
+
+def _of_each_journal(journals: Iterable[JournalService]) -> Iterator[Sample]:
+    elections = 0
+    for journal in journals:
+        replicated_log = journal.host.replica.log
+        label = (str(journal.journal_id),)
+        is_leading = replicated_log.is_leading
+        elections += journal.host.elections.begun
+        yield Sample("quaymaster_journal_epoch", replicated_log.epoch, label)
+        yield Sample("quaymaster_journal_leading", int(is_leading), label)
+        yield Sample("quaymaster_journal_commit_offset", replicated_log.commit, label)
+        yield Sample("quaymaster_journal_durable_offset", replicated_log.durable_end, label)
+        if is_leading:
+            for member, lag in replicated_log.lag_of().items():
+                yield Sample("quaymaster_journal_lag_records", lag, (*label, broker_of(member)))
+    yield Sample("quaymaster_journal_elections_total", elections)
+
+
+def cell_broker_histograms(broker: CellBroker) -> Iterator[HistogramSample]:
+    """Yield how long the phases of elections took, on all journals of a broker together."""
+    for phase in dict.fromkeys(PHASES.values()):
+        durations = [journal.host.elections.durations[phase] for journal in broker.journals.values()]
+        yield HistogramSample(
+            "quaymaster_journal_election_duration_seconds", Histogram.sum_of(durations), (phase,)
+        )
 
 
 def _some_at_a_time(partitions: Mapping[int, Partition]) -> Iterator[Partition | None]:

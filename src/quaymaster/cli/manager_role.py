@@ -21,7 +21,7 @@ from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import ManagerCalls
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.rpc import RPCServer
+from quaymaster.net.rpc import RPCMetrics, RPCServer
 from quaymaster.net.tls import security_for
 from quaymaster.settings import Address, Settings
 
@@ -50,6 +50,7 @@ async def start_manager(
     metrics: Metrics,
     *,
     on_failure: Callable[[Exception], None],
+    rpc: RPCMetrics | None = None,
 ) -> tuple[InClusterManager, Address]:
     """Start a manager, and return it with the address it listens on. The store need not be there yet.
 
@@ -60,11 +61,15 @@ async def start_manager(
     listen = settings.manager_listen_address
     security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
     hello = hello_of(settings, MANAGER_ROLE)
+    rpc = rpc or RPCMetrics()
+    stats = rpc.of("client", BROKER_ROLE)
     if security is None:
-        links = rpc_links(hello)
+        links = rpc_links(hello, stats=stats)
     else:
         security.require_own(hello)
-        links = rpc_links(hello, tls=security.client_context, check_peer=security.check_peer(BROKER_ROLE))
+        links = rpc_links(
+            hello, tls=security.client_context, check_peer=security.check_peer(BROKER_ROLE), stats=stats
+        )
     manager = InClusterManager(
         hello.node, store, links, settings=placement_settings(settings), on_failure=on_failure
     )
@@ -73,6 +78,7 @@ async def start_manager(
         calls.handlers(),
         hello,
         check_peer=None if security is None else security.check_peer(OPERATOR_ROLE),
+        metrics=rpc,
     )
     host, port = await server.start(
         listen.host, listen.port, tls=None if security is None else security.server_context()

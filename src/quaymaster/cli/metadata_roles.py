@@ -28,7 +28,7 @@ from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.metadata_client import FullNodes, MetadataClient, Node
-from quaymaster.net.rpc import RPCClient, RPCServer
+from quaymaster.net.rpc import RPCClient, RPCMetrics, RPCServer, RPCStats
 from quaymaster.net.tls import TransportSecurity, security_for
 from quaymaster.protocol.frames import Hello
 from quaymaster.settings import Address, Settings
@@ -58,6 +58,7 @@ async def start_metadata_node(
     connect_brokers: Callable[[JournalOf], BrokerClient],
     now_ms: Callable[[], int],
     wait_s: float = START_WAIT_S,
+    rpc: RPCMetrics | None = None,
 ) -> tuple[MetadataNode, Address]:
     """Start a metadata node, and return it with the address it listens on.
 
@@ -97,6 +98,7 @@ async def start_metadata_node(
         calls.handlers(),
         hello,
         check_peer=None if security is None else security.check_peer(FRONT_END_ROLE),
+        metrics=rpc,
     )
     host, port = await server.start(
         listen.host, listen.port, tls=None if security is None else security.server_context()
@@ -113,6 +115,7 @@ async def start_remote_metadata(
     *,
     now_ms: Callable[[], int],
     wait_s: float = START_WAIT_S,
+    rpc: RPCMetrics | None = None,
 ) -> RemoteMetadata:
     """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
 
@@ -124,12 +127,13 @@ async def start_remote_metadata(
         NotNow: no node can be reached within `wait_s`.
     """
     hello = hello_of(settings, FRONT_END_ROLE)
+    stats = (rpc or RPCMetrics()).of("client", METADATA_ROLE)
     nodes = []
     for address in settings.metadata_node_list:
         security = security_for(address, settings.tls_directory, force_plaintext=settings.force_plaintext)
         if security is not None:
             security.require_own(hello)
-        client = _connect(address, hello, security)
+        client = _connect(address, hello, security, stats)
         stack.push_async_callback(client.close)
         nodes.append(Node(str(address), client))
     metadata = RemoteMetadata(
@@ -169,14 +173,17 @@ async def _patiently(start: Callable[[], Awaitable[None]], wait_s: float, missin
         await asyncio.sleep(START_RETRY_S)
 
 
-def _connect(address: Address, hello: Hello, security: TransportSecurity | None) -> RPCClient:
+def _connect(
+    address: Address, hello: Hello, security: TransportSecurity | None, stats: RPCStats
+) -> RPCClient:
     if security is None:
-        return RPCClient((address.host, address.port), hello)
+        return RPCClient((address.host, address.port), hello, stats=stats)
     return RPCClient(
         (address.host, address.port),
         hello,
         check_peer=security.check_peer(METADATA_ROLE),
         tls=security.client_context,
+        stats=stats,
     )
 
 

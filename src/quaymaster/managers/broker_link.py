@@ -11,7 +11,7 @@ import msgspec
 from quaymaster.coordination.cell_keys import BrokerRegistration
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.errors import NotNow
-from quaymaster.net.rpc import CheckPeer, RPCClient, RPCLimits
+from quaymaster.net.rpc import CheckPeer, RPCClient, RPCLimits, RPCStats
 from quaymaster.protocol.broker_calls import (
     DROP,
     JOURNAL_ID,
@@ -101,6 +101,7 @@ def rpc_links(
     limits: RPCLimits | None = None,
     tls: Callable[[], ssl.SSLContext] | None = None,
     check_peer: CheckPeer | None = None,
+    stats: RPCStats | None = None,
 ) -> Connect:
     """Return what connects a manager to brokers over the network."""
 
@@ -113,6 +114,7 @@ def rpc_links(
             on_closed=lambda reason: on_closed(),
             tls=tls,
             check_peer=check_peer,
+            stats=stats,
         )
         return RPCBrokerLink(client)
 

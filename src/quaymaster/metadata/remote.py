@@ -673,6 +673,8 @@ class RemoteMetadata:
         return [
             Sample("quaymaster_metadata_age_seconds", age_s),
             Sample("quaymaster_metadata_queues", len(self.queues)),
+            Sample("quaymaster_metadata_retries_total", self._client.retries),
+            Sample("quaymaster_metadata_nodes_silent", self._client.nodes_silent),
             *(
                 Sample("quaymaster_metadata_lookups_total", number, (result,))
                 for result, number in self.lookups.results.items()

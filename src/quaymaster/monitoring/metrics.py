@@ -101,7 +101,63 @@ METRICS: Final[dict[str, Declaration]] = {
         "gauge", "Journals whose leader is not known now, while requests wait for it.", is_of_cells=True
     ),
     "quaymaster_brokers_silent": Declaration(
-        "gauge", "Brokers not asked now because they did not answer.", is_of_cells=True
+        "gauge",
+        "Brokers not asked now because they did not answer: open circuit breakers.",
+        is_of_cells=True,
+    ),
+    # Calls between the processes of a cell, as whoever makes them sees them
+    "quaymaster_rpc_calls_total": Declaration(
+        "counter",
+        "Calls to peers by the peer's role, method and result: OK, Cancelled (whoever asked waits no longer), or the "
+        "error's class: NotLeader, Timeout, Unreachable, ConnectionLost, Overloaded, ...",
+        ("peer", "method", "result"),
+        is_of_cells=True,
+    ),
+    "quaymaster_rpc_call_duration_seconds": Declaration(
+        "histogram",
+        "From a call to what came of it, waits for a connection included. The methods long_poll and "
+        "metadata_changes wait for something to happen.",
+        ("peer", "method"),
+        is_of_cells=True,
+    ),
+    "quaymaster_rpc_calls_in_flight": Declaration(
+        "gauge", "Calls to peers that are not over.", ("peer", "method"), is_of_cells=True
+    ),
+    "quaymaster_rpc_notices_total": Declaration(
+        "counter",
+        "Messages to peers that are not answered, such as those of replication: sent, or refused because the peer "
+        "is not there or does not read.",
+        ("peer", "result"),
+        is_of_cells=True,
+    ),
+    "quaymaster_rpc_connections": Declaration(
+        "gauge",
+        "Connections with peers by side (client: made by this process; server: by the peer) and the peer's role.",
+        ("side", "peer"),
+        is_of_cells=True,
+    ),
+    "quaymaster_rpc_connection_events_total": Declaration(
+        "counter",
+        "Connections opened, closed, and failed: refused, not answered, or without an acceptable greeting (then the "
+        "peer of a server is `other`).",
+        ("side", "peer", "event"),
+        is_of_cells=True,
+    ),
+    "quaymaster_rpc_received_bytes_total": Declaration(
+        "counter", "Bytes received from peers.", ("side", "peer"), is_of_cells=True
+    ),
+    "quaymaster_rpc_sent_bytes_total": Declaration(
+        "counter", "Bytes sent to peers.", ("side", "peer"), is_of_cells=True
+    ),
+    "quaymaster_metadata_retries_total": Declaration(
+        "counter",
+        "Requests to metadata nodes that were asked of another one, because one did not answer.",
+        is_of_cells=True,
+    ),
+    "quaymaster_metadata_nodes_silent": Declaration(
+        "gauge",
+        "Metadata nodes that did not answer when last asked; others are asked first.",
+        is_of_cells=True,
     ),
     # Queues
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
@@ -128,6 +184,46 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_replication_lag_records": Declaration(
         "gauge",
         "How many records the follower that is furthest behind has not made durable, in a cell.",
+        is_of_cells=True,
+    ),
+    "quaymaster_journal_leading": Declaration(
+        "gauge",
+        "1 where this broker leads the journal; the sum over a cell's brokers should be 1.",
+        ("journal",),
+        is_of_cells=True,
+    ),
+    "quaymaster_journal_epoch": Declaration(
+        "gauge",
+        "The epoch in which this broker leads or follows the journal.",
+        ("journal",),
+        is_of_cells=True,
+    ),
+    "quaymaster_journal_commit_offset": Declaration(
+        "gauge",
+        "Records of the journal below this are on a majority, as far as this broker knows.",
+        ("journal",),
+        is_of_cells=True,
+    ),
+    "quaymaster_journal_durable_offset": Declaration(
+        "gauge",
+        "Records of the journal below this are on this broker's disk.",
+        ("journal",),
+        is_of_cells=True,
+    ),
+    "quaymaster_journal_lag_records": Declaration(
+        "gauge",
+        "How many records of the journal that this broker leads another has not made durable.",
+        ("journal", "broker"),
+        is_of_cells=True,
+    ),
+    "quaymaster_journal_elections_total": Declaration(
+        "counter", "Times a replica on this broker began to become the leader.", is_of_cells=True
+    ),
+    "quaymaster_journal_election_duration_seconds": Declaration(
+        "histogram",
+        "How long the phases of elections took that came to the next one: promise (a majority promises), fetch (the "
+        "longest log is fetched), activation (a first record is written, and coordination is told).",
+        ("phase",),
         is_of_cells=True,
     ),
     "quaymaster_log_append_bytes_total": Declaration("counter", "Bytes written to the journal."),
@@ -207,6 +303,7 @@ class Sample(NamedTuple):
 
 Source = Callable[[], Iterable[Sample | None]]
 """Gives samples; None where it has looked at much, and others may have a turn."""
+HistogramSource = Callable[[], Iterable["HistogramSample"]]
 
 
 class Histogram:
@@ -223,6 +320,15 @@ class Histogram:
         self.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
         self.sum_s += seconds
 
+    @classmethod
+    def sum_of(cls, histograms: Iterable[Histogram]) -> Histogram:
+        """Return one that has counted what all of these have."""
+        total = cls()
+        for histogram in histograms:
+            total.counts = [one + other for one, other in zip(total.counts, histogram.counts, strict=True)]
+            total.sum_s += histogram.sum_s
+        return total
+
     def cumulated(self) -> list[tuple[str, float]]:
         """Return (upper bound, number of durations up to it), as Prometheus wants them."""
         total = 0
@@ -231,6 +337,14 @@ class Histogram:
             total += count
             rows.append((bound, float(total)))
         return rows
+
+
+class HistogramSample(NamedTuple):
+    """Durations a source gives. `labels` are in the declared order."""
+
+    name: str
+    histogram: Histogram
+    labels: tuple[str, ...]
 
 
 class ActionMetrics:
@@ -268,6 +382,7 @@ class Metrics:
         self.event_loop_pauses = Histogram()
         self._version = version
         self._sources: list[Source] = []
+        self._histogram_sources: list[HistogramSource] = []
 
     def action(self, name: str) -> ActionMetrics:
         """Return what is counted of the action `name`. Names come from a closed set, never from a request."""
@@ -283,6 +398,10 @@ class Metrics:
     def add_source(self, source: Source) -> None:
         """Ask `source` for samples at every scrape. Their names must be declared in METRICS."""
         self._sources.append(source)
+
+    def add_histograms(self, source: HistogramSource) -> None:
+        """Ask `source` for durations at every scrape. Their names must be declared in METRICS."""
+        self._histogram_sources.append(source)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
@@ -311,6 +430,12 @@ class Metrics:
         yield self._durations()
         yield _histogram_family("quaymaster_log_fsync_duration_seconds", [((), self.log_fsync)])
         yield _histogram_family("quaymaster_event_loop_pause_seconds", [((), self.event_loop_pauses)])
+        by_name: dict[str, list[tuple[tuple[str, ...], Histogram]]] = {}
+        for source in self._histogram_sources:
+            for name, histogram, labels in source():
+                by_name.setdefault(name, []).append((labels, histogram))
+        for name, rows in by_name.items():
+            yield _histogram_family(name, rows)
 
     def _durations(self) -> HistogramMetricFamily:
         rows: list[tuple[tuple[str, ...], Histogram]] = []

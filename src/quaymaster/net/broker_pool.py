@@ -20,6 +20,8 @@ from quaymaster.net.circuit_breaker import CircuitBreaker
 from quaymaster.net.rpc import OnReply, OutgoingCall, RPCClient
 
 COMMAND_METHOD: Final = "command"
+LONG_POLL: Final = "long_poll"
+"""What commands that wait are counted as."""
 POLLS_PER_CONNECTION_MAX: Final = 2_048
 """Less than the calls that a connection may have (`RPCLimits.calls_max`): those taken back count until the broker
 has heard of it."""
@@ -100,7 +102,7 @@ class BrokerPool:
         """Send a command that was not refused. Tell `ended` when it is over."""
         if is_poll:
             self.polls_in_flight += 1
-            return self._poll_client().call(COMMAND_METHOD, body, deadline_ms, on_reply)
+            return self._poll_client().call(COMMAND_METHOD, body, deadline_ms, on_reply, counted_as=LONG_POLL)
         self.calls_in_flight += 1
         self.bytes_in_flight += len(body)
         return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply)

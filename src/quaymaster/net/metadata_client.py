@@ -25,6 +25,8 @@ from quaymaster.protocol.metadata_messages import METHOD, Changes, GetChanges, R
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX: Final = 512
+CHANGES: Final = "metadata_changes"
+"""What requests are counted as that wait for a change."""
 REST_MIN_S: Final = 0.2
 REST_MAX_S: Final = 2.0
 FOLLOW_WAIT_MS: Final = 1_000
@@ -40,7 +42,7 @@ T = TypeVar("T")
 class Asks(Protocol):
     """A connection to a node."""
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int) -> bytes:
+    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
         """Return the answer. Raises CallerError, or NotNow: Unreachable, Timeout, ConnectionLost, ..."""
         ...
 
@@ -68,6 +70,11 @@ class Node:
         self._rests_until_s = time.monotonic() + rest_s * random.uniform(0.5, 1)
         if self._failures == 1:
             log.warning("metadata node failed node=%s error=%s", self.name, error)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it did not answer when it was asked last."""
+        return self._failures > 0
 
     def answered(self) -> None:
         """Note that it answered."""
@@ -108,6 +115,8 @@ class MetadataClient:
         self._in_flight = 0
         self.followed: Node | None = None
         """The node whose changes are followed: what it says goes best with what is known."""
+        self.retries = 0
+        """Requests asked of another node than the first."""
         self._confirmed_s: float | None = None
         self.heard = asyncio.Event()
         """Set once a node whose changes are followed has answered."""
@@ -158,6 +167,7 @@ class MetadataClient:
             left_ms = int((deadline_s - time.monotonic()) * 1000)
             if left_ms <= 0:
                 break
+            self.retries += number > 1
             patience_ms = left_ms if number == len(nodes) else min(left_ms, attempt_ms)
             try:
                 data = await node.connection.ask(METHOD, body, patience_ms)
@@ -178,6 +188,11 @@ class MetadataClient:
                 node.answered()
                 return decoded
         raise failure
+
+    @property
+    def nodes_silent(self) -> int:
+        """Nodes that did not answer when they were asked last."""
+        return sum(node.is_silent for node in self._nodes.holding(""))
 
     def _in_order(self, key: str) -> list[Node]:
         followed = self.followed
@@ -216,7 +231,7 @@ class MetadataClient:
             request = encode_message(GetChanges(list(prefixes), position, patience_ms))
             asked_s = time.monotonic()
             try:
-                data = await node.connection.ask(METHOD, request, patience_ms + grace_ms)
+                data = await node.connection.ask(METHOD, request, patience_ms + grace_ms, counted_as=CHANGES)
                 changes = _decode(data, Changes)
             except Exception as error:
                 node.failed(error)

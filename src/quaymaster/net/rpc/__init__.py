@@ -2,7 +2,7 @@
 
 Public: `RPCServer` (`start`, `drain`, `close`, `address`, `connections`), `IncomingCall` (`method`, `body`, `peer`,
 `deadline_ms`, `reply`, `fail`, `on_cancel`), `RPCClient` (`call`, `ask`, `notify`, `connect`, `close`, `peer`,
-`is_connected`), `OutgoingCall` (`cancel`), `Connection` (`notify`), `RPCLimits`, `CheckPeer`.
+`is_connected`), `OutgoingCall` (`cancel`), `Connection` (`notify`), `RPCLimits`, `CheckPeer`; `RPCMetrics`, `RPCStats`.
 
     def on_send(call: IncomingCall) -> None:
         journal.append(call.body, then=lambda offset: call.reply(b"%d" % offset))     # or call.fail(DiskFull())
@@ -29,7 +29,7 @@ class), or one of our own:
 What both ends write in one turn of the event loop goes out together, and what came in together is handled together: a
 call costs no task, future, timer or system call of its own.
 
-    server, client ──▶ connection ──▶ protocol/frames
+    server, client ──▶ connection ──▶ stats, protocol/frames
 """
 
 from quaymaster.net.rpc.client import OutgoingCall, RPCClient
@@ -43,6 +43,7 @@ from quaymaster.net.rpc.connection import (
     RPCLimits,
 )
 from quaymaster.net.rpc.server import BatchHandler, RPCServer
+from quaymaster.net.rpc.stats import RPCMetrics, RPCStats
 
 __all__ = [
     "BatchHandler",
@@ -55,5 +56,7 @@ __all__ = [
     "OutgoingCall",
     "RPCClient",
     "RPCLimits",
+    "RPCMetrics",
     "RPCServer",
+    "RPCStats",
 ]

@@ -23,6 +23,7 @@ import logging
 import math
 import random
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -39,6 +40,7 @@ from quaymaster.net.rpc.connection import (
     RPCLimits,
     call_back,
 )
+from quaymaster.net.rpc.stats import CallStats, RPCStats
 from quaymaster.protocol.error_codec import decode_error
 from quaymaster.protocol.frames import (
     CANCEL,
@@ -59,14 +61,29 @@ DEADLINE_STEP_S: Final = 0.01
 """How exact deadlines are: calls are not looked through more often."""
 log = logging.getLogger(__name__)
 
+_monotonic = time.monotonic
+
 _UNSENT, _SENT, _DONE = range(3)
 """What an outgoing call is."""
+_NOT_COUNTED = CallStats()
+"""Stands with notices: nothing comes of them."""
 
 
 class OutgoingCall:
     """A call on its way."""
 
-    __slots__ = ("_client", "body", "deadline_s", "id", "method", "on_reply", "state", "trace")
+    __slots__ = (
+        "_client",
+        "began_s",
+        "body",
+        "counted",
+        "deadline_s",
+        "id",
+        "method",
+        "on_reply",
+        "state",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -77,8 +94,13 @@ class OutgoingCall:
         deadline_s: float,
         on_reply: OnReply | None,
         trace: str,
+        counted: CallStats,
+        began_s: float,
     ) -> None:
         self._client = client
+        self.counted = counted
+        self.began_s = began_s
+        """On `time.monotonic()`'s clock; uvloop's own is only good to 1 ms."""
         self.id = call_id
         self.method = method
         self.body = body
@@ -96,7 +118,7 @@ class _ClientConnection(Connection):
     """A connection of a client: calls go out, answers and notices come in."""
 
     def __init__(self, client: RPCClient) -> None:
-        super().__init__(client.hello, client.limits, client.check_peer)
+        super().__init__(client.hello, client.limits, client.check_peer, client.stats)
         self.greeted: asyncio.Future[str | None] = self.loop.create_future()
         """None once calls can be sent, or why that will never be."""
         self.ended: asyncio.Future[str] = self.loop.create_future()
@@ -109,6 +131,7 @@ class _ClientConnection(Connection):
         self.send((render_hello(self._hello),))
 
     def on_ready(self) -> None:
+        self.stats.opened += 1
         self._sweep_later()
         self._client.connection_ready(self)
         if not self.greeted.done():
@@ -117,17 +140,19 @@ class _ClientConnection(Connection):
     def on_frames(self, frames: list[Frame]) -> None:
         client = self._client
         calls = client.calls
+        now_s = _monotonic()
         for kind, call_id, header_bytes, body in frames:
             if kind == REPLY:
                 call = calls.pop(call_id, None)
                 if call is not None:
                     call.state = _DONE
+                    call.counted.end("OK", now_s - call.began_s)
                     _answer(call, body)
             elif kind == ERROR:
                 call = calls.pop(call_id, None)
                 if call is not None:
                     call.state = _DONE
-                    _answer(call, decode_error(body))
+                    _fail(call, decode_error(body), now_s)
             elif kind == NOTICE:
                 header = parse_call_header(header_bytes)
                 handler = client.handlers.get(header.method)
@@ -155,6 +180,7 @@ class _ClientConnection(Connection):
         if not self.ended.done():
             self.ended.set_result(reason)
         if self.peer is not None:
+            self.stats.closed += 1
             self._client.connection_lost(self, reason)
 
     @property
@@ -182,7 +208,8 @@ class RPCClient:
 
     `on_connected` gets the peer's HELLO; `on_closed` the reason, at once, before the calls in flight fail;
     `on_draining` the reason, when the server takes no more calls. `handlers` take its notices, by method.
-    `tls` gives the context for the next connection, so that it may change; `check_peer` as in `RPCServer`.
+    `tls` gives the context for the next connection, so that it may change; `check_peer` as in `RPCServer`. What comes
+    of its calls is counted in `stats`, which clients may share.
     """
 
     def __init__(
@@ -198,7 +225,9 @@ class RPCClient:
         on_draining: Callable[[str], None] | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         connector: Connector | None = None,
+        stats: RPCStats | None = None,
     ) -> None:
+        self.stats = stats or RPCStats()
         self.address = address
         self.hello = hello
         self.limits = limits or RPCLimits()
@@ -249,15 +278,29 @@ class RPCClient:
             self._keeper = self._loop.create_task(self._keep_connected())
 
     def call(
-        self, method: str, body: bytes, deadline_ms: int, on_reply: OnReply, *, trace: str = ""
+        self,
+        method: str,
+        body: bytes,
+        deadline_ms: int,
+        on_reply: OnReply,
+        *,
+        trace: str = "",
+        counted_as: str = "",
     ) -> OutgoingCall:
-        """Call a method; `on_reply` gets what came of it, once, never from inside this. No task, no future."""
+        """Call a method; `on_reply` gets what came of it, once, never from inside this. No task, no future.
+
+        `counted_as` is what the call is counted as in place of its method.
+        """
         if self._keeper is None:
             self.connect()
         loop = self._loop or asyncio.get_running_loop()
         self._last_id += 1
         deadline_s = loop.time() + deadline_ms / 1000
-        call = OutgoingCall(self, self._last_id, method, body, deadline_s, on_reply, trace)
+        counted = self.stats.of(counted_as or method)
+        counted.begun += 1
+        call = OutgoingCall(
+            self, self._last_id, method, body, deadline_s, on_reply, trace, counted, _monotonic()
+        )
         refusal = self._refusal(body)
         if refusal is not None:
             loop.call_soon(_refuse_call, call, refusal)
@@ -268,7 +311,9 @@ class RPCClient:
             self._watch_deadlines(deadline_s)
         return call
 
-    async def ask(self, method: str, body: bytes, deadline_ms: int, *, trace: str = "") -> bytes:
+    async def ask(
+        self, method: str, body: bytes, deadline_ms: int, *, trace: str = "", counted_as: str = ""
+    ) -> bytes:
         """Call a method and return its reply, or raise what it failed with."""
         done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -280,7 +325,7 @@ class RPCClient:
             else:
                 done.set_result(result)
 
-        call = self.call(method, body, deadline_ms, on_reply, trace=trace)
+        call = self.call(method, body, deadline_ms, on_reply, trace=trace, counted_as=counted_as)
         try:
             return await done
         finally:
@@ -291,8 +336,10 @@ class RPCClient:
         if self._keeper is None:
             self.connect()
         if self._refusal(body) is not None:
+            self.stats.notices_refused += 1
             return False
-        self._queue(OutgoingCall(self, 0, method, body, 0.0, None, trace))
+        self.stats.notices += 1
+        self._queue(OutgoingCall(self, 0, method, body, 0.0, None, trace, _NOT_COUNTED, 0.0))
         return True
 
     def cancel(self, call: OutgoingCall) -> None:
@@ -302,6 +349,7 @@ class RPCClient:
         was_sent = call.state == _SENT
         call.state = _DONE
         call.on_reply = None
+        call.counted.end("Cancelled", _monotonic() - call.began_s)
         if self.calls.pop(call.id, None) is None:
             return
         if was_sent:
@@ -420,16 +468,17 @@ class RPCClient:
         earliest_s = min((call.deadline_s for call in self.calls.values()), default=math.inf)
         if earliest_s < math.inf:
             self._watch_deadlines(earliest_s)
+        ended_s = _monotonic()
         for call in late:
             was_sent = call.state == _SENT
             call.state = _DONE
             if was_sent:
                 self._send_cancel(call)
-                _answer(call, Timeout())
+                _fail(call, Timeout(), ended_s)
             else:
                 self._unsent_bytes -= len(call.body)
                 call.body = b""
-                _answer(call, self._as_unreachable())
+                _fail(call, self._as_unreachable(), ended_s)
 
     # The connection.
 
@@ -469,6 +518,7 @@ class RPCClient:
             reason = str(error)
         finally:
             if reason is not None:
+                self.stats.failed += 1
                 connection.abort(reason)
         return reason
 
@@ -506,7 +556,7 @@ class RPCClient:
         for call in sent:
             if self.calls.pop(call.id, None) is not None:
                 call.state = _DONE
-                _answer(call, ConnectionLost())
+                _fail(call, ConnectionLost(), _monotonic())
 
     def _fail_unsent(self) -> None:
         unsent = self._unsent
@@ -516,7 +566,7 @@ class RPCClient:
             if call.state == _UNSENT:
                 call.state = _DONE
                 if self.calls.pop(call.id, None) is not None:
-                    _answer(call, self._as_unreachable())
+                    _fail(call, self._as_unreachable(), _monotonic())
 
 
 def _answer(call: OutgoingCall, result: bytes | Exception) -> None:
@@ -529,7 +579,12 @@ def _answer(call: OutgoingCall, result: bytes | Exception) -> None:
             log.exception("callback failed method=%s", call.method)
 
 
+def _fail(call: OutgoingCall, error: Exception, now_s: float) -> None:
+    call.counted.end(type(error).__name__, now_s - call.began_s)
+    _answer(call, error)
+
+
 def _refuse_call(call: OutgoingCall, error: Exception) -> None:
     if call.state != _DONE:
         call.state = _DONE
-        _answer(call, error)
+        _fail(call, error, _monotonic())

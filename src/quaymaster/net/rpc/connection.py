@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from quaymaster.net.rpc.stats import RPCStats
 from quaymaster.protocol.error_codec import encode_error
 from quaymaster.protocol.frames import (
     ERROR,
@@ -166,7 +167,11 @@ class Connection(asyncio.Protocol):
     """Who is at the other end, once it has said so and was not refused."""
     version = 0
 
-    def __init__(self, hello: Hello, limits: RPCLimits, check_peer: CheckPeer | None) -> None:
+    def __init__(
+        self, hello: Hello, limits: RPCLimits, check_peer: CheckPeer | None, stats: RPCStats
+    ) -> None:
+        self.stats = stats
+        """What is counted of connections such as this; the subclass may take others once the peer is known."""
         self.loop = asyncio.get_running_loop()
         self.limits = limits
         self.transport: asyncio.Transport
@@ -229,6 +234,7 @@ class Connection(asyncio.Protocol):
                 raise FrameRefused(self._reader.refusal)
         except FrameRefused as refusal:
             self.refuse(str(refusal))
+        self.stats.received_bytes += len(data)
         self.on_pass_end()
         self._is_in_pass = False
         if self._out:
@@ -281,8 +287,10 @@ class Connection(asyncio.Protocol):
         if not self.is_up or self._reason is not None:
             return
         if len(out) == 1:
+            self.stats.sent_bytes += len(out[0])
             self.transport.write(out[0])
         else:
+            self.stats.sent_bytes += sum(map(len, out))
             self.transport.writelines(out)
         if self.is_write_paused and self.transport.get_write_buffer_size() > self.limits.unsent_bytes_max:
             self.abort("does not read what it is sent")

@@ -28,6 +28,7 @@ from quaymaster.net.rpc.connection import (
     RPCLimits,
     call_back,
 )
+from quaymaster.net.rpc.stats import RPCMetrics
 from quaymaster.protocol.error_codec import encode_error
 from quaymaster.protocol.frames import (
     CANCEL,
@@ -59,7 +60,7 @@ class _ServerConnection(Connection):
     """A connection of a server: calls come in, answers go out."""
 
     def __init__(self, server: RPCServer) -> None:
-        super().__init__(server.hello, server.limits, server.check_peer)
+        super().__init__(server.hello, server.limits, server.check_peer, server.metrics.of("server", ""))
         self.is_draining = False
         self._server = server
         self._calls: dict[int, IncomingCall] = {}
@@ -80,6 +81,9 @@ class _ServerConnection(Connection):
             self.refuse("shutting down")
 
     def on_ready(self) -> None:
+        assert self.peer is not None, "who is ready has been heard"
+        self.stats = self._server.metrics.of("server", self.peer.role)
+        self.stats.opened += 1
         self.send((render_hello(self._hello),))
         if self._server.on_connected is not None:
             call_back(self._server.on_connected, self)
@@ -171,6 +175,10 @@ class _ServerConnection(Connection):
 
     def on_lost(self, reason: str) -> None:
         self._server.open.discard(self)
+        if self.peer is None:
+            self.stats.failed += 1
+        else:
+            self.stats.closed += 1
         calls = list(self._calls.values())
         self._calls.clear()
         self._run.clear()
@@ -197,7 +205,8 @@ class RPCServer:
 
     Notices are handed to the same handlers, in their order among the calls of their connection; answering one does
     nothing. `check_peer` may refuse a peer by its HELLO and certificate. `on_connected` gets each connection once its
-    peer is known, `on_closed` when it has ended and why: at once, from inside the event loop's callback.
+    peer is known, `on_closed` when it has ended and why: at once, from inside the event loop's callback. Connections
+    are counted in `metrics`, by the role of the peer.
     """
 
     def __init__(
@@ -210,7 +219,9 @@ class RPCServer:
         check_peer: CheckPeer | None = None,
         on_connected: Callable[[Connection], None] | None = None,
         on_closed: Callable[[Connection, str], None] | None = None,
+        metrics: RPCMetrics | None = None,
     ) -> None:
+        self.metrics = metrics or RPCMetrics()
         self.handlers = handlers
         self.batch_handlers = batch_handlers or {}
         self.hello = hello
