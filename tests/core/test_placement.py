@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest
-from harness.planned_cell import PlannedCell
+from harness.planned_cell import POLL_MS, PlannedCell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +38,7 @@ GRACE_MS = PlacementSettings().replacement_grace_ms
 ELECTION_MS = PlacementSettings().election_ms
 SETTLE_MS = PlacementSettings().settle_ms
 DROP_MS = PlacementSettings().drop_grace_ms
+STUCK_MS = PlacementSettings().learner_stuck_ms
 
 
 def running(*names: str, replicas: int = 3) -> PlannedCell:
@@ -636,6 +637,56 @@ def test_learner_whose_broker_dies_is_given_up_after_some_patience() -> None:
     cell.run(ms=120_000)
 
     assert cell.members(number) <= {"a", "b", "c", "d", "e"} - {leaver, learner}
+
+
+def test_learner_that_gets_nothing_is_given_up_for_another_broker() -> None:
+    cell = running("a", "b", "c", "d", "e")
+    number = next(number for number in cell.journals if not {"d", "e"} & cell.members(number))
+    leaver = next(name for name in cell.members(number) if name != cell.leaders()[number])
+    cell.kill(leaver)
+    cell.stuck = dict.fromkeys("de", cell.now_ms + GRACE_MS)
+    until_learning(cell, number)
+    learner = broker_of(cell.configuration(number).learners[0])
+    cell.stuck = {learner: cell.now_ms}
+    for _ in range(STUCK_MS // POLL_MS):
+        assert broker_of(cell.configuration(number).learners[0]) == learner
+        cell.step()
+
+    cell.run()
+
+    assert cell.configuration(number).learners == ()
+    assert cell.members(number) == {"a", "b", "c", "d", "e"} - {leaver, learner}
+
+
+def test_learner_that_gets_nothing_is_tried_again_when_there_is_no_other_broker() -> None:
+    cell = running("a", "b", "c")
+    number = journal_led_by(cell, "b")
+    cell.wipe("c")
+    cell.stuck["c"] = cell.now_ms
+    for _ in range(2 * STUCK_MS // POLL_MS):
+        cell.step()
+    given_up = [action for action in on(number, cell.history) if isinstance(action, SetLearners)]
+
+    del cell.stuck["c"]
+    cell.run()
+
+    assert given_up
+    assert cell.members(number) == {"a", "b", "c"}
+    assert cell.plan().problems == ()
+
+
+def test_new_disk_that_does_not_fill_gives_way_to_another_broker() -> None:
+    cell = running("a", "b", "c", "d")
+    number = next(number for number in cell.journals if "d" not in cell.members(number))
+    name = next(name for name in cell.members(number) if name != cell.leaders()[number])
+    cell.wipe(name)
+    cell.stuck[name] = cell.now_ms
+    for _ in range(STUCK_MS // POLL_MS):
+        cell.step()
+
+    cell.run()
+
+    assert cell.members(number) == {"a", "b", "c", "d"} - {name}
 
 
 def test_learner_is_not_given_up_for_a_report_from_before_it_was_one() -> None:

@@ -80,6 +80,8 @@ class PlannedCell:
         self.journals: dict[int, JournalSeen] = {}
         self.unseen: set[str] = set()
         """Brokers that live and serve, and that the manager cannot reach."""
+        self.stuck: dict[str, int] = {}
+        """Brokers that get nothing from leaders, and since when."""
         self.revision = 0
         self.history: list[Action] = []
         for name in names:
@@ -286,7 +288,7 @@ class PlannedCell:
         lag = {}
         for member in (*configuration.members, *configuration.learners):
             replica = self.replica(number, member)
-            if replica is None:
+            if replica is None or broker_of(member) in self.stuck:
                 lag[member] = 1 << 40
             elif not is_led or leader is None:
                 self.set(number, member, hears_leader=False)
@@ -309,5 +311,10 @@ class PlannedCell:
                 number,
                 configuration.leader,
                 lag=lag,
+                stuck_ms={
+                    member: self.now_ms - self.stuck[broker_of(member)]
+                    for member in lag
+                    if broker_of(member) in self.stuck
+                },
                 hears_leader=is_majority(answered, configuration.members),
             )

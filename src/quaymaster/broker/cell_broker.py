@@ -253,7 +253,14 @@ class CellBroker:
 
     def report(self) -> BrokerReport:
         """Return how this broker and each of its replicas is, as the manager wants to know it."""
-        return msgspec.structs.replace(self._held.report(), coordination_silent_ms=self._contact.silent_ms)
+        report = self._held.report()
+        replicas = {
+            number: msgspec.structs.replace(replica, copied_bytes=self._copies.bytes_given(number))
+            for number, replica in report.replicas.items()
+        }
+        return msgspec.structs.replace(
+            report, replicas=replicas, coordination_silent_ms=self._contact.silent_ms
+        )
 
     def why_not_ready(self) -> str | None:
         """Return why this broker cannot do its part, None if it can."""

@@ -78,6 +78,11 @@ class CopyCalls:
         """How many copies are being read from here, or were begun and not ended yet."""
         return len(self._sources)
 
+    def bytes_given(self, journal_id: int) -> dict[str, int]:
+        """Return how much the broker has read that copies a journal from here."""
+        source = self._sources.get(journal_id)
+        return {} if source is None else {source.reader: source.bytes_read}
+
     async def close(self) -> None:
         """Give up the copies that are being read."""
         await asyncio.gather(*(source.end() for source in self._sources.values()))

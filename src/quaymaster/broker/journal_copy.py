@@ -74,6 +74,7 @@ class CopySource:
         self._files: dict[str, int] = {}
         """Open files by name. Segments may be rewritten and deleted meanwhile: what is open stays as it was."""
         self._timer: asyncio.TimerHandle | None = None
+        self.bytes_read = 0
         self.is_ended = False
 
     async def begin(self) -> CopyManifest:
@@ -97,7 +98,9 @@ class CopySource:
             raise Timeout("The copy was given up.")
         self._touch()
         # With a file of its own: when the copy ends meanwhile, the number of the other may be given to another file.
-        return await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(fd), position)
+        piece = await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(fd), position)
+        self.bytes_read += len(piece)
+        return piece
 
     async def end(self) -> None:
         """Let go."""

@@ -23,6 +23,8 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     `last_epoch` and `end` are where its log ends. `lag`: of each follower and learner, in records, told by a leader.
     `is_ready`: it is recovered and takes part. `is_tainted`: its disk failed, and nothing on it counts any more.
     `unheard_ms`: for how long it has told that it hears no leader (a leader: no majority); the manager's own count.
+    `copied_bytes`: how much of a copy each broker has got that copies from here. `stuck_ms`: for how long a follower or
+    learner that is behind has got no more, by what its leader told; the manager's own count as well.
     """
 
     member: str
@@ -36,6 +38,8 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     is_tainted: bool = False
     lag: dict[str, int] = {}
     unheard_ms: int = 0
+    copied_bytes: dict[str, int] = {}
+    stuck_ms: dict[str, int] = {}
 
 
 class BrokerLoad(msgspec.Struct, frozen=True):
@@ -110,6 +114,8 @@ class PlacementSettings(msgspec.Struct, frozen=True):
     """Records that a member may be behind when leadership is handed to it."""
     learner_patience_ms: int = 30_000
     """A learner whose broker is silent for so long is given up."""
+    learner_stuck_ms: int = 120_000
+    """A learner that got nothing for so long, though it is behind, is given up."""
     drop_grace_ms: int = 60_000
     """A replica that no configuration names is dropped after so long."""
     coordination_patience_ms: int = 3_000

@@ -422,17 +422,18 @@ class _Planner:
     def _replace(self, number: int, journal: JournalSeen, leaving: str, reason: str) -> None:
         configuration = journal.configuration
         others = tuple(member for member in configuration.members if member != leaving)
-        spares = self._spares(others)
+        spares = self._spares(number, others)
         name = broker_of(leaving)
         if not spares:
             self.problems.append(f"journal {number} keeps a member in vain: {reason}, and no broker is free")
             return
         # A new disk in the same broker keeps the placement as it was.
-        self._start_move(number, journal, leaving, name if name in spares else spares[0], reason)
+        is_renewed = name in spares and not self._has_left_over(number, name)
+        self._start_move(number, journal, leaving, name if is_renewed else spares[0], reason)
 
     def _add_members(self, number: int, journal: JournalSeen, missing: int) -> None:
         configuration = journal.configuration
-        spares = self._spares((*configuration.members, *configuration.learners))
+        spares = self._spares(number, (*configuration.members, *configuration.learners))
         if len(spares) >= missing:
             reason = f"it has {len(configuration.members)} members of {self._wanted(configuration)}"
             self._start_move(number, journal, None, spares[0], reason)
@@ -448,7 +449,11 @@ class _Planner:
         members = configuration.members
         if configuration.learners or len(self._voters(number, members)) < len(members):
             return
-        spares = [name for name in self._spares(members) if self._is_settled(name)]
+        spares = [
+            name
+            for name in self._spares(number, members)
+            if self._is_settled(name) and not self._has_left_over(number, name)
+        ]
         moves = [
             (gain, leaving, name)
             for name in spares
@@ -484,19 +489,37 @@ class _Planner:
             ReplaceMember(number, leaving, name, journal.configuration, journal.revision, reason),
         )
 
-    def _spares(self, members: tuple[str, ...]) -> list[str]:
-        """Return brokers that could have a replica beside these members, the best first."""
+    def _spares(self, number: int, members: tuple[str, ...]) -> list[str]:
+        """Return brokers that could have a replica beside these members, the best first.
+
+        Those with a left-over replica are the last: it may be of a learner that was given up a moment ago.
+        """
         taken = {broker_of(member) for member in members}
         zones = {self._zone(name) for name in taken}
         spares = [name for name in self._brokers if name not in taken and self._is_host(name)]
-        spares.sort(key=lambda name: (self._zone(name) in zones, self._replicas[name], name))
+        spares.sort(
+            key=lambda name: (
+                self._has_left_over(number, name),
+                self._zone(name) in zones,
+                self._replicas[name],
+                name,
+            )
+        )
         return spares
+
+    def _has_left_over(self, number: int, name: str) -> bool:
+        """Tell whether a broker that is heard has a replica that the journal's configuration does not name."""
+        replica = self._brokers[name].report.replicas.get(number)
+        return replica is not None and replica.member not in _named(self._journals[number].configuration)
 
     def _is_useful(self, number: int, journal: JournalSeen, learner: str) -> bool:
         broker = self._brokers.get(broker_of(learner))
         if broker is None or broker.state != "active" or learner in journal.configuration.members:
             return False
         if self._is_lost(number, journal, learner) or not broker.report.has_space:
+            return False
+        leader = self._leader_seen(number, journal)
+        if leader is not None and leader.stuck_ms.get(learner, 0) >= self._settings.learner_stuck_ms:
             return False
         return self._silent_ms(broker) < self._settings.learner_patience_ms
 

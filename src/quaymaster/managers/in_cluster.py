@@ -50,8 +50,6 @@ from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import (
     Action,
     Appoint,
-    BrokerReport,
-    BrokerSeen,
     BrokerState,
     CellSeen,
     CreateJournal,
@@ -73,6 +71,7 @@ from quaymaster.core.replication import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
 from quaymaster.managers.leader import LEASE_TTL_MS, Leadership
+from quaymaster.managers.watched_broker import WatchedBroker
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
 
@@ -102,51 +101,6 @@ class MoveRefused(NotNow):
     """A broker did not do what a move needs."""
 
     message = "The broker refused."
-
-
-class _WatchedBroker:
-    """A registered broker: the link to it, and what was heard."""
-
-    def __init__(self, registration: BrokerRegistration, revision: int, since_ms: int) -> None:
-        self.registration = registration
-        self.revision = revision
-        self.since_ms = since_ms
-        self.link: BrokerLink
-        self.task: asyncio.Task[None]
-        self.poll_now = asyncio.Event()
-        self.is_reachable = True
-        self.heard_ms: int | None = None
-        self.connected_ms = since_ms
-        self.report = BrokerReport({})
-        self.unheard_since_ms: dict[int, int] = {}
-        """Since when its replicas tell that they hear no leader."""
-
-    def take(self, report: BrokerReport, asked_ms: int) -> None:
-        """Take over a report: how it was when it was asked for, or later."""
-        self.heard_ms = asked_ms
-        replicas = {}
-        for number, replica in report.replicas.items():
-            if replica.hears_leader:
-                self.unheard_since_ms.pop(number, None)
-                replicas[number] = replica
-            else:
-                since_ms = self.unheard_since_ms.setdefault(number, asked_ms)
-                replicas[number] = msgspec.structs.replace(replica, unheard_ms=asked_ms - since_ms)
-        self.report = msgspec.structs.replace(report, replicas=replicas)
-
-    def seen(self) -> BrokerSeen:
-        """Return what a plan needs to know."""
-        return BrokerSeen(
-            self.registration.name,
-            self.registration.zone,
-            self.registration.state,
-            self.revision,
-            self.is_reachable,
-            self.since_ms,
-            self.heard_ms,
-            self.connected_ms,
-            self.report,
-        )
 
 
 class InClusterManager:
@@ -184,7 +138,7 @@ class InClusterManager:
             ttl_ms=lease_ttl_ms,
             on_change=self._replan.set,
         )
-        self._brokers: dict[str, _WatchedBroker] = {}
+        self._brokers: dict[str, WatchedBroker] = {}
         self._journals: dict[int, JournalSeen] = {}
         self._broker_watch = WatchedPrefix(coordination, BROKERS, self._on_broker, retry_max_s=RETRY_S)
         self._journal_watch = WatchedPrefix(coordination, JOURNALS, self._on_journal, retry_max_s=RETRY_S)
@@ -335,19 +289,19 @@ class InClusterManager:
             self._forget(known)
         self._brokers[name] = self._watch(registration, revision)
 
-    def _watch(self, registration: BrokerRegistration, revision: int) -> _WatchedBroker:
-        broker = _WatchedBroker(registration, revision, self._now_ms())
+    def _watch(self, registration: BrokerRegistration, revision: int) -> WatchedBroker:
+        broker = WatchedBroker(registration, revision, self._now_ms())
         broker.link = self._connect(registration, broker.poll_now.set)
         broker.task = self._run(self._poll(broker))
         return broker
 
-    def _forget(self, broker: _WatchedBroker) -> None:
+    def _forget(self, broker: WatchedBroker) -> None:
         broker.task.cancel()
         self._run(broker.link.close())
 
     # Observe: brokers
 
-    async def _poll(self, broker: _WatchedBroker) -> None:
+    async def _poll(self, broker: WatchedBroker) -> None:
         """Ask a broker how it is, for ever; at once when its connection ended or somebody wants to know."""
         while True:
             broker.poll_now.clear()

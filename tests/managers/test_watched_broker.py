@@ -1,0 +1,71 @@
+"""For how long things have been so, by what a broker reports."""
+
+from __future__ import annotations
+
+from quaymaster.coordination.cell_keys import BrokerRegistration
+from quaymaster.core.cell import BrokerReport, ReplicaSeen
+from quaymaster.managers.watched_broker import WatchedBroker
+
+LEARNER = "b@1"
+
+
+def watched() -> WatchedBroker:
+    return WatchedBroker(BrokerRegistration("a", "z", "a:1"), 1, 0)
+
+
+def stuck_ms(broker: WatchedBroker, at_ms: int, *, end: int, lag: int, copied: int = 0) -> int:
+    """Let a leader report how far a learner is, and return for how long it has got nothing."""
+    replica = ReplicaSeen(
+        "a@1", "leading", 1, 1, 1, end, hears_leader=True, lag={LEARNER: lag}, copied_bytes={"b": copied}
+    )
+    broker.take(BrokerReport({7: replica}), at_ms)
+    return broker.report.replicas[7].stuck_ms[LEARNER]
+
+
+def unheard_ms(broker: WatchedBroker, at_ms: int, *, hears_leader: bool) -> int:
+    broker.take(BrokerReport({7: ReplicaSeen("a@1", "follower", 1, 1, 1, 9, hears_leader)}), at_ms)
+    return broker.report.replicas[7].unheard_ms
+
+
+def test_learner_is_stuck_from_when_it_got_the_last_record() -> None:
+    broker = watched()
+
+    assert stuck_ms(broker, 0, end=100, lag=100) == 0
+    assert stuck_ms(broker, 1_000, end=150, lag=150) == 1_000
+    assert stuck_ms(broker, 2_000, end=200, lag=199) == 0
+    assert stuck_ms(broker, 3_000, end=300, lag=299) == 1_000
+
+
+def test_learner_that_copies_is_not_stuck_until_the_copy_gets_no_further_than_before() -> None:
+    broker = watched()
+
+    assert stuck_ms(broker, 0, end=100, lag=100) == 0
+    assert stuck_ms(broker, 1_000, end=100, lag=100, copied=50) == 0
+    assert stuck_ms(broker, 2_000, end=100, lag=100) == 1_000
+    assert stuck_ms(broker, 3_000, end=100, lag=100, copied=50) == 2_000
+    assert stuck_ms(broker, 4_000, end=100, lag=100, copied=51) == 0
+
+
+def test_learner_with_everything_is_stuck_from_when_there_was_more() -> None:
+    broker = watched()
+
+    assert stuck_ms(broker, 0, end=100, lag=0) == 0
+    assert stuck_ms(broker, 60_000, end=100, lag=0) == 0
+    assert stuck_ms(broker, 61_000, end=500, lag=400) == 1_000
+
+
+def test_learner_that_was_given_up_begins_anew() -> None:
+    broker = watched()
+    stuck_ms(broker, 0, end=100, lag=100)
+    broker.take(BrokerReport({}), 1_000)
+
+    assert stuck_ms(broker, 2_000, end=100, lag=100) == 0
+
+
+def test_replica_is_unheard_from_when_it_first_said_so() -> None:
+    broker = watched()
+
+    assert unheard_ms(broker, 1_000, hears_leader=False) == 0
+    assert unheard_ms(broker, 2_000, hears_leader=False) == 1_000
+    assert unheard_ms(broker, 3_000, hears_leader=True) == 0
+    assert unheard_ms(broker, 4_000, hears_leader=False) == 0
