@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from harness.broker_support import define, message, number_of, options
 from quaymaster.broker import journal_service
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
+from quaymaster.broker.disk import Disk
 from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Event, Listing
@@ -80,15 +81,25 @@ class Cell:
         self.brokers: dict[str, CellBroker] = {}
         self.clients: dict[str, RPCClient] = {}
         self.stopped: list[Exception] = []
+        self.disks: dict[str, Disk] = {}
+        """Those that are not the machine's."""
+        self.options: dict[str, Any] = {}
 
     async def start(self, name: str) -> CellBroker:
         """Start a broker over its directory."""
         broker = CellBroker(
             CellBrokerOptions(
-                name, f"zone-{name}", "test", "127.0.0.1", 0, "127.0.0.1:0", options(self.directory / name)
+                name,
+                f"zone-{name}",
+                "test",
+                "127.0.0.1",
+                0,
+                "127.0.0.1:0",
+                options(self.directory / name, **self.options),
             ),
             self.coordination,
             on_stopped=self.stopped.append,
+            disk=self.disks.get(name),
         )
         await broker.start()
         self.brokers[name] = broker
@@ -194,9 +205,13 @@ async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 
 @asynccontextmanager
-async def cell_of(directory: Path, *names: str) -> AsyncIterator[Cell]:
-    """A cell of brokers with one journal, led by the first, that has one queue."""
+async def cell_of(
+    directory: Path, *names: str, disks: Mapping[str, Disk] | None = None, **changes: Any
+) -> AsyncIterator[Cell]:
+    """A cell of brokers with one journal, led by the first, that has one queue. `changes`: see `options`."""
     cell = Cell(directory)
+    cell.disks.update(disks or {})
+    cell.options = changes
     try:
         for name in names:
             await cell.start(name)

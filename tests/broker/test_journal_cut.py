@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -68,7 +69,8 @@ def test_a_cut_where_no_batch_ends_is_a_bug(tmp_path: Path) -> None:
         journal.truncate(6)
 
 
-def test_cut_journal_is_whole_after_a_power_cut_at_any_moment() -> None:
+@pytest.mark.parametrize("has_noted_floor", [False, True])
+def test_cut_journal_is_whole_after_a_power_cut_at_any_moment(has_noted_floor: bool) -> None:
     """Either nothing is cut yet, or all of it; what comes behind the cut is never what was there before."""
     moments = 0
     for moment in range(1, 400):
@@ -76,6 +78,8 @@ def test_cut_journal_is_whole_after_a_power_cut_at_any_moment() -> None:
         journal = open_journal(DIRECTORY, disk)
         source = BatchSource.behind(journal)
         fill(journal, source, batches=60)
+        if has_noted_floor:
+            journal.persist_floor()
         chains = {position.end: position.chain for position in ends(journal)}
         disk.lose_power_after(moment)
         following = BatchSource(end_offset=80, epoch=2)
@@ -103,6 +107,42 @@ def test_cut_journal_is_whole_after_a_power_cut_at_any_moment() -> None:
         if moments < moment:
             break
     assert moments > 20
+
+
+def test_a_journal_is_cut_on_a_full_disk_and_goes_on_from_there() -> None:
+    limits = replace(SMALL, reserve_segments=1)
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, DIRECTORY, journal_id=7, limits=limits, is_replicated=True)
+    source = BatchSource.behind(journal)
+    fill(journal, source, batches=60)
+    before = {offset: payload for offset, payload in source.payloads.items() if offset < 200}
+    disk.capacity_bytes -= disk.free_bytes(DIRECTORY)
+
+    journal.truncate(200)
+    following = BatchSource(end_offset=200, chain=journal.end_chain, epoch=2)
+    fill(journal, following, batches=1)
+
+    assert journal.failure is None
+    found = JournalFiles.open(
+        disk.after_power_cut(Random(1)), DIRECTORY, journal_id=7, limits=limits, is_replicated=True
+    )
+    assert payloads_of(found) == before | following.payloads
+
+
+def test_a_cut_that_finds_no_room_for_its_mark_is_done_when_there_is_some() -> None:
+    disk = SimDisk()
+    journal = open_journal(DIRECTORY, disk)
+    fill(journal, BatchSource.behind(journal), batches=20)
+    journal.persist_floor()
+    disk.capacity_bytes -= disk.free_bytes(DIRECTORY)
+
+    with pytest.raises(OSError, match="No space"):
+        journal.truncate(40)
+    assert (journal.end_offset, journal.failure) == (80, None)
+    disk.capacity_bytes += 1 << 20
+    journal.truncate(40)
+
+    assert (journal.end_offset, journal.truncations) == (40, 1)
 
 
 def test_a_follower_that_lost_power_cuts_what_tore_whatever_its_leader_had_durable() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from harness.batches import BatchSource
 from harness.sim_disk import SimDisk
 
 from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.broker.space import SCARCE_BYTES, JournalLimits
+from quaymaster.broker.space import SCARCE_BYTES, SPARES, JournalLimits
+from quaymaster.core.replication_messages import Room
 
 
 def open_journal(disk: SimDisk, *, disk_low_bytes: int) -> JournalFiles:
@@ -27,15 +30,15 @@ def take_space(disk: SimDisk, *, leave_bytes: int) -> None:
     disk.capacity_bytes += leave_bytes - disk.free_bytes("/j")
 
 
-def test_hardly_any_room_gives_the_reserve_up_for_whatever_has_to_be_written() -> None:
+def test_hardly_any_room_gives_half_of_the_reserve_up_for_whatever_has_to_be_written() -> None:
     disk = SimDisk()
     journal = open_journal(disk, disk_low_bytes=2 * SCARCE_BYTES)
     take_space(disk, leave_bytes=0)
 
     journal.space.check()
 
-    assert journal.space.reserve_bytes == 0
-    assert disk.free_bytes("/j") >= 128 << 10
+    assert journal.space.reserve_bytes == 64 << 10  # one of two pieces is for the journal's own records
+    assert disk.free_bytes("/j") >= 64 << 10
     assert journal.space.disk_low
 
 
@@ -47,6 +50,7 @@ def test_a_start_finds_the_room_that_the_reserve_kept() -> None:
     journal.space.release_if_scarce()
 
     assert disk.free_bytes("/j") > SCARCE_BYTES
+    assert journal.space.reserve_bytes > 0
     take_space(disk, leave_bytes=100 * SCARCE_BYTES)
     journal.space.check()
     assert journal.space.reserve_bytes > 0
@@ -65,3 +69,66 @@ def test_the_reserve_stays_while_there_is_room_or_the_owner_wants_the_last_byte_
     take_space(tight, leave_bytes=1000)
     journal.space.check()
     assert journal.space.reserve_bytes > 0
+
+
+def test_pieces_of_the_reserve_become_segments_without_being_given_back() -> None:
+    disk = SimDisk()
+    journal = open_journal(disk, disk_low_bytes=0)
+    source = BatchSource.behind(journal)
+    take_space(disk, leave_bytes=0)
+    free: list[int] = []
+
+    while journal.room is not Room.NONE:
+        journal.append([source.batch([b"x" * 10_000])])
+        if not journal.space.prepare_next():
+            free.append(disk.free_bytes("/j"))
+
+    assert max(free) < 64 << 10
+    assert journal.segment_count == 3
+    assert journal.space.reserve_bytes == 0
+    journal.sync()
+    found = JournalFiles.open(disk.after_power_cut(Random(1)), "/j", journal_id=7, limits=journal._limits)
+    assert found.end_offset == source.end_offset
+
+
+def test_room_is_told_from_plenty_to_none_and_back() -> None:
+    disk = SimDisk()
+    journal = open_journal(disk, disk_low_bytes=2 * SCARCE_BYTES)
+    source = BatchSource.behind(journal)
+    seen = [journal.room]
+
+    def look() -> None:
+        journal.space.prepare_next()
+        journal.space.check()
+        if journal.room is not seen[-1]:
+            seen.append(journal.room)
+
+    look()
+    take_space(disk, leave_bytes=SCARCE_BYTES)
+    look()
+    take_space(disk, leave_bytes=0)
+    for _ in range(40):
+        look()
+        take_space(disk, leave_bytes=0)
+        if journal.room is not Room.NONE:
+            journal.append([source.batch([b"x" * 10_000])])
+    take_space(disk, leave_bytes=100 * SCARCE_BYTES)
+    look()
+
+    assert seen == [Room.PLENTY, Room.LOW, Room.RESERVE, Room.NONE, Room.PLENTY]
+    assert journal.space.reserve_bytes == 128 << 10
+
+
+def test_a_reserve_that_is_found_at_a_start_counts() -> None:
+    disk = SimDisk()
+    journal = open_journal(disk, disk_low_bytes=0)
+    journal.close()
+    take_space(disk, leave_bytes=0)
+
+    again = JournalFiles.open(disk, "/j", journal_id=7, limits=journal._limits)
+
+    assert again.space.reserve_bytes == 128 << 10
+    for epoch in range(1, SPARES + 1):
+        again.persist_promise(epoch)
+        take_space(disk, leave_bytes=0)
+    assert again.space.reserve_bytes == 128 << 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from harness.sim_disk import SimDisk
 
 from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.space import SPARE_BYTES, SPARES, JournalLimits
 from quaymaster.broker.writer import JournalWriter
 
 SMALL = JournalLimits(
@@ -278,16 +279,127 @@ def test_low_space_is_noticed_before_the_disk_is_full() -> None:
     assert journal.space.reserve_bytes > 0
 
 
-def test_a_promise_is_kept_on_a_full_disk_by_giving_up_the_reserve() -> None:
+def fill(disk: SimDisk) -> None:
+    disk.capacity_bytes -= disk.free_bytes("/j")
+
+
+def steal_what_is_free(disk: SimDisk, journal: JournalFiles, epoch: int) -> None:
+    journal.persist_promise(epoch)
+    fill(disk)  # others take what was given up meanwhile
+
+
+def test_promises_are_kept_on_a_full_disk_by_spares_and_then_the_reserve() -> None:
     disk = SimDisk()
     journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
-    disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes("/j")
+    fill(disk)
 
-    journal.persist_promise(9)
+    for epoch in range(1, SPARES + 1):
+        steal_what_is_free(disk, journal, epoch)
 
-    assert journal.promised_epoch == 9
+    assert journal.space.reserve_bytes > 0
+    steal_what_is_free(disk, journal, SPARES + 1)
     assert journal.space.reserve_bytes == 0
-    assert journal.failure is None
+    with pytest.raises(OSError, match="No space"):
+        journal.persist_promise(SPARES + 2)
+    assert (journal.promised_epoch, journal.failure) == (SPARES + 1, None)
+    del journal
+    assert JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL).promised_epoch == SPARES + 1
+
+
+def test_spares_are_made_again_when_there_is_room() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    fill(disk)
+    for epoch in range(1, SPARES + 1):
+        steal_what_is_free(disk, journal, epoch)
+    disk.capacity_bytes += SPARES * SPARE_BYTES
+
+    journal.space.check()
+    fill(disk)
+
+    for epoch in range(SPARES + 1, 2 * SPARES + 1):
+        steal_what_is_free(disk, journal, epoch)
+    assert journal.space.reserve_bytes > 0
+
+
+def test_a_promise_that_finds_no_room_waits_for_it_and_what_comes_behind_it_too() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+    fill(disk)
+    for epoch in range(1, SPARES + 2):
+        steal_what_is_free(disk, journal, epoch)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        promised = asyncio.Event()
+        owner.writer.start()
+        owner.writer.run(lambda: journal.persist_promise(99), promised.set)
+        owner.writer.append([source.batch([b"x"])])
+        await until(lambda: owner.writer.counters.full_disk_waits > 1)
+        assert owner.writer.held_back_s > 0
+        assert journal.promised_epoch == SPARES + 1
+        disk.capacity_bytes += 1 << 20
+        await owner.until_durable(1)
+        assert promised.is_set()
+        assert owner.writer.held_back_s == 0
+        assert await asyncio.to_thread(owner.writer.close)
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.failures == []
+    assert journal.promised_epoch == 99
+
+
+def test_what_a_full_disk_let_through_of_a_batch_is_taken_away_and_another_one_comes_there() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL, is_replicated=True)
+    source = BatchSource.behind(journal)
+    journal.append([source.batch([b"first"])])
+    journal.sync()
+    other = BatchSource(end_offset=source.end_offset, chain=source.chain, epoch=2)
+    disk.fill_up_in_next_write(".seg", kept_bytes=300)
+
+    with pytest.raises(OSError, match="No space"):
+        journal.append([source.batch([b"partly" * 100])])
+    journal.append([other.batch([b"second"])])
+    journal.sync()
+
+    found = JournalFiles.open(
+        disk.after_power_cut(Random(1)), "/j", journal_id=7, limits=SMALL, is_replicated=True
+    )
+    assert list(payloads_of(found).values()) == [b"first", b"second"]
+    assert (found.failure, found.warnings) == (None, [])
+
+
+def test_a_power_cut_after_a_batch_that_was_written_partly_leaves_nothing_of_it() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+    journal.append([source.batch([b"first"])])
+    journal.sync()
+    disk.fill_up_in_next_write(".seg", kept_bytes=300)
+
+    with pytest.raises(OSError, match="No space"):
+        journal.append([source.batch([b"partly" * 100])])
+
+    for seed in range(20):
+        found = JournalFiles.open(disk.after_power_cut(Random(seed)), "/j", journal_id=7, limits=SMALL)
+        assert (list(payloads_of(found).values()), found.warnings) == ([b"first"], [])
+
+
+def test_an_fsync_that_says_the_disk_is_full_ends_the_journal() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    journal.append([BatchSource.behind(journal).batch([b"m"])])
+    disk.fail_next_sync(".seg", error=errno.ENOSPC)
+
+    with pytest.raises(OSError, match="No space"):
+        journal.sync()
+
+    assert journal.failure is not None
+    assert disk.exists("/j/tainted")
 
 
 def test_a_full_disk_is_no_reason_to_stop_even_when_nothing_can_be_written_aside() -> None:

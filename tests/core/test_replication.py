@@ -33,6 +33,7 @@ from quaymaster.core.replication_messages import (
     Prepare,
     Promise,
     Resign,
+    Room,
     Stale,
     Tail,
 )
@@ -1059,9 +1060,13 @@ def test_no_acknowledged_batch_is_lost_whatever_happens(seed: int) -> None:
                 spare = next(name for name in names if name not in chosen)
                 chosen[choose.randrange(3)] = spare
             cluster.appoint(choose.choice(chosen), members=tuple(chosen))
+        elif up:
+            cluster.replicas[choose.choice(up)].room = choose.choice(list(Room))
         look()
 
     cluster.is_slow = False
+    for replica in cluster.replicas.values():
+        replica.room = Room.PLENTY
     for name in names:
         if name not in cluster.replicas:
             cluster.start(name)

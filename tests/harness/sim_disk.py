@@ -113,8 +113,9 @@ class SimDisk:
         self._used_bytes = 0
         self._stale: list[bytes] = []
         self._changes_left: int | None = None
-        self._failing_syncs: list[str] = []
+        self._failing_syncs: list[tuple[str, int]] = []
         self._failing_reads: list[tuple[str, int, int]] = []
+        self._full_writes: list[tuple[str, int]] = []
         self._mutex = threading.RLock()
 
     # Faults.
@@ -123,9 +124,13 @@ class SimDisk:
         """Let so many more changes (writes, fsyncs, renames, ...) happen, then raise PowerLost for ever."""
         self._changes_left = changes
 
-    def fail_next_sync(self, name_part: str = "") -> None:
-        """Make the next fsync of a file whose path contains `name_part` return EIO and forget its dirty pages."""
-        self._failing_syncs.append(name_part)
+    def fail_next_sync(self, name_part: str = "", *, error: int = errno.EIO) -> None:
+        """Make the next fsync of a file whose path contains `name_part` fail and forget its dirty pages."""
+        self._failing_syncs.append((name_part, error))
+
+    def fill_up_in_next_write(self, name_part: str, *, kept_bytes: int) -> None:
+        """Let the next write to a file whose path contains `name_part` do so much, then return ENOSPC."""
+        self._full_writes.append((name_part, kept_bytes))
 
     def fail_reads(self, path: str, start: int, end: int) -> None:
         """Make every read that touches these bytes of a file return EIO."""
@@ -200,7 +205,13 @@ class SimDisk:
     def write(self, fd: int, data: bytes | memoryview, position: int) -> None:
         with self._mutex:
             self._change()
-            self._write(self._file(fd), bytes(data), position)
+            file, path = self._open_file(fd)
+            for full in self._full_writes:
+                if full[0] in path:
+                    self._full_writes.remove(full)
+                    self._write(file, bytes(data)[: full[1]], position)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            self._write(file, bytes(data), position)
 
     def write_many(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
         self.write(fd, b"".join(buffers), position)
@@ -222,11 +233,11 @@ class SimDisk:
             self._change()
             self.syncs += 1
             file, path = self._open_file(fd)
-            for part in self._failing_syncs:
-                if part in path:
-                    self._failing_syncs.remove(part)
+            for failing in self._failing_syncs:
+                if failing[0] in path:
+                    self._failing_syncs.remove(failing)
                     file.pending = [piece for change in file.pending for piece in _doomed(change)]
-                    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+                    raise OSError(failing[1], os.strerror(failing[1]), path)
             if self.is_lying:
                 return
             _heal(file.pending)

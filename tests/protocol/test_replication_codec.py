@@ -32,6 +32,7 @@ from quaymaster.core.replication_messages import (
     Prepare,
     Promise,
     Resign,
+    Room,
     Stale,
     Tail,
 )
@@ -71,7 +72,14 @@ def appends(draw: st.DrawFn) -> Append:
     behind = Position(draw(st.integers(0, 2**40)), 0, draw(NUMBER))
     batches = chained(draw(PAYLOADS), behind, draw(NUMBER))
     return Append(
-        draw(NUMBER), behind.end, behind.chain, batches, draw(NUMBER), draw(NUMBER), draw(st.booleans())
+        draw(NUMBER),
+        behind.end,
+        behind.chain,
+        batches,
+        draw(NUMBER),
+        draw(NUMBER),
+        draw(st.booleans()),
+        draw(st.booleans()),
     )
 
 
@@ -82,9 +90,12 @@ def tails(draw: st.DrawFn) -> Tail:
     return Tail(draw(NUMBER), behind.end, batches, draw(st.booleans()))
 
 
-PLAIN = [Prepare, Promise, Fetch, Appended, Mismatch, Stale, Resign]
+PLAIN = [Prepare, Promise, Fetch, Mismatch, Stale, Resign]
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    appends(), tails(), *(st.builds(kind, **dict.fromkeys(kind.__struct_fields__, NUMBER)) for kind in PLAIN)
+    appends(),
+    tails(),
+    st.builds(Appended, NUMBER, NUMBER, NUMBER, NUMBER, st.sampled_from(Room)),
+    *(st.builds(kind, **dict.fromkeys(kind.__struct_fields__, NUMBER)) for kind in PLAIN),
 )
 ENVELOPES = st.builds(Envelope, NAME, NAME, MESSAGES)
 
@@ -104,7 +115,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def test_every_kind_of_message_is_tried() -> None:
-    assert {Append, Tail, *PLAIN} == set(get_args(Message))
+    assert {Append, Appended, Tail, *PLAIN} == set(get_args(Message))
 
 
 @given(st.integers(0, 2**63), ENVELOPES)
@@ -114,6 +125,21 @@ def test_message_is_the_same_at_the_other_end(journal_id: int, envelope: Envelop
 
 def test_message_is_read_from_the_middle_of_what_was_received() -> None:
     assert decode_envelope(memoryview(b"before" + WHOLE)[6:]) == decode_envelope(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([6, 3, 20, 10, 1_000], Appended(3, 20, 10, 1_000, Room.PLENTY)),
+        ([5, 3, 20, 7, [], 10, 1_000, True], Append(3, 20, 7, [], 10, 1_000, tell_received=True)),
+    ],
+)
+def test_message_from_before_room_was_spoken_of_is_read(fields: list[object], message: Message) -> None:
+    body = msgspec.msgpack.encode([7, "a@1", "b@2", fields])
+
+    read = decode_envelope(struct.pack("<BI", 1, crc32c(body)) + body)
+
+    assert read == (7, Envelope("a@1", "b@2", message))
 
 
 @pytest.mark.parametrize("at", range(len(WHOLE)))

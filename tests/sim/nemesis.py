@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.replication_messages import Room
 from sim.kernel import MS, SECOND
 from sim.store import STORE, Swap
 
@@ -77,7 +78,7 @@ class Nemesis:
         for manager in cell.managers:
             manager.is_active = True
         for node in cell.nodes.values():
-            node.is_disk_low = False
+            node.have_room(Room.PLENTY)
             node.resume()
             if node.is_up:
                 node.writer.stalled_until_us = 0
@@ -144,11 +145,12 @@ class Nemesis:
 
     def _disk_full(self) -> None:
         node = self._some_node()
-        node.is_disk_low = True
-        self._kernel.after(self._random.randint(SECOND, 5 * SECOND), self._free, node)
+        took_us = self._random.randint(SECOND, 5 * SECOND)
+        node.have_room((Room.LOW, Room.RESERVE, Room.NONE)[took_us % 3])
+        self._kernel.after(took_us, self._free, node)
 
     def _free(self, node: Node) -> None:
-        node.is_disk_low = False
+        node.have_room(Room.PLENTY)
 
     def _clock_jump(self) -> None:
         node = self._node()

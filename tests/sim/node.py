@@ -32,7 +32,7 @@ from quaymaster.core.messages import message_id_of, prefix_bytes
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch, RecordType, decode_header, iterate_rows, record_at
 from quaymaster.core.replication import JournalConfiguration, LogReplica, ReadLog, Truncate, Write
-from quaymaster.core.replication_messages import Envelope
+from quaymaster.core.replication_messages import Envelope, Room
 from sim.kernel import MS, SECOND, Clock
 from sim.log_disk import LogDisk, LogWriter, Snapshot
 from sim.messages import Answer, ConnectionClosed, Copied, Copy, Received, Report, Request, Sent, TransferTo
@@ -75,7 +75,7 @@ class Node:
         self.clock = clock
         self.is_up = False
         self.is_paused = False
-        self.is_disk_low = False
+        self.room = Room.PLENTY
         self.starts = 0
         self._kernel = cell.kernel
         self._network = cell.network
@@ -120,6 +120,7 @@ class Node:
             positions=positions,
             now_ms=self.clock.monotonic_ms(),
         )
+        log.room = self.room
         queues, _, last_time_ms = self._replayed()
         self.journal = cell.bugs.variant(JournalReplica)(log, queues, last_time_ms=last_time_ms)
         self.writer = cell.bugs.variant(LogWriter)(
@@ -146,6 +147,12 @@ class Node:
     def log(self) -> LogReplica:
         """The replica of the log below its queues."""
         return self.journal.log
+
+    def have_room(self, room: Room) -> None:
+        """Let the disk have room for so much; it holds for processes to come, too."""
+        self.room = room
+        if self.is_up:
+            self.log.room = room
 
     def pause(self, took_us: int) -> None:
         """Stop the process for a while, as SIGSTOP does; whatever happens to it meanwhile waits, in order."""
@@ -540,7 +547,7 @@ class Node:
         journal = self.journal
         time_ms = self.clock.wall_ms()
         for asked in inbox:
-            if self.is_disk_low and isinstance(asked.command, Send) and journal.is_leading:
+            if journal.log.refuses_sends and isinstance(asked.command, Send) and journal.is_leading:
                 self._answer(asked, DiskFull("The disk is full."))
                 continue
             journal.propose(asked.command, asked, time_ms)

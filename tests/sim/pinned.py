@@ -11,7 +11,7 @@ CAUGHT_BY: dict[str, int] = {
     "fig8": 0,
     "volpromise": 0,
     "noprevcheck": 114,
-    "longack": 36,
+    "longack": 10,
     "nofence": 21,
     "commit-unverified": 54,
     "learner-votes": 3,
@@ -30,7 +30,7 @@ CAUGHT_BY: dict[str, int] = {
     "early-snapshot": 5,
     "stale-snapshot": 1,
     "log-cut-early": 1,
-    "copy-over-longer-log": 0,
+    "copy-over-longer-log": 6,
     "copy-without-bodies": 4,
     "copy-forgotten": 5,
     "cut-not-noticed": 10,
@@ -52,7 +52,7 @@ CAUGHT_BY: dict[str, int] = {
     "dead-letter-stays": 0,
     "time-goes-back": 1,
     "retry-is-new": 0,
-    "answers-mixed-up": 0,
+    "answers-mixed-up": 3,
 }
 """Not here are `nochain`, `noactivate`, `probably-activated`, `gap-after-rebuild` and `stale-rebuild`.
 

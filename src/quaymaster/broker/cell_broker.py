@@ -147,6 +147,7 @@ class CellBroker:
         """Recover every journal on the disk, listen, register, and follow coordination."""
         options = self._options
         await self._held.recover()
+        self._tasks.run(self._held.open_when_room())
         if options.security is not None:
             options.security.require_own(self._hello)
         tls = None if options.security is None else options.security.server_context()
@@ -235,6 +236,10 @@ class CellBroker:
     def copy_needed(self, journal_id: int, members: list[str]) -> None:
         """See `Peers`."""
         self._copies.needed(journal_id, members)
+
+    def stuck(self, journal_id: int) -> None:
+        """See `Peers`."""
+        self._tasks.run(self._held.reopen(journal_id))
 
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
         """See `Peers`."""

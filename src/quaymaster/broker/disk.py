@@ -237,8 +237,14 @@ class FileHandle:
         self._disk = disk
         self.fd = fd
 
+    def close(self) -> None:
+        """Close it now: whoever still has it does not use it any more."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
+
     def __del__(self) -> None:
-        self._disk.close(self.fd)
+        self.close()
 
 
 def is_full(error: OSError) -> bool:

@@ -17,17 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from quaymaster.broker import journal_copy
-from quaymaster.broker.disk import Disk
+from quaymaster.broker.disk import Disk, is_full
 from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.journal_service import JournalOptions, JournalService, Peers
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell import BrokerLoad, BrokerReport
 from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.protocol.broker_calls import DropRequest
 
 TRANSFER_LOOK_S = 0.005
+ROOM_LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ class HeldJournals:
         self._peers = peers
         self._disk = disk
         self._on_stopped = on_stopped
+        self._without_room: set[int] = set()
+        """Replicas on the disk that could not be opened because it is full."""
         self._changing = asyncio.Lock()
 
     async def recover(self) -> None:
@@ -62,10 +66,7 @@ class HeldJournals:
         self._disk.make_directory(str(self.directory))
         journal_copy.settle(self.directory)
         for number in sorted(int(name) for name in os.listdir(self.directory) if name.isdigit()):
-            try:
-                await self.open(number)
-            except (JournalCorrupt, SnapshotsDamaged) as error:
-                self._put_aside(number, error)
+            await self._open_if_room(number)
 
     async def open(self, number: int) -> JournalService:
         """Return the replica of a journal, a new and empty one if there is none."""
@@ -86,6 +87,39 @@ class HeldJournals:
         self.tell(number)
         return journal
 
+    async def _open_if_room(self, number: int) -> None:
+        """Open a replica; one that is damaged is put aside; on a full disk `open_when_room` does it later."""
+        try:
+            await self.open(number)
+        except (JournalCorrupt, SnapshotsDamaged) as error:
+            self._put_aside(number, error)
+            self._without_room.discard(number)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            if number not in self._without_room:
+                self._without_room.add(number)
+                log_failure(log, "replica not opened on a full disk", error, journal=number)
+        else:
+            self._without_room.discard(number)
+
+    async def open_when_room(self) -> None:
+        """Open replicas that found no room, when there is some; for ever."""
+        while True:
+            await asyncio.sleep(ROOM_LOOK_S)
+            for number in sorted(self._without_room):
+                await self._open_if_room(number)
+
+    async def reopen(self, number: int) -> None:
+        """Open a replica anew, without what it could not write."""
+        log_event(log, logging.WARNING, "replica opened anew on a full disk", journal=number)
+        async with self._changing:
+            journal = self.opened.pop(number, None)
+            if journal is None:
+                return  # dropped meanwhile
+            await journal.close()
+        await self._open_if_room(number)
+
     def tell(self, number: int) -> None:
         """Tell a replica the newest configuration of its journal, as far as there is one."""
         journal, configuration = self.opened.get(number), self.configurations.get(number)
@@ -100,7 +134,7 @@ class HeldJournals:
                 await journal.close()
                 await asyncio.get_running_loop().run_in_executor(None, exchange, journal)
         finally:
-            await self.open(number)
+            await self._open_if_room(number)
 
     async def transfer(self, journal: JournalService, member: str, timeout_s: float) -> bool:
         """Hand a journal to a member; true when this broker has resigned, and the member has everything."""
@@ -158,6 +192,8 @@ class HeldJournals:
             {number: journal.seen() for number, journal in journals.items()},
             disk_free_bytes=self._disk.free_bytes(str(self.directory)),
             is_disk_low=any(journal.host.writer.disk_low for journal in journals.values()),
+            has_space=not self._without_room
+            and all(journal.files.room < Room.RESERVE for journal in journals.values()),
             load=BrokerLoad(
                 long_polls=sum(journal.host.waiters.parked for journal in journals.values()),
                 log_bytes=sum(
@@ -173,6 +209,8 @@ class HeldJournals:
         for number, journal in self.opened.items():
             if journal.host.stopped is not None:
                 return f"Journal {number} stopped: {journal.host.stopped}"
+        if self._without_room:
+            return f"There is no room to open journals {sorted(self._without_room)}."
         return None
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,7 @@ from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.journal_files import JournalFiles, adopt_copy
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.recovery import INDEX_NAME
-from quaymaster.core.errors import InternalFailure, Timeout
+from quaymaster.core.errors import DiskFull, InternalFailure, Timeout
 
 READ_BYTES = 1 << 20
 IDLE_S = 10.0
@@ -137,9 +138,23 @@ class CopySource:
 async def fetch(
     directory: Path, manifest: CopyManifest, read: Callable[[str, int], Awaitable[bytes]]
 ) -> None:
-    """Write the files of a copy into an empty directory, durably."""
+    """Write the files of a copy into an empty directory, durably; nothing is left of one that fails."""
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, _make_empty, directory)
+    try:
+        wanted_bytes = sum(file.size for file in manifest.files)
+        if RealDisk().free_bytes(str(directory)) < wanted_bytes:
+            raise DiskFull(f"There is no room for a copy of {wanted_bytes} bytes.")
+        await _fetch_files(directory, manifest, read)
+    except BaseException:
+        await loop.run_in_executor(None, partial(shutil.rmtree, directory, ignore_errors=True))
+        raise
+
+
+async def _fetch_files(
+    directory: Path, manifest: CopyManifest, read: Callable[[str, int], Awaitable[bytes]]
+) -> None:
+    loop = asyncio.get_running_loop()
     for file in manifest.files:
         if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
             raise InternalFailure(f"A copy names a file outside its directory: {file.name}")

@@ -4,7 +4,7 @@
                 journal.state             identity, promised epoch, start, durable floor; replaced whole
                 00000000000000000000.seg  segments, named by base offset; the last one is active
                 next-segment-1.tmp        prepared ahead of need; deleted at open, like every *.tmp
-                reserve                   room kept for deletes on a full disk
+                reserve, spare-0          room kept for a full disk (broker/space)
                 tainted                   an fsync failed: the next open copies what verifies to fresh files
                 cut                       the journal is being cut at an offset: the next open goes on with that
 
@@ -70,6 +70,7 @@ from quaymaster.core.records import (
     iterate_rows,
     rewrite_batch,
 )
+from quaymaster.core.replication_messages import Room
 
 STATE_VERSION = 1
 STATE_MAGIC = b"QMJ"
@@ -77,6 +78,8 @@ STATE_NAME = "journal.state"
 LOCK_NAME = "lock"
 TAINTED_NAME = "tainted"
 CUT_NAME = "cut"
+ACTIVE_LEFT_SHARE = 4
+"""The last quarter of the active segment is not counted on: what is on its way when the disk is full goes there."""
 
 _STATE = struct.Struct("<B3sQ16s16sQQQ")
 _CRC = struct.Struct("<I")
@@ -258,6 +261,16 @@ class JournalFiles:
         return self._view[1][0]
 
     @property
+    def room(self) -> Room:
+        """How much room there is for batches, as of the last look."""
+        room = self.space.room
+        if room is Room.NONE:
+            active = self._segments[-1]
+            if active.capacity - active.data_end > active.capacity // ACTIVE_LEFT_SHARE:
+                return Room.RESERVE
+        return room
+
+    @property
     def group_bytes_max(self) -> int:
         """How many bytes one group commit should not go beyond."""
         return self._limits.group_bytes_max
@@ -340,11 +353,15 @@ class JournalFiles:
         """
         self._check_running()
         assert end <= self.end_offset, f"the journal ends at {self.end_offset}, before {end}"
-        with self._change_lock, self._state_lock, self._sync_lock, self._stop_on_failure(full_too=True):
-            write_file_durably(self._disk, self._directory, CUT_NAME, b"%d\n" % end)
-            state = replace(self._state, durable_floor=min(end, self._state.durable_floor))
-            write_file_durably(self._disk, self._directory, STATE_NAME, _render_state(state))
-            self._state = state
+        with self._change_lock, self._state_lock:
+            # The floor first: what is cut must not be missed when a crash comes before the end.
+            self._write_state(replace(self._state, durable_floor=min(end, self._state.durable_floor)))
+            with self._stop_on_failure():
+                self.space.put(CUT_NAME, b"%d\n" % end)
+            self._cut(end)
+
+    def _cut(self, end: int) -> None:
+        with self._sync_lock, self._stop_on_failure(full_too=True):
             bases = [segment.base_offset for segment in self._segments]
             kept = len(_cut_files(self._disk, self._directory, bases, end))
             last = self._segments[kept - 1]
@@ -363,10 +380,17 @@ class JournalFiles:
             self.truncations += 1
 
     def persist_floor(self) -> None:
-        """Write down how far the journal is durable, so that damage below is never taken for a torn write."""
+        """Write down how far the journal is durable, so that damage below is never taken for a torn write.
+
+        OSError (is_full) on a full disk: a note is worth no spare.
+        """
         with self._state_lock:
             if self.durable_floor > self._state.durable_floor:
-                self._write_state(replace(self._state, durable_floor=self.durable_floor))
+                self._check_running()
+                state = replace(self._state, durable_floor=self.durable_floor)
+                with self._stop_on_failure():
+                    write_file_durably(self._disk, self._directory, STATE_NAME, _render_state(state))
+                self._state = state
 
     def persist_floor_if_due(self) -> None:
         """Write down the durable floor once for each new segment, so that a lost last segment is noticed.
@@ -736,8 +760,13 @@ class JournalFiles:
         if not buffers:
             return
         position = segment.data_end
-        with self._stop_on_failure():
-            self._disk.write_many(segment.open_file(self._disk).fd, buffers, position)
+        try:
+            with self._stop_on_failure():
+                self._disk.write_many(segment.open_file(self._disk).fd, buffers, position)
+        except OSError as error:
+            if is_full(error):
+                self._clear(segment, position, sum(map(len, buffers)))
+            raise
         every = self._limits.index_every_bytes
         for header in headers:
             segment.note_batch(header, position, every)
@@ -746,6 +775,18 @@ class JournalFiles:
         self.end_chain = last.chain
         self.last_epoch = last.epoch
         self.end_offset = last.next_offset
+
+    def _clear(self, segment: Segment, position: int, length: int) -> None:
+        """Take away what a full disk has let through of a write: another batch may come in its place."""
+        fd = segment.open_file(self._disk).fd
+        try:
+            with self._stop_on_failure():
+                self._disk.fill_zeros(fd, position, min(position + length, segment.capacity))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return  # a file system that writes nothing in place; the chain tells what is there from what comes
+        self._sync_segment(segment)
 
     def _sync_segment(self, segment: Segment) -> None:
         with self._sync_lock:
@@ -821,17 +862,10 @@ class JournalFiles:
         return kept, dropped
 
     def _write_state(self, state: _State) -> None:
-        """Replace the state file; the caller holds its lock. On a full disk the reserve is given up for it."""
+        """Replace the state file, on a full disk too; the caller holds its lock."""
         self._check_running()
-        data = _render_state(state)
         with self._stop_on_failure():
-            try:
-                write_file_durably(self._disk, self._directory, STATE_NAME, data)
-            except OSError as error:
-                if not is_full(error) or not self.space.reserve_bytes:
-                    raise
-                self.space.release_reserve()
-                write_file_durably(self._disk, self._directory, STATE_NAME, data)
+            self.space.put(STATE_NAME, _render_state(state))
         self._state = state
 
 
@@ -1177,8 +1211,7 @@ def _cut_files(disk: Disk, directory: str, bases: list[int], end: int) -> list[i
             position = at + batch.length
     except SegmentDamaged:
         pass  # behind the last batch there is a footer, or what an earlier try has left
-    disk.truncate(handle.fd, position)
-    disk.fill_zeros(handle.fd, position, max(size, position + 1))
+    disk.fill_zeros(handle.fd, position, max(size, position + 1))  # in place: a full disk gives nothing new
     disk.sync(handle.fd)
     return kept
 

@@ -20,7 +20,7 @@ import msgspec
 from quaymaster.broker import record_repair
 from quaymaster.broker.chunk_store import ChunkStore
 from quaymaster.broker.clock import QueueClock
-from quaymaster.broker.disk import Disk, RealDisk
+from quaymaster.broker.disk import Disk, RealDisk, is_full
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
 from quaymaster.broker.moves import Moves
@@ -47,6 +47,8 @@ COUNTED_AT_A_TIME = 5_000
 TAIL_BYTES_MAX = 16 << 20
 """The newest batches are kept for the other replicas, up to so much."""
 ACTIVATION_RETRY_S = 0.2
+REBUILD_RETRY_S = 1.0
+"""Making the queues anew is tried again after so long on a full disk."""
 LAST_COMMIT_TIMEOUT_S = 1.0
 """How long the last snapshot of a replica with others waits for their answers: they may be closing too."""
 
@@ -81,6 +83,9 @@ class Peers(Protocol):
 
     def copy_needed(self, journal_id: int, members: list[str]) -> None:
         """These members need a copy of the journal; `host.on_copied` when they have one."""
+
+    def stuck(self, journal_id: int) -> None:
+        """The journal could not write what it took on a full disk: open it anew, without that."""
 
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
         """Return what other members have of these records, and how many others there are."""
@@ -258,6 +263,7 @@ class JournalService:
             "compaction_freed_bytes": self.compaction.freed_bytes,
             "pending_bytes": host.writer.pending_bytes,
             "disk_low": host.writer.disk_low,
+            "room": self.files.room.name.lower(),
             "body_cache_bytes": host.bodies.size_bytes,
             "body_cache_hits": host.bodies.hits,
             "body_cache_misses": host.bodies.misses,
@@ -295,8 +301,17 @@ class JournalService:
     async def _rebuild(self) -> None:
         """Make the queues anew, once. Each cut asks for it: one that was overtaken by another cut leaves it to that."""
         async with self.snapshots.replaced() as replace:
-            if not self.host.replica.is_ready:
-                await self._rebuild_now(replace)
+            while not self.host.replica.is_ready:
+                try:
+                    await self._rebuild_now(replace)
+                    return
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                log_event(
+                    log, logging.WARNING, "queues not made anew", journal=self.journal_id, reason="disk full"
+                )
+                await asyncio.sleep(REBUILD_RETRY_S)
 
     async def _rebuild_now(self, replace: Callable[[SnapshotStore, ChunkStore], None]) -> None:
         options, replicated_log = self._options, self.host.replica.log
@@ -426,6 +441,11 @@ class _Links:
 
     def rebuild(self) -> None:
         self._service.start_rebuild()
+
+    def stuck(self) -> None:
+        peers = self._service._peers
+        assert peers is not None, "a lone replica waits for room"
+        peers.stuck(self._service.journal_id)
 
     def leads(self, is_leading: bool) -> None:
         self._service.leads(is_leading)

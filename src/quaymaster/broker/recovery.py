@@ -177,9 +177,10 @@ def _recover(
             in_flight_max=in_flight_max,
             cell_format=cell_format,
         )
-    except ChunkLost:
+    except (ChunkLost, OSError):
         for files in opened:
-            files.close()  # and lets go of the directory
+            files.close()
+        lock.close()  # for the next try: what was raised keeps everything alive that it has passed
         raise
 
 

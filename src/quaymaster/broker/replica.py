@@ -77,6 +77,8 @@ TICK_MS = 50
 """How often a replica with others hears that time passes."""
 TICK_LATE_MS = 200
 """After so long without, the process may have been stopped: the replica hears of it before it decides anything."""
+HELD_BACK_MAX_S = 1.0
+"""A replica that does not lead and could not write for so long is opened anew, without what it could not write."""
 DAMAGED_RETRY_S = 10.0
 READ_BYTES_MAX = 1 << 20
 """So much of the log is read from disk at once for a member that is behind."""
@@ -129,6 +131,9 @@ class ReplicaLinks(Protocol):
 
     def rebuild(self) -> None:
         """The queues are worthless: make them anew from the files, then call `rebuilt`."""
+
+    def stuck(self) -> None:
+        """The disk is full, and what this replica took from a leader cannot be written: open the journal anew."""
 
     def leads(self, is_leading: bool) -> None:
         """This replica has begun to lead, or leads no longer."""
@@ -187,6 +192,10 @@ class ReplicaHost:
         self._ticked_ms = 0
         self._large_replies: deque[tuple[Reply, ReceiveOutcome]] = deque()
         self._tasks: set[asyncio.Future[Any]] = set()
+        self._is_stuck = False
+        self._others_full = DiskFull(
+            "The disks of most replicas are almost full: messages can be received and deleted, not sent."
+        )
         self._disk_full = DiskFull("The disk is almost full: messages can be received and deleted, not sent.")
         self._overloaded = Overloaded("Too much waits to be written to disk.")
 
@@ -258,6 +267,7 @@ class ReplicaHost:
             self._ticked_ms = late_ms
             replica.on_tick(late_ms)
         now_ms = self.clock.time_ms()
+        replica.log.room = self.files.room
         refused = self._sends_refused()
         for command, token in inbox:
             if refused is not None and type(command) is Send:
@@ -282,6 +292,8 @@ class ReplicaHost:
             return self._disk_full
         if self.writer.pending_bytes > PENDING_BYTES_MAX:
             return self._overloaded
+        if not self.replica.log.majority_has_room:
+            return self._others_full
         return None
 
     # Doing
@@ -294,7 +306,16 @@ class ReplicaHost:
         """Tell the replica that time passes, from now on: it has others to talk to."""
         self._ticked_ms = monotonic_ms()
         self._ticker = self._loop.call_later(TICK_MS / 1000, self.tick)
+        self._look_at_room()
         self._feed(self.replica.on_tick, self._ticked_ms)
+
+    def _look_at_room(self) -> None:
+        self.replica.log.room = self.files.room
+        is_held_back = self.writer.held_back_s > HELD_BACK_MAX_S
+        if is_held_back and not self._is_stuck and self.replica.role not in ("activating", "leading"):
+            # Promises wait behind what cannot be written. A leader's followers have it; it is not in the way of theirs.
+            self._is_stuck = True
+            self._links.stuck()
 
     def on_configuration(self, configuration: JournalConfiguration) -> None:
         """The journal's key was read from coordination."""
@@ -307,6 +328,7 @@ class ReplicaHost:
     def receive(self, envelopes: list[Envelope]) -> None:
         """Take what other replicas of this journal said to this one."""
         now_ms = monotonic_ms()
+        self.replica.log.room = self.files.room
         for envelope in envelopes:
             is_ours = envelope.receiver == self.replica.node  # not that of a disk we had before
             if is_ours and not self._tell(self.replica.on_message, envelope.sender, envelope.message, now_ms):

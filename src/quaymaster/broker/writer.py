@@ -8,12 +8,13 @@ While an fsync runs the next group forms by itself, so no timer is needed. Promi
 their turn between the batches. A second thread, the keeper, prepares the next segment, watches free space and
 writes down the durable floor, out of the commits' way.
 
-A full disk holds batches back and tries again until there is room. Any other error ends the writer for good:
+A full disk holds everything back and tries again until there is room. Any other error ends the writer for good:
 `on_failed` is called once, and nothing more is written.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +24,14 @@ from typing import NamedTuple
 from quaymaster.broker.disk import is_full
 from quaymaster.broker.journal_files import JournalClosed, JournalFiles
 from quaymaster.core.records import Batch
+from quaymaster.core.replication_messages import Room
+from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Histogram
 
 FULL_DISK_RETRY_S = 0.25
 KEEPER_INTERVAL_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class _Action(NamedTuple):
@@ -89,6 +94,8 @@ class JournalWriter:
         self._keeper_wake = threading.Event()
         self._failed_lock = threading.Lock()
         self._failed: Exception | None = None
+        self._held_since: float | None = None
+        self._told_room = Room.PLENTY
         self._writer = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._keeper = threading.Thread(target=self._keep, name="journal-keeper", daemon=True)
         self.counters = WriterCounters()
@@ -102,6 +109,12 @@ class JournalWriter:
     def disk_low(self) -> bool:
         """Whether free space is below the limit: refuse sends, let deletes and receives go on."""
         return self._journal.space.disk_low
+
+    @property
+    def held_back_s(self) -> float:
+        """For how long the writer has waited for room; 0 when it does not."""
+        since = self._held_since
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def failed(self) -> Exception | None:
@@ -160,14 +173,29 @@ class JournalWriter:
         return self._queue.get() if work is None else work
 
     def _act(self, work: _Action) -> bool:
-        try:
-            work.act()
-        except (OSError, JournalClosed) as error:
-            self._fail(error)
-            return False
+        while True:
+            try:
+                work.act()
+            except (OSError, JournalClosed) as error:
+                if self._journal.failure is not None or not (isinstance(error, OSError) and is_full(error)):
+                    self._fail(error)
+                    return False
+            else:
+                break
+            if not self._wait_for_room():
+                return False
+        self._held_since = None
         self._told_end = self._journal.durable_end
         self._call(work.done)
         return True
+
+    def _wait_for_room(self) -> bool:
+        """Wait a moment on a full disk; false when the writer was closed meanwhile."""
+        if self._held_since is None:
+            self._held_since = time.monotonic()
+        self._journal.space.note_full()
+        self.counters.full_disk_waits += 1
+        return not self._closing.wait(FULL_DISK_RETRY_S)
 
     def _gather(self, work: tuple[Sequence[Batch], bool]) -> tuple[list[Batch], int, bool]:
         """Take what waits, up to the limit of one group; at least the work that is there."""
@@ -228,15 +256,14 @@ class JournalWriter:
                 if not is_full(error):
                     raise
             else:
+                self._held_since = None
                 return True
             group = [batch for batch in group if batch.base_offset >= journal.end_offset]
-            journal.space.note_full()
             durable_end = journal.sync()
             if durable_end > self._told_end:
                 self._told_end = durable_end
                 self._call(self._on_progress, durable_end, durable_end, journal.truncations)
-            self.counters.full_disk_waits += 1
-            if self._closing.wait(FULL_DISK_RETRY_S):
+            if not self._wait_for_room():
                 return False
 
     # The keeper's thread.
@@ -248,6 +275,7 @@ class JournalWriter:
                 self._keeper_wake.clear()
                 journal.space.prepare_next()
                 journal.space.check()
+                self._tell_room()
                 try:
                     journal.persist_floor_if_due()
                 except OSError as error:
@@ -263,6 +291,18 @@ class JournalWriter:
         except Exception as error:
             self._fail(error)
             raise
+
+    def _tell_room(self) -> None:
+        room = self._journal.room
+        if room is not self._told_room:
+            self._told_room = room
+            log_event(
+                log,
+                logging.INFO if room is Room.PLENTY else logging.WARNING,
+                "room on the disk changed",
+                journal=self._journal.journal_id,
+                room=room.name.lower(),
+            )
 
     # Both.
 

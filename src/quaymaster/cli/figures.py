@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from quaymaster.broker.elections import PHASES
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.peer_links import broker_of
 from quaymaster.core.partition import Partition
+from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 
 QUEUES_AT_A_TIME = 1_000
@@ -75,6 +77,9 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
     segments = [segment for journal in journals for segment in journal.files.segments()]
     yield Sample("quaymaster_journals", len(journals) - len(led), ("follower",))
     yield Sample("quaymaster_journals", len(led), ("leader",))
+    rooms = Counter(journal.files.room for journal in journals)
+    for room in Room:
+        yield Sample("quaymaster_journals_by_room", rooms[room], (room.name.lower(),))
     yield Sample("quaymaster_journal_leader_changes_total", sum(journal.leaderships for journal in journals))
     yield Sample(
         "quaymaster_replication_lag_records",

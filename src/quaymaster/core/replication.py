@@ -15,6 +15,8 @@ order, then the rest. The rules, from the protocol's executable model (tests/sim
 - What is committed is durable on a majority, and the last of it has the leader's own epoch. Nothing is committed
   before coordination holds `activated`.
 - Nothing committed is ever cut.
+- A follower whose disk is full takes no batches and acknowledges none; promises, and all it has, stay. A leader hears
+  of it with every answer, and refuses sends while no majority has room.
 
 Times are milliseconds of a clock that does not jump. Members are named `node@storage_id`: a disk that was lost or
 re-formatted is another member. A learner is fed like a follower and has no vote.
@@ -43,6 +45,7 @@ from quaymaster.core.replication_messages import (
     Prepare,
     Promise,
     Resign,
+    Room,
     Stale,
     Tail,
 )
@@ -132,6 +135,7 @@ class _Follower:
         "is_reading",
         "next_end",
         "received_end",
+        "room",
         "sent_ms",
         "suggested",
         "unanswered",
@@ -150,6 +154,7 @@ class _Follower:
         """Whether it is unknown where its log and ours agree: one empty message at a time."""
         self.is_reading = False
         self.is_copying = False
+        self.room = Room.PLENTY
         self.suggested: Mismatch | None = None
         """Where it says its log ends, until that was compared with ours on disk."""
         self.unanswered: deque[tuple[int, int]] = deque()
@@ -198,6 +203,8 @@ class LogReplica:
         """As a leader: whether a majority heard it lately, when it last looked."""
         self.configuration: JournalConfiguration | None = None
         """The newest that was seen."""
+        self.room = Room.PLENTY
+        """What the own disk has room for; the host says it."""
         self._durable_promise = promised_epoch
         self._heard_ms = now_ms if promised_epoch else now_ms - LEASE_MS
         """When the leader was last heard; after a start it may just have been."""
@@ -263,6 +270,23 @@ class LogReplica:
             reverse=True,
         )
         return heard[len(heard) // 2] if heard else 0.0
+
+    @property
+    def majority_has_room(self) -> bool:
+        """Whether a majority of the members can take sends: a leader that takes them itself, and whom it hears."""
+        followers = [self._followers[member] for member in self._members if member in self._followers]
+        if all(follower.room is Room.PLENTY for follower in followers):
+            return True  # who is not heard of is another matter
+        short = sum(
+            follower.room is not Room.PLENTY or self._now_ms - follower.heard_ms >= LEASE_MS
+            for follower in followers
+        )
+        return 2 * short < len(self._members)
+
+    @property
+    def refuses_sends(self) -> bool:
+        """Whether a leader's own disk is low, or those of so many others that no majority has room."""
+        return self.room is not Room.PLENTY or not self.majority_has_room
 
     def lag_of(self) -> dict[str, int]:
         """Return for each follower and learner how many records of the log it has not made durable."""
@@ -722,14 +746,17 @@ class LogReplica:
         self._heard_ms = self._now_ms
         self._heartbeat_ms = message.sent_ms
         previous = message.previous_end
+        if message.batches and self._is_out_of_room(message):
+            self._tell_leader(always=True)
+            return
         if previous > self.commit:
             position = self.tail.position_at(previous)
             if position is None or position.chain != message.previous_chain:
-                self._say_mismatch(sender, message.epoch)
+                self._say_mismatch(sender, message)
                 return
         elif previous < self.commit and not message.batches:
             # A heartbeat below what is known to be committed: nothing to compare, and nothing to acknowledge.
-            self._say_mismatch(sender, message.epoch)
+            self._say_mismatch(sender, message)
             return
         end = self._take_in(message.batches) if message.batches else previous
         self._verified_end = max(self._verified_end, end, min(previous, self.commit))
@@ -774,9 +801,14 @@ class LogReplica:
         self.accepted = [batch for batch in self.accepted if batch.next_offset <= end]
         self.truncated_to = end if self.truncated_to is None else min(self.truncated_to, end)
 
-    def _say_mismatch(self, leader: str, epoch: int) -> None:
-        if self._durable_promise >= epoch:
-            self._say(leader, Mismatch(epoch, self.end.end, self.end.chain, self.commit))
+    def _is_out_of_room(self, message: Append) -> bool:
+        return self.room is Room.NONE or (self.room is Room.RESERVE and not message.sends_refused)
+
+    def _say_mismatch(self, leader: str, message: Append) -> None:
+        if self._is_out_of_room(message):
+            self._tell_leader(always=True)  # it could not take what it lacks
+        elif self._durable_promise >= message.epoch:
+            self._say(leader, Mismatch(message.epoch, self.end.end, self.end.chain, self.commit))
 
     def _tell_leader(self, *, always: bool = False) -> None:
         """Acknowledge what is durable and was compared under this epoch."""
@@ -785,7 +817,7 @@ class LogReplica:
         told = (min(self.written_end, self._verified_end), min(self.durable_end, self._verified_end))
         if always or told > self._told:
             self._told = told
-            self._say(self.leader, Appended(self.epoch, *told, self._heartbeat_ms))
+            self._say(self.leader, Appended(self.epoch, *told, self._heartbeat_ms, self.room))
 
     # Leading
 
@@ -797,8 +829,13 @@ class LogReplica:
         follower.received_end = max(follower.received_end, message.received_end)
         while follower.unanswered and follower.unanswered[0][0] <= follower.received_end:
             follower.unanswered_bytes -= follower.unanswered.popleft()[1]
+        follower.room = message.room
         if follower.is_probing and message.received_end >= follower.next_end:
             follower.is_probing = False
+        if self._takes_nothing(follower):
+            follower.forget_unanswered()
+            follower.is_probing = True  # until it has room, it is only asked where its log ends
+            follower.next_end = self.end.end
         if not follower.is_copying:
             self._is_feed_due = True
         if message.durable_end > follower.durable_end:
@@ -806,6 +843,9 @@ class LogReplica:
             if sender in self._members:
                 self._advance_commit()
             self._resign_if_done()
+
+    def _takes_nothing(self, follower: _Follower) -> bool:
+        return follower.room is Room.NONE or (follower.room is Room.RESERVE and not self.refuses_sends)
 
     def _advance_commit(self) -> None:
         ends = sorted(
@@ -890,7 +930,15 @@ class LogReplica:
         follower.sent_ms = self._now_ms
         self._say(
             member,
-            Append(self.epoch, position.end, position.chain, [], self._announced_commit(), self._now_ms),
+            Append(
+                self.epoch,
+                position.end,
+                position.chain,
+                [],
+                self._announced_commit(),
+                self._now_ms,
+                sends_refused=self.refuses_sends,
+            ),
         )
 
     def _send_batches(
@@ -912,6 +960,7 @@ class LogReplica:
                 self._announced_commit(),
                 self._now_ms,
                 self._tell_received,
+                self.refuses_sends,
             ),
         )
 

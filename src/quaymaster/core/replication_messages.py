@@ -11,9 +11,21 @@ bytes they have on disk; whoever takes them in from a connection checks their CR
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import msgspec
 
 from quaymaster.core.records import Batch
+
+
+class Room(IntEnum):
+    """What a replica's disk has room for. LOW: sends are to be refused. RESERVE: only the reserve is left, for what
+    makes room: deletes and receives. NONE: nothing more is taken."""
+
+    PLENTY = 0
+    LOW = 1
+    RESERVE = 2
+    NONE = 3
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -50,7 +62,8 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Write these behind the batch that ends at `previous_end` with `previous_chain`. Empty: a heartbeat.
 
     `commit` is the leader's commit index. `sent_ms` is the leader's clock, to be sent back. `tell_received`:
-    answer once when they are written, before they are durable.
+    answer once when they are written, before they are durable. `sends_refused`: the leader takes no sends for want of
+    room, so what comes from now on is worth the reserve.
     """
 
     epoch: int
@@ -60,15 +73,20 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     commit: int
     sent_ms: int
     tell_received: bool = False
+    sends_refused: bool = False
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """My log is the leader's up to `received_end`, as far as it is written, and durable up to `durable_end`."""
+    """My log is the leader's up to `received_end`, as far as it is written, and durable up to `durable_end`.
+
+    Who has no room takes no batches, and says so with `room`.
+    """
 
     epoch: int
     received_end: int
     durable_end: int
     sent_ms: int
+    room: Room = Room.PLENTY
 
 
 class Mismatch(msgspec.Struct, frozen=True, array_like=True, tag=7):

@@ -181,6 +181,13 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_journals": Declaration(
         "gauge", "Replicas of journals on this broker, in a cell.", ("role",), is_of_cells=True
     ),
+    "quaymaster_journals_by_room": Declaration(
+        "gauge",
+        "Replicas of journals on this broker, by the room that its disk has: plenty, low (sends are refused), reserve "
+        "(only what makes room is taken), none.",
+        ("room",),
+        is_of_cells=True,
+    ),
     "quaymaster_replication_lag_records": Declaration(
         "gauge",
         "How many records the follower that is furthest behind has not made durable, in a cell.",

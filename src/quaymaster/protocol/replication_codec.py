@@ -52,6 +52,7 @@ class _Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     commit: int
     sent_ms: int
     tell_received: bool
+    sends_refused: bool = False
 
 
 class _Tail(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -85,6 +86,7 @@ def encode_envelope(journal_id: int, envelope: Envelope, *, version: int = REPLI
             message.commit,
             message.sent_ms,
             message.tell_received,
+            message.sends_refused,
         )
     elif type(message) is Tail:
         batches = [batch.data for batch in message.batches]
@@ -123,6 +125,7 @@ def _message(
             sent.commit,
             sent.sent_ms,
             sent.tell_received,
+            sent.sends_refused,
         )
     if type(sent) is _Tail:
         return Tail(sent.epoch, sent.start, _batches(sent.batches, sent.start, None), sent.is_gone)
