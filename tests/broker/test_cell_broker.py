@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import msgspec
 import pytest
 from harness.broker_support import define, message, number_of, options
 
-from quaymaster.broker import journal_service
+from quaymaster.broker import cell_calls, copy_calls, journal_service
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
+from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_COPY
 from quaymaster.broker.disk import Disk
+from quaymaster.broker.peer_links import REPLICATE
+from quaymaster.broker.record_repair import RECORD
 from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Event, Listing
@@ -31,7 +34,7 @@ from quaymaster.core.commands import (
     Send,
     SetQueue,
 )
-from quaymaster.core.errors import NotLeader, NotNow
+from quaymaster.core.errors import AccessDenied, CallerError, NotLeader, NotNow
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope, Resign
 from quaymaster.net.rpc import RPCClient
@@ -80,6 +83,7 @@ class Cell:
         self.coordination = Store()
         self.brokers: dict[str, CellBroker] = {}
         self.clients: dict[str, RPCClient] = {}
+        self.managers: dict[str, RPCClient] = {}
         self.stopped: list[Exception] = []
         self.disks: dict[str, Disk] = {}
         """Those that are not the machine's."""
@@ -103,18 +107,24 @@ class Cell:
         )
         await broker.start()
         self.brokers[name] = broker
-        host, _, port = broker.address.rpartition(":")
-        self.clients[name] = RPCClient((host, int(port)), Hello(cell="test", role="frontend", node="f"))
+        self.clients[name] = self.client(name, "frontend")
+        self.managers[name] = self.client(name, "manager")
         return broker
+
+    def client(self, name: str, role: str, node: str = "n") -> RPCClient:
+        """Return a connection to a broker, as a node of some role."""
+        host, _, port = self.brokers[name].address.rpartition(":")
+        return RPCClient((host, int(port)), Hello(cell="test", role=role, node=node))
 
     async def stop(self, name: str) -> None:
         """Stop a broker."""
         await self.clients.pop(name).close()
+        await self.managers.pop(name).close()
         await self.brokers.pop(name).close()
 
     async def call(self, name: str, method: str, body: bytes) -> bytes:
-        """Ask a broker."""
-        return await self.clients[name].ask(method, body, 10_000)
+        """Ask a broker, as a manager."""
+        return await self.managers[name].ask(method, body, 10_000)
 
     async def create(self, *names: str) -> None:
         """Begin the journal on these brokers, led by the first."""
@@ -163,9 +173,8 @@ class Cell:
 
     async def ask(self, name: str, command: Command) -> Outcome:
         """Give a broker a command for the journal."""
-        return decode_outcome(
-            await self.call(name, COMMAND, JOURNAL_ID.pack(JOURNAL) + encode_command(command))
-        )
+        body = JOURNAL_ID.pack(JOURNAL) + encode_command(command)
+        return decode_outcome(await self.clients[name].ask(COMMAND, body, 10_000))
 
     async def send(self, name: str, first: int, last: int) -> None:
         """Send messages with these numbers, one by one, at once."""
@@ -250,8 +259,9 @@ def test_who_does_not_lead_says_who_does(tmp_path: Path) -> None:
         with pytest.raises(NotLeader) as refused:
             await cell.ask("b", Receive(1, 0, 10))
         assert cell.brokers["a"].address == refused.value.leader_hint
+        body = JOURNAL_ID.pack(99) + encode_command(Receive(1, 0, 1))
         with pytest.raises(NotLeader):
-            await cell.call("a", COMMAND, JOURNAL_ID.pack(99) + encode_command(Receive(1, 0, 1)))
+            await cell.clients["a"].ask(COMMAND, body, 10_000)
         return refused.value.leader_hint
 
     assert run(tmp_path, story)
@@ -459,13 +469,48 @@ def test_nobody_but_a_broker_speaks_for_its_replicas(tmp_path: Path) -> None:
         leader = cell.brokers["a"].journals[JOURNAL].member
         forged = Envelope(leader, replica.node, Resign(replica.epoch))
         before = replica.log.hears_leader(monotonic_ms())
-        cell.clients["b"].notify("replicate", encode_envelope(JOURNAL, forged))
-        await cell.call("b", REPORT, b"")
+        for role in ("broker", "frontend"):
+            other = cell.client("b", role, node="c")
+            assert other.notify(REPLICATE, encode_envelope(JOURNAL, forged))
+            with suppress(CallerError, NotNow):
+                await other.ask(COPY_END, b"", 10_000)  # behind it
+            await other.close()
         assert before
         assert replica.log.hears_leader(monotonic_ms())
         return replica.epoch, replica.role
 
     assert run(tmp_path, story) == (1, "follower")
+
+
+DENIED = {
+    "frontend": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
+    "metadata": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
+    "manager": (COMMAND, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
+    "operator": (COMMAND, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
+    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP),
+}
+
+
+@pytest.mark.parametrize("role", DENIED)
+def test_each_role_calls_only_what_is_for_it(tmp_path: Path, role: str) -> None:
+    async def story(cell: Cell) -> None:
+        client = cell.client("b", role)
+        for method in DENIED[role]:
+            with pytest.raises(AccessDenied, match=f"test/{role}/n may not call {method}"):
+                await client.ask(method, JOURNAL_ID.pack(JOURNAL), 10_000)
+        await client.close()
+
+    run(tmp_path, story)
+
+
+def test_every_call_of_a_broker_says_who_may_make_it(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        server = cell.brokers["a"]._server
+        callers = cell_calls.CALLERS | copy_calls.CALLERS
+        assert callers.keys() == server.handlers.keys() | server.batch_handlers.keys()
+        assert callers.keys() - {REPLICATE} == {method for denied in DENIED.values() for method in denied}
+
+    run(tmp_path, story)
 
 
 def test_appointment_made_while_coordination_could_not_be_followed_is_heard_when_it_can(

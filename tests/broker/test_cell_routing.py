@@ -24,6 +24,7 @@ from quaymaster.protocol.frames import Hello
 
 JOURNAL = 0
 FRONT_END = Hello(cell="test", role="frontend", node="f")
+MANAGER = Hello(cell="test", role="manager", node="m")
 
 
 class Cell:
@@ -62,7 +63,7 @@ class Cell:
 
     async def call(self, name: str, method: str, body: bytes) -> bytes:
         host, _, port = self.brokers[name].address.rpartition(":")
-        client = RPCClient((host, int(port)), FRONT_END)
+        client = RPCClient((host, int(port)), MANAGER)
         try:
             return await client.ask(method, body, 10_000)
         finally:

@@ -18,16 +18,14 @@ from quaymaster.core.commands import Delete, Receipt, Receive, ReceiveOutcome, S
 from quaymaster.core.errors import NotLeader, Overloaded
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import JOURNAL_ID
-from quaymaster.protocol.frames import Hello
 
 WHICH = JOURNAL_ID.pack(JOURNAL)
 
 
 @asynccontextmanager
-async def speaking_as(cell: Cell, name: str) -> AsyncIterator[RPCClient]:
-    """A connection to a, as another broker has one."""
-    host, _, port = cell.brokers["a"].address.rpartition(":")
-    client = RPCClient((host, int(port)), Hello(cell="test", role="broker", node=name))
+async def speaking_as(cell: Cell, name: str, to: str = "a") -> AsyncIterator[RPCClient]:
+    """A connection to a broker, as another broker has one."""
+    client = cell.client(to, "broker", name)
     try:
         yield client
     finally:
@@ -73,8 +71,9 @@ def test_journal_is_copied_by_one_broker_at_a_time(tmp_path: Path) -> None:
 
 def test_follower_is_not_copied_from(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
-        with pytest.raises(NotLeader):
-            await cell.call("b", COPY_BEGIN, WHICH)
+        async with speaking_as(cell, "x", to="b") as x:
+            with pytest.raises(NotLeader):
+                await begun(x)
 
     run(tmp_path, story)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 from crc32c import crc32c
 from harness.broker_support import body_of, message, number_of
 from test_cell_broker import JOURNAL, Cell, run, until
 
 from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.broker.record_repair import RECORD, FoundRecord, RecordsAsked, choose
+from quaymaster.broker.record_repair import FoundRecord, choose
 from quaymaster.broker.segments import RecordGone, RecordUnreadable
 from quaymaster.core.commands import Receive, ReceiveOutcome, Send
-from quaymaster.core.errors import NotLeader
 from quaymaster.core.records import HEADER_BYTES, RecordType, Row
 
 
@@ -95,11 +93,8 @@ def test_message_that_is_damaged_everywhere_is_left_out_and_the_others_are_given
     assert run(tmp_path, story) == {1, 2, 4, 5}
 
 
-def test_only_brokers_are_told_and_only_of_what_is_committed(tmp_path: Path) -> None:
+def test_records_are_told_only_of_what_is_committed(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
-        asked = msgspec.msgpack.encode(RecordsAsked(JOURNAL, [1]))
-        with pytest.raises(NotLeader):  # it says that it is a front end
-            await cell.call("a", RECORD, asked)
         await cell.send("a", 1, 3)
         await cell.same("a", "b", "c")
         broker = cell.brokers["a"]

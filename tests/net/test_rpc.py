@@ -18,6 +18,7 @@ import pytest
 import uvloop
 
 from quaymaster.core.errors import (
+    AccessDenied,
     ConnectionLost,
     InternalFailure,
     NotLeader,
@@ -224,6 +225,46 @@ def test_errors_are_raised_as_they_were(run: Run) -> None:
             await client.ask("stumble", b"", LONG_MS)
         with pytest.raises(UnsupportedOperation, match="eu1/broker/b1 does not know the method dance"):
             await client.ask("dance", b"", LONG_MS)
+
+    run(scenario)
+
+
+def test_a_method_is_called_by_the_roles_it_is_for_and_by_no_other(run: Run) -> None:
+    async def scenario(cell: Cell) -> None:
+        seen: list[tuple[str, str]] = []
+        reasons: list[str] = []
+
+        def note(call: IncomingCall) -> None:
+            seen.append((call.peer.role, call.method))
+            call.reply()
+
+        def note_all(calls: list[IncomingCall]) -> None:
+            for call in calls:
+                note(call)
+
+        server = RPCServer(
+            {"any": note, "drop": note},
+            BROKER,
+            batch_handlers={"replicate": note_all},
+            callers={"drop": ("manager",), "replicate": ("broker",)},
+        )
+        address = await cell.serve(server)
+        manager = cell.client(address, Hello("eu1", "manager", "m1"))
+        front_end = cell.client(address, on_closed=reasons.append)
+        await manager.ask("drop", b"", LONG_MS)
+        await front_end.ask("any", b"", LONG_MS)
+        for method in ("drop", "replicate"):
+            with pytest.raises(AccessDenied, match=f"eu1/frontend/f1 may not call {method}"):
+                await front_end.ask(method, b"", LONG_MS)
+        with pytest.raises(UnsupportedOperation):
+            await front_end.ask("none", b"", LONG_MS)
+        await front_end.ask("any", b"", LONG_MS)
+
+        front_end.notify("replicate", b"")  # which cannot be answered
+        await until(lambda: reasons)
+
+        assert seen == [("manager", "drop"), ("frontend", "any"), ("frontend", "any")]
+        assert reasons == ["refused by the peer: eu1/frontend/f1 may not call replicate"]
 
     run(scenario)
 

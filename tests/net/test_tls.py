@@ -7,6 +7,7 @@ import os
 import shutil
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from quaymaster.core.errors import ConnectionLost, Unreachable
+from quaymaster.core.errors import AccessDenied, ConnectionLost, Unreachable
 from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCServer
 from quaymaster.net.tls import (
@@ -66,10 +67,13 @@ def echo(call: IncomingCall) -> None:
 class Served:
     """A broker that speaks TLS, and what its clients are answered."""
 
-    def __init__(self, authority: CertificateAuthority, *roles: str) -> None:
+    def __init__(
+        self, authority: CertificateAuthority, *roles: str, limits: RPCLimits = LIMITS, **options: Any
+    ) -> None:
         self.security = TransportSecurity(authority.issue("b1", ["broker"], days=700).path)
         check = self.security.check_peer(*(roles or ("frontend", "broker")))
-        self.server = RPCServer({"echo": echo}, BROKER, check_peer=check, limits=LIMITS)
+        handlers = {"echo": echo, "replicate": echo}
+        self.server = RPCServer(handlers, BROKER, check_peer=check, limits=limits, **options)
         self.clients: list[RPCClient] = []
 
     async def __aenter__(self) -> Served:
@@ -253,6 +257,44 @@ def test_a_role_that_the_server_does_not_serve_gets_nowhere(
             reason = await served.refusal(Hello("eu1", "metadata", "m1"), directory)
 
         assert "eu1/metadata/m1 is none of frontend, broker" in reason
+
+    run(scenario)
+
+
+def test_a_certificate_of_one_role_does_not_open_the_calls_of_another(
+    run: Run, authority: CertificateAuthority
+) -> None:
+    async def scenario() -> None:
+        async with Served(authority, callers={"replicate": ("broker",)}) as served:
+            front_end = served.client(FRONT_END, authority.issue("f1", ["frontend"], days=700).path)
+            other = served.client(
+                Hello("eu1", "broker", "b2"), authority.issue("b2", ["broker"], days=700).path
+            )
+
+            assert await front_end.ask("echo", b"x", LONG_MS) == b"x"
+            assert await other.ask("replicate", b"x", LONG_MS) == b"x"
+            with pytest.raises(AccessDenied, match="eu1/frontend/f1 may not call replicate"):
+                await front_end.ask("replicate", b"x", LONG_MS)
+
+    run(scenario)
+
+
+def test_a_peer_that_begins_no_handshake_or_does_not_end_it_is_dropped(
+    run: Run, authority: CertificateAuthority
+) -> None:
+    limits = RPCLimits(connect_timeout_ms=300)
+
+    async def scenario() -> None:
+        async with Served(authority, limits=limits) as served:
+            ends = [await asyncio.open_connection(*served.server.address) for _ in range(20)]
+            for _, writer in ends[10:]:
+                writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # a ClientHello's beginning
+            for reader, writer in ends:
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+                writer.transport.abort()
+            directory = authority.issue("f1", ["frontend"], days=700).path
+            assert await served.client(FRONT_END, directory).ask("echo", b"x", LONG_MS) == b"x"
 
     run(scenario)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,16 @@ from quaymaster.protocol.command_codec import decode_command, encode_outcome
 from quaymaster.protocol.replication_codec import ReplicationMessageUnreadable, decode_envelope
 
 COMMAND = "command"
+CALLERS: Final[dict[str, tuple[str, ...]]] = {
+    COMMAND: ("frontend", "metadata"),
+    REPORT: ("manager", "operator"),
+    PREPARE: ("manager",),
+    TRANSFER: ("manager",),
+    DROP: ("manager",),
+    RECORD: ("broker",),
+    REPLICATE: ("broker",),
+}
+"""Which roles may call what: a front end's certificate, the one most exposed, must not move or drop replicas."""
 TRANSFER_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -103,7 +114,7 @@ class CellCalls:
             except ReplicationMessageUnreadable as error:
                 log_failure(log, "replication message unreadable", error, peer=str(call.peer))
                 continue
-            if call.peer.role != "broker" or broker_of(envelope.sender) != call.peer.node:
+            if broker_of(envelope.sender) != call.peer.node:
                 log_event(
                     log,
                     logging.ERROR,
@@ -123,7 +134,7 @@ class CellCalls:
 
         async def read() -> None:
             journal = self._held.opened.get(asked.journal)
-            if journal is None or call.peer.role != "broker":
+            if journal is None:
                 raise NotLeader
             call.reply(
                 await asyncio.get_running_loop().run_in_executor(

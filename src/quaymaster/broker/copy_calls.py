@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 import msgspec
 
@@ -27,6 +28,10 @@ FETCH_COPY = "copy.fetch"
 COPY_BEGIN = "copy.begin"
 COPY_READ = "copy.read"
 COPY_END = "copy.end"
+CALLERS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
+    (FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END), ("broker",)
+)
+"""Which roles may call what."""
 
 COPIED_BY = ("activating", "leading")
 """Who may be copied from. An elect may need a member to have a copy before it finds a majority for its first batch."""

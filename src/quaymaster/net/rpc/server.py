@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from quaymaster.core.errors import (
+    AccessDenied,
     CallerError,
     InternalFailure,
     NotNow,
@@ -66,6 +67,8 @@ class _ServerConnection(Connection):
         self._calls: dict[int, IncomingCall] = {}
         self._run: list[IncomingCall] = []
         self._run_handler: BatchHandler | None = None
+        self._handlers: Mapping[str, CallHandler] = {}
+        self._batch_handlers: Mapping[str, BatchHandler] = {}
 
     @property
     def calls_active(self) -> int:
@@ -84,6 +87,7 @@ class _ServerConnection(Connection):
         assert self.peer is not None, "who is ready has been heard"
         self.stats = self._server.metrics.of("server", self.peer.role)
         self.stats.opened += 1
+        self._handlers, self._batch_handlers = self._server.handlers_for(self.peer.role)
         self.send((render_hello(self._hello),))
         if self._server.on_connected is not None:
             call_back(self._server.on_connected, self)
@@ -96,7 +100,7 @@ class _ServerConnection(Connection):
 
     def _take_frames(self, frames: list[Frame]) -> None:
         calls = self._calls
-        server = self._server
+        batch_handlers = self._batch_handlers
         for kind, call_id, header_bytes, body in frames:
             if kind in (REQUEST, NOTICE):
                 header = parse_call_header(header_bytes)
@@ -112,7 +116,7 @@ class _ServerConnection(Connection):
                         continue
                     call.state = WAITING
                     calls[call_id] = call
-                batch_handler = server.batch_handlers.get(header.method)
+                batch_handler = batch_handlers.get(header.method)
                 if self._run and batch_handler is not self._run_handler:
                     self._hand_over_run()
                 if batch_handler is not None:
@@ -133,14 +137,24 @@ class _ServerConnection(Connection):
         self._end_if_drained()
 
     def _hand_over(self, call: IncomingCall) -> None:
-        handler = self._server.handlers.get(call.method)
+        handler = self._handlers.get(call.method)
         if handler is None:
-            call.fail(UnsupportedOperation(f"{self._hello} does not know the method {call.method}."))
+            self._deny(call)
             return
         try:
             handler(call)
         except Exception as error:
             _fail((call,), error)
+
+    def _deny(self, call: IncomingCall) -> None:
+        """Answer a call that this peer has no handler for; one that says what it may not is spoken to no more."""
+        if not self._server.knows(call.method):
+            call.fail(UnsupportedOperation(f"{self._hello} does not know the method {call.method}."))
+            return
+        if not call.is_waiting:
+            raise FrameRefused(f"{self.peer} may not call {call.method}")
+        log.warning("call denied peer=%s method=%s", self.peer, call.method)
+        call.fail(AccessDenied(f"{self.peer} may not call {call.method}."))
 
     def _hand_over_run(self) -> None:
         if self._run:
@@ -204,9 +218,10 @@ class RPCServer:
     """Answers calls with `handlers`, by method; `batch_handlers` get those of one method that came in together.
 
     Notices are handed to the same handlers, in their order among the calls of their connection; answering one does
-    nothing. `check_peer` may refuse a peer by its HELLO and certificate. `on_connected` gets each connection once its
-    peer is known, `on_closed` when it has ended and why: at once, from inside the event loop's callback. Connections
-    are counted in `metrics`, by the role of the peer.
+    nothing. `check_peer` may refuse a peer by its HELLO and certificate; `callers` says of a method which roles may
+    call it (those it does not name, everybody who was not refused). `on_connected` gets each connection once its peer
+    is known, `on_closed` when it has ended and why: at once, from inside the event loop's callback. Connections are
+    counted in `metrics`, by the role of the peer.
     """
 
     def __init__(
@@ -220,7 +235,9 @@ class RPCServer:
         on_connected: Callable[[Connection], None] | None = None,
         on_closed: Callable[[Connection, str], None] | None = None,
         metrics: RPCMetrics | None = None,
+        callers: Mapping[str, Collection[str]] | None = None,
     ) -> None:
+        self._callers = callers or {}
         self.metrics = metrics or RPCMetrics()
         self.handlers = handlers
         self.batch_handlers = batch_handlers or {}
@@ -235,6 +252,18 @@ class RPCServer:
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
+
+    def handlers_for(self, role: str) -> tuple[Mapping[str, CallHandler], Mapping[str, BatchHandler]]:
+        """Return the handlers of what peers of a role may call."""
+        denied = {method for method, roles in self._callers.items() if role not in roles}
+        return (
+            {method: handler for method, handler in self.handlers.items() if method not in denied},
+            {method: handler for method, handler in self.batch_handlers.items() if method not in denied},
+        )
+
+    def knows(self, method: str) -> bool:
+        """Tell whether anybody may call this."""
+        return method in self.handlers or method in self.batch_handlers
 
     @property
     def connections(self) -> list[Connection]:
