@@ -18,10 +18,14 @@ from quaymaster.coordination.cell_format import (
     raise_format,
     read_format,
 )
-from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration, registration_key
+from quaymaster.coordination.cell_keys import (
+    BrokerRegistration,
+    configuration_key,
+    encode_registration,
+    registration_key,
+)
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core import formats
 
 LEASE_MS = 1_000
 WAIT_S = 20
@@ -53,6 +57,7 @@ def run(scenario: Scenario) -> None:
         store = Store()
         try:
             async with asyncio.timeout(WAIT_S):
+                await store.transaction([], [Put(FORMAT_KEY, b"1")])
                 await scenario(store)
         finally:
             store.is_away = False
@@ -84,13 +89,39 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This program reads format 2 as well."""
-    monkeypatch.setattr(formats, "FORMAT_MAX", 2)
+def test_a_cell_begins_with_the_newest_format_that_its_first_processes_read() -> None:
+    async def scenario(store: Store) -> None:
+        old = member_of(store, "frontend", "f", format_max=1)
+        await store.transaction([], deletes=[FORMAT_KEY])
+        new = member_of(store)
+        await new.join()
+        alone = new.cell_format.number
+        await store.transaction([], deletes=[FORMAT_KEY])
+        await old.join()
+
+        assert alone == 2
+        assert old.cell_format.number == 1
+        assert await read_format(store) == 1
+        await old.close()
+        await new.close()
+
+    run(scenario)
 
 
-@pytest.mark.usefixtures("newer")
+@pytest.mark.parametrize("key", [registration_key("a"), configuration_key(1)])
+def test_a_cell_that_was_begun_before_formats_stays_as_it_is(key: str) -> None:
+    async def scenario(store: Store) -> None:
+        await store.transaction([], [Put(key, b"")], [FORMAT_KEY])
+        member = member_of(store)
+        await member.join()
+
+        assert member.cell_format.number == 1
+        assert await store.get(FORMAT_KEY) is None
+        await member.close()
+
+    run(scenario)
+
+
 def test_a_raised_format_is_written_by_all_who_have_joined() -> None:
     async def scenario(store: Store) -> None:
         member = member_of(store)
@@ -119,7 +150,6 @@ def test_a_raised_format_is_written_by_all_who_have_joined() -> None:
     run(scenario)
 
 
-@pytest.mark.usefixtures("newer")
 def test_a_format_is_not_raised_while_a_process_cannot_read_it_or_a_broker_is_away() -> None:
     async def scenario(store: Store) -> None:
         old = member_of(store, "frontend", "f", format_max=1)
@@ -150,12 +180,12 @@ def test_a_process_that_cannot_read_the_format_does_not_start_or_stops() -> None
         failures: list[Exception] = []
         member = member_of(store, failures=failures)
         await member.join()
-        await store.transaction([], [Put(FORMAT_KEY, b"2")])
+        await store.transaction([], [Put(FORMAT_KEY, b"3")])
         await until(lambda: bool(failures))
         late = member_of(store, "frontend", "b")
 
         with pytest.raises(
-            StoreUnusable, match="the cell writes format 2; this program reads formats 1 to 1"
+            StoreUnusable, match="the cell writes format 3; this program reads formats 1 to 2"
         ):
             await late.join()
 
@@ -199,7 +229,6 @@ def test_joining_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario)
 
 
-@pytest.mark.usefixtures("newer")
 def test_an_answer_that_was_lost_is_looked_for() -> None:
     async def scenario(store: Store) -> None:
         store.loses_answers = True

@@ -137,6 +137,22 @@ def test_moving_a_moved_message_leaves_one_wrapper() -> None:
     assert twice == encode_moved(2, 0, 20, ID_C, None, message())
 
 
+@given(st.none() | ids, st.none() | st.text(max_size=40), st.integers(1, 2**64 - 1))
+def test_a_wrapper_says_by_which_number_its_message_came_from_another_journal(
+    new_id: bytes | None, arn: str | None, number: int
+) -> None:
+    wrapped = encode_moved(1, 0, 10, new_id, arn, message(), number)
+
+    moved = decode_moved(wrapped)
+
+    assert (moved.number, moved.new_message_id, moved.dead_letter_source_arn) == (number, new_id, arn)
+    assert bytes(moved.message) == message()
+    assert decode_moved(encode_moved(2, 0, 20, None, None, wrapped)).number == 0
+    for end in range(len(wrapped) - len(message()) + 1):
+        with pytest.raises(UnknownMessageFormat):
+            decode_moved(wrapped[:end])
+
+
 def test_message_redriven_under_a_new_id_keeps_that_id_when_it_dies_again() -> None:
     redriven = encode_moved(1, 0, 10, ID_B, None, message())
 

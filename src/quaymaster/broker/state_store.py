@@ -28,9 +28,11 @@ from quaymaster.core.partition import Partition
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.core.queue_states import QueueStates
 
-BLOB_VERSIONS: Final[Versions] = {1: 3}
+BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4}
 _VERSIONS_READ = frozenset(BLOB_VERSIONS.values())
 BLOB_VERSION = version_in(BLOB_VERSIONS, FORMAT_MAX)
+MOVES_BLOB_VERSION: Final = 4
+"""The first that holds moves between journals."""
 
 _KEY = struct.Struct(">Q")
 _HEAD = struct.Struct("<BI")
@@ -72,8 +74,11 @@ def encode_partition(partition: Partition, applied: int, *, version: int = BLOB_
     """
     partition.applied = applied
     partition.dirty = False
+    if partition.moves is not None:  # the cell's format was raised, which this process has not heard of yet
+        version = max(version, MOVES_BLOB_VERSION)
     definition = encode_queue_definition(partition.definition)
-    return chain((_HEAD.pack(version, len(definition)), definition), partition.pieces())
+    pieces = partition.pieces(with_moves=version >= MOVES_BLOB_VERSION)
+    return chain((_HEAD.pack(version, len(definition)), definition), pieces)
 
 
 def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper) -> None:

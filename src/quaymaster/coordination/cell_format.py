@@ -1,6 +1,6 @@
 """Which format a cell writes, and which its processes read: how versions live side by side (`core/formats`).
 
-    format                     number, as text            changed by `raise_format` only; absent: 1
+    format                     number, as text            the newest when the cell begins, then `raise_format`'s
     processes/<role>/<node>    ProcessRegistration        written by each process, bound to its lease
 
 A process says what it reads before it looks at the format, and follows the format as long as it runs. One that cannot
@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.coordination.cell_keys import BROKERS, decode_registration
+from quaymaster.coordination.cell_keys import BROKERS, JOURNALS, decode_registration
 from quaymaster.coordination.interface import (
     ABSENT,
     Coordination,
@@ -35,7 +35,7 @@ from quaymaster.monitoring.logs import log_event, log_failure
 FORMAT_KEY: Final = "format"
 PROCESSES: Final = "processes/"
 FIRST_FORMAT: Final = 1
-"""That of a cell that was never raised."""
+"""That of a cell without the key: it was begun when there was one format, and never raised."""
 LEASE_MS: Final = 10_000
 RETRY_S: Final = 0.5
 
@@ -94,6 +94,7 @@ class CellMember:
         while True:
             try:
                 await self._register()
+                await self._begin()
                 number = await read_format(self._store)
                 break
             except (NotNow, LeaseExpired) as error:
@@ -119,6 +120,18 @@ class CellMember:
         self._lease_id = await self._store.grant_lease(self._lease_ms)
         registration = self._registration
         await self._store.transaction([], [Put(registration.key, _encode(registration), self._lease_id)])
+
+    async def _begin(self) -> None:
+        """Let a cell that has no broker and no journal yet write the newest format that all who are there read."""
+        store = self._store
+        if await store.get(FORMAT_KEY) is not None:
+            return
+        for prefix in (BROKERS, JOURNALS):
+            if (await store.list_all(prefix))[0]:
+                return
+        newest = min(one.format_max for one in await list_processes(store))
+        with contextlib.suppress(RevisionMismatch):  # somebody else was first
+            await store.compare_and_swap(FORMAT_KEY, ABSENT, str(newest).encode())
 
     async def _leave(self) -> None:
         with contextlib.suppress(NotNow, TimeoutError):

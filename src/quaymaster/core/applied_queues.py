@@ -14,6 +14,11 @@ Records and what their payloads hold, all integers little-endian:
     QUEUE_SET          the definition (core/queue_definitions); flag IS_NEW: the journal did not have the queue
     QUEUE_DELETE       nothing
     MOVE_TASK          the task, MessagePack
+    MOVE_OUT           target queue u64 · partition u16 · journal u64 · number u64 · task u8
+    MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each
+    MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
+
+A message that came from another journal is a MOVE too, whose wrapper has a number (`core/partition_moves`).
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from quaymaster.core.errors import QueueDoesNotExist
 from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, split_payload, split_prefix
 from quaymaster.core.partition import Partition
+from quaymaster.core.partition_moves import OpenMove
 from quaymaster.core.queue_definitions import QueueDefinition, decode_queue_definition, parse_queue_arn
 from quaymaster.core.records import RecordType, Row
 
@@ -52,6 +58,13 @@ CHANGE = struct.Struct("<IQ")
 MOVE_HEAD = struct.Struct("<QQIB")
 """Sent, first receive, delivery count and whether a task moved it, in a MOVE."""
 MOVE_HEAD_BYTES = MOVE_HEAD.size
+MOVE_OUT = struct.Struct("<QHQQB")
+"""Target's queue, partition and journal, number and whether a task moved it, in a MOVE_OUT."""
+OTHER_END = struct.Struct("<QH")
+"""Queue and partition of the other end, in a MOVE_WITHDRAWN or MOVE_END."""
+SETTLED_BELOW = struct.Struct("<Q")
+ENDED = struct.Struct("<QB")
+"""Number and whether the target has taken the message, in a MOVE_END."""
 
 _task_encoder = msgspec.msgpack.Encoder()
 _task_decoder = msgspec.msgpack.Decoder(MoveTask)
@@ -72,6 +85,11 @@ def count_moved(source: Partition) -> None:
     for task in source.tasks:
         if task.status == "RUNNING":
             task.moved += 1
+
+
+def count_arrived(source: Partition) -> None:
+    """A message that a task took has arrived in another journal; the task may have ended meanwhile."""
+    source.tasks[-1].moved += 1
 
 
 class AppliedQueues:
@@ -102,6 +120,9 @@ class AppliedQueues:
             RecordType.QUEUE_SET: self._apply_queue_set,
             RecordType.QUEUE_DELETE: self._apply_queue_delete,
             RecordType.MOVE_TASK: self._apply_task,
+            RecordType.MOVE_OUT: self._apply_move_out,
+            RecordType.MOVE_WITHDRAWN: self._apply_move_withdrawn,
+            RecordType.MOVE_END: self._apply_move_end,
         }
 
     def partition(self, queue_id: int, number: int) -> Partition:
@@ -228,7 +249,52 @@ class AppliedQueues:
         if target is not None and is_new_to_target:
             target.applied = row.offset + 1
             target.advance(row.time_ms)
+            if moved.number:
+                source_key = partition_key(moved.source_queue_id, moved.source_partition)
+                target.opened_moves().came(source_key).last = moved.number
             target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
+
+    def _apply_move_out(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            queue_id, target_partition, journal_id, number, is_redrive = MOVE_OUT.unpack(payload)
+            move = OpenMove(row.sequence, bool(is_redrive))
+            target_key = partition_key(queue_id, target_partition)
+            partition.apply_move_out(target_key, journal_id, number, move, row.time_ms, taken=False)
+
+    def _apply_move_withdrawn(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            queue_id, source_partition = OTHER_END.unpack_from(payload)
+            (settled_below,) = SETTLED_BELOW.unpack_from(payload, OTHER_END.size)
+            numbers = array("Q", bytes(payload[OTHER_END.size + SETTLED_BELOW.size :]))
+            source_key = partition_key(queue_id, source_partition)
+            partition.apply_move_withdrawn(source_key, settled_below, numbers)
+
+    def _apply_move_end(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            queue_id, target_partition = OTHER_END.unpack_from(payload)
+            self._end_moves_of(
+                partition,
+                partition_key(queue_id, target_partition),
+                list(ENDED.iter_unpack(payload[OTHER_END.size :])),
+                row.time_ms,
+            )
+
+    @staticmethod
+    def _end_moves_of(
+        partition: Partition, target_key: int, ended: list[tuple[int, int]], now_ms: int
+    ) -> int:
+        """Settle moves, as (number, whether it was taken); return how many messages have moved."""
+        arrived = 0
+        for number, taken in ended:
+            move = partition.apply_move_end(target_key, number, now_ms, taken=bool(taken))
+            if move is not None and taken:
+                arrived += 1
+                if move.is_redrive:
+                    count_arrived(partition)
+        return arrived
 
     def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)

@@ -258,6 +258,8 @@ class MoveMessage(msgspec.Struct, gc=False):
     `payload` is the source record's, with its `record_type` and `flags`. `new_message_id` None: it keeps its own
     (a dead letter); else it starts afresh, with this id and the present time (a redrive). With `payload` None
     the message could not be read: it goes back to where it was.
+
+    With `target_journal_id` the queue is in another journal: the message begins to leave, with a number of its own.
     """
 
     queue_id: int
@@ -270,6 +272,59 @@ class MoveMessage(msgspec.Struct, gc=False):
     source_arn: str | None
     new_message_id: bytes | None = None
     task_id: bytes | None = None
+    target_journal_id: int | None = None
+
+
+class MoveBegun(msgspec.Struct, gc=False):
+    """The message is leaving, as this number among those that leave for its target. Once committed, it may be sent."""
+
+    target_key: int
+    number: int
+
+
+class MovedMessage(msgspec.Struct, gc=False, array_like=True):
+    """A message that comes from another journal, by its number. `payload` is a MOVE record's, without the head.
+
+    `payload` None: it is withdrawn. `is_redrive`: it starts afresh, at the present time.
+    """
+
+    number: int
+    payload: bytes | None = None
+    flags: int = 0
+    sent_ms: int = 0
+    delivery_count: int = 0
+    first_receive_ms: int = 0
+    is_redrive: bool = False
+
+
+class MoveIn(msgspec.Struct, gc=False, array_like=True, tag=13):
+    """Take 1 or more messages from a partition of another journal, in the order of their numbers; idempotent.
+
+    All numbers below the first are settled. The broker that leads the source asks this, with the target's queue.
+    """
+
+    queue_id: int
+    partition: int
+    source_queue_id: int
+    source_partition: int
+    messages: list[MovedMessage]
+
+
+class MoveInOutcome(msgspec.Struct, gc=False, array_like=True, tag=8):
+    """All were taken, now or before, but for those `withdrawn`, which never will be; none when the queue `is_gone`."""
+
+    withdrawn: list[int]
+    is_gone: bool = False
+
+
+class EndMoves(msgspec.Struct, gc=False):
+    """The target has decided on these numbers. The broker asks this of itself."""
+
+    queue_id: int
+    partition: int
+    target_key: int
+    taken: list[int]
+    withdrawn: list[int]
 
 
 class TakeForMove(msgspec.Struct, gc=False):
@@ -298,7 +353,10 @@ class Taken(msgspec.Struct, gc=False):
 
 
 class DeadLetter(msgspec.Struct, gc=False):
-    """A message on its way to another queue: its body is to be read and a MoveMessage proposed."""
+    """A message on its way to another queue: its body is to be read and a MoveMessage proposed.
+
+    `target_queue_id` is 0 when nobody knows yet where that queue is.
+    """
 
     queue_id: int
     partition: int
@@ -355,9 +413,19 @@ Command = (
 )
 """What a front end may ask."""
 
-InternalCommand = ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask
+InternalCommand = ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves
 Outcome = SendOutcome | ReceiveOutcome | EntriesOutcome | Done | QueueCounts | PeekOutcome | MoveTasksOutcome
 """What a front end is answered."""
 
-Decided = SentOutcome | TakenOutcome | EntriesOutcome | Done | QueueCounts | PeekedOffsets | MoveTasksOutcome
+Decided = (
+    SentOutcome
+    | TakenOutcome
+    | EntriesOutcome
+    | Done
+    | QueueCounts
+    | PeekedOffsets
+    | MoveTasksOutcome
+    | MoveBegun
+    | MoveInOutcome
+)
 """What the core decides; the broker reads the bodies that an `Outcome` has besides."""

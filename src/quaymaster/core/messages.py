@@ -14,6 +14,7 @@ The broker stores them unread. What a SEND or MOVE record holds, all integers li
 
     wrapper   : version u8 (129) · flags u8 · source queue id u64 · source partition u32 · source sequence u64
                 [new message id 16, when HAS_MESSAGE_ID] · [ARN length u16, ARN, when HAS_SOURCE_ARN]
+                [move number u64, when HAS_NUMBER: it came from another journal; since cell format 2]
 
 Data key id, origin queue id and origin message id are what the ciphertext is bound to. They stay as they were
 when a message moves to another queue or gets a new id, so that it stays readable (`frontend/encryption`). The
@@ -42,6 +43,7 @@ CONTENT_VERSION: Final = 1
 ORIGIN_DIFFERS: Final = 1
 HAS_MESSAGE_ID: Final = 1
 HAS_SOURCE_ARN: Final = 2
+HAS_NUMBER: Final = 4
 
 MESSAGE_ID_BYTES: Final = 16
 START_ID_BYTES: Final = 8
@@ -52,6 +54,7 @@ _ASSOCIATED = struct.Struct("<BQQ16s")
 _MOVED = struct.Struct("<BBQIQ")
 _GROUP = struct.Struct("<Q")
 _ARN_LENGTH = struct.Struct("<H")
+_NUMBER = struct.Struct("<Q")
 
 HEAD_BYTES: Final = _HEAD.size
 assert HEAD_BYTES == 50, "a message's head is 50 bytes on disk"
@@ -82,7 +85,10 @@ class StoredMessage(msgspec.Struct, gc=False):
 
 
 class Moved(msgspec.Struct, gc=False, frozen=True):
-    """A move wrapper: whence the message came, the id it was given (or None), and the message itself."""
+    """A move wrapper: whence the message came, the id it was given (or None), and the message itself.
+
+    `number` is that of the move, 0 when it came from the same journal (`core/partition_moves`).
+    """
 
     source_queue_id: int
     source_partition: int
@@ -90,6 +96,7 @@ class Moved(msgspec.Struct, gc=False, frozen=True):
     new_message_id: bytes | None
     dead_letter_source_arn: str | None
     message: memoryview
+    number: int = 0
 
 
 class MessageContent(msgspec.Struct, array_like=True, gc=False):
@@ -219,6 +226,7 @@ def encode_moved(
     new_message_id: bytes | None,
     dead_letter_source_arn: str | None,
     message: bytes | memoryview,
+    number: int = 0,
 ) -> bytes:
     """Wrap a message that changes its queue. Where it already is in a wrapper, the new one takes its place.
 
@@ -240,6 +248,9 @@ def encode_moved(
         flags |= HAS_SOURCE_ARN
         parts.append(_ARN_LENGTH.pack(len(arn)))
         parts.append(arn)
+    if number:
+        flags |= HAS_NUMBER
+        parts.append(_NUMBER.pack(number))
     parts[0] = _MOVED.pack(MOVED_VERSION, flags, source_queue_id, source_partition, source_sequence)
     parts.append(message)
     return b"".join(parts)
@@ -251,7 +262,7 @@ def decode_moved(data: bytes | memoryview) -> Moved:
     if len(view) < _MOVED.size or view[0] != MOVED_VERSION:
         raise UnknownMessageFormat("no move wrapper starts here")
     _, flags, queue_id, partition, sequence = _MOVED.unpack_from(view)
-    if flags & ~(HAS_MESSAGE_ID | HAS_SOURCE_ARN):
+    if flags & ~(HAS_MESSAGE_ID | HAS_SOURCE_ARN | HAS_NUMBER):
         raise UnknownMessageFormat(f"move wrapper flags {flags} are not known")
     at = _MOVED.size
     new_message_id: bytes | None = None
@@ -269,9 +280,15 @@ def decode_moved(data: bytes | memoryview) -> Moved:
         except UnicodeDecodeError:
             raise UnknownMessageFormat("the move wrapper's ARN is damaged") from None
         at += length
+    number = 0
+    if flags & HAS_NUMBER:
+        if len(view) < at + _NUMBER.size:
+            raise UnknownMessageFormat("the move wrapper is cut short")
+        (number,) = _NUMBER.unpack_from(view, at)
+        at += _NUMBER.size
     if len(view) <= at or view[at] == MOVED_VERSION:
         raise UnknownMessageFormat("the move wrapper is cut short, or holds another one")
-    return Moved(queue_id, partition, sequence, new_message_id, arn, view[at:])
+    return Moved(queue_id, partition, sequence, new_message_id, arn, view[at:], number)
 
 
 # The record's payload

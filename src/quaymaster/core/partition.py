@@ -28,6 +28,7 @@ from pyroaring import BitMap64
 from quaymaster.core.commands import MoveTask, QueueCounts
 from quaymaster.core.fifo_order import FIFOOrder, GroupState
 from quaymaster.core.index import ChunkKeeper, SequenceIndex
+from quaymaster.core.partition_moves import MovesOut, OpenMove, PartitionMoves
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.recent_ids import RecentIds
 from quaymaster.core.rows import RowTable
@@ -35,7 +36,10 @@ from quaymaster.core.sequences import SequenceSet, end_of_run
 from quaymaster.core.standard_order import StandardOrder
 from quaymaster.core.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 
-STATE_VERSION = 3
+STATE_VERSION = 4
+STATE_VERSION_WITHOUT_MOVES = 3
+"""The same but for MOVES, for cells whose programs do not know of them."""
+_VERSIONS_READ = frozenset({STATE_VERSION_WITHOUT_MOVES, STATE_VERSION})
 DEDUP_WINDOW_MS = 300_000
 ATTEMPT_WINDOW_MS = 300_000
 ATTEMPTS_MAX = 100_000
@@ -131,6 +135,7 @@ class Section(IntEnum):
     DEDUP = 8
     RETRIES = 9
     END = 10
+    MOVES = 11
 
 
 class Partition:
@@ -153,6 +158,7 @@ class Partition:
         "head",
         "in_flight",
         "index",
+        "moves",
         "moving",
         "number",
         "order",
@@ -191,6 +197,7 @@ class Partition:
         self.attempts: dict[bytes, Attempt] = {}
         self.tasks: list[MoveTask] = []
         self.has_moved_in = False
+        self.moves: PartitionMoves | None = None
         # Only the leader's: what is committed, what is on its way to another queue, who waits for messages.
         self.committed = 1
         self.moving: dict[int, int] = {}
@@ -220,14 +227,24 @@ class Partition:
         """Return whether the message exists: sent, and neither deleted nor expired nor moved away."""
         return self.head <= sequence < self.index.next_sequence and sequence not in self.deleted
 
+    def is_leaving(self, sequence: int) -> bool:
+        """Return whether the message is on its way to another journal, and has a number."""
+        return self.moves is not None and sequence in self.moves.leaving
+
+    def moves_to(self, target_key: int) -> MovesOut | None:
+        """Return the moves to a partition of another journal, None if there never was one."""
+        return self.moves.out.get(target_key) if self.moves is not None else None
+
     def counts(self, now_ms: int) -> QueueCounts:
         """Return how many messages are visible, in flight and delayed, after `advance`."""
         in_flight = len(self.in_flight)
+        # What is leaving may be visible at its target already: it is in flight here until that is settled.
+        leaving = len(self.moves.leaving) if self.moves is not None else 0
         delayed = len(self.timed) + self.order.count_waiting(now_ms)
         oldest = self.oldest_sent_ms if self.alive else 0
         return QueueCounts(
-            visible=max(0, self.alive - in_flight - delayed),
-            in_flight=in_flight,
+            visible=max(0, self.alive - in_flight - leaving - delayed),
+            in_flight=in_flight + leaving,
             delayed=delayed,
             oldest_sent_ms=oldest,
             noisy_groups=self.order.noisy_groups(now_ms, in_flight),
@@ -240,7 +257,7 @@ class Partition:
 
     def state_of(self, sequence: int, now_ms: int) -> str:
         """Return visible, in_flight or delayed for a live message, after `advance`."""
-        if sequence in self.in_flight:
+        if sequence in self.in_flight or self.is_leaving(sequence):
             return "in_flight"
         is_delayed = sequence in self.timed or self.order.is_waiting(sequence, now_ms)
         return "delayed" if is_delayed else "visible"
@@ -419,6 +436,40 @@ class Partition:
         if sent_ms < time_ms:
             self.has_moved_in = True
 
+    def opened_moves(self) -> PartitionMoves:
+        """Return the moves between this partition and those of other journals, to change them."""
+        self.dirty = True
+        if self.moves is None:
+            self.moves = PartitionMoves()
+        return self.moves
+
+    def apply_move_out(
+        self, target_key: int, journal_id: int, number: int, move: OpenMove, time_ms: int, *, taken: bool
+    ) -> None:
+        """A message begins to leave for another journal. `taken`: see `apply_receive`."""
+        if not taken:
+            self.timed.discard(move.sequence)
+            self.order.claim(move.sequence, time_ms)
+        self.moving.pop(move.sequence, None)
+        self.opened_moves().begin(target_key, journal_id, number, move)
+
+    def apply_move_withdrawn(self, source_key: int, settled_below: int, numbers: Sequence[int]) -> None:
+        """Messages that would have come from another journal do not."""
+        self.opened_moves().withdraw(source_key, settled_below, numbers)
+
+    def apply_move_end(self, target_key: int, number: int, time_ms: int, *, taken: bool) -> OpenMove | None:
+        """A move is settled: the message is gone, or visible again. Return it, if it still existed."""
+        moves = self.opened_moves()
+        move = moves.end(target_key, number)
+        if move is None:
+            return None
+        if taken:
+            self.apply_delete((move.sequence,), time_ms)
+        else:
+            del moves.leaving[move.sequence]
+            self.order.give_back(move.sequence, time_ms)
+        return move
+
     def apply_receive(
         self,
         messages: Sequence[tuple[int, int]],
@@ -449,6 +500,7 @@ class Partition:
                 first_ms, arrived = time_ms, 0
             if not taken and row is None:
                 self.timed.discard(sequence)
+                self.moving.pop(sequence, None)
                 order.claim(sequence, time_ms)
             row = InFlight(deadline_ms, delivery_count, first_ms, time_ms, epoch, arrived)
             in_flight[sequence] = row
@@ -472,6 +524,7 @@ class Partition:
                 return
             before = self.returned.take(sequence)
             self.timed.discard(sequence)
+            self.moving.pop(sequence, None)
             self.order.claim(sequence, time_ms)
             if before is not None:
                 # A receipt of a receive that was lost may know of more deliveries than the journal does.
@@ -508,7 +561,7 @@ class Partition:
                 if row.deadline_ms - time_ms > FAR_DEADLINE_MS:
                     self.wheel.discard(sequence, row.deadline_ms)
                 self.order.settle(sequence, time_ms, row.received_ms)
-            elif self.moving.pop(sequence, None) is not None:
+            elif self.moving.pop(sequence, None) is not None or self._stop_leaving(sequence):
                 self.order.settle(sequence, time_ms, time_ms)
                 self.returned.take(sequence)
             else:
@@ -534,6 +587,8 @@ class Partition:
             return self._discard_all()
         gone = self.in_flight.take_below(stop)
         gone += [sequence for sequence in self.moving if sequence < stop]
+        if self.moves is not None:
+            gone += self.moves.leave_below(stop)
         self.order.left_flight(gone)
         for sequence in gone:
             self.moving.pop(sequence, None)
@@ -565,6 +620,8 @@ class Partition:
     def _discard_all(self) -> list[Iterator[None]]:
         emptied = [self.in_flight.emptied(), self.returned.emptied(), *self.order.discard_all()]
         self.in_flight, self.returned, self.moving = RowTable(), RowTable(_RETURNED_PACKING), {}
+        if self.moves is not None:
+            self.moves.leaving = {}
         self.timed = SequenceSet()
         self.timers, self.wheel = TimerWheel(), TimerWheel()
         self.deleted = BitMap64()
@@ -592,12 +649,13 @@ class Partition:
 
     # Snapshots
 
-    def pieces(self) -> Iterator[bytes]:
+    def pieces(self, *, with_moves: bool = True) -> Iterator[bytes]:
         """Return the whole state as it is now, for a snapshot, as bytes to be joined; `applied` says as of when.
 
         Each piece takes a moment of a large partition's time, and the state may change between them. One at a time
         is under way.
         """
+        assert self.moves is None or with_moves, "a snapshot says what has moved between journals"
         order = self.order
         moving = dict(self.moving)
         state = _State(
@@ -641,9 +699,10 @@ class Partition:
             ),
             (Section.DEDUP, iter(dedup)),
             (Section.RETRIES, iter(retries)),
+            (Section.MOVES, iter([self.moves.to_bytes()] if self.moves is not None else [])),
             (Section.END, iter([b""])),
         ]
-        return _render(sections)
+        return _render(sections, STATE_VERSION if with_moves else STATE_VERSION_WITHOUT_MOVES)
 
     def to_bytes(self) -> bytes:
         """Return `pieces` joined."""
@@ -690,6 +749,8 @@ class Partition:
         if sections[Section.RETRIES]:
             retries = b"".join(sections[Section.RETRIES])
             partition.retries = RecentIds.from_bytes(retries, retry_window_ms, retry_ids_max)
+        for piece in sections[Section.MOVES]:
+            partition.moves = PartitionMoves.from_bytes(piece, partition.is_live)
         order = partition.order
         if isinstance(order, FIFOOrder):
             for piece in sections[Section.GROUPS]:
@@ -764,6 +825,7 @@ class Partition:
                 if attempt.time_ms + ATTEMPT_WINDOW_MS > now_ms
             ),
             self.tasks,
+            self.moves.content() if self.moves is not None else [],
         ]
         return xxhash.xxh3_64_intdigest(_encoder.encode(content))
 
@@ -773,6 +835,10 @@ class Partition:
         if self.definition.is_fifo:
             return FIFOOrder(self.index, self.definition.delay_ms)
         return StandardOrder(self, self.index, self.definition.delay_ms)
+
+    def _stop_leaving(self, sequence: int) -> bool:
+        """Forget that a message is leaving; return whether it was."""
+        return self.moves is not None and self.moves.leaving.pop(sequence, None) is not None
 
     def _return(self, sequence: int, row: InFlight, time_ms: int) -> None:
         del self.in_flight[sequence]
@@ -803,12 +869,12 @@ def _bitmap_bytes(bitmap: BitMap64) -> bytes:
     return bytes(bitmap.serialize())
 
 
-def _render(sections: list[tuple[Section, Iterator[Any]]]) -> Iterator[bytes]:
+def _render(sections: list[tuple[Section, Iterator[Any]]], state_version: int) -> Iterator[bytes]:
     encode = _encoder.encode
     for section, contents in sections:
         for content in contents:
             data = content if isinstance(content, bytes) else encode(content)
-            yield _SECTION.pack(STATE_VERSION, section, len(data))
+            yield _SECTION.pack(state_version, section, len(data))
             yield data
 
 
@@ -818,7 +884,7 @@ def _parse(data: bytes) -> dict[Section, list[memoryview]]:
     at = 0
     while at + _SECTION.size <= len(view):
         version, section, length = _SECTION.unpack_from(view, at)
-        assert version == STATE_VERSION, f"partition state version {version} is not known"
+        assert version in _VERSIONS_READ, f"partition state version {version} is not known"
         at += _SECTION.size + length
         sections[Section(section)].append(view[at - length : at])
     if at != len(view) or not sections[Section.END]:

@@ -15,13 +15,17 @@ import msgspec
 
 from quaymaster.core.applied_queues import (
     CHANGE,
+    ENDED,
     HAS_ATTEMPT,
     IS_NEW,
     MOVE_HEAD,
     MOVE_HEAD_BYTES,
+    MOVE_OUT,
+    OTHER_END,
     OWN_DELAY,
     PAIR,
     PREFIX_FLAGS,
+    SETTLED_BELOW,
     AppliedQueues,
     count_moved,
     encode_task,
@@ -39,11 +43,16 @@ from quaymaster.core.commands import (
     DeleteQueue,
     Done,
     Duplicate,
+    EndMoves,
     EntriesOutcome,
     ExpireMessages,
     FinishMoveTask,
     InternalCommand,
     ListMoveTasks,
+    MoveBegun,
+    MovedMessage,
+    MoveIn,
+    MoveInOutcome,
     MoveMessage,
     MoveTask,
     MoveTasksOutcome,
@@ -66,14 +75,16 @@ from quaymaster.core.errors import (
     InvalidParameterValue,
     OverLimit,
     ResourceNotFound,
+    UnsupportedOperation,
 )
 from quaymaster.core.index import ChunkKeeper
-from quaymaster.core.messages import encode_moved, prefix_bytes, split_payload
+from quaymaster.core.messages import encode_moved, prefix_bytes, split_prefix
 from quaymaster.core.partition import (
     IN_FLIGHT_MAX,
     VISIBILITY_TIMEOUT_MAX_MS,
     Partition,
 )
+from quaymaster.core.partition_moves import AWAY_MAX, OpenMove, QueuesElsewhere
 from quaymaster.core.queue_definitions import (
     Durability,
     encode_queue_definition,
@@ -143,6 +154,8 @@ class QueueStates(AppliedQueues):
         self._due_at_ms = 0
         self.expiry_is_held = False
         """Set while the clock may be wrong: no message expires."""
+        self.elsewhere: QueuesElsewhere | None = None
+        """Where queues of other journals are; None: there are no other journals."""
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided, Wait]]] = {
             Send: self._send,
             Receive: self._receive,
@@ -158,6 +171,8 @@ class QueueStates(AppliedQueues):
             ListMoveTasks: self._list_tasks,
             ExpireMessages: self._expire,
             MoveMessage: self._move,
+            MoveIn: self._move_in,
+            EndMoves: self._end_moves,
             TakeForMove: self._take_for_move,
             FinishMoveTask: self._finish_task,
         }
@@ -257,7 +272,7 @@ class QueueStates(AppliedQueues):
         has_returned = bool(returned)
         definition = partition.definition
         policy = definition.redrive_policy
-        target_id = self.queue_of_arn(policy.target_arn) if policy else None
+        target_id = self._dead_letter_target(partition, policy.target_arn) if policy else None
         oldest_ms = self._oldest_ms(partition, now_ms)
         index = partition.index
         may_have_expired = partition.may_have_expired(oldest_ms)
@@ -314,6 +329,17 @@ class QueueStates(AppliedQueues):
         )
         self._drop_expired(partition, expired, now_ms, proposal)
         return taken, dead_letters, unfinished
+
+    def _dead_letter_target(self, partition: Partition, arn: str) -> int | None:
+        """Return where dead letters go: a queue's id, 0 if that must be found out, None if they stay."""
+        target_id = self.queue_of_arn(arn)
+        if target_id is not None or self.elsewhere is None:
+            return target_id
+        place = self.elsewhere.find(arn)
+        leaving = len(partition.moves.leaving) if partition.moves is not None else 0
+        if place is None or len(partition.moving) + leaving >= AWAY_MAX:
+            return None
+        return place.queue_id
 
     def _oldest_ms(self, partition: Partition, now_ms: int) -> int:
         """Return the send time at or before which a message has expired."""
@@ -432,6 +458,7 @@ class QueueStates(AppliedQueues):
         if (
             not partition.is_live(sequence)
             or sequence in partition.moving
+            or partition.is_leaving(sequence)
             or (partition.definition.is_fifo and not _holds(partition, receipt, now_ms))
         ):
             return _receipt_invalid(
@@ -559,51 +586,125 @@ class QueueStates(AppliedQueues):
         is_over = command.task_id is not None and not any(
             task.task_id == command.task_id and task.status == "RUNNING" for task in source.tasks
         )
-        if target is None or command.payload is None or is_over:
+        is_elsewhere = command.target_journal_id is not None
+        if (target is None and not is_elsewhere) or command.payload is None or is_over:
             source.put_back(sequence, now_ms)
             return Done(), Wait.NOTHING
-        payload = command.payload
-        if command.record_type == RecordType.MOVE:
-            payload = payload[MOVE_HEAD_BYTES:]
-        prefix_flags = command.flags & PREFIX_FLAGS
-        cut = prefix_bytes(prefix_flags)
-        group = split_payload(prefix_flags, payload)[0]
-        wrapped = encode_moved(
-            command.queue_id,
-            command.partition,
+        if target is None:
+            return self._begin_move(command, source, now_ms, proposal), Wait.COMMIT
+        message = message_to_move(
+            source,
             sequence,
-            command.new_message_id,
-            command.source_arn,
-            payload[cut:],
+            (command.record_type, command.flags, command.payload),
+            source_arn=command.source_arn,
+            new_message_id=command.new_message_id,
         )
-        row = source.returned.get(sequence)
-        is_new = command.new_message_id is not None
-        keeps_age = not is_new and not target.definition.is_fifo
-        sent_ms = source.index.sent_ms(sequence) if keeps_age else now_ms
-        count = row.delivery_count if row and not is_new else 0
-        first_ms = row.first_receive_ms if row and not is_new else 0
-        head = MOVE_HEAD.pack(sent_ms, first_ms, count, command.task_id is not None)
-        target_sequence = target.next_sequence
-        proposal.records.append(
-            Record(
-                RecordType.MOVE,
-                prefix_flags,
-                command.target_queue_id,
-                target.number,
-                target_sequence,
-                now_ms,
-                0,
-                b"".join((head, payload[:cut], wrapped)),
-            )
-        )
-        offset = proposal.next_offset - 1
+        # One record does both ends.
         source.apply_delete((sequence,), now_ms)
-        target.apply_move_in(target_sequence, offset, now_ms, sent_ms, count, first_ms, group)
+        self._store_moved(target, message, now_ms, proposal, is_of_task=command.task_id is not None)
         self.messages_gone += 1
         self.messages_moved += 1
         if command.task_id is not None:
             count_moved(source)
+        return Done(), Wait.COMMIT
+
+    @staticmethod
+    def _store_moved(
+        target: Partition, message: MovedMessage, now_ms: int, proposal: Proposal, *, is_of_task: bool
+    ) -> None:
+        """Put a message that came from another queue into its new one."""
+        assert message.payload is not None, "what was withdrawn is not stored"
+        keeps_age = not message.is_redrive and not target.definition.is_fifo
+        sent_ms = message.sent_ms if keeps_age else now_ms
+        count, first_ms = message.delivery_count, message.first_receive_ms
+        sequence, offset = target.next_sequence, proposal.next_offset
+        proposal.records.append(
+            Record(
+                RecordType.MOVE,
+                message.flags,
+                target.definition.queue_id,
+                target.number,
+                sequence,
+                now_ms,
+                0,
+                MOVE_HEAD.pack(sent_ms, first_ms, count, is_of_task) + message.payload,
+            )
+        )
+        group = split_prefix(message.flags, message.payload)[0]
+        target.apply_move_in(sequence, offset, now_ms, sent_ms, count, first_ms, group)
         proposal.sent_to[target] = target.next_sequence
+
+    def _begin_move(
+        self, command: MoveMessage, source: Partition, now_ms: int, proposal: Proposal
+    ) -> MoveBegun:
+        """Let a message leave for another journal."""
+        target_key = partition_key(command.target_queue_id, 0)
+        journal_id = command.target_journal_id
+        assert journal_id is not None, "who leaves the journal goes to another one"
+        move = OpenMove(command.sequence, command.task_id is not None)
+        number = source.opened_moves().next_number(target_key, proposal.epoch)
+        payload = MOVE_OUT.pack(command.target_queue_id, 0, journal_id, number, move.is_redrive)
+        self._propose(
+            proposal, RecordType.MOVE_OUT, source, now_ms, sequence=command.sequence, payload=payload
+        )
+        source.apply_move_out(target_key, journal_id, number, move, now_ms, taken=True)
+        return MoveBegun(target_key, number)
+
+    def _move_in(self, command: MoveIn, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        """Take what is new of the messages that another journal sends; its answer rests on all that was decided."""
+        target = self.partitions.get(partition_key(command.queue_id, command.partition))
+        if target is None:
+            return MoveInOutcome([], is_gone=True), Wait.COMMIT
+        source_key = partition_key(command.source_queue_id, command.source_partition)
+        settled_below = command.messages[0].number
+        known = target.moves.into.get(source_key) if target.moves is not None else None
+        last = known.last if known is not None else 0
+        withdrawn: list[int] = []
+        for message in command.messages:
+            number = message.number
+            if number <= last:
+                if known is not None and number in known.withdrawn:
+                    withdrawn.append(number)
+                continue
+            last = number
+            if message.payload is None:
+                withdrawn.append(number)
+                self._withdraw(target, command, settled_below, number, now_ms, proposal)
+            else:
+                self._store_moved(target, message, now_ms, proposal, is_of_task=message.is_redrive)
+                target.opened_moves().came(source_key).last = number
+        return MoveInOutcome(withdrawn), Wait.COMMIT
+
+    def _withdraw(
+        self,
+        target: Partition,
+        command: MoveIn,
+        settled_below: int,
+        number: int,
+        now_ms: int,
+        proposal: Proposal,
+    ) -> None:
+        other_end = OTHER_END.pack(command.source_queue_id, command.source_partition)
+        payload = other_end + SETTLED_BELOW.pack(settled_below) + array("Q", [number]).tobytes()
+        self._propose(proposal, RecordType.MOVE_WITHDRAWN, target, now_ms, payload=payload)
+        source_key = partition_key(command.source_queue_id, command.source_partition)
+        target.apply_move_withdrawn(source_key, settled_below, [number])
+
+    def _end_moves(self, command: EndMoves, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        source = self.partitions.get(partition_key(command.queue_id, command.partition))
+        pair = source.moves_to(command.target_key) if source is not None else None
+        if source is None or pair is None:
+            return Done(), Wait.NOTHING  # the queue was deleted
+        ended = [(number, 1) for number in command.taken if number in pair.open]
+        ended += [(number, 0) for number in command.withdrawn if number in pair.open]
+        if ended:
+            other_end = OTHER_END.pack(command.target_key >> 16, command.target_key & 0xFFFF)
+            payload = b"".join((other_end, *(ENDED.pack(number, taken) for number, taken in ended)))
+            self._propose(proposal, RecordType.MOVE_END, source, now_ms, payload=payload)
+            arrived = self._end_moves_of(source, command.target_key, ended, now_ms)
+            self.messages_gone += arrived
+            self.messages_moved += arrived
+            proposal.awake.add(source)
         return Done(), Wait.COMMIT
 
     def _take_for_move(self, command: TakeForMove, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -635,6 +736,12 @@ class QueueStates(AppliedQueues):
         account_id = partition.definition.account_id
         if self._running_tasks(account_id) >= ACTIVE_TASKS_MAX:
             raise OverLimit(f"An account may have {ACTIVE_TASKS_MAX} active message move tasks.")
+        target_id = command.target_queue_id
+        if target_id is not None and target_id not in self.definitions and not self._may_reach_others():
+            raise UnsupportedOperation(
+                "The queues are in different journals of this cell, between which messages move once all its "
+                "processes run this version: `quaymaster cell upgrade`."
+            )
         self._advance(partition, now_ms)
         counts = partition.counts(now_ms)
         task = MoveTask(
@@ -649,6 +756,9 @@ class QueueStates(AppliedQueues):
         )
         self._propose_task(proposal, partition, task, now_ms)
         return MoveTasksOutcome([msgspec.structs.replace(task)]), Wait.COMMIT
+
+    def _may_reach_others(self) -> bool:
+        return self.elsewhere is None or self.elsewhere.is_reachable
 
     def _running_tasks(self, account_id: str) -> int:
         return sum(
@@ -724,6 +834,46 @@ class QueueStates(AppliedQueues):
                 payload,
             )
         )
+
+
+def message_to_move(
+    source: Partition,
+    sequence: int,
+    record: tuple[int, int, bytes],
+    *,
+    source_arn: str | None,
+    new_message_id: bytes | None,
+    number: int = 0,
+) -> MovedMessage:
+    """Return a message as another queue takes it; `record`: type, flags and payload of the one it is in here.
+
+    `source_arn`: that of the queue it died in. With `new_message_id` it starts afresh.
+    """
+    record_type, flags, payload = record
+    if record_type == RecordType.MOVE:
+        payload = payload[MOVE_HEAD_BYTES:]
+    flags &= PREFIX_FLAGS
+    cut = prefix_bytes(flags)
+    wrapped = encode_moved(
+        source.definition.queue_id,
+        source.number,
+        sequence,
+        new_message_id,
+        source_arn,
+        payload[cut:],
+        number,
+    )
+    is_redrive = new_message_id is not None
+    row = source.returned.get(sequence) if not is_redrive else None
+    return MovedMessage(
+        number,
+        payload[:cut] + wrapped,
+        flags,
+        sent_ms=source.index.sent_ms(sequence),
+        delivery_count=row.delivery_count if row else 0,
+        first_receive_ms=row.first_receive_ms if row else 0,
+        is_redrive=is_redrive,
+    )
 
 
 def _holds(partition: Partition, receipt: Receipt, now_ms: int) -> bool:
