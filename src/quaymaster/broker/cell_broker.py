@@ -24,7 +24,9 @@ from quaymaster.broker.copy_calls import CopyCalls
 from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.journal_service import JournalOptions, JournalService
+from quaymaster.broker.move_calls import MoveCalls
 from quaymaster.broker.peer_links import PeerLinks, broker_of
+from quaymaster.broker.queue_places import FindQueue
 from quaymaster.broker.record_repair import FoundRecord
 from quaymaster.coordination.cell_keys import (
     BROKERS,
@@ -40,7 +42,9 @@ from quaymaster.coordination.contact import Contact
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import BrokerReport
+from quaymaster.core.commands import MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotNow
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
@@ -75,8 +79,15 @@ class CellBrokerOptions:
     rpc: RPCMetrics = field(default_factory=RPCMetrics)
 
 
+async def _none_elsewhere(account_id: str, name: str) -> QueueDefinition | None:
+    return None
+
+
 class CellBroker:
-    """One broker process. `start` returns when it takes part; it leads what it is appointed for."""
+    """One broker process. `start` returns when it takes part; it leads what it is appointed for.
+
+    `find_queue` finds queues of other journals, for messages that move there.
+    """
 
     def __init__(
         self,
@@ -85,8 +96,10 @@ class CellBroker:
         *,
         on_stopped: Callable[[Exception], None],
         disk: Disk | None = None,
+        find_queue: FindQueue = _none_elsewhere,
     ) -> None:
         self._options = options
+        self._find_queue = find_queue
         self._coordination = coordination
         self._hello = Hello(cell=options.cell, role="broker", node=options.name)
         self._tasks = BrokerTasks(on_stopped)
@@ -108,8 +121,9 @@ class CellBroker:
         )
         self._copies = CopyCalls(options.name, self._held, self._links, self._tasks)
         calls = CellCalls(self._held, self._tasks, leader_hint=self._leader_hint, make_report=self.report)
+        self._moves = MoveCalls(options.name, self._held, self._links, self._tasks)
         self._server = RPCServer(
-            calls.handlers | self._copies.handlers,
+            calls.handlers | self._copies.handlers | self._moves.handlers,
             self._hello,
             batch_handlers=calls.batch_handlers,
             limits=options.limits,
@@ -249,6 +263,14 @@ class CellBroker:
         others = [name for member in members if (name := broker_of(member)) != self._options.name]
         clients = [client for name in others if (client := self._links.client(name)) is not None]
         return await record_repair.ask_others(clients, journal_id, offsets), len(others)
+
+    async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
+        """See `Peers`."""
+        return await self._moves.move(journal_id, command)
+
+    async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
+        """See `Peers`."""
+        return await self._find_queue(account_id, name)
 
     def _peer_closed(self, broker: str) -> None:
         for journal in list(self.journals.values()):

@@ -24,6 +24,7 @@ from quaymaster.broker.disk import Disk, RealDisk, is_full
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
 from quaymaster.broker.moves import Moves
+from quaymaster.broker.queue_places import QueuePlaces
 from quaymaster.broker.record_repair import FoundRecord
 from quaymaster.broker.recovery import Recovered, rebuild, recover
 from quaymaster.broker.replica import Body, ReplicaHost, monotonic_ms
@@ -32,11 +33,12 @@ from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.core.cell import ReplicaSeen
-from quaymaster.core.commands import Command, DeadLetter, StartMoveTask
+from quaymaster.core.commands import Command, DeadLetter, MoveIn, MoveInOutcome, StartMoveTask
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.partition import IN_FLIGHT_MAX
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.replication import LogReplica
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
@@ -89,6 +91,12 @@ class Peers(Protocol):
 
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
         """Return what other members have of these records, and how many others there are."""
+
+    async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
+        """See `MoveCarrier`."""
+
+    async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
+        """See `FindQueue`."""
 
 
 class JournalService:
@@ -164,7 +172,11 @@ class JournalService:
         self.host = ReplicaHost(
             loop, replica, self.files, clock, body_cache_bytes=options.body_cache_bytes, links=_Links(self)
         )
-        self._moves = Moves(self.host, options.region)
+        peers = self._peers
+        places = None
+        if peers is not None:
+            places = QueuePlaces(options.journal_id, peers.find_queue, options.cell_format)
+        self._moves = Moves(self.host, options.region, places=places, carrier=peers)
         self.snapshots = Snapshots(
             self.host,
             recovered.snapshots,
@@ -203,6 +215,12 @@ class JournalService:
         if type(command) is StartMoveTask:
             return self.host.submit(command, self._and_start_tasks(reply))
         return self.host.submit(command, reply)
+
+    async def take_moved(self, command: MoveIn) -> MoveInOutcome:
+        """Take messages that come from another journal; raises NotNow when that may not have happened."""
+        outcome: object = await self.host.ask(command)
+        assert isinstance(outcome, MoveInOutcome), "a MoveIn is answered by a MoveInOutcome"
+        return outcome
 
     @property
     def member(self) -> str:
@@ -396,7 +414,7 @@ class JournalService:
         )
         if is_leading:
             self.leaderships += 1
-            self._moves.start_tasks()
+        self._moves.leads(is_leading)
 
     def _and_start_tasks(self, reply: Reply) -> Reply:
         def started(outcome: Any) -> None:

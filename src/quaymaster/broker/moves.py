@@ -2,6 +2,8 @@
 
 The core takes a message out of its order and says so; here its body is read and a MoveMessage proposed, which is
 one atomic record within the journal. A crash before that record leaves the message where it was.
+
+A queue of another journal is looked for by its ARN (`queue_places`); messages then begin to leave for it (`moves_out`).
 """
 
 from __future__ import annotations
@@ -14,24 +16,28 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quaymaster.broker.moves_out import MovesAway
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
 from quaymaster.core.commands import (
     DeadLetter,
     FinishMoveTask,
+    MoveBegun,
     MoveMessage,
     MoveTask,
-    Outcome,
     TakeForMove,
     Taken,
     TakenOutcome,
 )
-from quaymaster.core.errors import QueueDoesNotExist
+from quaymaster.core.errors import NotNow, QueueDoesNotExist
 from quaymaster.core.messages import decode_moved, split_payload
+from quaymaster.core.partition_moves import UNKNOWN, Place
 from quaymaster.core.queue_definitions import queue_arn
 from quaymaster.core.records import RecordType
 from quaymaster.monitoring.logs import log_event
 
 if TYPE_CHECKING:
+    from quaymaster.broker.moves_out import MoveCarrier
+    from quaymaster.broker.queue_places import QueuePlaces
     from quaymaster.broker.replica import Body, ReplicaHost
 
 TAKE_MAX = 100
@@ -50,6 +56,12 @@ IDLE_S = 0.05
 UNREADABLE_RETRY_S = 30.0
 """A dead letter whose record cannot be read is left alone for so long before it is tried again."""
 
+HERE = -1
+"""Stands for this journal where others go by their number."""
+
+AWAY_RETRY_S = 1.0
+"""A task waits for so long before it asks again where a queue is, or proposes again what was refused."""
+
 NO_SOURCE = "CouldNotDetermineMessageSource"
 NO_TARGET = "AWS.SimpleQueueService.NonExistentQueue"
 
@@ -57,10 +69,23 @@ log = logging.getLogger(__name__)
 
 
 class Moves:
-    """Carries messages from queue to queue for one journal's leader."""
+    """Carries messages from queue to queue for one journal's leader; to other journals, if there are any."""
 
-    def __init__(self, host: ReplicaHost, region: str) -> None:
+    def __init__(
+        self,
+        host: ReplicaHost,
+        region: str,
+        *,
+        places: QueuePlaces | None = None,
+        carrier: MoveCarrier | None = None,
+    ) -> None:
         self._host = host
+        self._places = places
+        self._away: MovesAway | None = None
+        if places is not None and carrier is not None:
+            self._away = MovesAway(host, region, carrier, on_gone=places.forget, on_settled=self._wake)
+        self._unlocated: dict[str, list[tuple[DeadLetter, Body]]] = {}
+        self._locating: set[asyncio.Task[None]] = set()
         self._region = region
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._put_back_later: set[asyncio.TimerHandle] = set()
@@ -88,13 +113,64 @@ class Moves:
             if body is None:
                 self._leave_alone(letter)
                 self._progressed()
-            else:
+            elif self._places is None or letter.target_queue_id in self._host.replica.queues.definitions:
                 self._propose_dead_letter(letter, body, self._progressed)
+            else:
+                self._propose_to_leave(letter, body, self._places)
+
+    def _propose_to_leave(self, letter: DeadLetter, body: Body, places: QueuePlaces) -> None:
+        """Find out where a dead letter goes, and propose that; those for one queue keep their order."""
+        definition = self._host.replica.queues.definitions.get(letter.queue_id)
+        policy = definition.redrive_policy if definition is not None else None
+        arn = policy.target_arn if policy is not None else ""
+        waiting = self._unlocated.get(arn)
+        place = places.elsewhere.find(arn)
+        if waiting is not None:
+            waiting.append((letter, body))
+        elif place is UNKNOWN:
+            self._unlocated[arn] = [(letter, body)]
+            task = asyncio.get_running_loop().create_task(self._locate(arn, places))
+            self._locating.add(task)
+            task.add_done_callback(self._locating.discard)
+        else:
+            self._propose_dead_letter(letter, body, self._progressed, place)
+
+    async def _locate(self, arn: str, places: QueuePlaces) -> None:
+        """Find out where a queue is, and go on with the dead letters for it."""
+        try:
+            place = await places.locate(arn)
+        except NotNow as error:
+            log_event(log, logging.WARNING, "dead-letter queue not looked for", queue=arn, reason=str(error))
+            for letter, _ in self._unlocated.pop(arn):
+                self._leave_alone(letter)
+                self._progressed()
+            return
+        for letter, body in self._unlocated.pop(arn):
+            self._propose_dead_letter(letter, body if place is not None else None, self._progressed, place)
 
     def _progressed(self) -> None:
         self._in_progress -= 1
         if self._letters and self._in_progress <= MOVES_AT_ONCE_MAX // 2:
             self._move_some()
+
+    def leads(self, is_leading: bool) -> None:
+        """The replica has begun to lead, or leads no longer."""
+        if is_leading:
+            self._put_back_undecided()
+            if self._places is not None:
+                self._host.replica.queues.elsewhere = self._places.elsewhere
+            if self._away is not None:
+                self._away.resume()
+            self.start_tasks()
+        elif self._away is not None:
+            self._away.stop()
+
+    def _put_back_undecided(self) -> None:
+        """Make visible again what was taken for a move in an earlier epoch, and not decided upon."""
+        for partition in self._host.replica.queues.partitions.values():
+            queue_id, number = partition.definition.queue_id, partition.number
+            for sequence in partition.moving:
+                self._host.submit(MoveMessage(queue_id, number, sequence, 0, 0, 0, None, None), _ignored)
 
     def start_tasks(self) -> None:
         """Go on with every task that the state says is running and that nobody works on."""
@@ -112,13 +188,15 @@ class Moves:
         for handle in self._put_back_later:
             handle.cancel()
         self._put_back_later.clear()
-        running = list(self._tasks.values())
+        if self._away is not None:
+            await self._away.close()
+        running = [*self._tasks.values(), *self._locating]
         for work in running:
             work.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     def _leave_alone(self, letter: DeadLetter) -> None:
-        """Keep a message that cannot be read aside, and let receives that met it see what is behind it."""
+        """Keep a message that cannot be moved now aside, and let receives that met it see what is behind it."""
 
         def put_back() -> None:
             self._put_back_later.discard(handle)
@@ -128,7 +206,10 @@ class Moves:
         self._put_back_later.add(handle)
         self._moved(letter.queue_id, letter.partition, None)
 
-    def _propose_dead_letter(self, letter: DeadLetter, body: Body | None, done: Callable[[], None]) -> None:
+    def _propose_dead_letter(
+        self, letter: DeadLetter, body: Body | None, done: Callable[[], None], place: Place | None = None
+    ) -> None:
+        """Propose that a message moves, to another journal if `place` says so; without `body`: back."""
         definition = self._host.replica.queues.definitions.get(letter.queue_id)
         if definition is None:
             done()
@@ -136,6 +217,11 @@ class Moves:
 
         def moved(answer: object) -> None:
             done()
+            if isinstance(answer, MoveBegun) and self._away is not None:
+                self._away.begun(partition_key(letter.queue_id, letter.partition), answer)
+            if isinstance(answer, NotNow) and self._host.replica.is_leading:
+                self._leave_alone(letter)
+                return
             self._moved(letter.queue_id, letter.partition, answer)
 
         arn = queue_arn(region=self._region, account_id=definition.account_id, name=definition.name)
@@ -144,11 +230,12 @@ class Moves:
             letter.queue_id,
             letter.partition,
             letter.sequence,
-            letter.target_queue_id,
+            letter.target_queue_id if place is None else place.queue_id,
             record_type,
             flags,
             payload,
             arn,
+            target_journal_id=None if place is None else place.journal_id,
         )
         self._host.submit(command, moved)
 
@@ -157,7 +244,10 @@ class Moves:
 
     def _moved(self, queue_id: int, number: int, answer: object) -> None:
         """A move is durable (or was given up): receives that met the message may see what is behind it."""
-        source = self._host.replica.queues.partitions.get(partition_key(queue_id, number))
+        self._wake(partition_key(queue_id, number))
+
+    def _wake(self, source_key: int) -> None:
+        source = self._host.replica.queues.partitions.get(source_key)
         if source is not None and source.watched:
             self._host.waiters.wake(source)
 
@@ -168,6 +258,8 @@ class Moves:
         idle = 0
         try:
             while failure is None and idle < IDLE_ROUNDS:
+                if self._away is not None:
+                    await self._away.redriven(partition_key(queue_id, number))
                 partition = self._host.replica.queues.partitions.get(partition_key(queue_id, number))
                 if partition is None or not any(
                     known.task_id == task.task_id and known.status == "RUNNING" for known in partition.tasks
@@ -193,6 +285,8 @@ class Moves:
                 idle = 0
                 if task.rate_per_s:
                     await asyncio.sleep(len(taken) / task.rate_per_s)
+            if self._away is not None:
+                await self._away.redriven(partition_key(queue_id, number))
             await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure))
         except QueueDoesNotExist:
             return
@@ -233,44 +327,87 @@ class Moves:
         """Move each message, or put it back; return why the task cannot go on, or None."""
         loop = asyncio.get_running_loop()
         failure: str | None = None
-        waiting: list[asyncio.Task[Outcome]] = []
-        queues = self._host.replica.queues
+        commands: list[MoveMessage] = []
         for message in taken:
             body = bodies.get(message.offset)
-            target_id = task.target_queue_id
-            if target_id is None and body is not None:
-                target_id = _queue_it_came_from(body)
-                if target_id is None:
-                    failure = failure or NO_SOURCE
-            if target_id is not None and target_id not in queues.definitions:
-                failure = failure or NO_TARGET
+            target = Place(0, HERE)
+            if body is not None and failure is None:
+                found = await self._target_of(task, body)
+                if isinstance(found, str):
+                    failure = found
+                else:
+                    target = found
             record_type, flags, _, payload = body or (0, 0, 0, None)
-            command = MoveMessage(
-                queue_id,
-                number,
-                message.sequence,
-                target_id or 0,
-                record_type,
-                flags,
-                payload if failure is None else None,
-                None,
-                new_message_id=uuid.uuid4().bytes,
-                task_id=task.task_id,
+            commands.append(
+                MoveMessage(
+                    queue_id,
+                    number,
+                    message.sequence,
+                    target.queue_id,
+                    record_type,
+                    flags,
+                    payload if failure is None else None,
+                    None,
+                    new_message_id=uuid.uuid4().bytes,
+                    task_id=task.task_id,
+                    target_journal_id=None if target.journal_id == HERE else target.journal_id,
+                )
             )
-            waiting.append(loop.create_task(self._host.ask(command)))
-        await asyncio.gather(*waiting)
+        await asyncio.gather(*(loop.create_task(self._move_one(command)) for command in commands))
         self._moved(queue_id, number, None)
         return failure
+
+    async def _move_one(self, command: MoveMessage) -> None:
+        """Propose that a message moves until that is decided, as long as this replica leads."""
+        while True:
+            try:
+                outcome: object = await self._host.ask(command)
+            except NotNow:
+                if not self._host.replica.is_leading:
+                    raise
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            if isinstance(outcome, MoveBegun) and self._away is not None:
+                self._away.begun(partition_key(command.queue_id, command.partition), outcome)
+            return
+
+    async def _target_of(self, task: MoveTask, body: Body) -> Place | str:
+        """Return where a task moves a message, or why it cannot go on. HERE is this journal."""
+        target_id, arn = task.target_queue_id, task.target_arn
+        if target_id is None:
+            origin = _queue_it_came_from(body)
+            if origin is None:
+                return NO_SOURCE
+            target_id, arn = origin
+        if target_id in self._host.replica.queues.definitions:
+            return Place(target_id, HERE)
+        if self._places is None:
+            return NO_TARGET
+        if arn is None:
+            return NO_SOURCE
+        while True:
+            try:
+                place = await self._places.locate(arn)
+                break
+            except NotNow:
+                if not self._host.replica.is_leading:
+                    raise
+                await asyncio.sleep(AWAY_RETRY_S)
+        return place if place is not None and place.queue_id == target_id else NO_TARGET
 
 
 def _nothing() -> None:
     """Nobody waits for it."""
 
 
-def _queue_it_came_from(body: Body) -> int | None:
-    """Return the id of the queue a dead letter was moved from, None when it was sent here directly."""
+def _ignored(answer: object) -> None:
+    """Nobody waits for it."""
+
+
+def _queue_it_came_from(body: Body) -> tuple[int, str | None] | None:
+    """Return id and ARN of the queue a dead letter was moved from, None when it was sent here directly."""
     record_type, flags, _, payload = body
     if record_type != RecordType.MOVE:
         return None
-    wrapped = split_payload(flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[3]
-    return decode_moved(wrapped).source_queue_id
+    moved = decode_moved(split_payload(flags & PREFIX_FLAGS, payload[MOVE_HEAD_BYTES:])[3])
+    return moved.source_queue_id, moved.dead_letter_source_arn

@@ -35,6 +35,7 @@ from quaymaster.core.commands import (
     Delivery,
     Duplicate,
     InternalCommand,
+    MoveIn,
     Outcome,
     PeekedMessage,
     PeekedOffsets,
@@ -85,6 +86,8 @@ READ_BYTES_MAX = 1 << 20
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _MOVE = int(RecordType.MOVE)
+_STORING = (Send, MoveIn)
+"""What brings messages into the journal, and is refused while the disk cannot take more."""
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +273,7 @@ class ReplicaHost:
         replica.log.room = self.files.room
         refused = self._sends_refused()
         for command, token in inbox:
-            if refused is not None and type(command) is Send:
+            if refused is not None and type(command) in _STORING:
                 self._answer(token, refused)
             elif type(token) is Waiter and token.is_done:
                 self._pass_on(token)
