@@ -22,9 +22,16 @@ from quaymaster.coordination.interface import CoordinationUnavailable, Listing, 
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.cell import BrokerState
 from quaymaster.core.errors import Overloaded, UnsupportedOperation
+from quaymaster.core.formats import FORMAT_MIN, CellFormat
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.metadata.placement import CellJournals, related_names
-from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, SetAttributes
+from quaymaster.metadata.rows import QueueRows
+from quaymaster.protocol.metadata_messages import (
+    CreateQueue,
+    DeleteQueue,
+    ListDeadLetterSources,
+    SetAttributes,
+)
 
 from .cell import Cell, run_cell
 from .support import ACCOUNT, REGION, eventually
@@ -177,7 +184,9 @@ def test_a_queue_and_its_dead_letter_queue_come_together_by_their_names() -> Non
     assert "" not in related_names("-dlq")
 
 
-def test_a_queue_goes_to_the_journal_of_its_dead_letter_queue_and_no_other_is_taken(tmp_path: Path) -> None:
+def test_a_queue_goes_to_the_journal_of_its_dead_letter_queue_and_may_name_one_of_another_later(
+    tmp_path: Path,
+) -> None:
     def redrive(name: str) -> dict[str, str]:
         arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
         return {"RedrivePolicy": f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 3}}'}
@@ -185,6 +194,7 @@ def test_a_queue_goes_to_the_journal_of_its_dead_letter_queue_and_no_other_is_ta
     async def scenario(cell: Cell) -> None:
         async with cell.node("one") as node, cell.front_end("a", nodes=("one",)) as a:
             node.queues._journals = lambda: [5, 6, 7]
+            cell_format = node.queues._cell_format = CellFormat(FORMAT_MIN)
             names = ("first", "second", "third")
             created = {name: await a.queues.change(CreateQueue(ACCOUNT, name)) for name in names}
 
@@ -199,5 +209,15 @@ def test_a_queue_goes_to_the_journal_of_its_dead_letter_queue_and_no_other_is_ta
             await a.queues.change(SetAttributes(ACCOUNT, "second", redrive("second-dlq")))
             with pytest.raises(UnsupportedOperation, match="different journals"):
                 await a.queues.change(SetAttributes(ACCOUNT, "first", redrive("third")))
+            cell_format.raise_to(2)
+            await a.queues.change(SetAttributes(ACCOUNT, "first", redrive("third")))
+            sources = await a.queues.list_page(ListDeadLetterSources(ACCOUNT, "third"))
+            rows = QueueRows(cell.store)
+            found = await rows.find(ACCOUNT, "first")
+
+            assert [queue.name for queue in sources.queues] == ["first", "other"]
+            assert found is not None
+            assert found.queue_id == created["first"].queue_id
+            assert await rows.find(ACCOUNT, "nobody") is None
 
     run_cell(scenario, tmp_path)

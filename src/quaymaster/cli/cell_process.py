@@ -58,6 +58,7 @@ from quaymaster.core.formats import CellFormat
 from quaymaster.frontend.admin import make_admin
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import KeysUnusable
+from quaymaster.metadata.rows import QueueRows
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
@@ -209,6 +210,7 @@ async def _start_broker(process: CellProcess) -> None:
         ),
         process.store,
         on_stopped=process.fail,
+        find_queue=QueueRows(process.store).find,
     )
     await broker.start()
     process.stack.push_async_callback(broker.close)
@@ -235,6 +237,7 @@ async def _start_metadata(process: CellProcess) -> None:
         ),
         now_ms=wall_ms,
         rpc=process.rpc,
+        cell_format=process.cell_format,
     )
     process.metrics.add_source(node.samples)
     process.health.add_check(node.why_not_ready)

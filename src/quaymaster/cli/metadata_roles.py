@@ -19,6 +19,7 @@ from pathlib import Path
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.errors import NotNow
+from quaymaster.core.formats import CellFormat
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.master_keys import KeyProvider
 from quaymaster.metadata.node import MetadataNode
@@ -59,6 +60,7 @@ async def start_metadata_node(
     now_ms: Callable[[], int],
     wait_s: float = START_WAIT_S,
     rpc: RPCMetrics | None = None,
+    cell_format: CellFormat | None = None,
 ) -> tuple[MetadataNode, Address]:
     """Start a metadata node, and return it with the address it listens on.
 
@@ -86,6 +88,7 @@ async def start_metadata_node(
         journals=journals,
         purge_interval_s=settings.purge_interval_s,
         queue_name_reuse_s=settings.queue_name_reuse_s,
+        cell_format=cell_format,
     )
     journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
     await _patiently(lambda: node.start(journal), wait_s, "coordination")

@@ -87,11 +87,6 @@ class MoveActions:
                 raise InvalidParameterValue("Source queue arn and destination queue arn cannot be the same.")
             if target.is_fifo != source.is_fifo:
                 raise InvalidParameterValue("Source and destination queue must be of the same type.")
-            if target.partitions[0].journal_id != source.partitions[0].journal_id:
-                raise UnsupportedOperation(
-                    f"The queues {source.name} and {target.name} are in different journals of this cell, between "
-                    "which messages are not moved."
-                )
         if not await self._is_dead_letter_queue(source):
             raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
         task_id = uuid.uuid4().bytes

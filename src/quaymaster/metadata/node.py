@@ -32,6 +32,7 @@ from quaymaster.coordination.interface import (
     WatchLost,
 )
 from quaymaster.core.errors import AccessDenied, NotNow, Overloaded
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.queue_definitions import encode_queue_definition
 from quaymaster.metadata.feed import Feed
 from quaymaster.metadata.identity import check_identity
@@ -116,6 +117,7 @@ class MetadataNode:
         queue_name_reuse_s: int = 60,
         beat_interval_ms: int = BEAT_INTERVAL_MS,
         upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
+        cell_format: CellFormat | None = None,
     ) -> None:
         self.name = name
         self._store = store
@@ -134,6 +136,7 @@ class MetadataNode:
             journals=journals,
             purge_interval_s=purge_interval_s,
             queue_name_reuse_s=queue_name_reuse_s,
+            cell_format=cell_format,
         )
         self._confirmed_ms: float | None = None
         """When, by the monotonic clock, the feed had certainly everything."""

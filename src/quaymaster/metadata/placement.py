@@ -1,6 +1,6 @@
 """Which journals take new queues: those of the cell that have, or had, a leader in service.
 
-A queue and its dead-letter queue belong in one journal, where a message moves by one record. Which queues will belong
+A queue and its dead-letter queue are best in one journal, where a message moves by one record. Which queues will belong
 together is not known when they are made, but their names often tell: `related_names`.
 
 A queue stays in its journal for life (`Partition.journal_id`); the journal moves between brokers, and the queue with

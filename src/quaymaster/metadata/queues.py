@@ -38,6 +38,8 @@ from quaymaster.core.errors import (
     Timeout,
     UnsupportedOperation,
 )
+from quaymaster.core.formats import CellFormat
+from quaymaster.core.partition_moves import NUMBERED_MOVES
 from quaymaster.core.queue_definitions import (
     FIFO_DEFAULTS,
     STANDARD_DEFAULTS,
@@ -139,6 +141,7 @@ class Queues:
         queue_name_reuse_s: int = 60,
         journals: Callable[[], Sequence[int]] = lambda: (0,),
         journal_timeout_ms: int = JOURNAL_TIMEOUT_MS,
+        cell_format: CellFormat | None = None,
     ) -> None:
         self._mirror = mirror
         self._region = region
@@ -148,6 +151,7 @@ class Queues:
         self._new_data_key = new_data_key
         self._journals = journals
         self._journal_timeout_ms = journal_timeout_ms
+        self._cell_format = cell_format or CellFormat()
         self._journal: QueueJournal | None = None
         self._ids = IdAllocator(mirror.store, "queue")
         self._rows: Table[QueueDefinition] = mirror.table(QUEUES, decode_queue_definition, self._on_queue)
@@ -450,11 +454,13 @@ class Queues:
             raise invalid_redrive_policy(
                 given["RedrivePolicy"], "The dead letter target does not allow this queue as a source."
             )
-        if source is not None and source.partitions[0].journal_id != target.partitions[0].journal_id:
+        is_elsewhere = source is not None and (
+            source.partitions[0].journal_id != target.partitions[0].journal_id
+        )
+        if is_elsewhere and not self._cell_format.version_of(NUMBERED_MOVES):
             raise UnsupportedOperation(
                 f"The queues {name} and {target.name} are in different journals of this cell, between which "
-                "messages are not moved. Name the dead letter target when you create the queue, or name both so "
-                f"that they are placed together, as in {name} and {name.removesuffix('.fifo')}-dlq."
+                "messages move once all its processes run this version: `quaymaster cell upgrade`."
             )
 
     # Attributes and tags

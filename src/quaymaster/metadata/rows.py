@@ -25,7 +25,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.core.queue_definitions import QueueDefinition, decode_queue_definition
 
 ROW_VERSION: Final = 1
 ROOT: Final = "/"
@@ -41,6 +42,18 @@ MASTER_KEY: Final = "/master_key"
 IDS: Final = "/ids/"
 NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
+
+
+class QueueRows:
+    """The queues as the store has them now, for whoever asks seldom and keeps no copy."""
+
+    def __init__(self, store: Coordination) -> None:
+        self._store = store
+
+    async def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return a queue in whatever state, None when there is none; raises NotNow."""
+        found = await self._store.get(f"{QUEUES}{account_id}/{name}")
+        return None if found is None else decode_queue_definition(found.value)
 
 
 class PendingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

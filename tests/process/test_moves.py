@@ -1,0 +1,128 @@
+"""Dead letters and a redrive between journals of a cell of real processes, whose leaders are killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.load import Answer
+from harness.running_cell import PREFIX, RunningCell
+
+from quaymaster.coordination.etcd import EtcdCoordination
+from quaymaster.coordination.etcd_gateway import EtcdAccess
+from quaymaster.metadata.rows import QueueRows
+
+from .support import CellClient, bodies, running_thread
+
+ROLES = {"manager": 1, "metadata": 1, "broker": 3, "frontend": 1}
+SOURCE, TARGET = "ash", "birch"
+"""Names that do not say that the queues belong together: each goes to a journal of its own."""
+COUNT = 200
+PATIENCE_S = 120.0
+
+
+class Wearer:
+    """Receives messages and lets them come back at once, so that all of them become dead letters."""
+
+    def __init__(self, client: CellClient) -> None:
+        self._client = client
+        self._is_over = False
+
+    def run(self) -> None:
+        while not self._is_over:
+            self._client.call("ReceiveMessage", SOURCE, MaxNumberOfMessages=10, VisibilityTimeout=0)
+
+    def stop(self) -> None:
+        self._is_over = True
+
+
+def ask(client: CellClient, action: str, queue: str | None = None, **fields: Any) -> Answer:
+    """Ask until somebody can answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (answer := client.call(action, queue, **fields)).status != 200:
+        assert answer.status in (0, 500, 503), answer
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.1)
+    return answer
+
+
+def attributes(client: CellClient, queue: str) -> dict[str, str]:
+    found: dict[str, str] = ask(client, "GetQueueAttributes", queue, AttributeNames=["All"]).fields[
+        "Attributes"
+    ]
+    return found
+
+
+def in_all(client: CellClient, queue: str) -> int:
+    """Return how many messages a queue has, in whatever state."""
+    found = attributes(client, queue)
+    return sum(int(value) for name, value in found.items() if name.startswith("ApproximateNumberOf"))
+
+
+def eventually(question: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not question():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+async def journals_of(cell: RunningCell, account_id: str) -> list[int]:
+    """Return which journal each of the queues is in."""
+    store = EtcdCoordination(EtcdAccess(cell.etcd.endpoints), root=PREFIX)
+    try:
+        found = [await QueueRows(store).find(account_id, name) for name in (SOURCE, TARGET)]
+        return [queue.partitions[0].journal_id for queue in found if queue is not None]
+    finally:
+        await store.close()
+
+
+def kill_leaders(cell: RunningCell) -> None:
+    """Kill -9 the leader of each journal, one after the other, and start it again."""
+    for at in range(len(cell.wait_until_whole()["journals"])):
+        leader = cell[cell.wait_until_whole()["journals"][at]["leader"]]
+        leader.kill9()
+        leader.start()
+
+
+@pytest.mark.timeout(400)
+def test_every_message_is_moved_once_though_leaders_of_both_journals_are_killed(tmp_path: Path) -> None:
+    all_bodies = bodies(COUNT)
+    with RunningCell.started(tmp_path, ROLES, settings={"snapshot_interval_s": "1"}) as cell:
+        cell.wait_until_whole()
+        client, other = CellClient(cell), CellClient(cell)
+        client.create(SOURCE)
+        client.create(TARGET)
+        arn = attributes(client, TARGET)["QueueArn"]
+        policy = f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 1}}'
+        ask(client, "SetQueueAttributes", SOURCE, Attributes={"RedrivePolicy": policy})
+        client.send(SOURCE, all_bodies)
+        assert len(set(asyncio.run(journals_of(cell, arn.split(":")[4])))) == 2
+
+        wearer = Wearer(other)
+        with running_thread(wearer.run, wearer.stop):
+            eventually(lambda: in_all(client, TARGET) > 0, "dead letters arrive")
+            kill_leaders(cell)
+            eventually(
+                lambda: in_all(client, TARGET) == COUNT and in_all(client, SOURCE) == 0,
+                "every message is in the dead-letter queue, and there alone",
+            )
+        ask(client, "StartMessageMoveTask", SourceArn=arn, MaxNumberOfMessagesPerSecond=50)
+        kill_leaders(cell)
+
+        def task() -> dict[str, Any]:
+            answer = ask(client, "ListMessageMoveTasks", SourceArn=arn)
+            found: dict[str, Any] = answer.fields["Results"][0]
+            return found
+
+        eventually(lambda: task()["Status"] != "RUNNING", "the task ends")
+
+        assert task()["Status"] == "COMPLETED"
+        assert task()["ApproximateNumberOfMessagesMoved"] == COUNT
+        assert client.take_all(TARGET) == []
+        assert client.take_all(SOURCE) == all_bodies
+        client.close()
+        other.close()
