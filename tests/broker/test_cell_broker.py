@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from harness.broker_support import define, message, number_of, options
 
-from quaymaster.broker import cell_calls, copy_calls, journal_service
+from quaymaster.broker import cell_calls, copy_calls, journal_service, move_calls
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
 from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_COPY
 from quaymaster.broker.disk import Disk
+from quaymaster.broker.move_calls import MOVE
 from quaymaster.broker.peer_links import REPLICATE
 from quaymaster.broker.record_repair import RECORD
 from quaymaster.broker.replica import monotonic_ms
@@ -483,10 +484,10 @@ def test_nobody_but_a_broker_speaks_for_its_replicas(tmp_path: Path) -> None:
 
 
 DENIED = {
-    "frontend": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
-    "metadata": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
-    "manager": (COMMAND, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
-    "operator": (COMMAND, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END),
+    "frontend": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+    "metadata": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+    "manager": (COMMAND, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+    "operator": (COMMAND, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
     "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP),
 }
 
@@ -506,7 +507,7 @@ def test_each_role_calls_only_what_is_for_it(tmp_path: Path, role: str) -> None:
 def test_every_call_of_a_broker_says_who_may_make_it(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
         server = cell.brokers["a"]._server
-        callers = cell_calls.CALLERS | copy_calls.CALLERS
+        callers = cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS
         assert callers.keys() == server.handlers.keys() | server.batch_handlers.keys()
         assert callers.keys() - {REPLICATE} == {method for denied in DENIED.values() for method in denied}
 

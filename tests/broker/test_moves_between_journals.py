@@ -15,16 +15,14 @@ from test_cell_broker import Cell, until
 
 from quaymaster.broker import moves, queue_places
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.cell_calls import COMMAND
 from quaymaster.broker.journal_service import JournalService
-from quaymaster.broker.move_calls import MOVE
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.core.commands import (
     Command,
     CountMessages,
     DeleteQueue,
     ListMoveTasks,
-    MovedMessage,
-    MoveIn,
     MoveTask,
     MoveTasksOutcome,
     NewMessage,
@@ -38,15 +36,13 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
 )
-from quaymaster.core.errors import NotLeader, NotNow
+from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.messages import decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.replication import JournalConfiguration
-from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import JOURNAL_ID, PREPARE
 from quaymaster.protocol.command_codec import decode_outcome, encode_command
-from quaymaster.protocol.frames import Hello
 
 SOURCE_JOURNAL, TARGET_JOURNAL = 7, 8
 JOBS, DEAD, STEPS, STEPS_DEAD, OTHER = 1, 2, 3, 4, 5
@@ -77,8 +73,8 @@ class TwoJournals(Cell):
         )
         await broker.start()
         self.brokers[name] = broker
-        host, _, port = broker.address.rpartition(":")
-        self.clients[name] = RPCClient((host, int(port)), Hello(cell="test", role="frontend", node="f"))
+        self.clients[name] = self.client(name, "frontend")
+        self.managers[name] = self.client(name, "manager")
         return broker
 
     async def create_journal(self, number: int, *names: str) -> None:
@@ -116,7 +112,7 @@ class TwoJournals(Cell):
             for name in list(self.brokers):
                 body = JOURNAL_ID.pack(number) + encode_command(command)
                 try:
-                    return decode_outcome(await self.call(name, "command", body))
+                    return decode_outcome(await self.clients[name].ask(COMMAND, body, 10_000))
                 except NotNow:
                     continue
             await asyncio.sleep(0.02)
@@ -382,18 +378,5 @@ def test_messages_stay_in_a_cell_that_writes_an_older_format_until_it_is_raised(
 
             assert [one.delivery_count for one in still] == [2, 2]
             assert sorted(await cell.numbers(TARGET_JOURNAL, DEAD)) == [1, 2]
-
-    asyncio.run(scenario())
-
-
-def test_only_brokers_may_move_messages_in(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with two_journals(tmp_path) as cell:
-            await until(lambda: cell.leader_of(TARGET_JOURNAL) is not None)
-            command = MoveIn(DEAD, 0, JOBS, 0, [MovedMessage(1)])
-            body = JOURNAL_ID.pack(TARGET_JOURNAL) + msgspec.msgpack.encode(command)
-            for name in cell.brokers:
-                with pytest.raises(NotLeader):
-                    await cell.call(name, MOVE, body)
 
     asyncio.run(scenario())

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quaymaster.broker import cell_calls, copy_calls, record_repair
+from quaymaster.broker import cell_calls, copy_calls, move_calls, record_repair
 from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.cell_calls import CellCalls
 from quaymaster.broker.copy_calls import CopyCalls
@@ -131,7 +131,7 @@ class CellBroker:
             if options.security is None
             else options.security.check_peer("broker", "frontend", "manager", "metadata", "operator"),
             metrics=options.rpc,
-            callers=cell_calls.CALLERS | copy_calls.CALLERS,
+            callers=cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS,
         )
         self._watches = [
             WatchedPrefix(coordination, prefix, on_row, retry_max_s=RETRY_S)

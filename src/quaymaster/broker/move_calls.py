@@ -2,7 +2,7 @@
 
     move    journal id, u64 little-endian · MoveIn ─▶ MoveInOutcome (core/commands)
 
-Both are MessagePack; fields are only ever appended, with defaults. Brokers ask this of each other, nobody else may.
+Both are MessagePack; fields are only ever appended, with defaults.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from quaymaster.protocol.broker_calls import JOURNAL_ID
 
 MOVE: Final = "move"
 MOVE_TIMEOUT_MS: Final = 5_000
+CALLERS: Final[dict[str, tuple[str, ...]]] = {MOVE: ("broker",)}
+"""Which roles may call what."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(MoveIn)
@@ -71,8 +73,6 @@ class MoveCalls:
         command = _commands.decode(memoryview(call.body)[JOURNAL_ID.size :])
 
         async def take() -> None:
-            if call.peer.role != "broker":
-                raise NotLeader
             call.reply(_encode(await self._take(journal_id, command)))
 
         self._tasks.answer(call, take())
