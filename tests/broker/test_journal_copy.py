@@ -15,7 +15,7 @@ from quaymaster.broker import journal_copy, journal_service
 from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead
 from quaymaster.core.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
-from quaymaster.core.errors import NotLeader, Overloaded
+from quaymaster.core.errors import NotLeader, Overloaded, Timeout
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import JOURNAL_ID
 
@@ -78,6 +78,22 @@ def test_follower_is_not_copied_from(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+async def compacted(cell: Cell, name: str) -> None:
+    """Let a journal's leader have most of what it wrote first compacted."""
+    for first in range(1, 2_000, 100):
+        await cell.send(name, first, first + 99)
+    for _ in range(190):
+        outcome = await cell.ask(name, Receive(1, 0, 10))
+        assert isinstance(outcome, ReceiveOutcome)
+        receipts = [Receipt(one.sequence, outcome.epoch, one.delivery_count) for one in outcome.deliveries]
+        await cell.ask(name, Delete(1, 0, receipts))
+    leader = cell.brokers[name].journals[JOURNAL]
+    for _ in range(2):
+        await leader.snapshots.write()
+        await cell.ask(name, Send(1, 0, [message(3_000)]))
+    assert await leader.compaction.step(younger_than_ms=0)
+
+
 def test_elect_that_needs_a_member_to_have_a_copy_gives_it_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,20 +102,8 @@ def test_elect_that_needs_a_member_to_have_a_copy_gives_it_one(
 
     async def story(cell: Cell) -> set[int]:
         await cell.stop("c")
-        for first in range(1, 2_000, 100):
-            await cell.send("a", first, first + 99)
-        for _ in range(190):
-            outcome = await cell.ask("a", Receive(1, 0, 10))
-            assert isinstance(outcome, ReceiveOutcome)
-            receipts = [
-                Receipt(one.sequence, outcome.epoch, one.delivery_count) for one in outcome.deliveries
-            ]
-            await cell.ask("a", Delete(1, 0, receipts))
+        await compacted(cell, "a")
         leader = cell.brokers["a"].journals[JOURNAL]
-        for _ in range(2):
-            await leader.snapshots.write()
-            await cell.ask("a", Send(1, 0, [message(3_000)]))
-        assert await leader.compaction.step(younger_than_ms=0)
         await cell.stop("b")
         await cell.start("c")
         await cell.appoint("a")
@@ -113,6 +117,63 @@ def test_elect_that_needs_a_member_to_have_a_copy_gives_it_one(
     received = run(tmp_path, story)
     assert 3_000 in received
     assert len(received) >= 101
+
+
+def test_member_whose_log_is_longer_and_was_never_committed_takes_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It led alone, and wrote more than the others since. Without its vote there is no majority."""
+    monkeypatch.setattr(journal_service, "TAIL_BYTES_MAX", 0)
+
+    async def story(cell: Cell) -> set[int]:
+        await cell.appoint("c")
+        await cell.led_by("c")
+        await cell.same("a", "b", "c")
+        for name in "ab":
+            await cell.stop(name)
+        alone = cell.brokers["c"].journals[JOURNAL]
+        for first in range(10_000, 18_000, 10):
+            alone.submit(Send(1, 0, [message(number) for number in range(first, first + 10)]), lambda _: None)
+        await until(lambda: cell.end_of("c") > 8_000)
+        await cell.stop("c")
+        for name in "ab":
+            await cell.start(name)
+        await cell.appoint("a")
+        await cell.led_by("a")
+        await compacted(cell, "a")
+        await cell.stop("b")
+        await cell.start("c")
+        assert cell.end_of("c") > cell.end_of("a")
+        await cell.appoint("a")
+
+        await until(lambda: cell.brokers["a"].journals[JOURNAL].host.replica.epoch == 4)
+        await cell.led_by("a")
+
+        await cell.same("a", "c")
+        return await cell.received("a")
+
+    received = run(tmp_path, story)
+    assert 3_000 in received
+    assert not any(number >= 10_000 for number in received)
+
+
+def test_copy_ends_when_its_journal_is_cut(tmp_path: Path) -> None:
+    """What is read after the cut is of another log than what was read before."""
+
+    async def story(cell: Cell) -> None:
+        replicated_log = cell.brokers["a"].journals[JOURNAL].host.replica.log
+        async with speaking_as(cell, "x") as x:
+            manifest = await begun(x)
+            assert await first_bytes(x, manifest)
+            replicated_log.truncations += 1  # as the log has it at once, and the disk soon
+            with pytest.raises(Timeout):
+                await first_bytes(x, manifest)
+            with pytest.raises(Timeout):
+                await begun(x)
+            replicated_log.truncations -= 1
+            assert await first_bytes(x, await begun(x))
+
+    run(tmp_path, story)
 
 
 def test_replica_whose_deletion_a_crash_ended_is_not_opened_again(

@@ -83,6 +83,36 @@ def test_what_was_read_while_the_journal_was_cut_does_not_count(
     assert run(tmp_path, story) == 1
 
 
+def test_more_than_is_kept_while_the_queues_are_made_anew_is_applied_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = recovery.rebuild
+    reading, has_more = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        recovered = whole(*arguments, **options)
+        reading.set()
+        assert has_more.wait(10)
+        return recovered
+
+    monkeypatch.setattr(journal_service, "rebuild", slow)
+
+    async def story(cell: Cell) -> int:
+        journal = await quiet_follower(cell)
+        replica = journal.host.replica
+        replica._unapplied_bytes_max = 1_000
+        cut(journal)
+        await until(reading.is_set)
+        was_cut_at = replica.end_offset
+        await cell.send("a", 100, 160)
+        await until(lambda: not replica.has_kept_from(was_cut_at))
+        has_more.set()
+        await is_whole_again(cell, journal)
+        return journal.rebuilds
+
+    assert run(tmp_path, story) == 1
+
+
 def test_leader_whose_epoch_is_not_the_one_in_coordination_is_not_activated(tmp_path: Path) -> None:
     """Coordination was restored from a backup: what it holds is older, and names nobody's epoch."""
 

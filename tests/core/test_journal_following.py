@@ -284,6 +284,31 @@ def test_what_comes_while_the_queues_are_made_anew_is_applied_afterwards(cell: C
     assert cell.count("a") == 5
 
 
+def test_what_comes_beyond_a_limit_while_the_queues_are_made_anew_is_read_from_the_disk(cell: Cell) -> None:
+    cut_off_with(cell, 90)
+    deposed(cell)
+    cell.cut = set()
+    cell.pass_time(2 * HEARTBEAT_MS)
+    replica, disk = cell.replicas["a"], list(cell.disks["a"])
+    there = disk[-1].next_offset
+    assert replica.has_kept_from(there)
+    replica._unapplied_bytes_max = 400
+
+    for number in range(1, 11):
+        cell.ask(send(number), "b")
+
+    assert not replica.has_kept_from(there)
+    assert sum(len(batch.data) for batch in replica._unapplied) <= 400
+    with pytest.raises(AssertionError, match="lack what is forgotten"):
+        replica.on_rebuilt(replay(disk), there, 0, cell.truncations["a"])
+    disk = cell.disks["a"][:-1]
+    assert replica.has_kept_from(disk[-1].next_offset)
+    replica.on_rebuilt(replay(disk), disk[-1].next_offset, 0, cell.truncations["a"])
+    assert cell.same()
+    assert cell.count("a") == 10
+    assert replica.has_kept_from(0)
+
+
 def test_what_was_both_read_and_kept_is_applied_once(cell: Cell) -> None:
     cut_off_with(cell, 90)
     deposed(cell)

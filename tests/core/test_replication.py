@@ -22,6 +22,7 @@ from quaymaster.core.replication import (
     ReadLog,
     Truncate,
     Write,
+    judge_copy,
 )
 from quaymaster.core.replication_messages import (
     Append,
@@ -523,7 +524,7 @@ def test_only_the_tail_that_was_asked_for_is_taken() -> None:
     assert found.role == "elected"
 
 
-@pytest.mark.parametrize("why", ["silent", "gone", "shorter"])
+@pytest.mark.parametrize("why", ["silent", "another", "shorter"])
 def test_who_promised_a_log_and_does_not_give_it_is_asked_again(why: str) -> None:
     better = batches_of(2, count=4)
     found = recovered()
@@ -538,7 +539,8 @@ def test_who_promised_a_log_and_does_not_give_it_is_asked_again(why: str) -> Non
         assert said(found, "c") == [Fetch(3, 2)]
         found.on_tick(NOW_MS + FETCH_TIMEOUT_MS)
     else:
-        found.on_message("c", Tail(3, 2, [], is_gone=why == "gone"), NOW_MS)
+        another = batches_of(2, count=2, behind=Position(2, 2, 4711))
+        found.on_message("c", Tail(3, 2, another if why == "another" else []), NOW_MS)
 
     effects = found.take()
     assert effects.operations == [PersistPromise(3)], "what was written counts when it is durable"
@@ -558,11 +560,27 @@ def test_elect_whose_source_fails_counts_its_own_log_at_once_when_it_is_durable(
     found.on_message("c", Promise(3, 2, 4), NOW_MS)
     found.take()
 
-    found.on_message("c", Tail(3, 0, [], is_gone=True), NOW_MS)
+    found.on_message("c", Tail(3, 0, []), NOW_MS)
 
     assert found.take().operations == []
     found.on_message("a", Promise(3, 0, 0), NOW_MS)
     assert found.role == "elected"
+
+
+def test_elect_that_lacks_what_is_compacted_gives_the_epoch_up_for_whoever_has_the_log() -> None:
+    found = recovered()
+    found.on_configuration(elect(3), NOW_MS)
+    found.on_promise_durable(3)
+    found.on_message("c", Promise(3, 2, 4), NOW_MS)
+
+    found.on_message("c", Tail(3, 0, [], is_gone=True), NOW_MS)
+
+    assert (found.role, found.promised_epoch) == ("follower", 3)
+    found.on_configuration(elect(3), NOW_MS)
+    found.on_tick(NOW_MS + 10 * LEASE_MS)
+    assert found.role == "follower", "no epoch is led by whoever gave it up"
+    found.on_configuration(elect(4), NOW_MS)
+    assert found.epoch == 4
 
 
 def test_tail_is_given_only_to_whom_the_epoch_was_promised() -> None:
@@ -1104,3 +1122,61 @@ def test_leader_that_is_appointed_again_knows_of_nobody_who_received_more_than_i
 
     assert leader.role == "preparing"
     assert leader.received_on_majority == leader.commit
+
+
+def test_followers_do_not_wait_for_a_leader_that_speaks_and_hears_nobody(cluster: LogCluster) -> None:
+    cluster.cut = {("b", "a"), ("c", "a")}
+    cluster.pass_time(2 * LEASE_MS)
+    assert cluster.replicas["a"].role == "leading"
+    end = cluster.propose(cluster.replicas["a"])
+
+    cluster.pass_time(LEASE_MS)
+
+    assert not any(replica.hears_leader(cluster.now_ms) for replica in cluster.replicas.values())
+    cluster.appoint("b")
+    cluster.settle()
+    assert cluster.leader.node == "b"
+    assert cluster.leader.end.end > end, "it is followed as long as there is no other"
+
+
+def test_leader_that_is_heard_again_is_waited_for_again(cluster: LogCluster) -> None:
+    cluster.cut = {("b", "a"), ("c", "a")}
+    cluster.pass_time(3 * LEASE_MS)
+
+    cluster.cut = set()
+    cluster.pass_time(2 * HEARTBEAT_MS)
+
+    assert all(replica.hears_leader(cluster.now_ms) for replica in cluster.replicas.values())
+
+
+@pytest.mark.parametrize(
+    ("end", "copy_end", "verdict"),
+    [
+        (Position(80, 3, 1), Position(100, 5, 2), "take"),
+        (Position(120, 3, 1), Position(100, 5, 2), "take"),  # what is behind was never committed
+        (Position(90, 5, 1), Position(100, 5, 2), "take"),
+        (Position(100, 5, 2), Position(100, 5, 2), "keep"),
+        (Position(110, 5, 1), Position(100, 5, 2), "keep"),
+        (Position(80, 4, 1), Position(100, 3, 2), "wait"),  # the leader has fetched more than it has durable
+        (Position(110, 3, 1), Position(100, 3, 2), "wait"),
+    ],
+)
+def test_copy_takes_the_place_of_a_log_that_holds_nothing_committed_beyond_it(
+    end: Position, copy_end: Position, verdict: str
+) -> None:
+    judged = judge_copy(promised_epoch=5, end=end, leader_epoch=5, copy_end=copy_end)
+
+    assert judged == verdict
+
+
+def test_copy_is_not_made_in_vain_when_a_higher_epoch_was_promised_meanwhile() -> None:
+    judged = judge_copy(promised_epoch=6, end=Position(1, 1, 1), leader_epoch=5, copy_end=Position(100, 5, 2))
+
+    assert judged == "take"
+
+
+@pytest.mark.parametrize(("promised_epoch", "end"), [(4, Position(1, 1, 1)), (6, Position(90, 6, 1))])
+def test_copy_of_a_leader_that_is_not_followed_is_not_taken(promised_epoch: int, end: Position) -> None:
+    judged = judge_copy(promised_epoch=promised_epoch, end=end, leader_epoch=5, copy_end=Position(100, 5, 2))
+
+    assert judged == "wait"

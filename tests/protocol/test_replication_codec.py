@@ -217,3 +217,13 @@ def test_batches_are_taken_only_one_behind_the_other_and_as_first_written() -> N
         for body in ([5, 3, start, 0, datas, 0, 1_000, False], [4, 3, start, datas, False]):
             with pytest.raises(ReplicationMessageUnreadable):
                 decode_envelope(sealed(msgspec.msgpack.encode([7, "a", "b", body])))
+
+
+def test_append_that_says_nothing_of_the_lease_is_read_as_one_of_a_leader_that_has_it() -> None:
+    """As programs wrote it before leaders told."""
+    said = [7, "a", "b", [5, 3, 10, 4711, [], 9, 1_000, True]]
+    body = msgspec.msgpack.encode(said)
+
+    _, envelope = decode_envelope(struct.pack("<BI", REPLICATION_VERSION, crc32c(body)) + body)
+
+    assert envelope.message == Append(3, 10, 4711, [], 9, 1_000, True, has_lease=True)

@@ -169,6 +169,9 @@ class _NoChainInMemory(LogReplica):
         alone = crc32c(batch.data[HEADER_BYTES:]) << 20 | batch.epoch
         super().append(msgspec.structs.replace(batch, chain=alone), tell_received=tell_received)
 
+    def _continues(self, start: int, batches: list[Batch]) -> bool:
+        return True
+
 
 @plant("noprevcheck", "a follower does not compare what is before an append")
 class _NoPreviousCheck(LogReplica):
@@ -370,9 +373,7 @@ class _LogCutEarly(Node):
 class _CopyOverLongerLog(Node):
     def _on_copy(self, sender: str, copy: Copy) -> None:
         if copy.member == self.member and copy.epoch >= self.log.promised_epoch:
-            self.writer.stop()
-            self.disk.install(copy.snapshot, copy.kept)
-            self._begin(self.disk.promised)
+            self.install(copy)
             self._network.send(self.name, sender, Copied(self.member))
 
     def on_tick(self) -> None:
@@ -403,7 +404,7 @@ class _CutNotNoticed(JournalReplica):
         if not self.is_ready:
             self.is_ready = True
             self._rebuild_due = False
-            unapplied, self._unapplied = self._unapplied, []
+            unapplied, self._unapplied, self._unapplied_bytes = self._unapplied, [], 0
             self._apply(unapplied)
 
 
@@ -411,6 +412,7 @@ class _CutNotNoticed(JournalReplica):
 class _GapAfterRebuild(JournalReplica):
     def on_rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
         self._unapplied = []
+        self._forgotten_end = 0
         super().on_rebuilt(queues, applied_end, last_time_ms, truncations)
 
 

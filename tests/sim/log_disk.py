@@ -163,14 +163,21 @@ class LogDisk:
                 kept[batch.base_offset + at] = record_at(batch.data, at)
         return kept
 
-    def install(self, snapshot: Snapshot, kept: dict[int, tuple[int, int, int, bytes]]) -> None:
-        """Take a snapshot from elsewhere, and the records it needs, in place of the log."""
+    def durable_behind(self, offset: int) -> list[Batch]:
+        """Return the durable batches behind an offset where one ends."""
+        return self.batches[bisect_right(self.ends, offset) : bisect_right(self.ends, self.fsynced_end)]
+
+    def install(
+        self, snapshot: Snapshot, kept: dict[int, tuple[int, int, int, bytes]], batches: list[Batch]
+    ) -> None:
+        """Take a snapshot from elsewhere, the records it needs and the log behind it, in place of what was here."""
         self.kept = dict(kept)
         self.snapshot = snapshot
         self.start_offset, self.start_chain = snapshot.base_offset, snapshot.chain
         self.start_epoch = snapshot.epoch
-        self.batches, self.ends, self._stale = [], [], {}
-        self.fsynced_end = snapshot.base_offset
+        self.batches, self._stale = list(batches), {}
+        self.ends = [batch.next_offset for batch in batches]
+        self.fsynced_end = self.end
 
     def chain_at(self, end: int) -> int | None:
         """Return the chain value where a batch ends, None when none ends there."""

@@ -1,6 +1,6 @@
 """A manager of little wisdom: it believes reports, suspects silence, and appoints by compare-and-swap.
 
-silent or gone leader, no majority that hears one ──▶ the longest log leads the next epoch
+silent, gone or unheard leader, no majority that hears one ──▶ the longest log leads the next epoch
 silent member, for longer ──▶ a spare learns, and takes its place once it has almost everything
 """
 
@@ -110,12 +110,14 @@ class Manager:
             return False
         found = self.reports.get(configuration.leader)
         if not configuration.activated:
-            return now_us - self._since_us > ELECTION_US
+            has_given_up = found is not None and found[1].gave_up >= configuration.epoch
+            return has_given_up or now_us - self._since_us > ELECTION_US
         leads = (
             found is not None
             and now_us - found[0] <= SUSPECT_US
             and found[1].is_leading
             and found[1].epoch == configuration.epoch
+            and found[1].hears_leader
         )
         if leads:
             return False

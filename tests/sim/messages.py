@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quaymaster.core.commands import Command
+from quaymaster.core.log_tail import Position
+from quaymaster.core.records import Batch
 from sim.log_disk import Snapshot
 from sim.queue_checker import Delivery
 
@@ -45,6 +47,8 @@ class Report(NamedTuple):
     end: int
     hears_leader: bool
     is_leading: bool
+    gave_up: int
+    """The epoch that it gave up, or promised to somebody else; 0 while it leads or wants to."""
     lag: dict[str, int]
 
 
@@ -61,12 +65,21 @@ class ConnectionClosed(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Leader → a member whose place in the log is gone: the queues at an offset, and the records they still need."""
+    """Leader → a member whose place in the log is gone: a snapshot, the records it still needs, the log behind it."""
 
     member: str
     epoch: int
     snapshot: Snapshot
     kept: dict[int, tuple[int, int, int, bytes]]
+    batches: list[Batch]
+
+    @property
+    def end(self) -> Position:
+        """Where the copied log ends."""
+        if not self.batches:
+            return Position(self.snapshot.base_offset, self.snapshot.epoch, self.snapshot.chain)
+        last = self.batches[-1]
+        return Position(last.next_offset, last.epoch, last.chain)
 
 
 class Copied(NamedTuple):

@@ -31,7 +31,14 @@ from quaymaster.core.log_tail import Position
 from quaymaster.core.messages import message_id_of, prefix_bytes
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch, RecordType, decode_header, iterate_rows, record_at
-from quaymaster.core.replication import JournalConfiguration, LogReplica, ReadLog, Truncate, Write
+from quaymaster.core.replication import (
+    JournalConfiguration,
+    LogReplica,
+    ReadLog,
+    Truncate,
+    Write,
+    judge_copy,
+)
 from quaymaster.core.replication_messages import Envelope, Room
 from sim.kernel import MS, SECOND, Clock
 from sim.log_disk import LogDisk, LogWriter, Snapshot
@@ -49,6 +56,8 @@ TURN_US = 100
 READ_BATCHES_MAX = 16
 HASH_EVERY = 64
 RETRY_WINDOW_MS = 120_000
+UNAPPLIED_BYTES_MAX = 1_000
+"""A few batches: the rest of what comes during a rebuild is read from the disk."""
 COPY_AGAIN_US = SECOND
 MOVE_AGAIN_US = 200 * MS
 
@@ -122,7 +131,9 @@ class Node:
         )
         log.room = self.room
         queues, _, last_time_ms = self._replayed()
-        self.journal = cell.bugs.variant(JournalReplica)(log, queues, last_time_ms=last_time_ms)
+        self.journal = cell.bugs.variant(JournalReplica)(
+            log, queues, last_time_ms=last_time_ms, unapplied_bytes_max=UNAPPLIED_BYTES_MAX
+        )
         self.writer = cell.bugs.variant(LogWriter)(
             self._kernel,
             disk,
@@ -279,6 +290,7 @@ class Node:
             log.end.end,
             log.hears_leader(self.clock.monotonic_ms()),
             log.role == "leading",
+            log.promised_epoch if log.role == "follower" else 0,
             log.lag_of() if log.role == "leading" else {},
         )
         for manager in self.cell.managers:
@@ -433,24 +445,42 @@ class Node:
 
     def _send_copy(self, member: str) -> None:
         snapshot = self.disk.snapshot
-        if snapshot is None or self.log.role not in ("activating", "leading"):
+        if snapshot is None or self.log.role not in ("activating", "leading") or not self.has_cut():
             return
         self._copying[member] = self._kernel.now_us
-        self._kernel.tell(self.name, f"sends {member} a copy at {snapshot.base_offset}")
-        copy = Copy(member, self.log.epoch, snapshot, dict(self.disk.kept_below(snapshot.base_offset)))
+        base = snapshot.base_offset
+        copy = Copy(
+            member,
+            self.log.epoch,
+            snapshot,
+            dict(self.disk.kept_below(base)),
+            self.disk.durable_behind(base),
+        )
+        self._kernel.tell(self.name, f"sends {member} a copy at {base}, up to {copy.end.end}")
         self._network.send(self.name, member.partition("@")[0], copy)
 
     def _on_copy(self, sender: str, copy: Copy) -> None:
-        """Take a copy in place of a log that does not reach so far, or has something else there."""
-        if copy.member != self.member or copy.epoch < self.log.promised_epoch:
+        """Take a copy in place of the log, if the replica says so."""
+        if copy.member != self.member:
             return
-        base = copy.snapshot.base_offset
-        if self.log.commit < base and self.chain_at(base) != copy.snapshot.chain:
-            self._kernel.tell(self.name, f"takes a copy at {base} in place of its log: {self.log_state()}")
-            self.writer.stop()
-            self.disk.install(copy.snapshot, copy.kept)
-            self._begin(self.disk.promised)
+        log = self.log
+        verdict = judge_copy(
+            promised_epoch=log.promised_epoch, end=log.end, leader_epoch=copy.epoch, copy_end=copy.end
+        )
+        if verdict == "wait":
+            return
+        if verdict == "take":
+            self._kernel.tell(
+                self.name, f"takes a copy up to {copy.end.end} in place of its log: {self.log_state()}"
+            )
+            self.install(copy)
         self._network.send(self.name, sender, Copied(self.member))
+
+    def install(self, copy: Copy) -> None:
+        """Put a copy in place of the log, and go on with it."""
+        self.writer.stop()
+        self.disk.install(copy.snapshot, copy.kept, copy.batches)
+        self._begin(self.disk.promised)
 
     def chain_at(self, end: int) -> int | None:
         """Return the chain value where a batch ends, None when none of this log ends there."""
@@ -498,6 +528,9 @@ class Node:
             self._kernel.after(MS, self._rebuild, start)
             return
         queues, applied, last_time_ms = self._replayed()
+        if not self.journal.has_kept_from(applied):
+            self._kernel.after(MS, self._rebuild, start)
+            return
         self._kernel.tell(self.name, f"has made its queues anew up to {applied}")
         self.journal.on_rebuilt(queues, applied, last_time_ms, self.writer.truncations)
         self._settle()

@@ -96,7 +96,9 @@ class CopyCalls:
 
     def needed(self, journal_id: int, members: list[str]) -> None:
         """See `Peers.copy_needed`."""
-        journal = self._held.opened[journal_id]
+        journal = self._held.opened.get(journal_id)
+        if journal is None:
+            return  # it is being closed
         epoch = journal.host.replica.epoch
         for member in members:
             log_event(log, logging.INFO, "copy needed", journal=journal_id, epoch=epoch, member=member)
@@ -162,6 +164,8 @@ class CopyCalls:
         offer = _offers.decode(call.body)
 
         async def fetch_copy() -> None:
+            if call.peer.node != offer.source:
+                raise NotLeader
             await self._fetch(offer)
             call.reply()
 
@@ -186,17 +190,26 @@ class CopyCalls:
                     COPY_READ, _encode(CopyRead(number, name, position)), COPY_STEP_TIMEOUT_MS
                 )
 
-            def exchange(closed: JournalService) -> None:
-                if journal_copy.may_adopt(closed.files, manifest):
-                    journal_copy.adopt(held.directory, number, closed.files, manifest)
-
-            await journal_copy.fetch(held.directory / f"{number}{journal_copy.COPY_SUFFIX}", manifest, read)
-            client.notify(COPY_END, JOURNAL_ID.pack(number))
-            await held.exchange(number, exchange)
+            replicated_log = journal.host.replica.log
+            verdict = journal_copy.judge(replicated_log.promised_epoch, replicated_log.end, manifest)
+            if verdict == "take":
+                copy = held.directory / f"{number}{journal_copy.COPY_SUFFIX}"
+                await journal_copy.fetch(copy, manifest, read)
+                client.notify(COPY_END, JOURNAL_ID.pack(number))
+                verdict = await held.exchange(
+                    number,
+                    lambda closed: journal_copy.adopt_if_better(
+                        held.directory, number, closed.files, manifest
+                    ),
+                )
+            else:
+                client.notify(COPY_END, JOURNAL_ID.pack(number))
+            if verdict == "wait":
+                raise Overloaded("What is here may be needed: the copy does not reach as far.")
             log_event(
                 log,
                 logging.INFO,
-                "journal copied",
+                "journal copied" if verdict == "take" else "journal needs no copy",
                 journal=number,
                 epoch=offer.epoch,
                 end_offset=manifest.end,

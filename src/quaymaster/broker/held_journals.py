@@ -13,8 +13,12 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from quaymaster.broker import journal_copy
 from quaymaster.broker.disk import Disk, is_full
@@ -22,7 +26,8 @@ from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.journal_service import JournalOptions, JournalService, Peers
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.coordination.interface import Coordination
-from quaymaster.core.cell import BrokerLoad, BrokerReport
+from quaymaster.core.cell import BrokerLoad, BrokerReport, ReplicaSeen
+from quaymaster.core.errors import NotLeader
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -32,6 +37,8 @@ TRANSFER_LOOK_S = 0.005
 ROOM_LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
+
+Exchanged = TypeVar("Exchanged")
 
 
 class HeldJournals:
@@ -60,42 +67,53 @@ class HeldJournals:
         self._without_room: set[int] = set()
         """Replicas on the disk that could not be opened because it is full."""
         self._changing = asyncio.Lock()
+        self._away: dict[int, ReplicaSeen] = {}
+        """Replicas that are closed for a moment: they are there, and are not to be taken for lost."""
 
     async def recover(self) -> None:
         """Open every replica on the disk; those that are damaged are put aside."""
         self._disk.make_directory(str(self.directory))
         journal_copy.settle(self.directory)
         for number in sorted(int(name) for name in os.listdir(self.directory) if name.isdigit()):
-            await self._open_if_room(number)
+            async with self._changing:
+                await self._open_if_room(number)
 
     async def open(self, number: int) -> JournalService:
         """Return the replica of a journal, a new and empty one if there is none."""
         async with self._changing:
             found = self.opened.get(number)
-            if found is not None:
-                return found
-            journal = JournalService(
-                replace(self._options, journal_id=number),
-                self._node_name,
-                self._coordination,
-                on_stopped=self._on_stopped,
-                disk=self._disk,
-                peers=self._peers,
-            )
-            await journal.open()
-            self.opened[number] = journal
+            return found if found is not None else await self._open(number)
+
+    async def _open(self, number: int) -> JournalService:
+        journal = JournalService(
+            replace(self._options, journal_id=number),
+            self._node_name,
+            self._coordination,
+            on_stopped=self._on_stopped,
+            disk=self._disk,
+            peers=self._peers,
+        )
+        await journal.open()
+        self.opened[number] = journal
+        self._away.pop(number, None)
         self.tell(number)
         return journal
 
     async def _open_if_room(self, number: int) -> None:
-        """Open a replica; one that is damaged is put aside; on a full disk `open_when_room` does it later."""
+        """Open a replica; one that is damaged is put aside; on a full disk `open_when_room` does it later.
+
+        The caller holds the lock.
+        """
         try:
-            await self.open(number)
+            if number not in self.opened:
+                await self._open(number)
         except (JournalCorrupt, SnapshotsDamaged) as error:
             self._put_aside(number, error)
+            self._away.pop(number, None)
             self._without_room.discard(number)
         except OSError as error:
             if not is_full(error):
+                self._away.pop(number, None)
                 raise
             if number not in self._without_room:
                 self._without_room.add(number)
@@ -107,18 +125,15 @@ class HeldJournals:
         """Open replicas that found no room, when there is some; for ever."""
         while True:
             await asyncio.sleep(ROOM_LOOK_S)
-            for number in sorted(self._without_room):
-                await self._open_if_room(number)
+            async with self._changing:
+                for number in sorted(self._without_room):
+                    await self._open_if_room(number)
 
     async def reopen(self, number: int) -> None:
         """Open a replica anew, without what it could not write."""
         log_event(log, logging.WARNING, "replica opened anew on a full disk", journal=number)
-        async with self._changing:
-            journal = self.opened.pop(number, None)
-            if journal is None:
-                return  # dropped meanwhile
-            await journal.close()
-        await self._open_if_room(number)
+        with suppress(NotLeader):  # dropped meanwhile
+            await self.exchange(number, lambda _: None)
 
     def tell(self, number: int) -> None:
         """Tell a replica the newest configuration of its journal, as far as there is one."""
@@ -126,15 +141,29 @@ class HeldJournals:
         if journal is not None and configuration is not None:
             journal.host.on_configuration(configuration)
 
-    async def exchange(self, number: int, exchange: Callable[[JournalService], None]) -> None:
-        """Close a replica, let `exchange` change its files on another thread, and open what is there then."""
+    async def exchange(self, number: int, exchange: Callable[[JournalService], Exchanged]) -> Exchanged:
+        """Close a replica, let `exchange` change its files on another thread, and open what is there then.
+
+        Whoever is cancelled meanwhile waits: half exchanged, a replica would be opened as a new and empty one.
+        """
+        work = asyncio.get_running_loop().create_task(self._exchange(number, exchange))
         try:
-            async with self._changing:
-                journal = self.opened.pop(number)
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait({work})
+            raise
+
+    async def _exchange(self, number: int, exchange: Callable[[JournalService], Exchanged]) -> Exchanged:
+        async with self._changing:
+            journal = self.opened.pop(number, None)
+            if journal is None:
+                raise NotLeader  # it was dropped
+            self._away[number] = msgspec.structs.replace(journal.seen(), is_ready=False)
+            try:
                 await journal.close()
-                await asyncio.get_running_loop().run_in_executor(None, exchange, journal)
-        finally:
-            await self._open_if_room(number)
+                return await asyncio.get_running_loop().run_in_executor(None, exchange, journal)
+            finally:
+                await self._open_if_room(number)
 
     async def transfer(self, journal: JournalService, member: str, timeout_s: float) -> bool:
         """Hand a journal to a member; true when this broker has resigned, and the member has everything."""
@@ -189,7 +218,7 @@ class HeldJournals:
         """Return how each replica is, as the manager wants to know it."""
         journals = self.opened
         return BrokerReport(
-            {number: journal.seen() for number, journal in journals.items()},
+            self._away | {number: journal.seen() for number, journal in journals.items()},
             disk_free_bytes=self._disk.free_bytes(str(self.directory)),
             is_disk_low=any(journal.host.writer.disk_low for journal in journals.values()),
             has_space=not self._without_room

@@ -9,9 +9,9 @@
     <journals>/<id>.old/      what was there before, while the two change places
     <journals>/<id>.dropped/  a replica that nobody needs, while it is deleted
 
-The member keeps its identity and its promises. That is sound only while it follows the leader it copies from, and
-only when the copy reaches at least as far as what it has: who promised a higher epoch meanwhile, or has more, keeps
-what it has.
+The member keeps its identity and its promises. That is sound only when nothing that it has beyond the copy can be
+committed (`judge_copy` in core/replication); otherwise it keeps what it has. A leader has cut its log before it was
+elected; the disk may still be at it, and cut again once it leads no longer: no copy is given then.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from quaymaster.broker.journal_files import JournalFiles, adopt_copy
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.recovery import INDEX_NAME
 from quaymaster.core.errors import DiskFull, InternalFailure, Timeout
+from quaymaster.core.log_tail import Position
+from quaymaster.core.replication import CopyVerdict, judge_copy
 
 READ_BYTES = 1 << 20
 IDLE_S = 10.0
@@ -53,6 +55,8 @@ class CopyManifest(msgspec.Struct, frozen=True):
     epoch: int
     start_offset: int
     end: int
+    end_epoch: int
+    end_chain: int
     files: list[CopiedFile]
 
 
@@ -74,6 +78,7 @@ class CopySource:
         self._held = AsyncExitStack()
         self._files: dict[str, int] = {}
         """Open files by name. Segments may be rewritten and deleted meanwhile: what is open stays as it was."""
+        self._truncations = 0
         self._timer: asyncio.TimerHandle | None = None
         self.bytes_read = 0
         self.is_ended = False
@@ -85,7 +90,10 @@ class CopySource:
             await self._held.enter_async_context(journal.snapshots.held())
             if self.is_ended:
                 raise Timeout("The copy was given up.")
+            self._truncations = journal.files.truncations
+            self._check_uncut()
             manifest = await asyncio.get_running_loop().run_in_executor(None, self._open)
+            self._check_uncut()
         except BaseException:
             await self.end()
             raise
@@ -100,8 +108,14 @@ class CopySource:
         self._touch()
         # With a file of its own: when the copy ends meanwhile, the number of the other may be given to another file.
         piece = await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(fd), position)
+        self._check_uncut()
         self.bytes_read += len(piece)
         return piece
+
+    def _check_uncut(self) -> None:
+        """The log says that it is cut before the disk is: so what was read is of before, if it says nothing yet."""
+        if self._journal.host.replica.log.truncations != self._truncations:
+            raise Timeout("The journal was cut.")
 
     async def end(self) -> None:
         """Let go."""
@@ -128,7 +142,8 @@ class CopySource:
             copied.append(self._hold(INDEX_NAME, index.stat().st_size))
         start_offset, end, segments = files.segment_files()
         copied += [self._hold(name, size) for name, size in segments]
-        return CopyManifest(self._journal.host.replica.epoch, start_offset, end, copied)
+        epoch = self._journal.host.replica.epoch
+        return CopyManifest(epoch, start_offset, end.end, end.epoch, end.chain, copied)
 
     def _hold(self, name: str, size: int) -> CopiedFile:
         self._files[name] = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -172,9 +187,26 @@ async def _fetch_files(
             os.close(fd)
 
 
-def may_adopt(files: JournalFiles, manifest: CopyManifest) -> bool:
-    """Tell whether a copy may take the place of the journal that is there, which is closed."""
-    return files.promised_epoch == manifest.epoch and files.end_offset <= manifest.end
+def judge(promised_epoch: int, end: Position, manifest: CopyManifest) -> CopyVerdict:
+    """Decide what becomes of a copy where a replica has promised this epoch, and its log ends there."""
+    return judge_copy(
+        promised_epoch=promised_epoch,
+        end=end,
+        leader_epoch=manifest.epoch,
+        copy_end=Position(manifest.end, manifest.end_epoch, manifest.end_chain),
+    )
+
+
+def adopt_if_better(
+    journals: Path, journal_id: int, files: JournalFiles, manifest: CopyManifest
+) -> CopyVerdict:
+    """Put a fetched copy in the place of the closed journal, if that is sound; return what was decided."""
+    verdict = judge(
+        files.promised_epoch, Position(files.end_offset, files.last_epoch, files.end_chain), manifest
+    )
+    if verdict == "take":
+        adopt(journals, journal_id, files, manifest)
+    return verdict
 
 
 def adopt(journals: Path, journal_id: int, files: JournalFiles, manifest: CopyManifest) -> None:

@@ -720,22 +720,24 @@ class JournalFiles:
                 return
             yield position, bytes(data)
 
-    def segment_files(self) -> tuple[int, int, list[tuple[str, int]]]:
+    def segment_files(self) -> tuple[int, Position, list[tuple[str, int]]]:
         """Return the journal's start, where what is durable ends, and name and bytes of each file up to there."""
         with self._change_lock:
             segments = self._segments
             end = min(self.durable_end, segments[-1].end_offset)
             active = segments[-1]
             data_end = DATA_AT
+            last = Position(active.base_offset, active.header.start_epoch, active.header.start_chain)
             for position, header, _ in iterate_batches(self._disk, active, DATA_AT, active.data_end):
                 if header.next_offset > end:
                     break
                 data_end = position + header.length
+                last = Position(header.next_offset, header.epoch, header.chain)
             found = [
                 (segment_name(segment.base_offset), self._disk.size(segment.open_file(self._disk).fd))
                 for segment in segments[:-1]
             ]
-            return segments[0].base_offset, end, [*found, (segment_name(active.base_offset), data_end)]
+            return segments[0].base_offset, last, [*found, (segment_name(active.base_offset), data_end)]
 
     def release_files(self) -> None:
         """Close segment files above the limit of open ones, oldest first; they open again when read."""

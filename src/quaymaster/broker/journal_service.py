@@ -332,42 +332,52 @@ class JournalService:
                 await asyncio.sleep(REBUILD_RETRY_S)
 
     async def _rebuild_now(self, replace: Callable[[SnapshotStore, ChunkStore], None]) -> None:
-        options, replicated_log = self._options, self.host.replica.log
+        replica = self.host.replica
         started = time.monotonic()
         truncations = self.files.truncations
         try:
-            recovered = await asyncio.get_running_loop().run_in_executor(
-                None,
-                lambda: rebuild(
-                    self._disk,
-                    self.files,
-                    str(options.directory),
-                    retry_window_ms=options.retry_window_ms,
-                    retry_ids_max=options.retry_ids_max,
-                    in_flight_max=options.in_flight_max,
-                    cell_format=options.cell_format,
-                ),
-            )
+            recovered = await asyncio.get_running_loop().run_in_executor(None, self._rebuilt)
+            while not replica.has_kept_from(recovered.end_offset) and replica.log.truncations == truncations:
+                # More has come than is kept for the loop to apply: the thread goes on, with what is written by now.
+                await self._written()
+                await asyncio.get_running_loop().run_in_executor(None, recovered.replay)
         except Exception:
-            if replicated_log.truncations == truncations:
+            if replica.log.truncations == truncations:
                 raise
             return  # the journal was cut while it was read
-        if replicated_log.truncations != truncations:
+        if replica.log.truncations != truncations:
             return
         replace(recovered.snapshots, recovered.chunks)
-        end = recovered.positions[-1].end if recovered.positions else recovered.start.end
         self.rebuilds += 1
         log_event(
             log,
             logging.INFO,
             "queues made anew",
-            journal=options.journal_id,
-            epoch=self.host.replica.epoch,
-            offset=end,
+            journal=self.journal_id,
+            epoch=replica.epoch,
+            offset=recovered.end_offset,
             replayed=recovered.replayed_records,
             took_ms=round((time.monotonic() - started) * 1000),
         )
-        self.host.rebuilt(recovered.queues, end, recovered.last_time_ms, truncations)
+        self.host.rebuilt(recovered.queues, recovered.end_offset, recovered.last_time_ms, truncations)
+
+    def _rebuilt(self) -> Recovered:
+        options = self._options
+        return rebuild(
+            self._disk,
+            self.files,
+            str(options.directory),
+            retry_window_ms=options.retry_window_ms,
+            retry_ids_max=options.retry_ids_max,
+            in_flight_max=options.in_flight_max,
+            cell_format=options.cell_format,
+        )
+
+    async def _written(self) -> None:
+        """Return when everything that was given to the writer so far is written."""
+        written = asyncio.Event()
+        self.host.after_writes(written.set)
+        await written.wait()
 
     async def activate(self, epoch: int) -> bool:
         """Mark the journal's configuration as activated; false when another epoch was appointed."""

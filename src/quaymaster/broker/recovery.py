@@ -104,6 +104,20 @@ class Recovered:
     positions: list[Position]
     """Where the batches end that were replayed."""
 
+    @property
+    def end_offset(self) -> int:
+        """Up to where the queues are what the journal says."""
+        return self.positions[-1].end if self.positions else self.start.end
+
+    def replay(self) -> None:
+        """Apply what the journal has behind that. Blocks."""
+        for header, data in self.files.read_batches(self.end_offset):
+            self.last_time_ms = max(self.last_time_ms, header.time_ms)
+            self.positions.append(Position(header.next_offset, header.epoch, header.chain))
+            for row in iterate_rows(data, header):
+                self.queues.apply(row, data[row.position : row.position + row.length], header.epoch)
+                self.replayed_records += 1
+
 
 def recover(
     disk: Disk,
@@ -262,26 +276,11 @@ def _load(
             f"{path}: the newest snapshot that can be read ends at {base_offset}, where no batch of the journal ends. "
             "Restore the directory from a backup or another replica."
         )
-    positions: list[Position] = []
-    replayed = 0
-    for header, data in files.read_batches(base_offset):
-        last_time_ms = max(last_time_ms, header.time_ms)
-        positions.append(Position(header.next_offset, header.epoch, header.chain))
-        for row in iterate_rows(data, header):
-            queues.apply(row, data[row.position : row.position + row.length], header.epoch)
-            replayed += 1
-    return Recovered(
-        files,
-        snapshots,
-        chunks.store,
-        queues,
-        base_offset,
-        last_time_ms,
-        replayed,
-        warnings,
-        start,
-        positions,
+    recovered = Recovered(
+        files, snapshots, chunks.store, queues, base_offset, last_time_ms, 0, warnings, start, []
     )
+    recovered.replay()
+    return recovered
 
 
 def _write_rebuilt(

@@ -57,6 +57,9 @@ Answer = Decided | Exception
 RECORDS_PER_BATCH_MAX = 4_096
 """More records than this are written as several batches."""
 
+UNAPPLIED_BYTES_MAX = 2 << 20
+"""So much of what comes while the queues are made anew is kept, to be applied at once; the rest is on the disk."""
+
 BATCH_BYTES_MAX = 1 << 20
 """A batch that has so many bytes of payloads takes no further record."""
 
@@ -114,6 +117,7 @@ class JournalReplica:
         *,
         last_time_ms: int,
         cell_format: CellFormat | None = None,
+        unapplied_bytes_max: int = UNAPPLIED_BYTES_MAX,
     ) -> None:
         self.log = log
         self._cell_format = cell_format or CellFormat()
@@ -122,7 +126,11 @@ class JournalReplica:
         self.is_ready = True
         """Whether the queues are what the log says."""
         self._unapplied: list[Batch] = []
-        """What was taken from a leader while the queues were made anew."""
+        """What was taken from a leader while the queues were made anew: the newest of it."""
+        self._unapplied_bytes = 0
+        self._unapplied_bytes_max = unapplied_bytes_max
+        self._forgotten_end = 0
+        """Below it not everything was kept."""
         self._rebuild_due = False
         self._was_leading = False
         self._led_epoch = 0
@@ -212,15 +220,23 @@ class JournalReplica:
         self.log.on_tick(now_ms)
         self._look()
 
+    def has_kept_from(self, offset: int) -> bool:
+        """Tell whether all that came since is kept from an offset on; if not, the journal on the disk has it."""
+        return offset >= self._forgotten_end
+
     def on_rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
         """The queues were made anew from the log up to `applied_end`, as it was after so many truncations."""
         assert not self.is_ready, "queues are made anew when they are worthless"
         if truncations != self.log.truncations:
             return  # each cut asks for a rebuild of its own
+        assert self.has_kept_from(applied_end), (
+            f"queues as of {applied_end} lack what is forgotten up to {self._forgotten_end}"
+        )
         self.queues = queues
         self.last_time_ms = max(self.last_time_ms, last_time_ms)
         self.is_ready = True
-        unapplied, self._unapplied = self._unapplied, []
+        unapplied = self._unapplied
+        self._unapplied, self._unapplied_bytes, self._forgotten_end = [], 0, 0
         self._apply([batch for batch in unapplied if batch.base_offset >= applied_end])
         if self._was_leading:
             queues.commit_all()
@@ -305,13 +321,28 @@ class JournalReplica:
         if cut_to is not None:
             self._fail_waiting(StaleEpoch())
             self._unapplied = [batch for batch in self._unapplied if batch.next_offset <= cut_to]
+            self._unapplied_bytes = sum([len(batch.data) for batch in self._unapplied])
+            self._forgotten_end = min(self._forgotten_end, cut_to)
             self.is_ready = False
             self._rebuild_due = True
         accepted, log.accepted = log.accepted, []
         if self.is_ready:
             self._apply(accepted)
         else:
-            self._unapplied += accepted
+            self._keep(accepted)
+
+    def _keep(self, batches: list[Batch]) -> None:
+        """Keep batches for when the queues are there, and forget the oldest beyond the limit."""
+        unapplied = self._unapplied
+        unapplied += batches
+        size = self._unapplied_bytes + sum([len(batch.data) for batch in batches])
+        count = 0
+        while size > self._unapplied_bytes_max:
+            size -= len(unapplied[count].data)
+            self._forgotten_end = unapplied[count].next_offset
+            count += 1
+        del unapplied[:count]
+        self._unapplied_bytes = size
 
     def _apply(self, batches: list[Batch]) -> None:
         queues = self.queues

@@ -217,6 +217,13 @@ def encode_batch(
     return Batch(b"".join(parts), epoch, base_offset, base_offset + count, chain)
 
 
+def follows_chain(batch: Batch, previous_chain: int) -> bool:
+    """Tell whether a batch was written behind the log that has this chain value."""
+    header = decode_header(batch.data)
+    chain = chain_after(previous_chain, header.epoch, header.base_offset, header.span, header.crc)
+    return batch.chain == chain
+
+
 def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
     """Decode the header at `at`; CorruptBatch when it cannot be one. The CRC is not checked here."""
     if len(data) - at < HEADER_BYTES:

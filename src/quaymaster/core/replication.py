@@ -34,7 +34,7 @@ from typing import Final, Literal
 import msgspec
 
 from quaymaster.core.log_tail import LogTail, Position
-from quaymaster.core.records import Batch
+from quaymaster.core.records import Batch, follows_chain
 from quaymaster.core.replication_messages import (
     Append,
     Appended,
@@ -122,6 +122,28 @@ class Effects(msgspec.Struct):
     reads: list[ReadLog]
     activate: int | None
     copies: list[str]
+
+
+CopyVerdict = Literal["take", "keep", "wait"]
+
+
+def judge_copy(*, promised_epoch: int, end: Position, leader_epoch: int, copy_end: Position) -> CopyVerdict:
+    """Decide what a member whose log ends at `end` does with a copy of what the leader of an epoch has durable.
+
+    take: the copy replaces the log, even a longer one. The leader of the copy's last epoch began with everything that
+    was committed before, so nothing of the log that is not in the copy was. That does not hold for a log with batches
+    of a later epoch, or more of the same: it may be one of those that they are committed on.
+    keep: the log has batches of that very leader, and at least as much as the copy.
+    wait: the leader's disk is behind what it leads with, or another leads by now. Another copy may do.
+
+    A higher epoch may have been promised meanwhile: what was said of the log then still holds for one that is above it
+    in this order, and nobody counts on the rest, for a copy is not acknowledged. So long copies are not made in vain.
+    """
+    if promised_epoch < leader_epoch:
+        return "wait"
+    if (end.epoch, end.end) < (copy_end.epoch, copy_end.end):
+        return "take"
+    return "keep" if end.epoch == leader_epoch else "wait"
 
 
 class _Follower:
@@ -223,6 +245,7 @@ class LogReplica:
         self._asked_ms = 0
         self._fetching: str | None = None
         self._fetched_ms = 0
+        self._elected_ms = 0
         self._barrier_end = 0
         self._is_activated = False
         self._asked_to_activate = False
@@ -687,6 +710,10 @@ class LogReplica:
             return
         promised = self._promises[sender]
         if message.is_gone:
+            # Only a copy could help, and there is no leader to give one: who has the log must lead.
+            self._step_down()
+            return
+        if not self._continues(expected, message.batches):
             self._give_up_on(sender)
             return
         self._take_in(message.batches)
@@ -703,8 +730,15 @@ class LogReplica:
         else:
             self._give_up_on(sender)
 
+    def _continues(self, start: int, batches: list[Batch]) -> bool:
+        """Tell whether fetched batches continue the chain of the own log; who gave them knew only from where."""
+        position = self.tail.position_at(start)
+        assert position is not None, "a tail is fetched from where a batch ends"
+        return not batches or follows_chain(batches[0], position.chain)
+
     def _be_elected(self) -> None:
         self.role = "elected"
+        self._elected_ms = self._now_ms
         self._fetching = None
         self._verified_end = 0
         self._is_activated = False
@@ -743,7 +777,8 @@ class LogReplica:
         self.epoch = message.epoch
         self._withheld = None
         self._owes_promise = None  # who asked was elected without it, and the log may grow from here
-        self._heard_ms = self._now_ms
+        if message.has_lease:
+            self._heard_ms = self._now_ms
         self._heartbeat_ms = message.sent_ms
         previous = message.previous_end
         if message.batches and self._is_out_of_room(message):
@@ -938,6 +973,7 @@ class LogReplica:
                 self._announced_commit(),
                 self._now_ms,
                 sends_refused=self.refuses_sends,
+                has_lease=self._is_answered(),
             ),
         )
 
@@ -961,8 +997,13 @@ class LogReplica:
                 self._now_ms,
                 self._tell_received,
                 self.refuses_sends,
+                self._is_answered(),
             ),
         )
+
+    def _is_answered(self) -> bool:
+        """Tell whether a majority answers. A leader that only speaks must not keep its followers from another one."""
+        return self._now_ms < max(self.lease_until_ms(), self._elected_ms + LEASE_MS)
 
     def _announced_commit(self) -> int:
         return self.commit if self._is_activated else 0

@@ -63,7 +63,8 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
     `commit` is the leader's commit index. `sent_ms` is the leader's clock, to be sent back. `tell_received`:
     answer once when they are written, before they are durable. `sends_refused`: the leader takes no sends for want of
-    room, so what comes from now on is worth the reserve.
+    room, so what comes from now on is worth the reserve. `has_lease`: a majority answers the leader; without that it is
+    followed, and nobody waits for it.
     """
 
     epoch: int
@@ -74,6 +75,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     sent_ms: int
     tell_received: bool = False
     sends_refused: bool = False
+    has_lease: bool = True
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=6):

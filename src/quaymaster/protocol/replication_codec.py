@@ -53,6 +53,8 @@ class _Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     sent_ms: int
     tell_received: bool
     sends_refused: bool = False
+    has_lease: bool = True
+    """Absent in what programs before it sent; those pass it over."""
 
 
 class _Tail(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -87,6 +89,7 @@ def encode_envelope(journal_id: int, envelope: Envelope, *, version: int = REPLI
             message.sent_ms,
             message.tell_received,
             message.sends_refused,
+            message.has_lease,
         )
     elif type(message) is Tail:
         batches = [batch.data for batch in message.batches]
@@ -126,6 +129,7 @@ def _message(
             sent.sent_ms,
             sent.tell_received,
             sent.sends_refused,
+            sent.has_lease,
         )
     if type(sent) is _Tail:
         return Tail(sent.epoch, sent.start, _batches(sent.batches, sent.start, None), sent.is_gone)
