@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from quaymaster.net.rpc import CallHandler, Connection, IncomingCall, RPCClient,
 from quaymaster.net.rpc_memory import MemoryNetwork
 from quaymaster.protocol.frames import (
     GOODBYE,
+    HELLO,
     NOTICE,
     REPLY,
     REQUEST,
@@ -831,8 +832,13 @@ def test_both_ends_say_who_they_are(run_on_sockets: Run) -> None:
             render_hello(FRONT_END) + render_frame(1, REQUEST, 1, render_call_header("keep", 1, ""))[0] * 2,
             "refused: call 1 is in progress already",
         ),
+        (render_frame(0, HELLO, 0, b"\x81\xa4cell\xa2\x00\x80")[0], "refused: not a hello: "),
+        (
+            render_hello(FRONT_END) + render_frame(1, REQUEST, 1, b"\x91\xa2\x00\x80")[0],
+            "refused: not the header of a call",
+        ),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_what_makes_no_sense_is_refused_with_the_reason_and_harms_nobody_else(
     run_on_sockets: Run, said: bytes, reason: str
@@ -979,6 +985,59 @@ def test_a_connection_that_ends_inside_a_frame_harms_nobody(run_on_sockets: Run)
             await until(lambda: ended)
 
         assert ended == ["closed by the peer in the middle of a frame"]
+
+    run_on_sockets(scenario)
+
+
+def test_a_frame_that_does_not_come_to_its_end_is_not_waited_for(run_on_sockets: Run) -> None:
+    async def scenario(cell: Cell) -> None:
+        ended: list[str] = []
+        limits = replace(LIMITS, silence_ms=100, frame_timeout_ms=300)
+        server = RPCServer(
+            {"echo": echo}, BROKER, limits=limits, on_closed=lambda connection, reason: ended.append(reason)
+        )
+        async with raw_client(await cell.serve(server)) as raw:
+            await raw.greet()
+            frame = render_frame(1, REQUEST, 1, render_call_header("echo", 1, ""), bytes(4_000))[0]
+            for place in range(1, len(frame)):
+                if ended:
+                    break
+                raw.writer.write(frame[place - 1 : place])
+                await asyncio.sleep(0.02)
+
+        assert ended == ["a frame did not come whole within 300 ms"]
+        assert server.partial_bytes == 0
+
+    run_on_sockets(scenario)
+
+
+def test_what_is_kept_of_unfinished_frames_is_bounded_over_all_connections(run_on_sockets: Run) -> None:
+    async def scenario(cell: Cell) -> None:
+        reasons: list[str] = []
+        server = RPCServer(
+            {"echo": echo},
+            BROKER,
+            limits=replace(LIMITS, partial_bytes_max=1 << 20),
+            on_closed=lambda connection, reason: reasons.append(reason),
+        )
+        address = await cell.serve(server)
+        honest = cell.client(address)
+        await honest.ask("echo", b"", LONG_MS)
+        header = render_call_header("echo", 1, "")
+        half = struct.pack("<IBBHQ", 16 + len(header) + (8 << 20), 1, REQUEST, len(header), 1) + header
+        async with AsyncExitStack() as stack:
+            for number in range(8):
+                raw = await stack.enter_async_context(raw_client(address))
+                await raw.greet()
+                raw.writer.write(half + bytes(300_000))
+                await until(lambda number=number: server.partial_bytes >= 300_000 * min(number + 1, 3))  # type: ignore[misc]
+            await until(lambda: len(reasons) == 5)
+
+            assert server.partial_bytes < 1 << 20
+            assert await honest.ask("echo", bytes(50_000), LONG_MS) == bytes(50_000)
+
+        await until(lambda: server.partial_bytes == 0)
+        assert set(reasons[:5]) == {"refused: too much is being received at once"}
 
     run_on_sockets(scenario)
 

@@ -103,6 +103,19 @@ def test_a_body_that_comes_byte_by_byte_is_kept_in_few_pieces() -> None:
     assert most <= 2
 
 
+def test_what_is_kept_of_a_frame_is_known_until_it_is_whole() -> None:
+    reader = FrameReader()
+    whole = b"".join(render_frame(0, REQUEST, 1, b"", bytes(5_000)))
+
+    kept = []
+    for start in range(0, len(whole), 1_000):
+        reader.feed(whole[start : start + 1_000])
+        kept.append(reader.kept_bytes)
+
+    first = 1_000 - (len(whole) - 5_000)
+    assert kept == [first, first + 1_000, first + 2_000, first + 3_000, first + 4_000, 0]
+
+
 def test_a_large_body_is_not_copied_to_be_sent() -> None:
     body = bytes(BODY_COPIED_BYTES_MAX + 1)
 
@@ -232,10 +245,27 @@ def test_bytes_are_a_header_or_refused(header: bytes) -> None:
             assert parse(header) is not None
 
 
-def test_headers_of_the_wrong_shape_are_refused() -> None:
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x01",
+        b"\x81\xa4cell\xa2\x00\x80",
+        b"\x91\xa2\x00\x80",
+        b"\x81\xa6reason\xa1\xff",
+        b"\x82\xa1x" + b"\x91" * 5_000 + b"\xc0",
+    ],
+    ids=[
+        "no header",
+        "hello that is no UTF-8",
+        "method that is none",
+        "reason that is none",
+        "deeply nested",
+    ],
+)
+def test_headers_that_are_none_are_refused(header: bytes) -> None:
     for parse in (parse_hello, parse_goodbye, parse_call_header):
         with pytest.raises(FrameRefused):
-            parse(b"\x01")
+            parse(header)
 
 
 def test_an_identity_is_shown_as_a_path() -> None:

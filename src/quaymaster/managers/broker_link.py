@@ -6,11 +6,10 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from quaymaster.coordination.cell_keys import BrokerRegistration
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.errors import NotNow
+from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.net.rpc import CheckPeer, RPCClient, RPCLimits, RPCStats
 from quaymaster.protocol.broker_calls import (
     DROP,
@@ -73,7 +72,7 @@ class RPCBrokerLink:
         answer = await self._client.ask(REPORT, b"", timeout_ms)
         try:
             return decode_report(answer)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise AnswerUnreadable from error
 
     async def prepare(self, journal: int) -> str:

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from quaymaster.core.errors import CallerError, InternalFailure, MalformedInput, NotNow
+from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.protocol.manager_calls import (
@@ -62,7 +63,7 @@ class ManagerCalls:
     def _on_set_broker_state(self, call: Incoming) -> None:
         try:
             request = decode_state_request(call.body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             call.fail(MalformedInput(f"The request cannot be read: {error}"))
             return
         if len(self._tasks) >= CALLS_MAX:

@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from quaymaster.core.errors import ConnectionLost, NotNow, NotYetKnown, Overloaded, Timeout, Unreachable
+from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.protocol.metadata_messages import METHOD, Changes, GetChanges, Request, encode_message
 
 log = logging.getLogger(__name__)
@@ -288,5 +289,5 @@ async def known(unknown: NotYetKnown) -> None:
 def _decode(data: bytes, answer: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(data, type=answer)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise NotNow(f"A metadata node gave an answer that cannot be read: {error}") from None

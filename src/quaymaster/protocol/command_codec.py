@@ -19,6 +19,7 @@ import msgspec
 from quaymaster.core.commands import Command, Outcome
 from quaymaster.core.errors import InternalFailure
 from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
+from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.protocol.error_codec import PackedError, pack_error, unpack_error
 
 COMMAND_VERSIONS: Final[Versions] = {1: 1}
@@ -71,5 +72,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview, wha
         raise InternalFailure(f"This process reads {what}s up to version {COMMAND_VERSION}, not {version}.")
     try:
         return decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InternalFailure(f"This process cannot read a {what}: {error}.") from error

@@ -17,6 +17,7 @@ import msgspec
 
 from quaymaster.core import errors
 from quaymaster.core.errors import CallerError, InternalFailure, NotNow
+from quaymaster.core.unreadable import UNREADABLE
 
 ERROR_CLASSES: dict[str, type[CallerError] | type[NotNow]] = {
     name: cls
@@ -68,5 +69,5 @@ def decode_error(data: bytes | memoryview) -> CallerError | NotNow:
     """Return the error in `data`; InternalFailure when there is none in it."""
     try:
         return unpack_error(_decoder.decode(data))
-    except msgspec.MsgspecError as failure:
+    except UNREADABLE as failure:
         return InternalFailure(f"An error came that cannot be read: {failure}")

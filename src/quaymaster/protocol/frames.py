@@ -29,6 +29,8 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.core.unreadable import UNREADABLE
+
 RPC_VERSION_MIN: Final = 1
 RPC_VERSION_MAX: Final = 1
 HELLO_VERSION: Final = 0
@@ -142,7 +144,7 @@ def parse_hello(header: bytes) -> Hello:
     """Read a HELLO's header, or raise FrameRefused."""
     try:
         return _hello_decoder.decode(header)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise FrameRefused(f"not a hello: {error}") from None
 
 
@@ -150,7 +152,7 @@ def parse_goodbye(header: bytes) -> Goodbye:
     """Read a GOODBYE's header, or raise FrameRefused."""
     try:
         return _goodbye_decoder.decode(header)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise FrameRefused(f"not a goodbye: {error}") from None
 
 
@@ -158,7 +160,7 @@ def parse_call_header(header: bytes) -> CallHeader:
     """Read the header of a REQUEST or NOTICE, or raise FrameRefused."""
     try:
         return _call_decoder.decode(header)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise FrameRefused(f"not the header of a call: {error}") from None
 
 
@@ -170,7 +172,16 @@ class FrameReader:
     A body is copied once, and never kept together with what came with it.
     """
 
-    __slots__ = ("_head", "_missing", "_pieces", "_unread", "frame_bytes_max", "refusal", "version")
+    __slots__ = (
+        "_head",
+        "_missing",
+        "_pieces",
+        "_unread",
+        "frame_bytes_max",
+        "kept_bytes",
+        "refusal",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.version = HELLO_VERSION
@@ -182,6 +193,8 @@ class FrameReader:
         self._pieces: list[memoryview | bytearray] = []
         self._missing = 0
         """Of the body that has come in part."""
+        self.kept_bytes = 0
+        """Of that body, what has come."""
 
     @property
     def is_torn(self) -> bool:
@@ -201,7 +214,7 @@ class FrameReader:
                 return frames
             position = self._missing
             self._pieces.append(memoryview(data)[:position])
-            self._missing = 0
+            self._missing = self.kept_bytes = 0
             frames.append((*self._head, b"".join(self._pieces)))
             self._pieces = []
         elif self._unread:
@@ -243,6 +256,7 @@ class FrameReader:
 
     def _keep(self, piece: memoryview) -> None:
         self._missing -= len(piece)
+        self.kept_bytes += len(piece)
         pieces = self._pieces
         if len(piece) >= _PIECE_BYTES_MIN:
             pieces.append(piece)

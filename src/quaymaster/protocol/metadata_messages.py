@@ -16,6 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from quaymaster.core.errors import MalformedInput
+from quaymaster.core.unreadable import UNREADABLE
 
 METHOD = "metadata"
 """The RPC method that all of them are bodies of."""
@@ -302,5 +303,5 @@ def decode_request(data: bytes | memoryview) -> Request:
     """Return a request; MalformedInput when it is none that this program knows."""
     try:
         return _request_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise MalformedInput(f"not a request to a metadata node: {error}") from None

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RPCLimits:
-    """The bounds of a client or server; all but `connections_max` are for each connection."""
+    """The bounds of a client or server; `connections_max` and `partial_bytes_max` are for all connections together."""
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     """Largest frame taken or sent, its header included."""
@@ -60,6 +60,10 @@ class RPCLimits:
     read."""
     connections_max: int = 2_048
     """Connections of a server."""
+    partial_bytes_max: int = 256 * 1024 * 1024
+    """Bytes that a server keeps of frames that have come in part; whoever sends more of one is refused."""
+    frame_timeout_ms: int = 30_000
+    """How long a frame may take to come whole: 16 MiB at half a megabyte a second."""
     silence_ms: int = 1_500
     """A peer that says nothing for so long, though it was asked, is gone."""
     connect_timeout_ms: int = 1_000

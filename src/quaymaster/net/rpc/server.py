@@ -67,6 +67,11 @@ class _ServerConnection(Connection):
         self._calls: dict[int, IncomingCall] = {}
         self._run: list[IncomingCall] = []
         self._run_handler: BatchHandler | None = None
+        self._partial_bytes = 0
+        """Our part of the server's."""
+        self._is_advancing = True
+        """Whether a frame has come whole since the last sweep."""
+        self._torn_sweeps = 0
         self._handlers: Mapping[str, CallHandler] = {}
         self._batch_handlers: Mapping[str, BatchHandler] = {}
 
@@ -93,6 +98,7 @@ class _ServerConnection(Connection):
             call_back(self._server.on_connected, self)
 
     def on_frames(self, frames: list[Frame]) -> None:
+        self._is_advancing = True
         try:
             self._take_frames(frames)
         finally:
@@ -134,7 +140,26 @@ class _ServerConnection(Connection):
                     self.take_other(kind, header_bytes)
 
     def on_pass_end(self) -> None:
+        if self._reader.kept_bytes != self._partial_bytes:
+            self._keep(self._reader.kept_bytes)
         self._end_if_drained()
+
+    def _keep(self, kept_bytes: int) -> None:
+        """Note what is kept of a frame that has come in part; refuse the peer when that is too much, of all of them."""
+        server = self._server
+        server.partial_bytes += kept_bytes - self._partial_bytes
+        self._partial_bytes = kept_bytes
+        if kept_bytes and server.partial_bytes > self.limits.partial_bytes_max:
+            self.refuse("too much is being received at once")
+
+    def sweep(self) -> None:
+        """See `Connection`; also end the connection of a peer that does not come to the end of a frame."""
+        is_late = self._reader.is_torn and not self._is_advancing and not self.is_write_paused
+        self._is_advancing = False
+        self._torn_sweeps = self._torn_sweeps + 1 if is_late else 0
+        if self._torn_sweeps * self.limits.silence_ms > self.limits.frame_timeout_ms * SILENT_SWEEPS_MAX:
+            self.abort(f"a frame did not come whole within {self.limits.frame_timeout_ms} ms")
+        super().sweep()
 
     def _hand_over(self, call: IncomingCall) -> None:
         handler = self._handlers.get(call.method)
@@ -189,6 +214,7 @@ class _ServerConnection(Connection):
 
     def on_lost(self, reason: str) -> None:
         self._server.open.discard(self)
+        self._keep(0)
         if self.peer is None:
             self.stats.failed += 1
         else:
@@ -248,6 +274,8 @@ class RPCServer:
         self.on_closed = on_closed
         self.is_draining = False
         self.open: set[_ServerConnection] = set()
+        self.partial_bytes = 0
+        """Of frames that have come in part."""
         self.address = ("", 0)
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
