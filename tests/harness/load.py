@@ -45,6 +45,7 @@ from harness.process import Environment
 from quaymaster.protocol.sigv4 import sign
 
 TIMEOUT_S = 30.0
+REDRIVE = "RedrivePolicy"
 RETRY_FOR_NS = 60_000_000_000
 """A send is tried again for this long: well within the two minutes in which it is remembered."""
 RETRY_PAUSE_S = 0.05
@@ -291,7 +292,7 @@ def mixed_queues(arn_prefix: str) -> list[LoadQueue]:
 
     def policy(target: str, count: int) -> dict[str, str]:
         fields = {"deadLetterTargetArn": arn_prefix + target, "maxReceiveCount": count}
-        return {"RedrivePolicy": _encode(fields).decode()}
+        return {REDRIVE: _encode(fields).decode()}
 
     dead_facts = {"family": "work"}
     row_facts = {"family": "source.fifo"}
@@ -405,13 +406,26 @@ class Load:
         self._threads: list[threading.Thread] = []
 
     def create_queues(self) -> None:
-        """Make every queue; raises AssertionError when the server refuses one."""
+        """Make every queue; raises AssertionError when the server refuses one.
+
+        Redrive policies are set afterwards: so a cell does not place queues that belong together in one journal.
+        """
         connection = self.connection()
         try:
             for queue in self.queues:
+                attributes = {name: queue.attributes[name] for name in queue.attributes if name != REDRIVE}
                 connection.call_until_answered(
-                    "CreateQueue", {"QueueName": queue.facts.name, "Attributes": queue.attributes}
+                    "CreateQueue", {"QueueName": queue.facts.name, "Attributes": attributes}
                 )
+            for queue in self.queues:
+                if REDRIVE in queue.attributes:
+                    connection.call_until_answered(
+                        "SetQueueAttributes",
+                        {
+                            "QueueUrl": self.queue_url(queue.facts.name),
+                            "Attributes": {REDRIVE: queue.attributes[REDRIVE]},
+                        },
+                    )
         finally:
             connection.close()
 
