@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from harness.broker_support import define, message, number_of, options
 
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
@@ -185,5 +186,52 @@ def test_parked_receives_follow_the_leader_and_are_served_by_it(tmp_path: Path) 
 
         deliveries = [one for outcome in outcomes for one in outcome.deliveries]  # type: ignore[union-attr]
         assert sorted(number_of(one.flags, one.payload)[0] for one in deliveries) == list(range(1, 51))
+
+    run(tmp_path, story)
+
+
+def test_messages_handed_to_a_client_that_has_just_gone_come_back_after_their_visibility_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on one node: nobody can say that it did not get them, and their receive count says that they were out."""
+
+    async def story(cell: Cell) -> None:
+        journal = cell.brokers["a"].journals[JOURNAL]
+        answers: list[object] = []
+        polling = cell.router.submit(Receive(1, 0, 10, 300, wait_ms=60_000), answers.append)
+        await until(lambda: cell.parked("a") == 1)
+        deliver = journal.host._deliver
+
+        def go_and_deliver(*arguments: Any) -> None:
+            polling.cancel()
+            deliver(*arguments)
+
+        monkeypatch.setattr(journal.host, "_deliver", go_and_deliver)
+        await cell.ask(Send(1, 0, [message(1)]))
+        monkeypatch.undo()
+
+        outcome = await cell.ask(Receive(1, 0, 10, wait_ms=10_000))
+
+        assert isinstance(outcome, ReceiveOutcome)
+        assert [(one.sequence, one.delivery_count) for one in outcome.deliveries] == [(1, 2)]
+        assert answers == []
+
+    run(tmp_path, story)
+
+
+def test_a_client_that_went_while_its_receive_was_parked_is_handed_nothing(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        answers: list[object] = []
+        polling = cell.router.submit(Receive(1, 0, 10, wait_ms=60_000), answers.append)
+        await until(lambda: cell.parked("a") == 1)
+        polling.cancel()
+        await until(lambda: cell.parked("a") == 0)
+        await cell.ask(Send(1, 0, [message(1)]))
+
+        outcome = await cell.ask(Receive(1, 0, 10))
+
+        assert isinstance(outcome, ReceiveOutcome)
+        assert [(one.sequence, one.delivery_count) for one in outcome.deliveries] == [(1, 1)]
+        assert answers == []
 
     run(tmp_path, story)
