@@ -18,6 +18,7 @@ from quaymaster.broker.disk import DirectoryInUse, RealDisk
 from quaymaster.broker.journal_files import JournalClosed, JournalCorrupt, JournalFiles, lock_directory
 from quaymaster.broker.segments import DATA_AT, RecordGone, RecordUnreadable
 from quaymaster.broker.space import JournalLimits
+from quaymaster.core.log_tail import LOG_START, Position
 from quaymaster.core.records import Row
 
 SMALL = JournalLimits(
@@ -683,3 +684,38 @@ def test_a_journal_on_a_full_disk_is_closed_with_all_it_has() -> None:
     again = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
     assert again.read_payloads([0]) == [b"kept"]
     again.close()
+
+
+class ReadsSeen(SimDisk):
+    """A disk that notes how much is read, and whether others could change the list of segments meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes_read = 0
+        self.is_locked: Callable[[], bool] = lambda: False
+        self.locked_reads = 0
+
+    def read(self, fd: int, length: int, position: int) -> bytes:
+        data = super().read(fd, length, position)
+        self.bytes_read += len(data)
+        self.locked_reads += self.is_locked()
+        return data
+
+
+@pytest.mark.parametrize("unsynced", [0, 3])
+def test_where_the_durable_part_ends_is_found_from_the_index_while_nobody_waits(unsynced: int) -> None:
+    disk = ReadsSeen()
+    limits = JournalLimits(segment_bytes_min=8 << 20, segment_bytes_max=8 << 20, reserve_segments=0)
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=limits)
+    source = BatchSource.behind(journal)
+    assert journal.segment_files() == (0, LOG_START, [("00000000000000000000.seg", 4096)])
+    journal.append([source.batch([b"x" * 1_000]) for _ in range(3_000)])
+    journal.sync()
+    (durable,) = [segment.data_bytes for segment in journal.segments()]
+    end = Position(journal.end_offset, journal.last_epoch, journal.end_chain)
+    journal.append([source.batch([b"x" * 1_000]) for _ in range(unsynced)])
+    disk.bytes_read, disk.is_locked = 0, journal._change_lock.locked
+
+    assert journal.segment_files() == (0, end, [("00000000000000000000.seg", 4096 + durable)])
+    assert disk.bytes_read < 64 << 10
+    assert disk.locked_reads == 0

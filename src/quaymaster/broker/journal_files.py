@@ -725,19 +725,30 @@ class JournalFiles:
         with self._change_lock:
             segments = self._segments
             end = min(self.durable_end, segments[-1].end_offset)
-            active = segments[-1]
-            data_end = DATA_AT
-            last = Position(active.base_offset, active.header.start_epoch, active.header.start_chain)
-            for position, header, _ in iterate_batches(self._disk, active, DATA_AT, active.data_end):
-                if header.next_offset > end:
-                    break
-                data_end = position + header.length
-                last = Position(header.next_offset, header.epoch, header.chain)
             found = [
                 (segment_name(segment.base_offset), self._disk.size(segment.open_file(self._disk).fd))
                 for segment in segments[:-1]
             ]
-            return segments[0].base_offset, last, [*found, (segment_name(active.base_offset), data_end)]
+        # Without the lock: nobody waits for what is read, and what is durable stays as it is.
+        data_end, last = self._last_batch_below(segments[-1], end)
+        found.append((segment_name(segments[-1].base_offset), data_end))
+        return segments[0].base_offset, last, found
+
+    def _last_batch_below(self, segment: Segment, end: int) -> tuple[int, Position]:
+        """Return where in a segment, and in the journal, the last batch ends that reaches no further than an offset."""
+        data_end = DATA_AT
+        last = Position(segment.base_offset, segment.header.start_epoch, segment.header.start_chain)
+        entry = bisect_right(segment.index_offsets, end - 1) - 1
+        if entry < 0 or end == segment.base_offset:
+            return data_end, last
+        start = segment.index_positions[entry]
+        for position, header, _ in iterate_batches(self._disk, segment, start, segment.data_end):
+            if header.next_offset > end:
+                break
+            data_end = position + header.length
+            last = Position(header.next_offset, header.epoch, header.chain)
+        assert last.end == end, f"the journal is durable up to {end}, where a batch ends"
+        return data_end, last
 
     def release_files(self) -> None:
         """Close segment files above the limit of open ones, oldest first; they open again when read."""
