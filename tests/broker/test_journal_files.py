@@ -15,7 +15,8 @@ from harness.batches import BatchSource, payloads_of
 from harness.sim_disk import SimDisk
 
 from quaymaster.broker.disk import DirectoryInUse, RealDisk
-from quaymaster.broker.journal_files import JournalClosed, JournalCorrupt, JournalFiles, lock_directory
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_state import JournalClosed, JournalCorrupt, lock_directory
 from quaymaster.broker.segments import DATA_AT, RecordGone, RecordUnreadable
 from quaymaster.broker.space import JournalLimits
 from quaymaster.core.log_tail import LOG_START, Position

@@ -9,7 +9,8 @@ import pytest
 from harness.batches import BatchSource, payloads_of
 from harness.sim_disk import PowerLost, SimDisk
 
-from quaymaster.broker.journal_files import JournalClosed, JournalCorrupt, JournalFiles
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_state import JournalClosed, JournalCorrupt
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.space import JournalLimits
 

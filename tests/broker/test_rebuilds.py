@@ -11,8 +11,8 @@ import pytest
 from test_cell_broker import JOURNAL, Cell, run, until
 
 from quaymaster.broker import journal_service, recovery
-from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.journal_service import JournalService
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 
 

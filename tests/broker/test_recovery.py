@@ -21,7 +21,7 @@ from harness.broker_support import (
 import quaymaster.core.index as index
 from quaymaster.broker.chunk_store import ChunkLost
 from quaymaster.broker.disk import RealDisk
-from quaymaster.broker.journal_files import JournalCorrupt
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.recovery import DAMAGED_NAME, INDEX_NAME, Recovered, recover
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.applied_queues import partition_key

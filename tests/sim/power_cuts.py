@@ -31,8 +31,9 @@ import quaymaster.core.standard_order as standard_order
 from quaymaster.broker import maintenance, moves, snapshots
 from quaymaster.broker.broker import Broker, NotActivated
 from quaymaster.broker.disk import Disk
-from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
+from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalOptions
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.recovery import INDEX_NAME, recover
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits

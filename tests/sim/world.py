@@ -28,6 +28,7 @@ from quaymaster.broker import (
     broker,
     chunk_store,
     journal_files,
+    journal_recovery,
     journal_service,
     maintenance,
     moves,
@@ -424,7 +425,7 @@ class World:
             *[(module, "time", sim_time) for module in (writer, maintenance, broker, journal_service)],
             *[(module, "monotonic_ms", self.time_ms) for module in (replica, journal_service)],
             (writer, "SimpleQueue", partial(SimQueue, self)),
-            (journal_files, "uuid4", SimUuid(self.rng).uuid4),
+            (journal_recovery, "uuid4", SimUuid(self.rng).uuid4),
             (moves, "uuid", SimUuid(self.rng)),
             (moves.Moves, "start_tasks", start_tasks_later),
             (

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 from crc32c import crc32c
 
 from quaymaster.broker.broker import Broker
+from quaymaster.broker.copied_journal import renew_identity
 from quaymaster.broker.disk import RealDisk, write_file_durably
-from quaymaster.broker.journal_files import renew_identity
 from quaymaster.broker.recovery import INDEX_NAME
 from quaymaster.broker.threads import run_to_end
 from quaymaster.core.errors import InvalidParameterValue

@@ -22,8 +22,8 @@ import msgspec
 
 from quaymaster.broker import journal_copy
 from quaymaster.broker.disk import Disk, is_full
-from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.journal_service import JournalOptions, JournalService, Peers
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell import BrokerLoad, BrokerReport, ReplicaSeen

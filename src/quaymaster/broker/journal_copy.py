@@ -27,7 +27,8 @@ from pathlib import Path
 import msgspec
 
 from quaymaster.broker.disk import RealDisk
-from quaymaster.broker.journal_files import JournalFiles, adopt_copy
+from quaymaster.broker.copied_journal import adopt_copy
+from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.recovery import INDEX_NAME
 from quaymaster.core.errors import DiskFull, InternalFailure, Timeout

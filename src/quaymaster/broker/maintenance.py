@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import is_full
-from quaymaster.broker.journal_files import JournalCorrupt, SegmentInfo
+from quaymaster.broker.journal_reading import SegmentInfo
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.replica import ReplicaHost
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.snapshots import MANIFEST_VERSIONS, Blob, SnapshotStore

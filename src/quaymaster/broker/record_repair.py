@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from crc32c import crc32c
 
-from quaymaster.broker.journal_files import JournalClosed, JournalFiles
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_state import JournalClosed
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.core.errors import CallerError, NotNow
 from quaymaster.core.records import Row

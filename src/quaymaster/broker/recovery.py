@@ -19,7 +19,8 @@ from functools import partial
 
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import Disk, is_full, write_file_durably
-from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles, lock_directory
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_state import JournalCorrupt, lock_directory
 from quaymaster.broker.snapshots import MANIFEST_VERSIONS, Snapshot, SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import (

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from quaymaster.broker.bodies import BodyCache
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.elections import Elections
-from quaymaster.broker.journal_files import JournalCorrupt, JournalFiles
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.segments import RecordGone, RecordUnreadable
 from quaymaster.broker.waiters import Waiter, Waiters
 from quaymaster.broker.writer import JournalWriter

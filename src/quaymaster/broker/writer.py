@@ -22,7 +22,8 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from quaymaster.broker.disk import is_full
-from quaymaster.broker.journal_files import JournalClosed, JournalFiles
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_state import JournalClosed
 from quaymaster.core.records import Batch
 from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.logs import log_event

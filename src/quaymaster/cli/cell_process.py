@@ -21,7 +21,7 @@ from typing import Any, Literal
 from quaymaster import __version__
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.disk import DirectoryInUse
-from quaymaster.broker.journal_files import JournalCorrupt
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.broker_routing import route_to_brokers

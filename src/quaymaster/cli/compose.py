@@ -23,8 +23,8 @@ from quaymaster import __version__
 from quaymaster.broker.backup import RESTORED_NAME, backup
 from quaymaster.broker.broker import Broker, NotActivated
 from quaymaster.broker.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
-from quaymaster.broker.journal_files import JournalCorrupt
 from quaymaster.broker.journal_service import JournalOptions
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import UnknownSnapshotFormat
