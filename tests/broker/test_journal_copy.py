@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
 from harness.broker_support import message
 from test_cell_broker import JOURNAL, Cell, run, until
+from test_record_repair import flip, sends_of
 
 from quaymaster.broker import journal_copy, journal_service
 from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead
+from quaymaster.broker.segments import DATA_AT
 from quaymaster.core.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
-from quaymaster.core.errors import NotLeader, Overloaded, Timeout
+from quaymaster.core.errors import InternalFailure, NotLeader, Overloaded, Timeout
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import JOURNAL_ID
 
@@ -189,3 +192,66 @@ def test_replica_whose_deletion_a_crash_ended_is_not_opened_again(
     assert [path.name for path in tmp_path.iterdir()] == ["7.dropped"]
     journal_copy.settle(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+async def fetched(client: RPCClient, directory: Path, *, flipped: tuple[str, int] | None = None) -> None:
+    """Fetch a copy; the bit of a file is another one when it arrives."""
+    manifest = await begun(client)
+
+    async def read(name: str, position: int) -> bytes:
+        body = msgspec.msgpack.encode(CopyRead(JOURNAL, name, position))
+        data = bytearray(await client.ask(COPY_READ, body, 10_000))
+        if flipped is not None and name.endswith(flipped[0]) and 0 <= flipped[1] // 8 - position < len(data):
+            data[flipped[1] // 8 - position] ^= 1 << flipped[1] % 8
+        return bytes(data)
+
+    await journal_copy.fetch(directory, JOURNAL, manifest, read)
+
+
+def test_a_copy_that_was_damaged_on_the_way_is_refused_and_nothing_is_left_of_it(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> int:
+        await cell.send("a", 1, 60)
+        await cell.brokers["a"].journals[JOURNAL].snapshots.write()
+        await cell.send("a", 61, 80)
+        choose = Random(4)
+        refused = 0
+        async with speaking_as(cell, "x") as x:
+            names = [file.name for file in (await begun(x)).files]
+            segments = sorted(name for name in names if name.endswith(".seg"))
+            assert len(segments) > 1
+            for name, start in ((segments[0], DATA_AT), (segments[-1], DATA_AT), (".manifest", 0)):
+                bit = choose.randrange(start * 8, start * 8 + 90 * 8)
+                with pytest.raises(InternalFailure, match="damaged"):
+                    await fetched(x, tmp_path / "copy", flipped=(name, bit))
+                assert not (tmp_path / "copy").exists()
+                refused += 1
+
+            await fetched(x, tmp_path / "copy")
+
+        assert (tmp_path / "copy" / segments[0]).exists()
+        return refused
+
+    assert run(tmp_path, story) == 3
+
+
+def test_a_leader_whose_copy_is_refused_mends_what_is_damaged_and_gives_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_copy, "judge", lambda *_: "take")  # also by one that lacks nothing
+
+    async def story(cell: Cell) -> None:
+        await cell.send("a", 1, 60)
+        await cell.start("d")
+        await cell.learn("d")
+        await cell.same("a", "b", "c", "d")
+        leader, learner = (cell.brokers[name].journals[JOURNAL] for name in ("a", "d"))
+        offset = sends_of(leader.files)[2]
+        flip(leader.files, offset)
+
+        leader.host._links.copy_needed([learner.member])
+
+        await until(lambda: cell.brokers["d"].journals.get(JOURNAL, learner) is not learner)
+        leader.files.read_records([offset])
+        cell.brokers["d"].journals[JOURNAL].files.read_records([offset])
+
+    run(tmp_path, story)

@@ -26,9 +26,10 @@ from quaymaster.broker.segments import (
 )
 from quaymaster.broker.snapshots import SnapshotsDamaged, SnapshotStore
 from quaymaster.broker.space import JournalLimits
+from quaymaster.core.log_tail import Position
 
 
-def check_copy(disk: Disk, directory: str, *, journal_id: int, start_offset: int, end: int) -> None:
+def check_copy(disk: Disk, directory: str, *, journal_id: int, start_offset: int, end: Position) -> None:
     """Read all of a copy: every batch, how they follow one another, and the snapshots; see `JournalFiles.open`.
 
     Raises JournalCorrupt or SnapshotsDamaged when it is not the journal from `start_offset` to `end`, whole.
@@ -38,11 +39,13 @@ def check_copy(disk: Disk, directory: str, *, journal_id: int, start_offset: int
     if not bases:
         raise JournalCorrupt(f"{directory} has no segment.")
     limits = JournalLimits()
-    state = JournalState(journal_id, ids[-1], ids[0], 0, start_offset, end)
+    state = JournalState(journal_id, ids[-1], ids[0], 0, start_offset, end.end)
     segments = load_segments(disk, directory, state, bases, True, limits)
-    recover_tail(disk, limits, segments[-1], end, [], trusts_headers=False)
-    if segments[-1].end_offset != end:
-        raise JournalCorrupt(f"{directory} reaches to {segments[-1].end_offset}, not {end}.")
+    recover_tail(disk, limits, segments[-1], end.end, [], trusts_headers=False)
+    last = segments[-1]
+    found = Position(last.end_offset, last.end_epoch, last.end_chain)
+    if found != end:
+        raise JournalCorrupt(f"{directory} ends with {found}, not {end}.")
     snapshots = SnapshotStore(disk, f"{directory}/snapshots")
     snapshots.load()
     if snapshots.warnings:

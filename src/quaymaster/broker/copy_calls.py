@@ -19,7 +19,7 @@ from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.peer_links import PeerLinks, broker_of
-from quaymaster.core.errors import CallerError, NotLeader, NotNow, Overloaded
+from quaymaster.core.errors import CallerError, InternalFailure, NotLeader, NotNow, Overloaded
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import CallHandler, IncomingCall
 from quaymaster.protocol.broker_calls import JOURNAL_ID
@@ -108,6 +108,7 @@ class CopyCalls:
         """Have a member copy the journal from here, again and again until it has, or somebody else leads."""
         body = _encode(CopyOffer(journal.journal_id, member, self._name, epoch))
         replica = journal.host.replica
+        is_mended = False
         while replica.role in COPIED_BY and replica.epoch == epoch and member in replica.log.lag_of():
             client = self._links.client(broker_of(member))
             if client is not None:
@@ -117,6 +118,9 @@ class CopyCalls:
                     log_event(
                         log, logging.WARNING, "copy not made", journal=journal.journal_id, reason=str(error)
                     )
+                    if isinstance(error, InternalFailure) and not is_mended:
+                        is_mended = True  # what is damaged in the copy may be damaged here
+                        await journal.mend()
                 else:
                     journal.host.on_copied(member)
                     return
@@ -194,7 +198,7 @@ class CopyCalls:
             verdict = journal_copy.judge(replicated_log.promised_epoch, replicated_log.end, manifest)
             if verdict == "take":
                 copy = held.directory / f"{number}{journal_copy.COPY_SUFFIX}"
-                await journal_copy.fetch(copy, manifest, read)
+                await journal_copy.fetch(copy, number, manifest, read)
                 client.notify(COPY_END, JOURNAL_ID.pack(number))
                 verdict = await held.exchange(
                     number,

@@ -26,11 +26,13 @@ from pathlib import Path
 
 import msgspec
 
+from quaymaster.broker.copied_journal import adopt_copy, check_copy
 from quaymaster.broker.disk import RealDisk
-from quaymaster.broker.copied_journal import adopt_copy
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalService
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.recovery import INDEX_NAME
+from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.core.errors import DiskFull, InternalFailure, Timeout
 from quaymaster.core.log_tail import Position
 from quaymaster.core.replication import CopyVerdict, judge_copy
@@ -152,9 +154,15 @@ class CopySource:
 
 
 async def fetch(
-    directory: Path, manifest: CopyManifest, read: Callable[[str, int], Awaitable[bytes]]
+    directory: Path,
+    journal_id: int,
+    manifest: CopyManifest,
+    read: Callable[[str, int], Awaitable[bytes]],
 ) -> None:
-    """Write the files of a copy into an empty directory, durably; nothing is left of one that fails."""
+    """Write the files of a copy into an empty directory, durably, and check all of it; else nothing is left.
+
+    Raises InternalFailure when it is damaged.
+    """
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, _make_empty, directory)
     try:
@@ -162,6 +170,7 @@ async def fetch(
         if RealDisk().free_bytes(str(directory)) < wanted_bytes:
             raise DiskFull(f"There is no room for a copy of {wanted_bytes} bytes.")
         await _fetch_files(directory, manifest, read)
+        await loop.run_in_executor(None, _check, directory, journal_id, manifest)
     except BaseException:
         await loop.run_in_executor(None, partial(shutil.rmtree, directory, ignore_errors=True))
         raise
@@ -208,6 +217,19 @@ def adopt_if_better(
     if verdict == "take":
         adopt(journals, journal_id, files, manifest)
     return verdict
+
+
+def _check(directory: Path, journal_id: int, manifest: CopyManifest) -> None:
+    try:
+        check_copy(
+            RealDisk(),
+            str(directory),
+            journal_id=journal_id,
+            start_offset=manifest.start_offset,
+            end=Position(manifest.end, manifest.end_epoch, manifest.end_chain),
+        )
+    except (JournalCorrupt, SnapshotsDamaged) as error:
+        raise InternalFailure(f"The copy is damaged: {error}") from error
 
 
 def adopt(journals: Path, journal_id: int, files: JournalFiles, manifest: CopyManifest) -> None:

@@ -25,7 +25,7 @@ from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
 from quaymaster.broker.moves import Moves
 from quaymaster.broker.queue_places import QueuePlaces
-from quaymaster.broker.record_repair import FoundRecord
+from quaymaster.broker.record_repair import RECORDS_MAX, FoundRecord
 from quaymaster.broker.recovery import Recovered, rebuild, recover
 from quaymaster.broker.replica import Body, ReplicaHost, monotonic_ms
 from quaymaster.broker.snapshots import SnapshotStore
@@ -410,6 +410,14 @@ class JournalService:
             None, record_repair.repair, self.files, offsets, answers, others
         )
         return {found.offset: (found.type, found.flags, found.sequence, found.payload) for found in chosen}
+
+    async def mend(self) -> None:
+        """Look for damaged records in all segments, and repair those that other replicas have whole."""
+        damaged, batches = await asyncio.get_running_loop().run_in_executor(None, self.files.damaged_records)
+        for error in batches:
+            log_event(log, logging.ERROR, "batch damaged", journal=self.journal_id, error=str(error))
+        for first in range(0, len(damaged), RECORDS_MAX):
+            await self.repaired(damaged[first : first + RECORDS_MAX])
 
     def leads(self, is_leading: bool) -> None:
         """The replica has begun to lead, or leads no longer."""
