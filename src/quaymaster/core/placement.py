@@ -561,6 +561,7 @@ class _Planner:
             return max(
                 candidates,
                 key=lambda member: (
+                    member not in self._in_sync(number, journal, members),
                     self._zones([other for other in members if other != member]),
                     self._replicas.get(broker_of(member), 0),
                     member,
@@ -576,7 +577,10 @@ class _Planner:
         return best[1] if best[0] > (0, 0) else None
 
     def _promote(self, number: int, journal: JournalSeen, members: tuple[str, ...], reason: str) -> None:
-        """Write other members once all of the new ones know almost everything, and majorities can agree to it."""
+        """Write other members once all of the new ones know almost everything, and majorities can agree to it.
+
+        A majority of the new members has to be close behind the leader: what is committed waits for it.
+        """
         configuration = journal.configuration
         if (
             self._leader_seen(number, journal) is None
@@ -585,7 +589,7 @@ class _Planner:
                 self._follows(number, journal, learner, self._settings.learner_lag_max)
                 for learner in configuration.learners
             )
-            or not is_majority(self._voters(number, members), members)
+            or not is_majority(self._in_sync(number, journal, members), members)
             or not is_majority(self._voters(number, configuration.members), configuration.members)
         ):
             return
@@ -600,10 +604,11 @@ class _Planner:
 
     def _wanted(self, configuration: JournalConfiguration) -> int:
         """Return how many members a journal should have: more only as brokers allow, and an odd number of them."""
-        if self._settings.replicas == 1 and self._is_draining(configuration.leader):
-            return 2  # until the other one leads
         odd = self._usable_count() - (self._usable_count() + 1) % 2
-        return min(self._settings.replicas, max(len(configuration.members), odd))
+        wanted = min(self._settings.replicas, max(len(configuration.members), odd))
+        if wanted == 1 and self._is_draining(configuration.leader):
+            return 2  # until the other one leads
+        return wanted
 
     # Where journals are at home
 
@@ -786,6 +791,15 @@ class _Planner:
             and replica.epoch == journal.configuration.epoch
             and leader.lag.get(member, lag_max + 1) <= lag_max
         )
+
+    def _in_sync(self, number: int, journal: JournalSeen, members: Iterable[str]) -> set[str]:
+        """Return the leader, and the members and learners that are close behind it."""
+        return {
+            member
+            for member in members
+            if member == journal.configuration.leader
+            or self._follows(number, journal, member, self._settings.transfer_lag_max)
+        }
 
     def _is_draining(self, member: str) -> bool:
         broker = self._brokers.get(broker_of(member))
