@@ -62,8 +62,9 @@ def test_cell_under_tls_serves_and_lets_no_stranger_in(tmp_path: Path) -> None:
             (ours.of("frontend-1", "frontend"), Hello(CELL, "frontend", "frontend-2")),
             (ours.of("frontend-1", "frontend"), Hello("elsewhere", "frontend", "frontend-1")),
         ):
-            for process in (brokers[0], *cell.of_role("metadata"), *cell.of_role("manager")):
-                assert isinstance(ask(process, hello, directory), Unreachable), hello
+            asked = [brokers[0], *cell.of_role("metadata"), *cell.of_role("manager")]
+            for answer in ask_all(asked, hello, directory):
+                assert isinstance(answer, Unreachable), hello
         assert isinstance(ask(brokers[0], Hello(CELL, "broker", "broker-2"), None), Unreachable)
         operator = ours.of("operator-1", "operator")
         assert isinstance(ask(brokers[0], Hello(CELL, "operator", "operator-1"), operator), bytes)
@@ -75,17 +76,22 @@ def test_cell_under_tls_serves_and_lets_no_stranger_in(tmp_path: Path) -> None:
             assert isinstance(ask(process, Hello(CELL, "operator", "operator-1"), operator), Unreachable)
 
         # Brokers that the operator got wrong.
-        for name, directory in (
-            ("broker-4", another_cell.of("broker-4", "broker")),
-            ("broker-5", ours.of("broker-5", "frontend")),
-            ("broker-6", ours.of("broker-1", "broker")),
-        ):
-            stranger = cell.add("broker", name, tls_directory=directory)
+        strangers = [
+            cell.add("broker", name, tls_directory=directory)
+            for name, directory in (
+                ("broker-4", another_cell.of("broker-4", "broker")),
+                ("broker-5", ours.of("broker-5", "frontend")),
+                ("broker-6", ours.of("broker-1", "broker")),
+                ("broker-7", another_ca.of("broker-7", "broker")),
+            )
+        ]
+        for stranger in strangers:
             stranger.launch()
-            assert stranger.ended_with() == EXIT_UNUSABLE
-            assert "tls.crt does not name quaymaster://" in stranger.log()
-        stranger = cell.add("broker", "broker-7", tls_directory=another_ca.of("broker-7", "broker"))
-        stranger.start()
+        stranger = strangers.pop()
+        for wrong in strangers:
+            assert wrong.ended_with() == EXIT_UNUSABLE
+            assert "tls.crt does not name quaymaster://" in wrong.log()
+        stranger.wait_until_ready()
         status = cell.wait_until(lambda status: any(one["name"] == "broker-7" for one in status["brokers"]))
         client.send("orders", bodies(20, "second"))
         stranger.kill9()
@@ -170,9 +176,17 @@ def restart_leader(cell: RunningCell) -> None:
 
 def ask(process: RoleProcess, hello: Hello, directory: Path | None, method: str = "") -> bytes | Exception:
     """Return what a process answers to somebody."""
+    (answer,) = ask_all([process], hello, directory, method)
+    return answer
 
-    async def call() -> bytes | Exception:
-        security = None if directory is None else TransportSecurity(directory)
+
+def ask_all(
+    processes: list[RoleProcess], hello: Hello, directory: Path | None, method: str = ""
+) -> list[bytes | Exception]:
+    """Return what processes answer to somebody who asks them at the same time."""
+    security = None if directory is None else TransportSecurity(directory)
+
+    async def call(process: RoleProcess) -> bytes | Exception:
         client = RPCClient(
             ("127.0.0.1", process.port), hello, tls=None if security is None else security.client_context
         )
@@ -186,4 +200,7 @@ def ask(process: RoleProcess, hello: Hello, directory: Path | None, method: str 
         finally:
             await client.close()
 
-    return asyncio.run(call())
+    async def call_all() -> list[bytes | Exception]:
+        return await asyncio.gather(*map(call, processes))
+
+    return asyncio.run(call_all())
