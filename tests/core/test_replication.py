@@ -492,6 +492,9 @@ def test_elect_compares_its_log_with_the_better_one_from_its_commit_on() -> None
 
     found.on_message("c", Promise(3, 2, 5), NOW_MS)
 
+    assert said(found, "c") == [Fetch(3, 4)]
+    found.on_message("c", Tail(3, 4, better[4:]), NOW_MS)
+    assert found.end == positions_of(old)[-1], "they do not agree there"
     assert said(found, "c") == [Fetch(3, 0)]
     found.on_message("c", Tail(3, 0, better[:2]), NOW_MS)
     assert said(found, "c") == [Fetch(3, 2)]
@@ -499,6 +502,41 @@ def test_elect_compares_its_log_with_the_better_one_from_its_commit_on() -> None
     assert found.role == "elected"
     assert found.end == positions_of(better)[-1]
     assert found.truncated_to == 0
+
+
+@pytest.mark.parametrize("is_compacted_below", [False, True])
+def test_elect_fetches_from_where_its_log_ends_if_the_better_one_agrees_there(
+    is_compacted_below: bool,
+) -> None:
+    """It was restarted and does not know what is committed: what is compacted below is of no use to it."""
+    better = batches_of(1, count=6)
+    found = recovered(*better[:4], promised_epoch=1)
+    found.on_configuration(elect(3), NOW_MS)
+    found.on_promise_durable(3)
+    found.on_message("c", Promise(3, 1, 6), NOW_MS)
+
+    if is_compacted_below:
+        found.on_message("c", Tail(3, 0, [], is_gone=True), NOW_MS)
+    found.on_message("c", Tail(3, 4, better[4:]), NOW_MS)
+
+    assert found.role == "elected"
+    assert found.truncated_to is None
+    assert found.take().operations[-1] == Write(better[4:])
+
+
+def test_elect_whose_log_is_longer_than_the_better_one_fetches_from_its_commit_on() -> None:
+    better = batches_of(2, count=2)
+    found = recovered(*batches_of(1, count=4), promised_epoch=1)
+    found.on_configuration(elect(3), NOW_MS)
+    found.on_promise_durable(3)
+    found.on_message("c", Promise(3, 2, 2), NOW_MS)
+    found.take()
+
+    found.on_message("c", Tail(3, 4, [], is_gone=True), NOW_MS)
+
+    assert said(found, "c") == [Fetch(3, 0)]
+    found.on_message("c", Tail(3, 0, better), NOW_MS)
+    assert (found.role, found.end) == ("elected", positions_of(better)[-1])
 
 
 def test_only_the_tail_that_was_asked_for_is_taken() -> None:

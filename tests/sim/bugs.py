@@ -135,6 +135,12 @@ class _NoFetch(LogReplica):
             self._be_elected()
 
 
+@plant("tail-not-compared", "an elect takes a tail behind its own log, whether they agree there or not")
+class _TailNotCompared(LogReplica):
+    def _continues(self, start: int, batch: Batch) -> bool:
+        return True
+
+
 @plant("noactivate", "a leader serves before the store says that it is activated", "swaps")
 class _NoActivate(Node):
     def _ask_to_activate(self, epoch: int) -> None:
@@ -169,7 +175,7 @@ class _NoChainInMemory(LogReplica):
         alone = crc32c(batch.data[HEADER_BYTES:]) << 20 | batch.epoch
         super().append(msgspec.structs.replace(batch, chain=alone), tell_received=tell_received)
 
-    def _continues(self, start: int, batches: list[Batch]) -> bool:
+    def _continues(self, start: int, batch: Batch) -> bool:
         return True
 
 

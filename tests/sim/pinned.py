@@ -8,6 +8,7 @@ CAUGHT_BY: dict[str, int] = {
     "reuse": 38,
     "noprev": 0,
     "nofetch": 2,
+    "tail-not-compared": 159,
     "fig8": 0,
     "volpromise": 94,
     "noprevcheck": 114,

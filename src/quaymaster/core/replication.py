@@ -245,6 +245,7 @@ class LogReplica:
         self._asked_ms = 0
         self._fetching: str | None = None
         self._fetched_ms = 0
+        self._fetch_start = 0
         self._elected_ms = 0
         self._barrier_end = 0
         self._is_activated = False
@@ -659,16 +660,22 @@ class LogReplica:
             return
         self._fetching = next(member for member in self._previous if self._promises.get(member) == best)
         self.role = "fetching"
-        self._fetched_ms = self._asked_ms = self._now_ms
-        self._say(self._fetching, Fetch(self.epoch, self.commit))
+        self._fetched_ms = self._now_ms
+        # From where the own log ends: if they agree there, nothing is fetched twice, and nothing compacted is needed.
+        self._ask_for_tail(self.end.end)
+
+    def _ask_for_tail(self, start: int) -> None:
+        assert self._fetching is not None, "a fetching replica fetches from somebody"
+        self._fetch_start = start
+        self._asked_ms = self._now_ms
+        self._say(self._fetching, Fetch(self.epoch, start))
 
     def _fetch_again(self) -> None:
         assert self._fetching is not None, "a fetching replica fetches from somebody"
         if self._now_ms - self._fetched_ms >= FETCH_TIMEOUT_MS:
             self._give_up_on(self._fetching)
         elif self._now_ms - self._asked_ms >= RETRY_MS:
-            self._asked_ms = self._now_ms
-            self._say(self._fetching, Fetch(self.epoch, self._verified_end or self.commit))
+            self._ask_for_tail(self._fetch_start)
 
     def _give_up_on(self, member: str) -> None:
         """Who promised a log and does not give it is asked for a promise again."""
@@ -705,36 +712,35 @@ class LogReplica:
     def _on_tail(self, sender: str, message: Tail) -> None:
         if self.role != "fetching" or message.epoch != self.epoch or sender != self._fetching:
             return
-        expected = self._verified_end or self.commit
-        if message.start != expected:
+        start = self._fetch_start
+        if message.start != start:
             return
         promised = self._promises[sender]
-        if message.is_gone:
-            # Only a copy could help, and there is no leader to give one: who has the log must lead.
-            self._step_down()
-            return
-        if not self._continues(expected, message.batches):
-            self._give_up_on(sender)
+        if message.is_gone or not message.batches or not self._continues(start, message.batches[0]):
+            if not self._verified_end and start > self.commit:
+                self._ask_for_tail(self.commit)  # the logs differ before; below the commit index none do
+            elif message.is_gone:
+                # Only a copy could help, and there is no leader to give one: who has the log must lead.
+                self._step_down()
+            else:
+                self._give_up_on(sender)
             return
         self._take_in(message.batches)
-        end = message.batches[-1].next_offset if message.batches else message.start
-        self._verified_end = end
-        self._fetched_ms = self._asked_ms = self._now_ms
+        end = self._verified_end = message.batches[-1].next_offset
+        self._fetched_ms = self._now_ms
         position = self.tail.position_at(end)
         assert position is not None, "a tail ends with a batch"
         if (position.epoch, end) >= (promised.last_epoch, promised.end):
             assert end == self.end.end, "what was behind differed from the better log, and was cut"
             self._be_elected()
-        elif message.batches:
-            self._say(sender, Fetch(self.epoch, end))
         else:
-            self._give_up_on(sender)
+            self._ask_for_tail(end)
 
-    def _continues(self, start: int, batches: list[Batch]) -> bool:
-        """Tell whether fetched batches continue the chain of the own log; who gave them knew only from where."""
+    def _continues(self, start: int, batch: Batch) -> bool:
+        """Tell whether a fetched batch continues the chain of the own log; who gave it knew only from where."""
         position = self.tail.position_at(start)
         assert position is not None, "a tail is fetched from where a batch ends"
-        return not batches or follows_chain(batches[0], position.chain)
+        return follows_chain(batch, position.chain)
 
     def _be_elected(self) -> None:
         self.role = "elected"

@@ -43,7 +43,7 @@ class Promise(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Give me your log from `start` on. What is below is committed, so we agree on it."""
+    """Give me your log from `start` on: where mine ends, or where what is committed does, on which we agree."""
 
     epoch: int
     start: int
