@@ -106,6 +106,7 @@ def test_more_than_is_kept_while_the_queues_are_made_anew_is_applied_from_the_di
         was_cut_at = replica.end_offset
         await cell.send("a", 100, 160)
         await until(lambda: not replica.has_kept_from(was_cut_at))
+        assert (journal.seen().is_ready, journal.seen().is_rebuilding) == (True, True)
         has_more.set()
         await is_whole_again(cell, journal)
         return journal.rebuilds

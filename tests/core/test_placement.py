@@ -182,6 +182,36 @@ def test_last_epoch_of_a_log_counts_more_than_its_length(cell: PlannedCell) -> N
     assert broker_of(action.configuration.leader) == "b"
 
 
+def test_replica_that_makes_its_queues_anew_votes_and_leads_only_if_nobody_else_can(
+    cell: PlannedCell,
+) -> None:
+    number = journal_led_by(cell, "a")
+    cell.kill("a")
+    change(cell, number, "b", hears_leader=False, end=50)
+    change(cell, number, "c", hears_leader=False, end=51, is_rebuilding=True)
+
+    (action,) = of(cell.plan().actions, Appoint)
+
+    assert broker_of(action.configuration.leader) == "b"
+    change(cell, number, "b", is_rebuilding=True)
+    (action,) = of(cell.plan().actions, Appoint)
+    assert broker_of(action.configuration.leader) == "c"
+
+
+def test_leader_that_makes_its_queues_anew_gives_way_to_who_has_them(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    change(cell, number, "a", is_rebuilding=True)
+
+    (action,) = on(number, cell.plan().actions)
+
+    assert isinstance(action, Appoint)
+    assert action.reason == "broker a makes its queues anew"
+    assert broker_of(action.configuration.leader) != "a"
+    for name in "bc":
+        change(cell, number, name, is_rebuilding=True)
+    assert on(number, cell.plan().actions) == []
+
+
 def test_dead_leaders_journals_are_spread_over_the_others() -> None:
     cell = running("a", "b", "c", "d", "e", replicas=5)
     cell.kill("a")

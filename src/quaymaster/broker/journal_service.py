@@ -250,7 +250,8 @@ class JournalService:
             end.epoch,
             end.end,
             replicated_log.hears_leader(monotonic_ms()),
-            is_ready=replica.is_ready and self.host.stopped is None,
+            is_ready=self.host.stopped is None,
+            is_rebuilding=not replica.is_ready,
             is_tainted=self.host.stopped is not None,
             lag=replicated_log.lag_of() if replica.role == "leading" else {},
         )

@@ -22,6 +22,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
 
     `last_epoch` and `end` are where its log ends. `lag`: of each follower and learner, in records, told by a leader.
     `is_ready`: it is recovered and takes part. `is_tainted`: its disk failed, and nothing on it counts any more.
+    `is_rebuilding`: its queues are being made anew; it promises and stores, and cannot serve yet.
     `unheard_ms`: for how long it has told that it hears no leader (a leader: no majority); the manager's own count.
     `copied_bytes`: how much of a copy each broker has got that copies from here. `stuck_ms`: for how long a follower or
     learner that is behind has got no more, by what its leader told; the manager's own count as well.
@@ -36,6 +37,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     hears_leader: bool
     is_ready: bool = True
     is_tainted: bool = False
+    is_rebuilding: bool = False
     lag: dict[str, int] = {}
     unheard_ms: int = 0
     copied_bytes: dict[str, int] = {}

@@ -246,6 +246,8 @@ class _Planner:
             return (f"broker {name} has lost its replica", False) if lost else None
         if not _takes_part(replica):
             return f"the replica of broker {name} takes no part", False
+        if replica.is_rebuilding and self._others_could_serve(number, configuration):
+            return f"broker {name} makes its queues anew", False
         if replica.role == "leading" and replica.epoch == configuration.epoch:
             if replica.hears_leader or replica.unheard_ms < self._settings.unheard_ms:
                 return None
@@ -321,12 +323,22 @@ class _Planner:
         candidates = self._candidates(number, configuration)
         return [member for member in candidates if self._why_unfit(broker_of(member)) is None]
 
-    def _rank(self, number: int, member: str) -> tuple[int, int, bool, bool, bool, int, str]:
-        """Order candidates: the longest log first; among equals who can best lead."""
+    def _others_could_serve(self, number: int, configuration: JournalConfiguration) -> bool:
+        """Tell whether another than the leader could be appointed and has its queues."""
+        replicas = [
+            self._replica(number, member)
+            for member in self._fit_candidates(number, configuration)
+            if member != configuration.leader
+        ]
+        return any(replica is not None and not replica.is_rebuilding for replica in replicas)
+
+    def _rank(self, number: int, member: str) -> tuple[bool, int, int, bool, bool, bool, int, str]:
+        """Order candidates: who has its queues, and of those the longest log; among equals who can best lead."""
         replica = self._replica(number, member)
         assert replica is not None, "candidates take part"
         broker = self._broker_of(member)
         return (
+            replica.is_rebuilding,
             -replica.last_epoch,
             -replica.end,
             broker.report.is_disk_low,
@@ -787,6 +799,7 @@ class _Planner:
             leader is not None
             and replica is not None
             and _takes_part(replica)
+            and not replica.is_rebuilding
             and replica.hears_leader
             and replica.epoch == journal.configuration.epoch
             and leader.lag.get(member, lag_max + 1) <= lag_max
