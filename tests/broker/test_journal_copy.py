@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -16,6 +17,7 @@ from test_record_repair import flip, sends_of
 from quaymaster.broker import journal_copy, journal_service
 from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead
+from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.segments import DATA_AT
 from quaymaster.core.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
 from quaymaster.core.errors import InternalFailure, NotLeader, Overloaded, Timeout
@@ -158,6 +160,22 @@ def test_member_whose_log_is_longer_and_was_never_committed_takes_the_copy(
     received = run(tmp_path, story)
     assert 3_000 in received
     assert not any(number >= 10_000 for number in received)
+
+
+def test_journal_whose_disk_failed_does_not_live_on_in_a_copy(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> str:
+        held = cell.brokers["c"]._held
+        better = CopyManifest(99, 0, 1_000_000, 99, 0, [])
+
+        def adopt(closed: JournalService) -> str:
+            closed.files.failure = OSError("fsync failed")
+            return journal_copy.adopt_if_better(held.directory, JOURNAL, closed.files, better)
+
+        closed_promise = cell.brokers["c"].journals[JOURNAL].files._state
+        cell.brokers["c"].journals[JOURNAL].files._state = replace(closed_promise, promised_epoch=99)
+        return await held.exchange(JOURNAL, adopt)
+
+    assert run(tmp_path, story) == "wait"
 
 
 def test_copy_ends_when_its_journal_is_cut(tmp_path: Path) -> None:

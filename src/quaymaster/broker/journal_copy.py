@@ -210,7 +210,12 @@ def judge(promised_epoch: int, end: Position, manifest: CopyManifest) -> CopyVer
 def adopt_if_better(
     journals: Path, journal_id: int, files: JournalFiles, manifest: CopyManifest
 ) -> CopyVerdict:
-    """Put a fetched copy in the place of the closed journal, if that is sound; return what was decided."""
+    """Put a fetched copy in the place of the closed journal, if that is sound; return what was decided.
+
+    One whose disk failed has no say: what it promised may be lost, so it must not live on under its name.
+    """
+    if files.failure is not None:
+        return "wait"
     verdict = judge(
         files.promised_epoch, Position(files.end_offset, files.last_epoch, files.end_chain), manifest
     )
