@@ -265,6 +265,7 @@ def test_a_leader_whose_copy_is_refused_mends_what_is_damaged_and_gives_another(
         leader, learner = (cell.brokers[name].journals[JOURNAL] for name in ("a", "d"))
         offset = sends_of(leader.files)[2]
         flip(leader.files, offset)
+        flip(leader.files, sends_of(leader.files)[40], row=True)
 
         leader.host._links.copy_needed([learner.member])
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 from crc32c import crc32c
-from harness.broker_support import body_of, message, number_of
+from harness.batches import BatchSource, payloads_of
+from harness.broker_support import SMALL_LIMITS, body_of, message, number_of
+from harness.sim_disk import PowerLost, SimDisk
 from test_cell_broker import JOURNAL, Cell, run, until
 
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.record_repair import FoundRecord, choose
 from quaymaster.broker.segments import RecordGone, RecordUnreadable
 from quaymaster.core.commands import Receive, ReceiveOutcome, Send
-from quaymaster.core.records import HEADER_BYTES, RecordType, Row
+from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
 
 
 def flip(files: JournalFiles, offset: int, *, row: bool = False) -> None:
@@ -80,6 +83,81 @@ def test_message_whose_row_is_damaged_is_given_as_the_others_agree(tmp_path: Pat
         return set(await bodies(cell))
 
     assert run(tmp_path, story) == {1, 2, 3, 4, 5}
+
+
+def test_batch_whose_table_is_damaged_is_whole_afterwards(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        files = await sent(cell, 40)
+        offset = sends_of(files)[20]
+        flip(files, offset, row=True)
+        with pytest.raises(RecordUnreadable):
+            files.row_of(offset)
+
+        assert await cell.brokers["b"].journals[JOURNAL].repaired([offset])
+
+        assert files.row_of(offset).type == RecordType.SEND
+        assert files.read_payloads([offset]) == cell.brokers["a"].journals[JOURNAL].files.read_payloads(
+            [offset]
+        )
+        assert len(list(files.read_batches(0))) > 40
+
+    run(tmp_path, story)
+
+
+def damaged_journal() -> tuple[SimDisk, JournalFiles, BatchSource, list[Batch]]:
+    """A journal with a damaged table in a sealed segment, and the batches that belong there."""
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/a", journal_id=7, limits=SMALL_LIMITS)
+    source = BatchSource.behind(journal)
+    for number in range(100):
+        journal.append([source.batch([b"%d" % number * 200])])
+    journal.sync()
+    for sealed in journal._segments:
+        disk.sync(sealed.open_file(disk).fd)  # its index, too
+    start, end = journal.stretch_of(30)
+    batches = [batch for batch in journal.read_from(start, 1 << 20)[1] if batch.next_offset <= end]
+    segment, position, _ = journal._locate(30)
+    assert segment.is_sealed
+    disk.flip_bit(segment.path, (position - 80) * 8)
+    with pytest.raises(RecordUnreadable):
+        journal.row_of(30)
+    return disk, journal, source, batches
+
+
+def test_only_the_batches_that_were_written_are_put_over_damage() -> None:
+    _, journal, source, right = damaged_journal()
+    start, end = journal.stretch_of(30)
+    other = BatchSource(end_offset=start, chain=source.chain)
+    wrong = [other.batch([b"x" * (len(batch.data) - 112)]) for batch in right]
+    assert sum(len(batch.data) for batch in wrong) == sum(len(batch.data) for batch in right)
+
+    for batches, why in ((right[:-1], "fit"), ([], "fit"), (wrong, "follow")):
+        with pytest.raises(RecordUnreadable, match=why):
+            journal.repair_stretch(start, end, batches)
+
+    with pytest.raises(RecordUnreadable):
+        journal.row_of(30)
+    journal.repair_stretch(start, end, right)
+    assert payloads_of(journal) == source.payloads
+
+
+def test_a_repair_that_a_crash_ends_is_done_again() -> None:
+    unrepaired = 0
+    for seed in range(20):
+        disk, journal, source, right = damaged_journal()
+        start, end = journal.stretch_of(30)
+        disk.lose_power_after(1)
+        with pytest.raises(PowerLost):
+            journal.repair_stretch(start, end, right)
+
+        found = JournalFiles.open(disk.after_power_cut(Random(seed)), "/a", journal_id=7, limits=SMALL_LIMITS)
+        try:
+            found.row_of(30)
+        except RecordUnreadable:
+            unrepaired += 1
+            found.repair_stretch(start, end, right)
+        assert payloads_of(found) == source.payloads
+    assert unrepaired
 
 
 def test_message_that_is_damaged_everywhere_is_left_out_and_the_others_are_given(tmp_path: Path) -> None:

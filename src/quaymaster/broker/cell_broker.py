@@ -45,10 +45,11 @@ from quaymaster.core.cell import BrokerReport
 from quaymaster.core.commands import MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.records import Batch
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.rpc import RPCLimits, RPCMetrics, RPCServer
+from quaymaster.net.rpc import RPCClient, RPCLimits, RPCMetrics, RPCServer
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
 
@@ -258,11 +259,23 @@ class CellBroker:
 
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
         """See `Peers`."""
+        clients, others = self._other_members(journal_id)
+        return await record_repair.ask_others(clients, journal_id, offsets), others
+
+    async def stretches(self, journal_id: int, start: int, end: int) -> list[list[Batch]]:
+        """See `Peers`."""
+        clients, _ = self._other_members(journal_id)
+        found = await asyncio.gather(
+            *(record_repair.ask_for_stretch(client, journal_id, start, end) for client in clients)
+        )
+        return [batches for batches in found if batches]
+
+    def _other_members(self, journal_id: int) -> tuple[list[RPCClient], int]:
+        """Return connections to the other members of a journal, and how many of them there are."""
         configuration = self.configurations.get(journal_id)
         members = () if configuration is None else configuration.members
         others = [name for member in members if (name := broker_of(member)) != self._options.name]
-        clients = [client for name in others if (client := self._links.client(name)) is not None]
-        return await record_repair.ask_others(clients, journal_id, offsets), len(others)
+        return [client for name in others if (client := self._links.client(name)) is not None], len(others)
 
     async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         """See `Peers`."""

@@ -18,7 +18,7 @@ from quaymaster.broker import record_repair
 from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.peer_links import REPLICATE, broker_of
-from quaymaster.broker.record_repair import RECORD
+from quaymaster.broker.record_repair import RECORD, STRETCH
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.errors import NotLeader
 from quaymaster.core.replication_messages import Envelope
@@ -44,6 +44,7 @@ CALLERS: Final[dict[str, tuple[str, ...]]] = {
     TRANSFER: ("manager",),
     DROP: ("manager",),
     RECORD: ("broker",),
+    STRETCH: ("broker",),
     REPLICATE: ("broker",),
 }
 """Which roles may call what: a front end's certificate, the one most exposed, must not move or drop replicas."""
@@ -80,6 +81,7 @@ class CellCalls:
             TRANSFER: self._on_transfer,
             DROP: self._on_drop,
             RECORD: self._on_record,
+            STRETCH: self._on_stretch,
         }
 
     @property
@@ -143,6 +145,22 @@ class CellCalls:
                     journal.files,
                     asked.offsets,
                     journal.host.replica.commit,
+                )
+            )
+
+        self._tasks.answer(call, read())
+
+    def _on_stretch(self, call: IncomingCall) -> None:
+        asked = record_repair.decode_stretch_asked(call.body)
+
+        async def read() -> None:
+            journal = self._held.opened.get(asked.journal)
+            if journal is None:
+                raise NotLeader
+            commit = journal.host.replica.commit
+            call.reply(
+                await asyncio.get_running_loop().run_in_executor(
+                    None, record_repair.read_stretch, journal.files, asked, commit
                 )
             )
 

@@ -45,6 +45,7 @@ from quaymaster.broker.segments import (
     SEGMENT_COMPACTED,
     RecordUnreadable,
     Segment,
+    SegmentDamaged,
     iterate_batches,
     render_footer,
     render_header,
@@ -53,8 +54,10 @@ from quaymaster.broker.segments import (
 from quaymaster.broker.space import JournalLimits
 from quaymaster.core.log_tail import Position
 from quaymaster.core.records import (
+    HEADER_BYTES,
     Batch,
     BatchHeader,
+    CorruptBatch,
     Row,
     chain_after,
     decode_header,
@@ -361,6 +364,65 @@ class JournalFiles(JournalReader):
                 raise RecordUnreadable(offset, "what another replica has is not what was written here")
             self._disk.write(segment.open_file(self._disk).fd, payload, position)
             self._sync_segment(segment)
+
+    def repair_stretch(self, start: int, end: int, batches: Sequence[Batch]) -> None:
+        """Write whole batches, as another replica has them, over a stretch that is damaged here, durably.
+
+        The chain says that they are what was written: it must come from what is before, and lead to what is behind.
+        What was sound becomes what it was, so a crash in the middle leaves nothing worse. Raises RecordUnreadable
+        when they are not that.
+        """
+        with self._maintenance_lock:  # the segment is not rewritten meanwhile
+            self._check_running()
+            segment, entry = self._entry_of(start)
+            positions = segment.index_positions
+            position = positions[entry]
+            is_last = entry + 1 == len(positions)
+            room = (segment.data_end if is_last else positions[entry + 1]) - position
+            data = b"".join(batch.data for batch in batches)
+            if self.stretch_of(start) != (start, end) or len(data) != room:
+                raise RecordUnreadable(start, "what another replica has does not fit here")
+            chain = self._chain_before(segment, entry)
+            for batch in batches:
+                header = decode_header(batch.data)
+                if chain is not None and header.chain != chain_after(
+                    chain, header.epoch, header.base_offset, header.span, header.crc
+                ):
+                    raise RecordUnreadable(start, "what another replica has does not follow what is here")
+                chain = header.chain
+            if chain != self._chain_at_end(segment, entry, chain):
+                raise RecordUnreadable(start, "what another replica has does not lead to what is here")
+            self._disk.write(segment.open_file(self._disk).fd, data, position)
+            self._sync_segment(segment)
+
+    def _chain_before(self, segment: Segment, entry: int) -> int | None:
+        """Return the chain value in front of an index entry; None when what is there cannot be read."""
+        if entry == 0:
+            return segment.header.start_chain
+        positions = segment.index_positions
+        chain: int | None = None
+        with suppress(SegmentDamaged):
+            for _, header, _ in iterate_batches(self._disk, segment, positions[entry - 1], positions[entry]):
+                chain = header.chain
+            return chain
+        return None
+
+    def _chain_at_end(self, segment: Segment, entry: int, chain: int | None) -> int | None:
+        """Return `chain` if what is behind an index entry continues it, else what does not."""
+        if entry + 1 == len(segment.index_positions):
+            return segment.end_chain
+        page = self._disk.read(
+            segment.open_file(self._disk).fd, HEADER_BYTES, segment.index_positions[entry + 1]
+        )
+        try:
+            header = decode_header(page)
+        except CorruptBatch:
+            return None
+        if chain is not None and header.chain == chain_after(
+            chain, header.epoch, header.base_offset, header.span, header.crc
+        ):
+            return chain
+        return None
 
     def damaged_records(self) -> tuple[list[int], list[RecordUnreadable]]:
         """Read everything; return the records whose payloads are damaged, and where a batch's table is. Blocks."""

@@ -177,6 +177,25 @@ class JournalReader:
             raise RecordGone(offset, f"the journal has {bases[0]} to {self.end_offset}")
         return segments[number], *locate_record(self._disk, segments[number], offset)
 
+    def stretch_of(self, offset: int) -> tuple[int, int]:
+        """Return between which offsets the batches lie that share an index entry with a record: a repair's least part.
+
+        RecordUnreadable when they are no longer as they were first written, or not there.
+        """
+        segment, entry = self._entry_of(offset)
+        offsets = segment.index_offsets
+        return offsets[entry], offsets[entry + 1] if entry + 1 < len(offsets) else segment.end_offset
+
+    def _entry_of(self, offset: int) -> tuple[Segment, int]:
+        segments, bases = self._view
+        number = bisect_right(bases, offset) - 1
+        if number < 0 or offset >= segments[number].end_offset:
+            raise RecordGone(offset, f"the journal has {bases[0]} to {self.end_offset}")
+        segment = segments[number]
+        if segment.header.is_compacted:
+            raise RecordUnreadable(offset, "its segment was compacted, here")
+        return segment, bisect_right(segment.index_offsets, offset) - 1
+
     def segments(self) -> list[SegmentInfo]:
         """Return what is known of each segment, oldest first; the last one is active."""
         return [

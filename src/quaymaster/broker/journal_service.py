@@ -39,6 +39,7 @@ from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.partition import IN_FLIGHT_MAX
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.records import Batch
 from quaymaster.core.replication import LogReplica
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
@@ -88,6 +89,9 @@ class Peers(Protocol):
 
     def stuck(self, journal_id: int) -> None:
         """The journal could not write what it took on a full disk: open it anew, without that."""
+
+    async def stretches(self, journal_id: int, start: int, end: int) -> list[list[Batch]]:
+        """Return the batches between two offsets as other members have them, of each that has them."""
 
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
         """Return what other members have of these records, and how many others there are."""
@@ -410,15 +414,35 @@ class JournalService:
         chosen = await asyncio.get_running_loop().run_in_executor(
             None, record_repair.repair, self.files, offsets, answers, others
         )
+        await self._repair_batches(offsets)
         return {found.offset: (found.type, found.flags, found.sequence, found.payload) for found in chosen}
+
+    async def _repair_batches(self, offsets: list[int]) -> None:
+        """Repair the batches around records whose own rows are damaged, too."""
+        if self._peers is None:
+            return
+        run = asyncio.get_running_loop().run_in_executor
+        for start, end in await run(None, record_repair.torn_stretches, self.files, offsets):
+            for batches in await self._peers.stretches(self.journal_id, start, end):
+                if await run(None, record_repair.repair_stretch, self.files, start, end, batches):
+                    break
 
     async def mend(self) -> None:
         """Look for damaged records in all segments, and repair those that other replicas have whole."""
-        damaged, batches = await asyncio.get_running_loop().run_in_executor(None, self.files.damaged_records)
+        tried: set[int] = set()
+        while True:
+            damaged, batches = await asyncio.get_running_loop().run_in_executor(
+                None, self.files.damaged_records
+            )
+            for first in range(0, len(damaged), RECORDS_MAX):
+                await self.repaired(damaged[first : first + RECORDS_MAX])
+            found = {error.offset for error in batches}
+            if found <= tried:
+                break
+            tried |= found
+            await self._repair_batches(sorted(found))  # then look again: what is behind them was not read
         for error in batches:
             log_event(log, logging.ERROR, "batch damaged", journal=self.journal_id, error=str(error))
-        for first in range(0, len(damaged), RECORDS_MAX):
-            await self.repaired(damaged[first : first + RECORDS_MAX])
 
     def leads(self, is_leading: bool) -> None:
         """The replica has begun to lead, or leads no longer."""
