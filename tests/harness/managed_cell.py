@@ -83,7 +83,9 @@ class FakeLink:
         await self._reach()
         if self._name in self._cell.stubborn:
             raise Timeout
-        return self._cell.world.prepare(self._name, journal)
+        member = self._cell.world.prepare(self._name, journal)
+        await self._cell.after("prepare")
+        return member
 
     async def transfer(self, journal: int, member: str) -> bool:
         await self._reach()
@@ -91,6 +93,7 @@ class FakeLink:
             return False
         leader = self._cell.world.configuration(journal).leader
         self._cell.world.set(journal, leader, role="follower", lag={})
+        await self._cell.after("transfer")
         return True
 
     async def drop(self, journal: int, member: str, epoch: int) -> bool:
@@ -98,6 +101,7 @@ class FakeLink:
         if self._name in self._cell.stubborn:
             return False
         self._cell.world.hosts[self._name].replicas.pop(journal, None)
+        await self._cell.after("drop")
         return True
 
     async def close(self) -> None:
@@ -127,6 +131,8 @@ class FakeCell:
         """Brokers that never lead what they are appointed for, and do not tell why."""
         self.is_deaf = False
         """Whether the brokers do not follow coordination."""
+        self.kills_after: str | None = None
+        """What a broker does next for the acting manager before that one dies, and does not hear of it."""
         self.failures: list[Exception] = []
         self._names = names
 
@@ -178,6 +184,21 @@ class FakeCell:
         self.world.kill(name)
         for link in self.links:
             link.on_closed()
+
+    def kill_manager(self, name: str) -> None:
+        """End a manager as kill -9 does: nothing is finished, and its lease goes on for its time."""
+        manager = self.managers.pop(name)
+        watches = manager._broker_watch, manager._journal_watch
+        for task in (*manager._tasks, *(watch._task for watch in watches)):
+            assert task is not None
+            task.cancel()
+
+    async def after(self, call: str) -> None:
+        """Kill the acting manager if this is the call to do it after."""
+        if self.kills_after == call:
+            self.kills_after = None
+            self.kill_manager(self.acting()[0])
+            await asyncio.Event().wait()
 
     async def pass_ms(self, ms: int, *, real_s: float = 0.004) -> None:
         """Let time pass for brokers and managers."""

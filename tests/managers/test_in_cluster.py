@@ -114,6 +114,28 @@ def test_one_of_two_managers_acts_and_the_other_takes_over() -> None:
     run(FakeCell("a", "b", "c"), scenario, "m1", "m2")
 
 
+@pytest.mark.parametrize("call", ["transfer", "prepare", "drop"])
+def test_standby_goes_on_where_the_acting_manager_was_killed(call: str) -> None:
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until_led("a", "b", "c", "d")
+        (acting,) = cell.acting()
+        (standby,) = cell.managers.keys() - {acting}
+        cell.kills_after = call
+        await cell.managers[standby].set_broker_state("a", "draining")
+
+        async with asyncio.timeout(60):
+            while await cell.store.get(registration_key("a")) is not None:
+                await cell.pass_ms(1_000)
+        await cell.until_led("b", "c", "d")
+
+        assert not cell.kills_after
+        assert list(cell.managers) == cell.acting() == [standby]
+        assert all(cell.world.members(number) == {"b", "c", "d"} for number in cell.world.journals)
+        assert cell.world.hosts["a"].replicas == {}
+
+    run(FakeCell("a", "b", "c", "d"), scenario, "m1", "m2")
+
+
 def test_manager_that_hears_no_majority_gives_way() -> None:
     async def scenario(cell: FakeCell) -> None:
         await cell.until_led("a", "b", "c")
