@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from typing import Protocol
@@ -102,17 +103,27 @@ def rpc_links(
     check_peer: CheckPeer | None = None,
     stats: RPCStats | None = None,
 ) -> Connect:
-    """Return what connects a manager to brokers over the network."""
+    """Return what connects a manager to brokers over the network.
+
+    Another broker at a broker's address is refused: its report would say that all replicas of the first one are lost.
+    """
 
     def connect(registration: BrokerRegistration, on_closed: Callable[[], None]) -> BrokerLink:
         address = parse_address(registration.address)
+
+        def check(peer: Hello, transport: asyncio.BaseTransport) -> str | None:
+            refusal = None if check_peer is None else check_peer(peer, transport)
+            if refusal is None and peer.node != registration.name:
+                refusal = f"{peer} is not the broker {registration.name}"
+            return refusal
+
         client = RPCClient(
             (address.host, address.port),
             hello,
             limits=limits,
             on_closed=lambda reason: on_closed(),
             tls=tls,
-            check_peer=check_peer,
+            check_peer=check,
             stats=stats,
         )
         return RPCBrokerLink(client)
