@@ -28,12 +28,14 @@ from quaymaster.core.commands import (
     CountMessages,
     Delete,
     DeleteQueue,
+    FinishMoveTask,
     ListMoveTasks,
     MoveMessage,
     MoveTask,
     StartMoveTask,
+    TakeForMove,
 )
-from quaymaster.core.errors import InvalidParameterValue
+from quaymaster.core.errors import InvalidParameterValue, TooFewReplicas
 from quaymaster.core.messages import decode_moved, message_id_of, split_payload
 
 SOURCE, DEAD, OTHER = 1, 2, 3
@@ -419,3 +421,57 @@ def test_a_task_leaves_an_unreadable_message_and_ends(
     assert moved == [2]
     assert left == 1
     assert tries < 10
+
+
+# Without a majority
+
+
+def refuse(tester: BrokerTester, kind: type, times: int) -> None:
+    """Answer the next commands of a kind as a leader does that hears no majority."""
+    replica = tester.broker.host.replica
+    propose = replica.propose
+    left = times
+
+    def refusing(command: Any, token: object, time_ms: int) -> None:
+        nonlocal left
+        if type(command) is kind and left:
+            left -= 1
+            replica._replies.append((token, TooFewReplicas()))
+        else:
+            propose(command, token, time_ms)
+
+    replica.propose = refusing  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [TakeForMove, MoveMessage, FinishMoveTask])
+def test_a_task_goes_on_when_its_leader_hears_a_majority_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+
+    async def run() -> tuple[MoveTask, int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await make_dead(tester, 1, 2)
+            refuse(tester, kind, 3)
+            await start_task(tester)
+            return await ended(tester), await waiting(tester, SOURCE)
+
+    task, count = asyncio.run(run())
+
+    assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)
+
+
+def test_a_dead_letter_moves_when_its_leader_hears_a_majority_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.01)
+
+    async def run() -> int:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            refuse(tester, MoveMessage, 3)
+            await make_dead(tester, 1, 2)
+            return await waiting(tester, DEAD)
+
+    assert asyncio.run(run()) == 2

@@ -252,50 +252,61 @@ class Moves:
             self._host.waiters.wake(source)
 
     async def _run(self, queue_id: int, number: int, task: MoveTask) -> None:
-        """Work on one task until its source has no more visible messages, or it cannot go on."""
+        """Work on one task until it is over, or another replica leads and goes on with it."""
         log_event(log, logging.INFO, "move task started", source=task.source_arn, target=task.target_arn)
+        while True:
+            try:
+                await self._work(queue_id, number, task)
+                return
+            except QueueDoesNotExist:
+                return
+            except Exception as error:
+                if not isinstance(error, NotNow) or not self._host.replica.is_leading:
+                    log_event(
+                        log, logging.ERROR, "move task stopped", source=task.source_arn, error=str(error)
+                    )
+                    return
+            await asyncio.sleep(AWAY_RETRY_S)  # a majority is missing for now
+
+    async def _work(self, queue_id: int, number: int, task: MoveTask) -> None:
+        """Move messages until the source has no more visible ones, or the task cannot go on, and end it."""
         failure: str | None = None
         idle = 0
-        try:
-            while failure is None and idle < IDLE_ROUNDS:
-                if self._away is not None:
-                    await self._away.redriven(partition_key(queue_id, number))
-                partition = self._host.replica.queues.partitions.get(partition_key(queue_id, number))
-                if partition is None or not any(
-                    known.task_id == task.task_id and known.status == "RUNNING" for known in partition.tasks
-                ):
-                    return
-                count = min(TAKE_MAX, task.rate_per_s) if task.rate_per_s else TAKE_MAX
-                if task.rate_per_s:
-                    count = max(1, count // 10)  # ten small steps a second rather than one large one
-                async with self._task_turns:
-                    found = await self._take(queue_id, count)
-                    taken = found.taken
-                    bodies = await self._read(taken)
-                    failure = await self._move_taken(queue_id, number, task, taken, bodies)
-                if not taken:
-                    idle += not found.unfinished
-                    await asyncio.sleep(0 if found.unfinished else IDLE_S)
-                    continue
-                if not bodies:
-                    # What cannot be read was put back, and is visible: as if nothing were there.
-                    idle += 1
-                    await asyncio.sleep(IDLE_S)
-                    continue
-                idle = 0
-                if task.rate_per_s:
-                    await asyncio.sleep(len(taken) / task.rate_per_s)
-            if self._away is not None:
-                await self._away.redriven(partition_key(queue_id, number))
-            await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure))
-        except QueueDoesNotExist:
-            return
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            log_event(log, logging.ERROR, "move task stopped", source=task.source_arn, error=str(error))
-            return
+        while failure is None and idle < IDLE_ROUNDS:
+            await self._redriven(queue_id, number)
+            partition = self._host.replica.queues.partitions.get(partition_key(queue_id, number))
+            if partition is None or not any(
+                known.task_id == task.task_id and known.status == "RUNNING" for known in partition.tasks
+            ):
+                return
+            count = min(TAKE_MAX, task.rate_per_s) if task.rate_per_s else TAKE_MAX
+            if task.rate_per_s:
+                count = max(1, count // 10)  # ten small steps a second rather than one large one
+            async with self._task_turns:
+                found = await self._take(queue_id, count)
+                taken = found.taken
+                bodies = await self._read(taken)
+                failure = await self._move_taken(queue_id, number, task, taken, bodies)
+            if not taken:
+                idle += not found.unfinished
+                await asyncio.sleep(0 if found.unfinished else IDLE_S)
+                continue
+            if not bodies:
+                # What cannot be read was put back, and is visible: as if nothing were there.
+                idle += 1
+                await asyncio.sleep(IDLE_S)
+                continue
+            idle = 0
+            if task.rate_per_s:
+                await asyncio.sleep(len(taken) / task.rate_per_s)
+        await self._redriven(queue_id, number)
+        await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure))
         log_event(log, logging.INFO, "move task ended", source=task.source_arn, failure=failure)
+
+    async def _redriven(self, queue_id: int, number: int) -> None:
+        """Return when what tasks took from here has arrived in other journals, as far as it went there."""
+        if self._away is not None:
+            await self._away.redriven(partition_key(queue_id, number))
 
     async def _take(self, queue_id: int, count: int) -> TakenOutcome:
         outcome: asyncio.Future[TakenOutcome] = asyncio.get_running_loop().create_future()
