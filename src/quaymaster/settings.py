@@ -286,9 +286,10 @@ class Settings(BaseSettings):
     """When no metadata node knows anything newer than this: queues and keys in memory are still served, however old;
     lists and what is not in memory get 503."""
     metadata_unknown_ms: Count = Field(5_000, json_schema_extra=BETWEEN)
-    """How long a front end believes that a queue or key does not exist, unless it hears otherwise."""
+    """How long a front end believes that an access key or data key does not exist, unless it hears otherwise. Whether
+    a queue exists is asked each time."""
     metadata_unknown_max: Count = Field(10_000, json_schema_extra=BETWEEN)
-    """Queues, and keys, of which it remembers that."""
+    """Access keys, and data keys, of which it remembers that."""
     metadata_timeout_ms: Count = Field(18_000, json_schema_extra=BETWEEN)
     """How long metadata nodes may take for a change; less than `control_timeout_ms`."""
     force_plaintext: bool = Field(False, json_schema_extra=BETWEEN)

@@ -88,6 +88,25 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
     return run_scenario
 
 
+def test_keys_are_read_together_as_last_changed_and_no_older_than_the_revision_says(run: RunScenario) -> None:
+    async def scenario(store: Coordination, clock: Clock) -> None:
+        first = await store.transaction([], [Put("a", b"1"), Put("a/b", b"2"), Put("c", b"3")])
+        last = await store.transaction([], [Put("c", b"4")], ["a"])
+
+        rows, revision = await store.read(["c", "a", "a/b", "none"])
+
+        assert sorted(rows, key=lambda row: row.key) == [
+            KeyValue("a/b", b"2", first),
+            KeyValue("c", b"4", last),
+        ]
+        assert revision >= last
+        for number in (0, TRANSACTION_OPERATIONS_MAX + 1):
+            with pytest.raises(ValueError, match="keys in one read"):
+                await store.read(["x"] * number)
+
+    run(scenario)
+
+
 def test_absent_key_is_none(run: RunScenario) -> None:
     async def scenario(store: Coordination, _: Clock) -> None:
         assert await store.get("a") is None

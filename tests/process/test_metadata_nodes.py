@@ -21,6 +21,7 @@ from quaymaster.core.errors import NotNow
 from quaymaster.metadata.accounts import AccessKey
 from quaymaster.metadata.master_keys import FileKeyProvider
 from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.net.metadata_client import when_known
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"
@@ -122,3 +123,31 @@ async def create_key(front_end: RemoteMetadata) -> AccessKey:
         with suppress(NotNow):
             return await front_end.accounts.create_access_key(ACCOUNT, "app")
         await asyncio.sleep(0.1)
+
+
+def test_key_created_at_one_front_end_is_known_at_once_at_another_that_asks_another_node(
+    tmp_path: Path,
+) -> None:
+    async def scenario(nodes: list[MetadataProcess]) -> None:
+        async with AsyncExitStack() as stack, asyncio.timeout(120):
+            provider = FileKeyProvider(tmp_path / "keys")
+            one, two = [
+                await start_remote_metadata(
+                    load_settings(
+                        flags={"node": f"f{node.port}", "metadata_nodes": f"127.0.0.1:{node.port}"},
+                        environment={},
+                    ),
+                    stack,
+                    provider,
+                    now_ms=wall_ms,
+                )
+                for node in nodes
+            ]
+            for number in range(100):
+                maker, user = (one, two) if number % 2 else (two, one)
+                key = await maker.accounts.create_access_key(ACCOUNT, f"app-{number}")
+
+                assert await when_known(lambda user=user, key=key: user.access_key(key.access_key_id)) == key  # type: ignore[misc]
+
+    with metadata_nodes(tmp_path) as nodes:
+        asyncio.run(scenario(nodes))

@@ -3,7 +3,7 @@
 Every key is kept under a root (`quaymaster/<cell>/`), so that several cells, and others, may share one etcd. The
 root is no part of keys here. A revision is etcd's: it counts the changes of all who use that etcd.
 
-    get, list        a linearizable range: needs a majority, never answers from the past
+    get, list, read  a linearizable range: needs a majority, never answers from the past
     transaction      one etcd transaction: compare mod_revision, then write; else read what was found
     lease            etcd's; its time is whole seconds, and at least one and a half elections
     watch            a stream from the last seen revision; after a cut, from there again, at any member
@@ -55,6 +55,7 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
     WatchLost,
     check_limit,
+    check_read,
     check_transaction,
     prefix_end,
     transaction_bytes,
@@ -211,6 +212,13 @@ class EtcdCoordination(Coordination):
             if found != compare.revision:
                 raise RevisionMismatch(compare.key, compare.revision, found)
         raise AssertionError("a transaction that failed has a compare that does not hold")
+
+    async def read(self, keys: Sequence[str]) -> tuple[list[KeyValue], int]:
+        check_read(keys)
+        request = {"success": [{"request_range": {"key": self._full(key)}} for key in keys]}
+        reply = await self._call("/v3/kv/txn", request, _TransactionReply)
+        rows = [row for operation in reply.responses for row in operation.response_range.kvs]
+        return [self._key_value(row) for row in rows], reply.header.revision
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
         position = after_revision

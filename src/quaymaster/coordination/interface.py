@@ -145,6 +145,18 @@ class Coordination(ABC):
     async def close(self) -> None:
         """Finish what was accepted and let go. Watches and later calls raise CoordinationUnavailable."""
 
+    async def read(self, keys: Sequence[str]) -> tuple[list[KeyValue], int]:
+        """Return those of the keys that there are, each as last changed, and a revision none of them is older than.
+
+        At most TRANSACTION_OPERATIONS_MAX at once.
+        """
+        check_read(keys)
+        pages = [
+            await self.list_prefix(key, limit=1) for key in keys
+        ]  # a key is the first that begins with it
+        found = [page.items[0] for key, page in zip(keys, pages, strict=True) if _is_first(page, key)]
+        return found, min(page.revision for page in pages)
+
     async def compare_and_swap(
         self, key: str, expected_revision: int, value: bytes | None, *, lease_id: int = 0
     ) -> int:
@@ -170,6 +182,16 @@ class Coordination(ABC):
             page = await self.list_prefix(prefix, after=items[-1].key)
             items.extend(page.items)
         return items, revision
+
+
+def _is_first(page: Listing, key: str) -> bool:
+    return bool(page.items) and page.items[0].key == key
+
+
+def check_read(keys: Sequence[str]) -> None:
+    """Raise ValueError for a number of keys that no store reads at once."""
+    if not 1 <= len(keys) <= TRANSACTION_OPERATIONS_MAX:
+        raise ValueError(f"{len(keys)} keys in one read; 1-{TRANSACTION_OPERATIONS_MAX} are possible")
 
 
 def check_transaction(compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str]) -> None:

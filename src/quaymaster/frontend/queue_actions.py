@@ -58,6 +58,10 @@ class QueueService(Protocol):
 
     async def change(self, request: QueueChange) -> QueueDefinition: ...
 
+    async def refresh(self, definition: QueueDefinition) -> None:
+        """Have look-ups find the queue as it is now, whoever changed it, if that can be learned."""
+        ...
+
 
 class QueueActions:
     """The handlers of the actions on queues."""
@@ -117,9 +121,9 @@ class QueueActions:
     async def get_queue_url(self, call: Call, given: shapes.GetQueueUrlRequest) -> shapes.GetQueueUrlResult:
         """Find a queue by its name."""
         call.queue_name = given.QueueName
-        definition = self._routes.queue_of_name(
-            given.QueueName, given.QueueOwnerAWSAccountId, call.principal.account_id
-        )
+        named = (given.QueueName, given.QueueOwnerAWSAccountId, call.principal.account_id)
+        await self._queues.refresh(self._routes.queue_of_name(*named))
+        definition = self._routes.queue_of_name(*named)
         return shapes.GetQueueUrlResult(self._routes.url(definition, call.request))
 
     async def list_queues(self, call: Call, given: shapes.ListQueuesRequest) -> shapes.ListQueuesResult:
@@ -151,7 +155,7 @@ class QueueActions:
         self, call: Call, given: shapes.GetQueueAttributesRequest
     ) -> shapes.GetQueueAttributesResult:
         """Describe a queue: those of the asked attributes that it has."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = await self._refreshed(call, given.QueueUrl)
         asked = check_attribute_names(given.AttributeNames)
         values: dict[str, str] = {}
         if asked is None or not _COUNTED.isdisjoint(asked):
@@ -210,7 +214,8 @@ class QueueActions:
         self, call: Call, given: shapes.ListQueueTagsRequest
     ) -> shapes.ListQueueTagsResult:
         """List a queue's tags."""
-        return shapes.ListQueueTagsResult(self._queue(call, given.QueueUrl).tags)
+        definition = await self._refreshed(call, given.QueueUrl)
+        return shapes.ListQueueTagsResult(definition.tags)
 
     async def add_permission(self, call: Call, given: shapes.AddPermissionRequest) -> None:
         """Add a statement to the queue's policy."""
@@ -227,6 +232,11 @@ class QueueActions:
         definition = self._queue(call, given.QueueUrl)
         validation.check_label(given.Label)
         await self._queues.change(RemovePermission(definition.account_id, definition.name, given.Label))
+
+    async def _refreshed(self, call: Call, url: str) -> QueueDefinition:
+        """Return the queue as another front end may just have changed it."""
+        await self._queues.refresh(self._queue(call, url))
+        return self._queue(call, url)
 
     def _queue(self, call: Call, url: str) -> QueueDefinition:
         definition = self._routes.queue_of_url(url, call.principal.account_id)

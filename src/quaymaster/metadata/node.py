@@ -33,7 +33,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.core.errors import AccessDenied, NotNow, Overloaded
 from quaymaster.core.formats import CellFormat
-from quaymaster.core.queue_definitions import encode_queue_definition
+from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.metadata.feed import Feed
 from quaymaster.metadata.identity import check_identity
 from quaymaster.metadata.mirror import Mirror
@@ -59,6 +59,7 @@ from quaymaster.metadata.rows import (
     encode_row,
     id_text,
 )
+from quaymaster.metadata.together import StoreReads, Together
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.protocol.metadata_messages import (
     PAGE_BYTES_MAX,
@@ -93,6 +94,8 @@ PENDING_TOO_LONG_MS: Final = 2 * JOURNAL_TIMEOUT_MS
 """Older changes are not just being made by another node."""
 CATCH_UP_MS: Final = 2_000
 """How long a request waits for the node to come to the revision that the front end has seen."""
+READ_MS: Final = 400
+"""How long a look-up waits for the store; less than a front end waits for a node."""
 FIND_KEYS_MAX: Final = 128
 NEVER_MS: Final = 10**12
 
@@ -140,6 +143,8 @@ class MetadataNode:
         )
         self._confirmed_ms: float | None = None
         """When, by the monotonic clock, the feed had certainly everything."""
+        self._reads = StoreReads(store)
+        self._confirm = Together(self.beat)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, journal: QueueJournal) -> None:
@@ -173,6 +178,8 @@ class MetadataNode:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self._confirm.close()
+        await self._reads.close()
         await self._mirror.close()
         await self.feed.close()
 
@@ -200,8 +207,8 @@ class MetadataNode:
             Sample("quaymaster_metadata_queues", len(self.queues)),
         ]
 
-    async def beat(self) -> None:
-        """Write a row and wait until the watch brings it: then everything before is known too."""
+    async def beat(self) -> int:
+        """Write a row and wait until the watch brings it: then everything before is known too. Return its revision."""
         began_ms = self._monotonic_ms()
         row = encode_row(NodeRow(self.name, self._now_ms()))
         revision = await self._store.transaction([], [Put(NODES + self.name, row)])
@@ -209,12 +216,13 @@ class MetadataNode:
             while self.feed.position < revision:
                 await self.feed.wait_for_change()
         self._confirmed_ms = began_ms
+        return revision
 
     async def run_upkeep(self) -> None:
         """Finish what other nodes, or this one before its restart, left half done."""
         await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: int) -> None:
+    async def _repeat(self, work: Callable[[], Awaitable[object]], interval_ms: int) -> None:
         is_failing = False
         while True:
             try:
@@ -243,7 +251,7 @@ class MetadataNode:
             case GetChanges():
                 return await self._changes(request)
             case FindRows():
-                return self._find(request)
+                return await self._find(request)
             case ListRows():
                 return await self._list(request)
             case GetRow():
@@ -255,6 +263,8 @@ class MetadataNode:
             case Greet():
                 return Greeting(self._region, self._account_id)
             case ListQueues() | ListDeadLetterSources():
+                with contextlib.suppress(StoreUnreachable):  # the front end decides how old a list may be
+                    await self._see_everything()
                 await self._catch_up(request.at_least)
                 return _queue_list(await self.queues.list_page(request))
         return await self._change(request)
@@ -275,21 +285,38 @@ class MetadataNode:
                 async with asyncio.timeout(left_ms / 1000):
                     await self.feed.wait_for_change()
 
-    def _find(self, request: FindRows) -> FoundRows:
+    async def _find(self, request: FindRows) -> FoundRows:
         if len(request.keys) > FIND_KEYS_MAX:
             raise Overloaded(f"At most {FIND_KEYS_MAX} rows are looked for together.")
-        if self.feed.position < request.at_least:
-            raise NotNow("This metadata node is behind another one.")
-        rows = [_row(row) for row in map(self.feed.get, request.keys) if row is not None]
         for key in request.keys:
-            # Who asks for a queue is about to need its data key.
-            account_id, _, name = key.removeprefix(QUEUES).partition("/")
-            definition = self.queues.find(account_id, name)
-            if definition is not None:
-                data_key = self.feed.get(DATA_KEYS + id_text(definition.data_key_id))
-                if data_key is not None:
-                    rows.append(_row(data_key))
-        return FoundRows(rows, self.feed.position, self.age_ms)
+            _check_ours(key)
+        must_read = request.is_stored or self.feed.position < request.at_least
+        known = {row.key: row for row in map(self.feed.get, request.keys) if row is not None}
+        unsure = [key for key in request.keys if must_read or not _is_in_use(known.get(key))]
+        position, age_ms = self.feed.position, self.age_ms
+        if unsure:
+            try:
+                found, revision = await self._read(unsure)
+            except StoreUnreachable:
+                if must_read:
+                    raise
+            else:
+                if revision < request.at_least:
+                    raise NotNow("This metadata node is behind another one.")
+                known = {key: row for key, row in known.items() if key not in unsure} | found
+                if len(unsure) == len(request.keys):
+                    position, age_ms = revision, 0
+        rows = [_row(row) for row in known.values()]
+        # Who asks for a queue is about to need its data key.
+        data_keys = [self.feed.get(_data_key_of(row)) for row in known.values() if row.key.startswith(QUEUES)]
+        return FoundRows(rows + [_row(row) for row in data_keys if row is not None], position, age_ms)
+
+    async def _read(self, keys: list[str]) -> tuple[dict[str, KeyValue], int]:
+        try:
+            async with asyncio.timeout(READ_MS / 1000):
+                return await self._reads.read(keys)
+        except (NotNow, TimeoutError) as error:
+            raise StoreUnreachable(error) from None
 
     async def _list(self, request: ListRows) -> RowPage:
         _check_ours(request.prefix)
@@ -314,12 +341,21 @@ class MetadataNode:
         return Transacted(revision)
 
     async def _change(self, request: QueueChange) -> ChangedQueue:
+        await self._see_everything()
         await self._catch_up(request.at_least)
         try:
             definition, revision = await self.queues.change_row(request)
         except DataKeyStale:
             return ChangedQueue(None)
         return ChangedQueue(encode_queue_definition(definition), revision)
+
+    async def _see_everything(self) -> None:
+        """Return when the tables show what the store had when this was called: all that anybody was told of."""
+        try:
+            async with asyncio.timeout(CATCH_UP_MS / 1000):
+                await self._mirror.reached(await self._confirm())
+        except (NotNow, TimeoutError) as error:
+            raise StoreUnreachable(error) from None
 
     async def _catch_up(self, revision: int) -> None:
         if self._mirror.position >= revision:
@@ -331,9 +367,27 @@ class MetadataNode:
             raise NotNow("This metadata node is behind another one.") from None
 
 
+class StoreUnreachable(NotNow):
+    """Nothing was begun: what there is in the store cannot be known now."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"Metadata nodes cannot reach their store: {str(error) or 'no answer in time'}")
+
+
 def _check_ours(key: str) -> None:
     if not key.startswith(ROOT):
         raise AccessDenied(f"{key!r} is not metadata's.")
+
+
+def _is_in_use(row: KeyValue | None) -> bool:
+    """Tell whether there is a row that says all: a queue that is being made or deleted may be so no more."""
+    if row is None:
+        return False
+    return not row.key.startswith(QUEUES) or decode_queue_definition(row.value).state == "active"
+
+
+def _data_key_of(row: KeyValue) -> str:
+    return DATA_KEYS + id_text(decode_queue_definition(row.value).data_key_id)
 
 
 def _row(row: KeyValue) -> Row:

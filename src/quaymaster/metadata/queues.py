@@ -254,6 +254,9 @@ class Queues:
             [self._by_name[account_id, name] for name in names], _render_token(names[-1]) if more else None
         )
 
+    async def refresh(self, definition: QueueDefinition) -> None:
+        """Nothing: whoever changes queues here has them in memory."""
+
     # Changing
 
     async def change(self, request: QueueChange) -> QueueDefinition:

@@ -5,8 +5,8 @@
      find_queue, ◀────┘ └── own changes      │ CreateQueue, ... , look-ups of what is not in memory
      access_key, data_key   applied at once ─┘
 
-Look-ups answer from memory, as fast as in one process. What is not there is asked for once (`NotYetKnown`): either it
-comes into memory, or that there is no such thing is remembered for a while, or until a change says otherwise.
+Look-ups answer from memory, as fast as in one process. What is not there is asked for (`NotYetKnown`): either it
+comes into memory, or there is no such thing in the store.
 
 **When no node answers**, what is known goes on being served, however old: messages flow. What is not known, and every
 change, fails as "not now". `age_ms` says how old what is known may be.
@@ -29,6 +29,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from quaymaster.coordination.interface import (
+    ABSENT,
     Compare,
     Event,
     KeyValue,
@@ -72,7 +73,7 @@ from quaymaster.metadata.rows import (
     row_decoder,
 )
 from quaymaster.monitoring.metrics import Sample
-from quaymaster.net.metadata_client import MetadataClient, when_known
+from quaymaster.net.metadata_client import MetadataClient, known, looked_up, one_request
 from quaymaster.protocol.metadata_messages import (
     CancelPurge,
     ChangedQueue,
@@ -108,6 +109,8 @@ LOOKUPS_MAX: Final = 128
 """Look-ups at once, of each kind: together fewer than a client may have in flight, so that changes find room."""
 LOOKUP_MS: Final = 2_000
 STALENESS_MS: Final = 10_000
+REFRESH_REST_MS: Final = 1_000
+"""For how long rows in memory are good enough after the store could not be asked."""
 LOOKUP_ATTEMPT_MS: Final = 500
 LIST_MS: Final = 30_000
 CHANGE_MS: Final = 20_000
@@ -237,10 +240,21 @@ class CachedMirror(Mirror):
             self._apply(row.key, row.value, row.revision)
         return True
 
-    def has(self, key: str) -> bool:
-        """Tell whether a row is in memory."""
+    def take_gone(self, key: str, position: int) -> None:
+        """Take it that there was no such row at some position."""
+        if self.revision(key) != ABSENT:
+            self._apply(key, None, position)
+
+    def revision(self, key: str) -> int:
+        """Return the revision of a row in memory, ABSENT without one."""
         table, suffix = self._table_of(key)
-        return table is not None and table.get(suffix) is not None
+        return ABSENT if table is None else table.revision(suffix)
+
+    def has(self, key: str) -> bool:
+        """Tell whether a row is in memory that can be used: a queue that is being made or deleted is none."""
+        table, suffix = self._table_of(key)
+        row = None if table is None else table.get(suffix)
+        return row is not None and (not isinstance(row, QueueDefinition) or row.state == "active")
 
     def _apply(self, key: str, value: bytes | None, revision: int) -> None:
         if value is None:
@@ -268,16 +282,27 @@ class CachedMirror(Mirror):
 class _Kind:
     """What is asked for, and what there is not, under one prefix."""
 
-    __slots__ = ("asked", "unknown")
+    __slots__ = ("asked", "is_stored", "remembers", "unknown", "waiting")
 
-    def __init__(self) -> None:
-        self.asked: dict[str, asyncio.Task[None]] = {}
+    def __init__(self, *, remembers: bool, is_stored: bool = False) -> None:
+        self.remembers = remembers
+        """Whether what there is not is believed for a while."""
+        self.is_stored = is_stored
+        """Whether it is asked for as it is in the store, whatever nodes have in memory."""
+        self.waiting: dict[str, asyncio.Task[bool]] = {}
+        """Not asked yet: the answer is good for whoever comes now, too."""
+        self.asked: dict[str, asyncio.Task[bool]] = {}
+        """Asked already: the answer may be older than who comes now."""
         self.unknown: dict[str, float] = {}
         """What there is not, and until when that is believed; the oldest first."""
 
 
 class Lookups:
     """Asks for what is not in memory: each thing once, however many wait for it.
+
+    A queue that was created elsewhere, and answered, is found: a node says that there is none when the store has
+    none, and who asks later asks anew. Of keys it is remembered for a while: their ids are made up by chance, and
+    nobody asks for one before it exists.
 
     Queues, access keys and data keys have bounds of their own: whoever makes up access keys does not keep anybody
     from finding a queue.
@@ -301,7 +326,13 @@ class Lookups:
         self._unknown_max = unknown_max
         self._lookups_max = lookups_max
         self._lookup_ms = lookup_ms
-        self._kinds = {prefix: _Kind() for prefix in (QUEUES, ACCESS_KEYS, DATA_KEYS)}
+        self._kinds = {
+            QUEUES: _Kind(remembers=False),
+            ACCESS_KEYS: _Kind(remembers=True),
+            DATA_KEYS: _Kind(remembers=True),
+        }
+        self._refreshed = _Kind(remembers=False, is_stored=True)
+        self._refresh_rests_until_s = 0.0
         self.mirror: CachedMirror
 
     def __len__(self) -> int:
@@ -315,20 +346,39 @@ class Lookups:
             if time.monotonic() < until_s:
                 return
             del kind.unknown[key]
-        if len(key) > _KEY_CHARS_MAX or self.mirror.has(key):
-            return  # a queue that is being made or deleted is none
-        task = kind.asked.get(key)
-        if task is None:
-            if len(kind.asked) >= self._lookups_max:
-                raise Overloaded("Too much that is unknown is asked for at once.")
-            task = kind.asked[key] = asyncio.get_running_loop().create_task(self._ask(key))
-            task.add_done_callback(lambda done: self._on_asked(key, done))
-        asked = task
+        if len(key) > _KEY_CHARS_MAX or key in looked_up.get() or self.mirror.has(key):
+            return
+        task = self._look_up(kind, key)
 
         def when_known(resume: Callable[[NotNow | None], None]) -> None:
-            asked.add_done_callback(lambda done: resume(_failure_of(done)))
+            def on_done(done: asyncio.Task[bool]) -> None:
+                error = _failure_of(done)
+                if error is None and not done.result():
+                    looked_up.set(looked_up.get() | {key})  # of this callback's own context
+                resume(error)
+
+            task.add_done_callback(on_done)
 
         raise NotYetKnown(when_known)
+
+    async def refresh(self, key: str) -> None:
+        """Have memory show a row as it is in the store; as it was known, where that cannot be learned soon."""
+        if time.monotonic() < self._refresh_rests_until_s:
+            return
+        try:
+            await asyncio.shield(self._look_up(self._refreshed, key))
+        except NotNow as error:
+            log.debug("row not refreshed key=%s error=%s", key, error)
+            self._refresh_rests_until_s = time.monotonic() + REFRESH_REST_MS / 1000
+
+    def _look_up(self, kind: _Kind, key: str) -> asyncio.Task[bool]:
+        task = kind.waiting.get(key)
+        if task is None:
+            if len(kind.waiting) + len(kind.asked) >= self._lookups_max:
+                raise Overloaded("Too much that is unknown is asked for at once.")
+            task = kind.waiting[key] = asyncio.get_running_loop().create_task(self._ask_next(kind, key))
+            task.add_done_callback(lambda done: self._on_asked(kind, key, done))
+        return task
 
     def forget_unknown(self, key: str) -> None:
         """It is there now."""
@@ -338,42 +388,56 @@ class Lookups:
 
     async def close(self) -> None:
         """Ask no more."""
-        tasks = [task for kind in self._kinds.values() for task in kind.asked.values()]
+        kinds = [*self._kinds.values(), self._refreshed]
+        tasks = [task for kind in kinds for task in (*kind.waiting.values(), *kind.asked.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, key: str) -> None:
+    async def _ask_next(self, kind: _Kind, key: str) -> bool:
+        """Ask when it is answered what was asked before; tell whether there is such a row."""
+        before = kind.asked.get(key)
+        if before is not None:
+            await asyncio.wait([before])
+        kind.asked[key] = kind.waiting.pop(key)
+        return await self._ask(kind, key)
+
+    async def _ask(self, kind: _Kind, key: str) -> bool:
         deadline_s = time.monotonic() + self._lookup_ms / 1000
         while (left_ms := int((deadline_s - time.monotonic()) * 1000)) > 0:
             found = await self._client.ask(
-                FindRows([key], self.mirror.position),
+                FindRows([key], self.mirror.position, kind.is_stored),
                 FoundRows,
                 key=key,
                 deadline_ms=left_ms,
                 attempt_ms=LOOKUP_ATTEMPT_MS,
             )
             if self.mirror.take_found(found.rows, found.position):
+                if found.age_ms <= self._staleness_ms and key not in {row.key for row in found.rows}:
+                    self.mirror.take_gone(key, found.position)
                 if self.mirror.has(key):
                     self.results["found"] += 1
-                    return
+                    return True
                 if found.age_ms <= self._staleness_ms:
                     self.results["absent"] += 1
-                    self._note_unknown(key)
-                    return
+                    self._note_unknown(kind, key)
+                    return False
                 # The node is cut off from its store: that it does not know something means nothing.
             await asyncio.sleep(0.05)
         raise Unreachable("The metadata nodes are behind, or cut off from their store.")
 
-    def _note_unknown(self, key: str) -> None:
-        unknown = self._kinds[_prefix_of(key)].unknown
-        unknown.pop(key, None)
-        unknown[key] = time.monotonic() + self._unknown_s
-        if len(unknown) > self._unknown_max:
-            del unknown[next(iter(unknown))]
+    def _note_unknown(self, kind: _Kind, key: str) -> None:
+        if not kind.remembers:
+            return
+        kind.unknown.pop(key, None)
+        kind.unknown[key] = time.monotonic() + self._unknown_s
+        if len(kind.unknown) > self._unknown_max:
+            del kind.unknown[next(iter(kind.unknown))]
 
-    def _on_asked(self, key: str, task: asyncio.Task[None]) -> None:
-        self._kinds[_prefix_of(key)].asked.pop(key, None)
+    def _on_asked(self, kind: _Kind, key: str, task: asyncio.Task[bool]) -> None:
+        for tasks in (kind.waiting, kind.asked):
+            if tasks.get(key) is task:
+                del tasks[key]
         if not task.cancelled() and task.exception() is not None:  # those who wait are told
             self.results["failed"] += 1
 
@@ -382,7 +446,7 @@ def _prefix_of(key: str) -> str:
     return key[: key.find("/", 1) + 1]
 
 
-def _failure_of(task: asyncio.Task[None]) -> NotNow | None:
+def _failure_of(task: asyncio.Task[bool]) -> NotNow | None:
     if task.cancelled():
         return NotNow("The server is stopping.")
     error = task.exception()
@@ -454,7 +518,11 @@ class RemoteQueues:
         """A list from a node that has not heard of its store for long would be taken for the truth."""
         age_ms = self._client.age_ms
         if age_ms > self._staleness_ms:
-            raise NotNow(f"No metadata node has been heard of for {age_ms / 1000:.0f} s.")
+            raise NotNow(self._client.why_old)
+
+    async def refresh(self, definition: QueueDefinition) -> None:
+        """Have look-ups find a queue as it is in the store now, or as it is known where that cannot be learned."""
+        await self._lookups.refresh(f"{QUEUES}{definition.account_id}/{definition.name}")
 
     async def change(self, request: QueueChange) -> QueueDefinition:
         """Have a node do what is asked; as `Queues.change`."""
@@ -694,10 +762,13 @@ class RemoteMetadata:
     async def load_queues_file(self, path: Path) -> int:
         """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed."""
         declared = load_declared_queues(path, region=self.region, account_id=self.account_id)
-        for queue in declared:
-            with contextlib.suppress(QueueDoesNotExist):
-                await when_known(lambda name=queue.name: self.queue(self.account_id, name))  # type: ignore[misc]
-        return await apply_declared_queues(self.queues, declared, path=path, account_id=self.account_id)
+        with one_request():
+            for queue in declared:
+                try:
+                    self.find_queue(self.account_id, queue.name)
+                except NotYetKnown as unknown:
+                    await known(unknown)
+            return await apply_declared_queues(self.queues, declared, path=path, account_id=self.account_id)
 
     async def rotate_master_key(self) -> str:
         """Make a new master key, or take the one that was made and copied; wrap everything with it; retire the old.

@@ -14,7 +14,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -208,6 +210,18 @@ class MetadataClient:
             return float("inf")
         return max(0.0, (time.monotonic() - self._confirmed_s) * 1000)
 
+    @property
+    def why_old(self) -> str:
+        """Say, for an operator, why nothing newer is known here."""
+        age_s = self.age_ms / 1000
+        age = "since this front end started" if age_s == float("inf") else f"for {age_s:.0f} s"
+        if self.followed is None:
+            return f"No metadata node has answered {age}."
+        return (
+            f"The metadata nodes answer, but have not heard of their store (etcd) {age}: "
+            "lists of queues have to wait for it."
+        )
+
     async def follow(
         self,
         prefixes: Sequence[str],
@@ -261,29 +275,44 @@ class MetadataClient:
         return random.choice(others) if others else stale
 
 
+looked_up: ContextVar[frozenset[str]] = ContextVar("looked_up", default=frozenset())
+"""The rows that were looked for on behalf of the request in progress, and that there are not: it asks no more."""
+
+
 async def when_known(look_up: Callable[[], T]) -> T:
     """Return what a look-up gives, once what it needs has been asked for; raise why that could not be."""
-    while True:
-        try:
-            return look_up()
-        except NotYetKnown as unknown:
-            await known(unknown)
+    with one_request():
+        while True:
+            try:
+                return look_up()
+            except NotYetKnown as unknown:
+                await known(unknown)
+
+
+@contextmanager
+def one_request() -> Iterator[None]:
+    """Let what is found out of rows that there are not be good for what is done within, and no longer."""
+    before = looked_up.set(frozenset())
+    try:
+        yield
+    finally:
+        looked_up.reset(before)
 
 
 async def known(unknown: NotYetKnown) -> None:
-    """Return when it is known; raise why it could not be asked for."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    """Return when it is known, to whoever asks again in this task too; raise why it could not be asked for."""
+    done: asyncio.Future[frozenset[str]] = asyncio.get_running_loop().create_future()
 
     def resume(error: NotNow | None) -> None:
         if done.done():
             return
         if error is None:
-            done.set_result(None)
+            done.set_result(looked_up.get())
         else:
             done.set_exception(error)
 
     unknown.when_known(resume)
-    await done
+    looked_up.set(await done)
 
 
 def _decode(data: bytes, answer: type[T]) -> T:

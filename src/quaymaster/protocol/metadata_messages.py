@@ -64,10 +64,14 @@ class ListRows(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class FindRows(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """These rows, from the memory of a node that has come at least to a revision."""
+    """These rows, of at least a revision: from the node's memory, from the store those it does not have.
+
+    `is_stored`: all from the store.
+    """
 
     keys: list[str]
     at_least: int = 0
+    is_stored: bool = False
 
 
 class GetRow(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -247,7 +251,8 @@ class RowPage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundRows(msgspec.Struct, frozen=True, array_like=True):
-    """Those of the rows that there are, as of `position`, where the node was `age_ms` ago at the latest."""
+    """Those of the rows that there are, as of `position`: of the store, or (`age_ms` over 0) of the node's memory,
+    which was there `age_ms` ago at the latest."""
 
     rows: list[Row]
     position: int
