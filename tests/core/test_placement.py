@@ -368,6 +368,28 @@ def test_elect_that_got_further_has_more_time(cell: PlannedCell) -> None:
     assert [action.reason for action in of(after.actions, Appoint)] == ["broker a was not activated"]
 
 
+def test_elect_that_gives_a_copy_has_time_while_the_copy_gets_on(cell: PlannedCell) -> None:
+    """Without the member that needs the copy there is no majority for its first batch."""
+    number = journal_led_by(cell, "a")
+    cell.kill("a")
+    for name in "bc":
+        change(cell, number, name, hears_leader=False)
+    (appoint,) = [action for action in of(cell.plan().actions, Appoint) if action.journal == number]
+    cell.carry_out(appoint)
+    leader, other = sorted("bc", key=lambda name: broker_of(appoint.configuration.leader) != name)
+    (member,) = [one for one in appoint.configuration.members if broker_of(one) == other]
+    epoch = cell.configuration(number).epoch
+    change(cell, number, leader, role="activating", epoch=epoch, promised_epoch=epoch)
+    cell.now_ms += 100 * ELECTION_MS
+
+    change(cell, number, leader, copied_bytes={other: 4711}, stuck_ms={member: STUCK_MS - 1})
+    assert on(number, cell.plan().actions) == []
+    change(cell, number, leader, stuck_ms={member: STUCK_MS})
+    (action,) = on(number, cell.plan().actions)
+    assert isinstance(action, Appoint)
+    assert action.reason == f"broker {leader} was not activated"
+
+
 def test_slow_elect_without_alternative_is_only_told_of() -> None:
     cell = running("a", replicas=1)
     cell.carry_out(

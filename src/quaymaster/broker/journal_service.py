@@ -257,7 +257,7 @@ class JournalService:
             is_ready=self.host.stopped is None,
             is_rebuilding=not replica.is_ready,
             is_tainted=self.host.stopped is not None,
-            lag=replicated_log.lag_of() if replica.role == "leading" else {},
+            lag=replicated_log.lag_of() if replica.role in ("activating", "leading") else {},
         )
 
     async def status(self) -> dict[str, Any]:

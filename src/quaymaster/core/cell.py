@@ -20,12 +20,12 @@ BrokerState = Literal["active", "draining", "stopping"]
 class ReplicaSeen(msgspec.Struct, frozen=True):
     """What a broker says of one of its replicas.
 
-    `last_epoch` and `end` are where its log ends. `lag`: of each follower and learner, in records, told by a leader.
-    `is_ready`: it is recovered and takes part. `is_tainted`: its disk failed, and nothing on it counts any more.
-    `is_rebuilding`: its queues are being made anew; it promises and stores, and cannot serve yet.
-    `unheard_ms`: for how long it has told that it hears no leader (a leader: no majority); the manager's own count.
-    `copied_bytes`: how much of a copy each broker has got that copies from here. `stuck_ms`: for how long a follower or
-    learner that is behind has got no more, by what its leader told; the manager's own count as well.
+    `last_epoch` and `end` are where its log ends. `lag`: of each follower and learner, in records, told by a leader,
+    activated or about to be. `is_ready`: it is recovered and takes part. `is_tainted`: its disk failed, and nothing
+    on it counts any more. `is_rebuilding`: its queues are being made anew; it promises and stores, and cannot serve
+    yet. `unheard_ms`: for how long it has told that it hears no leader (a leader: no majority); the manager's own
+    count. `copied_bytes`: how much of a copy each broker has got that copies from here. `stuck_ms`: for how long a
+    follower or learner that is behind has got no more, by what its leader told; the manager's own count as well.
     """
 
     member: str

@@ -259,9 +259,16 @@ class _Planner:
             return f"broker {name} has given it up", False
         if replica.role in ("follower", "preparing") or replica.epoch < configuration.epoch:
             return (f"broker {name} found no majority", True) if age_ms >= election_ms else None
-        if age_ms >= election_ms * ELECTED_PATIENCE:
+        if age_ms >= election_ms * ELECTED_PATIENCE and not self._is_copied_from(replica):
             return f"broker {name} was not activated", True
         return None
+
+    def _is_copied_from(self, replica: ReplicaSeen) -> bool:
+        """Tell whether somebody gets on with a copy from an elect: it may need that one for its majority."""
+        return any(
+            broker_of(member) in replica.copied_bytes and stuck_ms < self._settings.learner_stuck_ms
+            for member, stuck_ms in replica.stuck_ms.items()
+        )
 
     def _is_heard_by_followers(self, number: int, configuration: JournalConfiguration) -> bool:
         """Tell whether a leader that the manager does not hear serves a majority, itself included."""
