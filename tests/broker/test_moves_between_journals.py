@@ -328,15 +328,19 @@ def test_a_queue_that_was_made_anew_under_the_name_gets_the_dead_letters(
     asyncio.run(scenario())
 
 
-def test_a_task_ends_when_its_queue_is_gone_or_nobody_knows_whence_messages_came(tmp_path: Path) -> None:
+def test_a_task_ends_when_its_queue_is_gone_whoever_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with two_journals(tmp_path) as cell:
             await cell.wear_out(JOBS, messages(1, 2))
             await cell.move_all(JOBS, DEAD, 2)
             await cell.tell(SOURCE_JOURNAL, DeleteQueue(JOBS))
             jobs = cell.queues.pop("jobs")
+            monkeypatch.setattr(queue_places, "ABSENT_S", 0.0)
             gone = await cell.redrive()
-            cell.queues["jobs"] = jobs
+            monkeypatch.setattr(queue_places, "ABSENT_S", 600.0)
+            cell.queues["jobs"] = jobs  # as if metadata had not heard of it
             again = await cell.redrive("jobs", JOBS)
 
             assert (gone.status, gone.failure) == ("FAILED", moves.NO_TARGET)

@@ -1,7 +1,7 @@
 """Where queues of other journals are: read from what metadata keeps of them, and remembered by the leader of a journal.
 
-A queue never changes its journal, so what was found stays true until the queue is deleted. Whoever is told that it is
-gone forgets its place, and the next one who asks finds the queue that has its name now, or none.
+A queue never changes its journal, so what was found stays true until the queue is deleted. When its journal says that
+it is gone, there is none for a while; then whoever asks finds the queue that has its name now, or none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quaymaster.core.partition_moves import UNKNOWN, Place, QueuesElsewhere
 from quaymaster.core.queue_definitions import QueueDefinition, parse_queue_arn
 
 ABSENT_S: Final = 5.0
-"""So long a queue that was not found is not looked for again."""
+"""So long a queue that was not found, or has gone, is not looked for again."""
 
 PLACES_MAX: Final = 10_000
 
@@ -52,7 +52,7 @@ class QueuePlaces:
         """A queue is gone."""
         places = self.elsewhere.places
         for arn in [arn for arn, place in places.items() if place is not None and place.queue_id == queue_id]:
-            del places[arn]
+            self._remember(arn, None)
 
     def _remember(self, arn: str, place: Place | None) -> None:
         places = self.elsewhere.places
