@@ -19,7 +19,7 @@ from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_
 from quaymaster.broker.disk import Disk
 from quaymaster.broker.move_calls import MOVE
 from quaymaster.broker.peer_links import REPLICATE
-from quaymaster.broker.record_repair import RECORD
+from quaymaster.broker.record_repair import RECORD, STRETCH
 from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Event, Listing
@@ -484,10 +484,46 @@ def test_nobody_but_a_broker_speaks_for_its_replicas(tmp_path: Path) -> None:
 
 
 DENIED = {
-    "frontend": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
-    "metadata": (REPORT, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
-    "manager": (COMMAND, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
-    "operator": (COMMAND, PREPARE, TRANSFER, DROP, RECORD, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+    "frontend": (
+        REPORT,
+        PREPARE,
+        TRANSFER,
+        DROP,
+        RECORD,
+        STRETCH,
+        FETCH_COPY,
+        COPY_BEGIN,
+        COPY_READ,
+        COPY_END,
+        MOVE,
+    ),
+    "metadata": (
+        REPORT,
+        PREPARE,
+        TRANSFER,
+        DROP,
+        RECORD,
+        STRETCH,
+        FETCH_COPY,
+        COPY_BEGIN,
+        COPY_READ,
+        COPY_END,
+        MOVE,
+    ),
+    "manager": (COMMAND, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+    "operator": (
+        COMMAND,
+        PREPARE,
+        TRANSFER,
+        DROP,
+        RECORD,
+        STRETCH,
+        FETCH_COPY,
+        COPY_BEGIN,
+        COPY_READ,
+        COPY_END,
+        MOVE,
+    ),
     "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP),
 }
 
