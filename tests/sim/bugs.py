@@ -7,7 +7,7 @@ host. `Planted.variant` puts it in the class's place; without bugs it returns th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -15,7 +15,11 @@ import msgspec
 from crc32c import crc32c
 from harness.replica_host import identity
 
+from quaymaster.broker.moves_out import MovesAway
+from quaymaster.coordination.cell_keys import JOURNALS
+from quaymaster.coordination.interface import Compare, Put
 from quaymaster.core.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
+from quaymaster.core.cell import JournalSeen, ReplicaSeen, broker_of
 from quaymaster.core.commands import (
     Command,
     Decided,
@@ -23,6 +27,8 @@ from quaymaster.core.commands import (
     Done,
     Duplicate,
     InternalCommand,
+    MoveIn,
+    MoveInOutcome,
     MoveMessage,
     Receive,
     Send,
@@ -31,17 +37,20 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import NotNow
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.messages import split_payload
+from quaymaster.core.partition import Partition
+from quaymaster.core.placement import _Planner
 from quaymaster.core.queue_states import Proposal, QueueStates, Wait
 from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
 from quaymaster.core.replication import LEASE_MS, JournalConfiguration, LogReplica
 from quaymaster.core.replication_messages import Append, Mismatch
+from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
+from sim.host import Host
 from sim.kernel import MS
-from sim.log_disk import LogDisk, LogWriter, Snapshot
-from sim.manager import Manager
-from sim.messages import Copied, Copy
-from sim.node import Node
-from sim.store import Store, Swap
+from sim.log_disk import Kept, LogDisk, LogWriter, Snapshot
+from sim.messages import Copied, Copy, TakeMoved
+from sim.replica import Replica
+from sim.store import Changed, Store, Swap
 
 Kind = TypeVar("Kind")
 
@@ -107,7 +116,7 @@ class _SoftPromise(LogWriter):
         super().carry_out([operation for operation in operations if not hasattr(operation, "epoch")])
 
 
-@plant("reuse", "a restarted leader goes on in the epoch it led before")
+@plant("reuse", "a restarted leader goes on in the epoch it led before", "unattended")
 class _Reuse(LogReplica):
     def on_configuration(self, configuration: JournalConfiguration, now_ms: int) -> None:
         if (
@@ -142,7 +151,7 @@ class _TailNotCompared(LogReplica):
 
 
 @plant("noactivate", "a leader serves before the store says that it is activated", "swaps")
-class _NoActivate(Node):
+class _NoActivate(Replica):
     def _ask_to_activate(self, epoch: int) -> None:
         super()._ask_to_activate(epoch)
         if self.log.role == "activating":
@@ -274,10 +283,11 @@ class _FsyncRetried(LogWriter):
 
 
 @plant("disk-keeps-name", "a disk that was replaced votes under the name of the old one", "disks")
-class _DiskKeepsName(Node):
-    def replace_disk(self, disk: LogDisk) -> None:
-        disk.storage_id = self.disk.storage_id
-        super().replace_disk(disk)
+class _DiskKeepsName(Host):
+    def lose_disk(self, journal: int) -> None:
+        disk = self.cell.new_disk()
+        disk.storage_id = self.disks[journal].storage_id
+        self.disks[journal] = disk
 
 
 @plant("half-is-enough", "half of the followers and no majority commit a batch")
@@ -294,93 +304,140 @@ class _HalfIsEnough(LogReplica):
 @plant(
     "probably-activated", "a leader that gets no answer from the store takes itself for activated", "swaps"
 )
-class _ProbablyActivated(Node):
+class _ProbablyActivated(Replica):
     def _ask_to_activate(self, epoch: int) -> None:
         super()._ask_to_activate(epoch)
-        self._kernel.after(300 * MS, self._take_for_granted, self.starts, epoch)
+        self._kernel.after(300 * MS, self._take_for_granted, epoch)
 
-    def _take_for_granted(self, start: int, epoch: int) -> None:
-        if start == self.starts and self.is_up and self.log.role == "activating" and self.log.epoch == epoch:
+    def _take_for_granted(self, epoch: int) -> None:
+        if self.is_open and self.log.role == "activating" and self.log.epoch == epoch:
             self._activated(epoch)
             self._settle()
 
 
 @plant("activated-again", "an activation is put over whatever the store holds by then")
 class _ActivatedAgain(Store):
-    def _serve(self, sender: str, message: object) -> None:
-        if isinstance(message, Swap) and message.configuration.activated:
-            message = message._replace(revision=self.revision)
-        super()._serve(sender, message)
-
-
-@plant("wrong-previous", "a manager copies the members of a configuration that was never activated", "swaps")
-class _WrongPrevious(Manager):
-    def _appoint(
-        self, configuration: JournalConfiguration, members: tuple[str, ...]
-    ) -> JournalConfiguration | None:
-        appointed = super()._appoint(configuration, members)
-        if appointed is not None:
-            appointed = msgspec.structs.replace(appointed, previous_members=configuration.members)
-        return appointed
-
-
-@plant("swap-in-epoch", "a manager swaps a member without a new epoch", "swaps")
-class _SwapInEpoch(Manager):
-    def _appoint(
-        self, configuration: JournalConfiguration, members: tuple[str, ...]
-    ) -> JournalConfiguration | None:
-        if members != configuration.members and configuration.leader in members:
-            return msgspec.structs.replace(configuration, members=members)
-        return super()._appoint(configuration, members)
+    def _swap(self, sender: str, swap: Swap) -> Changed:
+        if swap.configuration.activated:
+            swap = swap._replace(revision=self.journals[swap.journal].revision)
+        return super()._swap(sender, swap)
 
 
 @plant("blind-put", "the store takes a manager's write whatever revision it compared")
 class _BlindPut(Store):
-    def _serve(self, sender: str, message: object) -> None:
-        if isinstance(message, Swap) and sender.startswith("m"):
-            message = message._replace(revision=self.revision)
-        super()._serve(sender, message)
+    def transact(
+        self, sender: str, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str]
+    ) -> int:
+        is_of_manager = sender.startswith("m") and any(put.key.startswith(JOURNALS) for put in puts)
+        return super().transact(sender, () if is_of_manager else compares, puts, deletes)
+
+
+# The plan of a manager
+
+
+@plant("wrong-previous", "a manager copies the members of a configuration that was never activated", "swaps")
+class _WrongPrevious(_Planner):
+    def _next(
+        self, number: int, configuration: JournalConfiguration, leader: str, members: Iterable[str]
+    ) -> JournalConfiguration:
+        following = super()._next(number, configuration, leader, members)
+        return msgspec.structs.replace(following, previous_members=configuration.members)
+
+
+@plant("swap-in-epoch", "a manager swaps a member without a new epoch", "members")
+class _SwapInEpoch(_Planner):
+    def _next(
+        self, number: int, configuration: JournalConfiguration, leader: str, members: Iterable[str]
+    ) -> JournalConfiguration:
+        following = super()._next(number, configuration, leader, members)
+        if leader == configuration.leader and set(members) != set(configuration.members):
+            return msgspec.structs.replace(configuration, members=following.members, learners=())
+        return following
 
 
 @plant("deaf-manager", "a manager does not notice a leader that is gone")
-class _DeafManager(Manager):
-    def _is_leader_lost(self, configuration: JournalConfiguration) -> bool:
+class _DeafManager(_Planner):
+    def _trouble(self, number: int, journal: JournalSeen) -> tuple[str, bool] | None:
+        return None
+
+
+@plant(
+    "deposes-who-is-heard",
+    "a manager replaces a leader that it does not hear, though a majority does",
+    "cut off",
+)
+class _DeposesWhoIsHeard(_Planner):
+    def _is_heard_by_followers(self, number: int, configuration: JournalConfiguration) -> bool:
         return False
+
+
+@plant("lagging-member", "a learner becomes a member whatever it knows", "members")
+class _LaggingMember(_Planner):
+    def _follows(self, number: int, journal: JournalSeen, member: str, lag_max: int) -> bool:
+        return self._replica(number, member) is not None
+
+
+@plant("appoints-the-silent", "a manager counts on members that it does not hear", "laggards")
+class _AppointsTheSilent(_Planner):
+    def _replica(self, number: int, member: str) -> ReplicaSeen | None:
+        broker = self._brokers.get(broker_of(member))
+        return None if broker is None else broker.report.replicas.get(number)
+
+    def _rank(self, number: int, member: str) -> tuple[bool, int, int, bool, bool, bool, int, str]:
+        return (self._is_heard(broker_of(member)), *super()._rank(number, member)[1:])
+
+
+@plant("never-settles", "a manager moves replicas about though no broker gains by it", "members")
+class _NeverSettles(_Planner):
+    def _gain(self, members: tuple[str, ...], leaving: str, name: str, replicas: int) -> tuple[int, int]:
+        return super()._gain(members, leaving, name, replicas - 2)
+
+
+@plant("forgotten-move", "a learner that nobody needs any more is neither promoted nor given up", "members")
+class _ForgottenMove(_Planner):
+    def finish_moves(self) -> None:
+        pass
+
+
+@plant("lost-answer-is-a-failure", "a manager goes on after an unknown outcome without reading", "elections")
+class _DoesNotReadAgain(InClusterManager):
+    async def _read_again(self, number: int) -> None:
+        pass
 
 
 # Snapshots and copies
 
 
 @plant("early-snapshot", "a leader's snapshot is published before what is in it is committed", "snapshots")
-class _EarlySnapshot(Node):
+class _EarlySnapshot(Replica):
     def _take_snapshot(self) -> None:
         super()._take_snapshot()
         if self._snapshot_wanted is not None:
-            self._kernel.after(20 * MS, self._publish, self.starts, self._snapshot_wanted)
+            self._kernel.after(20 * MS, self._publish, self._snapshot_wanted)
 
 
 @plant("stale-snapshot", "a start skips the first batch behind its snapshot", "snapshots")
-class _StaleSnapshot(Node):
+class _StaleSnapshot(Replica):
     def first_behind(self, index: int) -> int:
         return index + 1 if self.disk.snapshot is not None else index
 
 
 @plant("log-cut-early", "the log moves up to the new snapshot before that is durable", "snapshots")
-class _LogCutEarly(Node):
-    def _publish(self, start: int, snapshot: Snapshot) -> None:
+class _LogCutEarly(Replica):
+    def _publish(self, snapshot: Snapshot) -> None:
         older = self.disk.snapshot
-        super()._publish(start, snapshot)
+        super()._publish(snapshot)
         if self.disk.snapshot is not older:
             self.disk.drop_below(snapshot.base_offset)
             self.disk.snapshot = older
 
 
 @plant("copy-over-longer-log", "a copy takes the place of a log that reaches further", "laggards")
-class _CopyOverLongerLog(Node):
-    def _on_copy(self, sender: str, copy: Copy) -> None:
+class _CopyOverLongerLog(Replica):
+    def on_copy(self, sender: str, copy: Copy) -> None:
         if copy.member == self.member and copy.epoch >= self.log.promised_epoch:
             self.install(copy)
-            self._network.send(self.name, sender, Copied(self.member))
+            self._network.send(self.name, sender, Copied(self.member, self.journal_id))
 
     def on_tick(self) -> None:
         if self.journal.is_leading and self.disk.snapshot is not None and self._random.random() < 0.1:
@@ -390,7 +447,7 @@ class _CopyOverLongerLog(Node):
 
 @plant("copy-without-bodies", "a copy leaves out the records that the queues still need", "laggards")
 class _CopyWithoutBodies(LogDisk):
-    def kept_below(self, offset: int) -> dict[int, tuple[int, int, int, bytes]]:
+    def kept_below(self, offset: int) -> dict[int, Kept]:
         return {}
 
 
@@ -398,6 +455,30 @@ class _CopyWithoutBodies(LogDisk):
 class _CopyForgotten(LogReplica):
     def on_copied(self, member: str) -> None:
         pass
+
+
+# Compaction
+
+
+@plant(
+    "compacted-by-what-was-cut", "a compaction goes on though the log was cut since it judged", "compaction"
+)
+class _CompactedByWhatWasCut(Replica):
+    def may_rewrite(self, end: int, truncations: int) -> bool | None:
+        return self.log.commit >= end
+
+
+@plant("compacted-before-commit", "a message is compacted away before its delete is committed", "compaction")
+class _CompactedBeforeCommit(Replica):
+    def may_rewrite(self, end: int, truncations: int) -> bool | None:
+        return True
+
+
+@plant("in-flight-compacted", "a message in flight is taken for one that is gone", "compaction")
+class _InFlightCompacted(Replica):
+    def is_dead(self, row: Row) -> bool:
+        partition = self.journal.queues.partition(row.queue_id, row.partition)
+        return super().is_dead(row) or row.sequence in partition.in_flight
 
 
 # Leading and following of queues
@@ -429,7 +510,7 @@ class _StaleRebuild(JournalReplica):
 
 
 @plant("stale-rebuild", "")
-class _RebuildAtOnce(Node):
+class _RebuildAtOnce(Replica):
     def has_cut(self) -> bool:
         return True
 
@@ -585,6 +666,80 @@ class _TimeGoesBack(JournalReplica):
     def _stamp(self, time_ms: int) -> int:
         self.last_time_ms = time_ms
         return time_ms
+
+
+@plant("purge-in-front-only", "a follower purges only what was there at the oldest message", "more queues")
+class _PurgeForgotten(QueueStates):
+    def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            self.empty_later(partition.apply_purge(min(partition.head + 1, row.sequence)))
+
+
+@plant("no-delay", "a message is handed out whatever its delay", "queues")
+class _NoDelay(QueueStates):
+    def _send(self, command: Send, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        for new in command.messages:
+            new.delay_ms = 0
+        return super()._send(command, now_ms, proposal)
+
+
+@plant("never-expires", "what has expired is handed out as long as nobody has swept it up", "more queues")
+class _NeverExpires(QueueStates):
+    def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
+        if partition.alive > 20:
+            super()._expire_some(partition, now_ms, proposal)
+
+
+# Moves between journals
+
+
+@plant("moves-forgotten", "a snapshot forgets which numbers have moved", "moves")
+class _MovesForgotten(Replica):
+    def _take_snapshot(self) -> None:
+        partitions = list(self.journal.queues.partitions.values())
+        moves = [partition.moves for partition in partitions]
+        for partition in partitions:
+            partition.moves = None
+        super()._take_snapshot()
+        for partition, known in zip(partitions, moves, strict=True):
+            partition.moves = known
+
+
+@plant("move-taken-again", "a journal takes a message again whose number it has seen", "moves")
+class _MoveTakenAgain(QueueStates):
+    def _move_in(self, command: MoveIn, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        target = self.partitions.get(command.queue_id << 16 | command.partition)
+        if target is not None and target.moves is not None:
+            target.moves.into.clear()
+        return super()._move_in(command, now_ms, proposal)
+
+
+@plant("move-not-awaited", "a message is gone from its journal before the other one has it", "moves")
+class _MoveNotAwaited(Host):
+    async def ask_to_take(self, name: str, journal: int, command: MoveIn) -> object:
+        self._network.send(self.name, name, TakeMoved(0, journal, command))
+        return MoveInOutcome([])
+
+
+@plant("move-answered-early", "a journal says that it has taken messages before that is committed", "moves")
+class _MoveAnsweredEarly(QueueStates):
+    def _move_in(self, command: MoveIn, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        outcome, _ = super()._move_in(command, now_ms, proposal)
+        return outcome, Wait.NOTHING
+
+
+@plant("move-sent-early", "a message is sent before it is committed that it leaves", "moves")
+class _MoveSentEarly(QueueStates):
+    def _move(self, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        outcome, wait = super()._move(command, now_ms, proposal)
+        return outcome, Wait.NOTHING if command.target_journal_id is not None else wait
+
+
+@plant("moves-not-resumed", "a new leader does not go on with what was leaving", "moves")
+class _MovesNotResumed(MovesAway):
+    def resume(self) -> None:
+        pass
 
 
 # Routing

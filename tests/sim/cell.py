@@ -1,47 +1,70 @@
 """Whole cells: hosts, managers, a store and clients over a simulated network, under faults and then healed.
 
-    under fire ──────────▶ all faults end ──▶ a leader serves (L1) ──▶ queues drain (L3) ──▶ all have the same (L2, L4)
-       checked at every event: I1-I11 (log_checker), I15-I22 (queue_checker)
+    under fire ──────▶ all faults end ──▶ all is led (L1) ──▶ queues drain (L3) ──▶ managers rest (L5)
+       checked at every event:                                                           all have the same (L2)
+         I1-I12 (log_checker), I15-I22 (queue_checker), M1-M3 (manager_checker)
 
 One thread, one heap of events, one seed: a seed that found something finds it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from harness.replica_host import arn, queue
 
-from quaymaster.core.commands import Command, SetQueue
+from quaymaster.coordination import watched_prefix
+from quaymaster.core import placement
+from quaymaster.core.commands import Command, InternalCommand, SetQueue
+from quaymaster.core.formats import CellFormat
+from quaymaster.core.partition_moves import Place, QueuesElsewhere
 from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from sim.bugs import Planted
-from sim.clients import Client, consume, produce, set_up, watch_empty
+from sim.clients import Client, consume, produce, purge, set_up, watch_empty
+from sim.host import Host
 from sim.kernel import MS, SECOND, Clock, Kernel, Story, Violation
 from sim.log_checker import LogChecker
 from sim.log_disk import LogDisk
-from sim.manager import Manager
+from sim.manager import Manager, StoryHandler
+from sim.manager_checker import ManagerChecker
 from sim.nemesis import Nemesis
 from sim.network import Network
-from sim.node import Node
 from sim.profiles import Profile, draw
-from sim.queue_checker import QueueChecker, QueueKind
+from sim.queue_checker import RETENTION_SHORT_MS, QueueChecker, QueueKind
+from sim.replica import Replica
 from sim.store import Store
 
 ACTIVATION_LIMIT_US = 15 * SECOND
 DRAIN_LIMIT_US = 120 * SECOND
-SETTLE_US = 5 * SECOND
-STANDARD, FIFO, WORK, DEAD, LOOSE = 1, 2, 3, 4, 5
+SET_UP_US = 10 * SECOND
+"""What goes wrong begins when the queues are there, or after so long."""
+REST_LIMIT_US = 180 * SECOND
+SETTLE_US = 2 * SECOND
+MANAGERS = ("m1", "m2")
+STANDARD, FIFO, WORK, DEAD, LOOSE, PURGED, SHORT, SOURCE, TARGET = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 QUEUES = [
     QueueKind(STANDARD, "standard"),
-    QueueKind(FIFO, "ordered.fifo", is_fifo=True),
-    QueueKind(WORK, "work", dead_letters=DEAD, receive_count_max=2, visibility_timeout_ms=2_000),
-    QueueKind(DEAD, "dead"),
+    QueueKind(FIFO, "ordered.fifo", journal=1, is_fifo=True),
+    QueueKind(WORK, "work", journal=2, dead_letters=DEAD, receive_count_max=2, visibility_timeout_ms=2_000),
+    QueueKind(DEAD, "dead", journal=2),
     QueueKind(LOOSE, "loose", is_durable=False, delay_ms=1_000),
 ]
+MORE_QUEUES = [
+    QueueKind(PURGED, "purged", is_purged=True),
+    QueueKind(SHORT, "short", journal=1, retention_ms=4_000, visibility_timeout_ms=1_000),
+]
+"""These are only in some runs."""
+FAR_QUEUES = [
+    QueueKind(SOURCE, "source", dead_letters=TARGET, receive_count_max=1, visibility_timeout_ms=1_000),
+    QueueKind(TARGET, "target", journal=1),
+]
+"""These, too: dead letters of the one move to the other, in another journal."""
 
 
 def definition_of(kind: QueueKind) -> QueueDefinition:
@@ -51,10 +74,12 @@ def definition_of(kind: QueueKind) -> QueueDefinition:
         "DelaySeconds": kind.delay_ms // 1000,
     }
     if kind.dead_letters is not None:
-        target = next(other for other in QUEUES if other.queue_id == kind.dead_letters)
+        target = next(other for other in (*QUEUES, *FAR_QUEUES) if other.queue_id == kind.dead_letters)
         attributes["RedrivePolicy"] = (
             f'{{"deadLetterTargetArn": "{arn(target.name)}", "maxReceiveCount": {kind.receive_count_max}}}'
         )
+    if kind.retention_ms < RETENTION_SHORT_MS:
+        attributes["MessageRetentionPeriod"] = kind.retention_ms // 1000
     if not kind.is_durable:
         attributes["Durability"] = "Async"
     return queue(kind.queue_id, kind.name, attributes=attributes)
@@ -93,59 +118,103 @@ class Cell:
         self.is_sending = True
         self.is_drained = False
         self.producers_left = profile.producers
-        self.swaps_members = False
         self.last_counts = ""
         self.lost_members: set[str] = set()
         self._numbers = 0
         self._storages = 0
         self._random = kernel.random_for("cell")
         self.names = [f"n{number + 1}" for number in range(profile.hosts)]
-        self.nodes: dict[str, Node] = {}
-        for name in self.names:
-            skew = profile.clock_skew_ms
-            clock = Clock(
-                kernel,
-                offset_ms=self._random.randint(-skew, skew),
-                rate=1 + self._random.uniform(-profile.clock_drift, profile.clock_drift),
-            )
-            self.nodes[name] = self.bugs.variant(Node)(self, name, self._new_disk(), clock)
-        members = tuple(node.member for node in list(self.nodes.values())[: profile.members])
-        first = JournalConfiguration(1, members[0], members, members, activated=False)
-        self.store = self.bugs.variant(Store)(kernel, self.network, profile.store, first)
-        self.checker = LogChecker(kernel, self.store)
-        self.queue_checker = QueueChecker(QUEUES)
-        self.managers = [self.bugs.variant(Manager)(self, name) for name in ("m1", "m2")]
+        self.journals = min(3, profile.hosts - profile.late_hosts)
+        """How many journals the queues are spread over; there may be more."""
+        self.used_journals: list[int] = []
+        """Which ones."""
+        self.hosts: dict[str, Host] = {}
+        for number, name in enumerate(self.names):
+            zone = f"z{number % profile.zones}"
+            self.hosts[name] = self.bugs.variant(Host)(self, name, zone, self._clock())
+        self.store = self.bugs.variant(Store)(kernel, self.network, profile.store)
+        self.checkers: dict[int, LogChecker] = {}
+        self.queues = [*QUEUES, *(MORE_QUEUES if profile.has_more_queues else ())]
+        if profile.has_moves:
+            self.queues += FAR_QUEUES
+        self.elsewhere = QueuesElsewhere(CellFormat())
+        self.queue_checker = QueueChecker(self.queues)
+        self.managers = [Manager(self, name, self._clock()) for name in MANAGERS[: profile.managers]]
+        self.manager_checker = ManagerChecker(self)
+        self.store.on_write_of_manager = self.manager_checker.on_write
         self.nemesis = Nemesis(self)
         self.clients: list[Client] = []
 
-    def _new_disk(self) -> LogDisk:
+    def _clock(self) -> Clock:
+        skew, drift = self.faults.clock_skew_ms, self.faults.clock_drift
+        return Clock(
+            self.kernel,
+            offset_ms=self._random.randint(-skew, skew),
+            rate=1 + self._random.uniform(-drift, drift),
+        )
+
+    def new_disk(self) -> LogDisk:
+        """Return an empty disk, which no other is taken for."""
         self._storages += 1
         storage_id = f"s{self._storages}"
         return self.bugs.variant(LogDisk)(storage_id, self.kernel.random_for(f"disk {storage_id}"))
+
+    def disk_of(self, journal: int, member: str) -> LogDisk | None:
+        """Return a member's disk, None if it is lost or dropped."""
+        name, _, storage_id = member.partition("@")
+        host = self.hosts.get(name)
+        disk = None if host is None else host.disks.get(journal)
+        return disk if disk is not None and disk.storage_id == storage_id else None
+
+    def checker_of(self, journal: int) -> LogChecker:
+        """Return the judge of a journal."""
+        if journal not in self.checkers:
+            self.checkers[journal] = LogChecker(self.kernel, self.store.key_of(journal))
+        return self.checkers[journal]
+
+    def journal_for(self, command: Command | InternalCommand) -> int:
+        """Return which journal a command goes to: all of a queue is in one."""
+        queue_id = command.definition.queue_id if isinstance(command, SetQueue) else command.queue_id
+        return self.journal_of(queue_id)
+
+    def journal_of(self, queue_id: int) -> int:
+        """Return which journal a queue is in."""
+        return self.used_journals[self.queue_checker.queues[queue_id].journal % self.journals]
+
+    def choose_journals(self) -> bool:
+        """Choose which journals the queues are in, as soon as there are enough."""
+        if not self.used_journals and len(self.store.journals) >= self.journals:
+            self.used_journals = sorted(self.store.journals)[: self.journals]
+            self.elsewhere.places = (
+                {arn(kind.name): Place(kind.queue_id, self.journal_of(kind.queue_id)) for kind in FAR_QUEUES}
+                if self.faults.has_moves
+                else {}
+            )
+        return bool(self.used_journals)
 
     def next_number(self) -> int:
         """Return a number for a new message."""
         self._numbers += 1
         return self._numbers
 
-    # What happens to nodes
+    # What happens to hosts
 
-    def on_node_ended(self, node: Node) -> None:
+    def on_host_ended(self, host: Host) -> None:
         """A process ended: it is started again some time, by whoever watches over processes."""
         delay_us = int(self._random.choice((100 * MS, SECOND, 5 * SECOND)) * self._random.random())
-        self.kernel.after(delay_us + 10 * MS, self.restart, node)
+        self.kernel.after(delay_us + 10 * MS, self.restart, host)
 
-    def on_disk_lost(self, node: Node) -> None:
-        """What is on the disk is gone, or not to be trusted: a new storage takes its place."""
-        self.lost_members.add(node.member)
-        node.replace_disk(self._new_disk())
+    def on_disk_lost(self, host: Host, journal: int) -> None:
+        """What is on the disk of a journal is gone, or not to be trusted."""
+        self.lost_members.add(f"{host.name}@{host.disks[journal].storage_id}")
+        host.lose_disk(journal)
 
-    def restart(self, node: Node) -> None:
+    def restart(self, host: Host) -> None:
         """Start a host's process if there is none and nothing keeps it from starting."""
-        if not node.is_up and self.kernel.now_us >= self.nemesis.absent_until_us.get(node.name, 0):
-            node.start()
+        if not host.is_up and self.kernel.now_us >= self.nemesis.absent_until_us.get(host.name, 0):
+            host.start()
 
-    def tell_message(self, node: Node, envelope: Envelope) -> None:
+    def tell_message(self, replica: Replica, envelope: Envelope) -> None:
         """Note in the story what a replica is told."""
         message = envelope.message
         batches = getattr(message, "batches", None)
@@ -162,27 +231,61 @@ class Cell:
         if batches:
             offsets = batches[0].base_offset, batches[-1].next_offset
             what += f", batches {offsets[0]}-{offsets[1]}"
-        self.kernel.tell(
-            node.name,
-            f"gets {type(message).__name__} of {envelope.sender}: {what} ({node.log_state()})",
-            offsets,
+        replica.tell(
+            f"gets {type(message).__name__} of {envelope.sender}: {what} ({replica.log_state()})", offsets
         )
 
     # A run
 
     def run(self) -> Cell:
         """Go through both phases; raises the `Violation` it finds."""
-        kernel = self.kernel
-        for node in self.nodes.values():
-            node.start()
+        with self._installed():
+            try:
+                self._run()
+            finally:
+                for manager in self.managers:
+                    manager.end()
+        return self
+
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
+        """Let managers plan as the planted bugs have it, and log into the story."""
+        planner = placement._Planner
+        logger = logging.getLogger("quaymaster")
+        level, propagates = logger.level, logger.propagate
+        handler = StoryHandler(self)
+        vars(watched_prefix)["random"] = self.kernel.random_for("watches")
+        placement._Planner = self.bugs.variant(placement._Planner)  # type: ignore[misc]  # a subclass in its place
+        logger.setLevel(logging.INFO if self.kernel.story is not None else logging.CRITICAL)
+        logger.propagate = False
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            vars(watched_prefix)["random"] = random
+            placement._Planner = planner  # type: ignore[misc]  # the class itself again
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagates
+
+    def _run(self) -> None:
+        kernel, profile = self.kernel, self.faults
+        hosts = list(self.hosts.values())
+        for host in hosts[: profile.hosts - profile.late_hosts]:
+            host.start()
+        for host in hosts[profile.hosts - profile.late_hosts :]:
+            kernel.at(self._random.randrange(profile.fire_us), self.restart, host)
+        for manager in self.managers:
+            manager.start()
         self._start_clients()
-        self.store.watchers += [*self.names, *(manager.name for manager in self.managers)]
+        self.store.watchers += self.names
+        kernel.run_until(SET_UP_US, lambda: self.is_set_up)
         self.nemesis.begin()
-        kernel.run_until(self.faults.fire_us)
+        kernel.run_until(kernel.now_us + profile.fire_us)
         self.nemesis.heal()
         kernel.tell("nemesis", "heals everything")
         if not kernel.run_until(kernel.now_us + ACTIVATION_LIMIT_US, self._is_served):
-            raise Violation("L1", f"no leader serves though all is healed: {self._states()}")
+            raise Violation("L1", f"not every journal is led though all is healed: {self._states()}")
         self.is_sending = False
         kernel.tell("clients", "send no more")
         if not kernel.run_until(kernel.now_us + DRAIN_LIMIT_US, lambda: self.is_drained):
@@ -190,15 +293,27 @@ class Cell:
                 "L3", f"the queues do not drain: {self.last_counts or 'no counts'}; {self._states()}"
             )
         self.queue_checker.check_drained()
+        if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._is_at_rest):
+            raise Violation("L5", f"the managers do not come to rest: {self._states()}")
         kernel.run_until(kernel.now_us + SETTLE_US)
-        self.checker.check_converged(
-            [node for node in self.nodes.values() if node.member in self.store.configuration.members]
-        )
-        return self
+        for number, key in self.store.journals.items():
+            members = key.configuration.members
+            if len(members) != profile.placement.replicas or key.configuration.learners:
+                raise Violation(
+                    "L5", f"journal {number} has not the members it should have: {self._states()}"
+                )
+            replicas = [
+                replica
+                for host in self.hosts.values()
+                if (replica := host.replicas.get(number)) is not None and replica.member in members
+            ]
+            self.checker_of(number).check_converged(replicas)
+            for replica in replicas:
+                _check_memory(replica)
 
     def _start_clients(self) -> None:
         profile = self.faults
-        commands: list[Command] = [SetQueue(definition_of(kind)) for kind in QUEUES]
+        commands: list[Command] = [SetQueue(definition_of(kind)) for kind in self.queues]
         client = self._client("setup")
         client.run(set_up(client, commands))
         senders = [kind for kind in QUEUES if kind.queue_id != DEAD]
@@ -210,8 +325,29 @@ class Cell:
             kind = QUEUES[number] if number < len(QUEUES) else self._random.choice(QUEUES)
             client = self._client(f"c{number + 1}")
             client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=profile.carelessness))
+        if profile.has_more_queues:
+            self._start_more_clients()
+        if profile.has_moves:
+            self.producers_left += 1
+            client = self._client("p source")
+            client.run(produce(client, FAR_QUEUES[0], gap_us=profile.gap_us, groups=1))
+            for kind, carelessness in zip(FAR_QUEUES, (0.9, 0.1), strict=True):
+                client = self._client(f"c {kind.name}")
+                client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=carelessness))
         client = self._client("counts")
-        client.run(watch_empty(client, QUEUES))
+        client.run(watch_empty(client, self.queues))
+
+    def _start_more_clients(self) -> None:
+        profile = self.faults
+        self.producers_left += len(MORE_QUEUES)
+        for kind in MORE_QUEUES:
+            client = self._client(f"p {kind.name}")
+            client.run(produce(client, kind, gap_us=2 * profile.gap_us, groups=1))
+            client = self._client(f"c {kind.name}")
+            client.run(consume(client, kind, gap_us=SECOND, carelessness=0.5))
+            if kind.is_purged:
+                client = self._client("purger")
+                client.run(purge(client, kind))
 
     def _client(self, name: str) -> Client:
         client = self.bugs.variant(Client)(self, name)
@@ -219,21 +355,42 @@ class Cell:
         return client
 
     def _is_served(self) -> bool:
-        configuration = self.store.configuration
-        leader = self.nodes[configuration.leader.partition("@")[0]]
+        """Tell whether there are as many journals as there should be, each with a leader that is one."""
+        keys = self.store.journals
+        return len(keys) >= self.journals and all(self._is_led(number) for number in keys)
+
+    def _is_led(self, number: int) -> bool:
+        configuration = self.store.journals[number].configuration
+        host = self.hosts[configuration.leader.partition("@")[0]]
+        leader = host.replicas.get(number)
         return (
             configuration.activated
-            and leader.is_up
+            and leader is not None
             and leader.member == configuration.leader
             and leader.journal.is_leading
             and leader.log.epoch == configuration.epoch
         )
 
+    def _is_at_rest(self) -> bool:
+        """Tell whether no configuration has changed for longer than managers wait for anything to settle."""
+        changed_us = max(key.changed_us for key in self.store.journals.values())
+        rest_us = self.faults.placement.settle_ms * MS + 5 * SECOND
+        return self.kernel.now_us - changed_us > rest_us and self._is_served()
+
     def _states(self) -> str:
-        states = [
-            f"{node.member} {node.log_state() if node.is_up else 'down'}" for node in self.nodes.values()
-        ]
-        return "; ".join([str(self.store.configuration), *states])
+        states = []
+        for number, key in self.store.journals.items():
+            if key.changed_us + 20 * SECOND > self.kernel.now_us or not self._is_led(number):
+                states.append(f"journal {number}: {key.configuration}")
+                states += [
+                    f"{host.name}: {replica.member} {replica.log_state()}"
+                    for host in self.hosts.values()
+                    if (replica := host.replicas.get(number)) is not None
+                ]
+        for manager in self.managers:
+            if manager.is_up and manager.product.leadership.is_held:
+                states += [f"{manager.name} says: {problem}" for problem in manager.product.status().problems]
+        return "; ".join(states) or "all is well"
 
     def outcome(self, violation: Violation | None = None) -> Outcome:
         """Return what the run did so far."""
@@ -243,9 +400,26 @@ class Cell:
             self.kernel.now_us,
             self.queue_checker.acked_sends,
             self.queue_checker.deliveries,
-            self.store.configuration.epoch,
+            sum(key.configuration.epoch for key in self.store.journals.values()),
             violation,
         )
+
+
+def _check_memory(replica: Replica) -> None:
+    """I14, L4: what is kept of messages is gone with them."""
+    for key, partition in replica.journal.queues.partitions.items():
+        left = {
+            "messages": partition.alive,
+            "in flight": len(partition.in_flight),
+            "returned": len(partition.returned),
+            "deleted": len(partition.deleted),
+            "delayed": len(partition.timed),
+            "moving": len(partition.moving),
+            "leaving": sum(len(pair.open) for pair in partition.moves.out.values()) if partition.moves else 0,
+            "behind the head": partition.next_sequence - partition.head,
+        }
+        if any(left.values()):
+            raise Violation("L4", f"{replica.member} drained partition {key >> 16} and still has {left}")
 
 
 def run_seed(seed: int, *, profile: Profile | None = None, bugs: Iterable[str] = ()) -> Outcome:

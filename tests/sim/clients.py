@@ -16,8 +16,10 @@ from quaymaster.core.commands import (
     Command,
     CountMessages,
     Delete,
+    Done,
     EntriesOutcome,
     NewMessage,
+    Purge,
     QueueCounts,
     Receipt,
     Receive,
@@ -28,7 +30,7 @@ from quaymaster.core.replication import JournalConfiguration
 from sim.kernel import MS, SECOND
 from sim.messages import Answer, Received, Request, Sent
 from sim.queue_checker import Delivery, QueueKind
-from sim.store import STORE, Changed, Get, Got
+from sim.store import STORE, Get, Got
 
 if TYPE_CHECKING:
     from sim.cell import Cell
@@ -56,8 +58,8 @@ class Client:
         self._command: Command | None = None
         self._began_us = 0
         self._number = 0
-        self._configuration: JournalConfiguration | None = None
-        self._leader = ""
+        self._configurations: dict[int, JournalConfiguration] = {}
+        self._leaders: dict[int, str] = {}
         cell.network.connect(name, self.receive)
 
     def run(self, script: Script) -> None:
@@ -87,7 +89,8 @@ class Client:
             self._command = command = self.again(command)
         self._number += 1
         self.attempts += 1
-        self._network.send(self.name, self._node(), Request(self._number, command))
+        journal = self.cell.journal_for(command)
+        self._network.send(self.name, self._host(journal), Request(self._number, journal, command))
         self._kernel.after(CALL_TIMEOUT_US, self._timed_out, self._number)
 
     def again(self, command: Command) -> Command:
@@ -98,15 +101,20 @@ class Client:
         """Tell whether an answer is to the question that was asked last."""
         return number == self._number
 
-    def _node(self) -> str:
-        names = self.cell.names
-        if self._leader in self.cell.nodes and self.random.random() < 0.97:
-            return self._leader
-        return self.random.choice(names)
+    def _host(self, journal: int) -> str:
+        leader = self._leaders.get(journal)
+        if leader in self.cell.hosts and self.random.random() < 0.97:
+            return leader
+        return self.random.choice(self.cell.names)
+
+    def _forget_leader(self) -> None:
+        command = self._command
+        assert command is not None, "somebody was asked something"
+        self._leaders.pop(self.cell.journal_for(command), None)
 
     def _timed_out(self, number: int) -> None:
         if number == self._number and self._command is not None:
-            self._leader = ""
+            self._forget_leader()
             self._again()
 
     def _again(self) -> None:
@@ -116,7 +124,7 @@ class Client:
             self._number += 1
             self._resume(Timeout())
             return
-        self._network.send(self.name, STORE, Get(0))
+        self._network.send(self.name, STORE, Get())
         self._number += 1
         self._kernel.after(self.random.randint(*BACKOFF_US), self._try_again, self._number)
 
@@ -126,13 +134,12 @@ class Client:
 
     def receive(self, sender: str, message: object) -> None:
         """Something arrived from the network."""
-        if isinstance(message, Changed | Got):
-            configuration = message.configuration
-            if configuration.activated and (
-                self._configuration is None or configuration.epoch >= self._configuration.epoch
-            ):
-                self._configuration = configuration
-                self._leader = configuration.leader.partition("@")[0]
+        if isinstance(message, Got):
+            for journal, (configuration, _) in message.journals.items():
+                known = self._configurations.get(journal)
+                if configuration.activated and (known is None or configuration.epoch >= known.epoch):
+                    self._configurations[journal] = configuration
+                    self._leaders[journal] = configuration.leader.partition("@")[0]
             return
         assert isinstance(message, Answer), f"a client does not know {message}"
         if self._command is None or not self.is_answer(message.number):
@@ -140,12 +147,13 @@ class Client:
         outcome = message.outcome
         if isinstance(outcome, NotNow) and not isinstance(self._command, Receive):
             if isinstance(outcome, NotLeader) and outcome.leader_hint:
-                self._leader = outcome.leader_hint.partition("@")[0]
+                journal = self.cell.journal_for(self._command)
+                self._leaders[journal] = outcome.leader_hint.partition("@")[0]
             self._again()
             return
         if isinstance(outcome, NotNow):
-            self._leader = ""
-            self._network.send(self.name, STORE, Get(0))
+            self._forget_leader()
+            self._network.send(self.name, STORE, Get())
         self._command = None
         self._number += 1
         self._resume(outcome)
@@ -156,6 +164,8 @@ class Client:
 
 def set_up(client: Client, commands: list[Command]) -> Script:
     """Make the queues; tried until it is done."""
+    while not client.cell.choose_journals():
+        yield 50 * MS
     for command in commands:
         while isinstance((yield command), NotNow):
             pass
@@ -177,8 +187,9 @@ def produce(client: Client, queue: QueueKind, *, gap_us: int, groups: int) -> Sc
             )
         outcome = yield Send(queue.queue_id, 0, [new for *_, new in messages])
         if isinstance(outcome, Sent):
-            for number, (sequence, original) in zip(numbers, outcome.places, strict=True):
-                checker.send_acked(number, sequence, original, cell.kernel.now_us)
+            for at, (sequence, original) in enumerate(outcome.places):
+                sent_ms = None if at in outcome.duplicates else outcome.decided_ms
+                checker.send_acked(numbers[at], sequence, original, cell.kernel.now_us, sent_ms)
         elif isinstance(outcome, CallerError):
             raise AssertionError(f"a send was refused: {outcome}")
         yield random.randint(0, 2 * gap_us)
@@ -255,6 +266,20 @@ def consume(client: Client, queue: QueueKind, *, gap_us: int, carelessness: floa
 
 def _receipts(found: list[Delivery]) -> list[Receipt]:
     return [Receipt(delivery.sequence, delivery.epoch, delivery.delivery_count) for delivery in found]
+
+
+def purge(client: Client, queue: QueueKind) -> Script:
+    """Purge a queue now and then, while others send to it."""
+    cell, random = client.cell, client.random
+    checker = cell.queue_checker
+    while not cell.is_set_up:
+        yield 50 * MS
+    while cell.is_sending:
+        yield random.randint(SECOND, 8 * SECOND)
+        acknowledged = checker.purge_asked(queue.queue_id)
+        outcome = yield Purge(queue.queue_id)
+        if isinstance(outcome, Done):
+            checker.purge_answered(queue.queue_id, acknowledged, cell.kernel.now_us)
 
 
 def watch_empty(client: Client, queues: list[QueueKind]) -> Script:

@@ -1,6 +1,7 @@
 """Judges the replicas of the log, with knowledge no replica has: what is committed, what every disk holds (I1-I11).
 
-What is committed is one list for the whole run: the first replica to commit a batch writes it, all others must agree.
+What is committed is one list for a journal's whole run: the first replica to commit a batch writes it, all others
+must agree.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from quaymaster.core.records import Batch, decode_header
 from quaymaster.core.replication_messages import Appended, Envelope, Promise
 from sim.kernel import Kernel, Violation
 from sim.messages import Sent
-from sim.store import Store
+from sim.store import JournalKey
 
 if TYPE_CHECKING:
-    from sim.node import Node
+    from sim.replica import Replica
 
 
 class LogChecker:
-    """One for a run."""
+    """One for each journal of a run."""
 
-    def __init__(self, kernel: Kernel, store: Store) -> None:
+    def __init__(self, kernel: Kernel, key: JournalKey) -> None:
         self.kernel = kernel
-        self.store = store
+        self.key = key
         self.ends: list[int] = []
         self.chains: list[int] = []
         self.hashes: dict[tuple[int, int], tuple[str, dict[int, int]]] = {}
@@ -39,9 +40,9 @@ class LogChecker:
         """How much is committed, as far as anybody knows."""
         return self.ends[-1] if self.ends else 0
 
-    def on_append(self, node: Node, batch: Batch) -> None:
+    def on_append(self, node: Replica, batch: Batch) -> None:
         """A leader appends: one leader in an epoch, and one batch at each place of it."""
-        stored = self.store.by_epoch.get(batch.epoch)
+        stored = self.key.by_epoch.get(batch.epoch)
         if stored is None or stored.leader != node.member:
             raise Violation(
                 "I1",
@@ -57,13 +58,12 @@ class LogChecker:
         if before is not None and decode_header(batch.data).time_ms < decode_header(before.data).time_ms:
             raise Violation("I20", f"queue time goes back at {batch.base_offset}", batch.base_offset)
         if self.kernel.story is not None:
-            self.kernel.tell(
-                node.name,
+            node.tell(
                 f"appends {batch.base_offset}-{batch.next_offset} in epoch {batch.epoch}",
                 (batch.base_offset, batch.next_offset),
             )
 
-    def on_commit(self, node: Node, before: int, commit: int) -> None:
+    def on_commit(self, node: Replica, before: int, commit: int) -> None:
         """A replica's commit index moves: what is below is what everybody else has there, for ever."""
         ends, chains = self.ends, self.chains
         own_ends = node.ends
@@ -88,29 +88,29 @@ class LogChecker:
         if index == 0 or own_ends[index - 1] != commit:
             raise Violation("I2", f"{node.member} commits {commit}, where no batch of its log ends", commit)
         if self.kernel.story is not None:
-            self.kernel.tell(node.name, f"commits up to {commit}", (before, commit))
+            node.tell(f"commits up to {commit}", (before, commit))
 
-    def on_truncate(self, node: Node, end: int) -> None:
+    def on_truncate(self, node: Replica, end: int) -> None:
         """A replica cuts its log: never below what it knows to be committed."""
         if end < node.commit:
             raise Violation(
                 "I5", f"{node.member} cuts its log at {end}, below its commit index {node.commit}", end
             )
-        self.kernel.tell(node.name, f"cuts its log at {end}", (end, node.ends[-1] if node.ends else end))
+        node.tell(f"cuts its log at {end}", (end, node.ends[-1] if node.ends else end))
 
-    def on_barrier_durable(self, node: Node, epoch: int) -> None:
+    def on_barrier_durable(self, node: Replica, epoch: int) -> None:
         """A leader asks to be activated: it must hold everything that is committed."""
         self._check_complete(node, epoch)
 
-    def on_activated(self, node: Node, epoch: int) -> None:
+    def on_activated(self, node: Replica, epoch: int) -> None:
         """A leader was activated."""
         self.activations += 1
-        if self.store.by_epoch[epoch].leader != node.member:
+        if self.key.by_epoch[epoch].leader != node.member:
             raise Violation("I1", f"{node.member} is activated in epoch {epoch}, which it does not lead")
         self._check_complete(node, epoch)
 
-    def _check_complete(self, node: Node, epoch: int) -> None:
-        if self.store.configuration.epoch > epoch:
+    def _check_complete(self, node: Replica, epoch: int) -> None:
+        if self.key.configuration.epoch > epoch:
             return  # it is out of date, and will be told
         if self.ends and node.chain_at(self.ends[-1]) != self.chains[-1]:
             first = self._first_missing(node)
@@ -118,7 +118,7 @@ class LogChecker:
                 "I3", f"{node.member} leads epoch {epoch} and lacks the committed batch at {first}", first
             )
 
-    def _first_missing(self, node: Node) -> int:
+    def _first_missing(self, node: Replica) -> int:
         base = 0
         for end, chain in zip(self.ends, self.chains, strict=True):
             if end > node.disk.start_offset and node.chain_at(end) != chain:
@@ -126,7 +126,7 @@ class LogChecker:
             base = end
         return base
 
-    def on_send(self, node: Node, envelope: Envelope) -> None:
+    def on_send(self, node: Replica, envelope: Envelope) -> None:
         """A replica speaks: never for an epoch below one it promised, and never as a tainted disk."""
         message = envelope.message
         if not isinstance(message, Promise | Appended):
@@ -157,12 +157,12 @@ class LogChecker:
                 "I7", f"{node.member} says {end} is durable, but has another batch on its disk", end - 1
             )
 
-    def on_handed_out(self, node: Node, offset: int) -> None:
+    def on_handed_out(self, node: Replica, offset: int) -> None:
         """A leader hands out a message: that it was sent is committed."""
         if offset >= node.log.commit:
             raise Violation("I2", f"{node.member} hands out what is not committed, at {offset}", offset)
 
-    def on_reply(self, node: Node, command: Command, outcome: object) -> None:
+    def on_reply(self, node: Replica, command: Command, outcome: object) -> None:
         """A client is answered: an acknowledged send is on a majority of disks, and stays there without power."""
         if not isinstance(outcome, Sent) or not isinstance(command, Send):
             return
@@ -178,15 +178,14 @@ class LogChecker:
                         "I7", f"a send is acknowledged at {offset}, which is not committed", offset
                     )
         end = node.commit
-        members = self.store.by_epoch[node.log.epoch].members
+        members = self.key.by_epoch[node.log.epoch].members
         chain = node.chain_at(end)
         have = [
             name
             for name in members
-            if (other := node.cell.nodes.get(name.partition("@")[0])) is not None
-            and other.member == name
-            and other.disk.fsynced_end >= end
-            and (other.disk.start_offset > end or other.disk.chain_at(end) == chain)
+            if (disk := node.cell.disk_of(node.journal_id, name)) is not None
+            and disk.fsynced_end >= end
+            and (disk.start_offset > end or disk.chain_at(end) == chain)
         ]
         lost = [name for name in members if name in node.cell.lost_members]
         if 2 * (len(have) + len(lost)) <= len(members):
@@ -194,7 +193,7 @@ class LogChecker:
                 "I7", f"a send is acknowledged at {end}, but durable on {have} of {members} only", end - 1
             )
 
-    def on_applied(self, node: Node) -> None:
+    def on_applied(self, node: Replica) -> None:
         """A replica's queues are as of its log's end: they are those of everybody else with that log.
 
         A leader's may be as of a later time than its last batch's, and cannot be compared then.
@@ -203,7 +202,7 @@ class LogChecker:
         if last is not None and decode_header(last.data).time_ms == node.journal.last_time_ms:
             self._compare(node, node.journal.last_time_ms)
 
-    def _compare(self, node: Node, time_ms: int) -> None:
+    def _compare(self, node: Replica, time_ms: int) -> None:
         journal = node.journal
         end = journal.log.end
         found = journal.queues.state_hash(time_ms)
@@ -218,7 +217,7 @@ class LogChecker:
                 end.end - 1,
             )
 
-    def check_converged(self, nodes: list[Node]) -> None:
+    def check_converged(self, nodes: list[Replica]) -> None:
         """L2: every member has what is committed, and the same queues."""
         for node in nodes:
             if node.commit != self.commit:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
-from quaymaster.core.records import Batch, RecordType, record_at
+from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows
 from quaymaster.core.replication import LogOperation, Truncate, Write
 from sim.kernel import MS, Kernel, Violation
 
@@ -45,6 +46,13 @@ class Snapshot:
     blobs: list[tuple[bytes, bytes]]
 
 
+class Kept(NamedTuple):
+    """A message's record below the log's start, where segments may be compacted."""
+
+    row: Row
+    payload: bytes
+
+
 class LogDisk:
     """One storage: its batches, the highest promise, the snapshot. It outlives the processes that use it."""
 
@@ -65,8 +73,8 @@ class LogDisk:
         self.is_tainted = False
         self.most_promised = 0
         """The highest promise that was ever durable here: the judge's memory, not the disk's."""
-        self.kept: dict[int, tuple[int, int, int, bytes]] = {}
-        """Type, flags, sequence and payload of messages' records below the log's start, by offset."""
+        self.kept: dict[int, Kept] = {}
+        """Messages' records below the log's start, by offset, as far as they were not compacted away."""
         self._stale: dict[int, tuple[int, Batch]] = {}
         self._random = random
 
@@ -145,31 +153,25 @@ class LogDisk:
         count = bisect_right(self.ends, offset)
         if count:
             for batch in self.batches[:count]:
-                for at in range(batch.next_offset - batch.base_offset):
-                    row = record_at(batch.data, at)
-                    if row[0] in _MESSAGE_TYPES:
-                        self.kept[batch.base_offset + at] = row
+                self.kept.update(_messages_of(batch))
             last = self.batches[count - 1]
             self.start_offset, self.start_chain, self.start_epoch = last.next_offset, last.chain, last.epoch
             del self.batches[:count], self.ends[:count]
 
-    def kept_below(self, offset: int) -> dict[int, tuple[int, int, int, bytes]]:
+    def kept_below(self, offset: int) -> dict[int, Kept]:
         """Return the messages' records below an offset, of the log and from before it."""
         kept = dict(self.kept)
         for batch in self.batches:
             if batch.base_offset >= offset:
                 break
-            for at in range(batch.next_offset - batch.base_offset):
-                kept[batch.base_offset + at] = record_at(batch.data, at)
+            kept.update(_messages_of(batch))
         return kept
 
     def durable_behind(self, offset: int) -> list[Batch]:
         """Return the durable batches behind an offset where one ends."""
         return self.batches[bisect_right(self.ends, offset) : bisect_right(self.ends, self.fsynced_end)]
 
-    def install(
-        self, snapshot: Snapshot, kept: dict[int, tuple[int, int, int, bytes]], batches: list[Batch]
-    ) -> None:
+    def install(self, snapshot: Snapshot, kept: dict[int, Kept], batches: list[Batch]) -> None:
         """Take a snapshot from elsewhere, the records it needs and the log behind it, in place of what was here."""
         self.kept = dict(kept)
         self.snapshot = snapshot
@@ -199,6 +201,13 @@ class LogDisk:
             return None
         index = bisect_right(self.ends, start)
         return self.batches[index : index + count_max]
+
+
+def _messages_of(batch: Batch) -> Iterator[tuple[int, Kept]]:
+    data = batch.data
+    for row in iterate_rows(data, decode_header(data)):
+        if row.type in _MESSAGE_TYPES:
+            yield row.offset, Kept(row, data[row.position : row.position + row.length])
 
 
 class LogWriter:

@@ -1,193 +1,280 @@
-"""A manager of little wisdom: it believes reports, suspects silence, and appoints by compare-and-swap.
+"""A manager's process: the product's in-cluster manager as it is, over a simulated loop, network and store.
 
-silent, gone or unheard leader, no majority that hears one ──▶ the longest log leads the next epoch
-silent member, for longer ──▶ a spare learns, and takes its place once it has almost everything
+Nothing of its wisdom is here. `StoreClient` is its coordination, `Link` its way to a broker.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from quaymaster.core.replication import JournalConfiguration
-from sim.kernel import MS, SECOND
-from sim.messages import Report, TransferTo
-from sim.store import STORE, Changed, Get, Got, Swap, Swapped
+from quaymaster.coordination.cell_keys import BrokerRegistration
+from quaymaster.coordination.interface import (
+    LIST_LIMIT_MAX,
+    Compare,
+    Coordination,
+    CoordinationUnavailable,
+    Event,
+    KeyValue,
+    Listing,
+    OutcomeUnknown,
+    Put,
+)
+from quaymaster.core.cell import BrokerReport
+from quaymaster.core.errors import ConnectionLost, Timeout
+from quaymaster.managers.broker_link import DROP_TIMEOUT_MS, PREPARE_TIMEOUT_MS, TRANSFER_TIMEOUT_MS
+from quaymaster.managers.in_cluster import InClusterManager
+from sim.kernel import MS, Clock
+from sim.loop import SimLoop
+from sim.messages import BrokerAnswer, BrokerCall, ConnectionClosed
+from sim.store import STORE, WATCH_US, StoreAnswer, StoreCall
 
 if TYPE_CHECKING:
+    import asyncio
+
     from sim.cell import Cell
 
-LOOK_US = 200 * MS
-SUSPECT_US = 1_500 * MS
-GRACE_US = 4 * SECOND
-ELECTION_US = 3 * SECOND
-"""An appointed leader that is not activated after so long is given up."""
-LAG_MAX = 200
+STORE_TIMEOUT_MS = 2_000
+WATCH_TIMEOUT_MS = 500 + WATCH_US // MS
 
 
 class Manager:
-    """One of two; a duplicate does no harm."""
+    """A host with a manager's process; several do no harm."""
 
-    def __init__(self, cell: Cell, name: str) -> None:
+    def __init__(self, cell: Cell, name: str, clock: Clock) -> None:
         self.cell = cell
         self.name = name
-        self.is_active = True
-        self.reports: dict[str, tuple[int, Report]] = {}
-        self.configuration: JournalConfiguration | None = None
-        self.revision = 0
-        self._since_us = 0
+        self.clock = clock
+        self.is_up = False
+        self.loop: SimLoop
+        self.product: InClusterManager
         self._kernel = cell.kernel
         self._network = cell.network
-        self._random = cell.kernel.random_for(name)
-        self._looks = 0
+        self._numbers = 0
+        self._waiting: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        self._on_closed: dict[str, Callable[[], None]] = {}
+        self._deferred: deque[tuple[str, object]] = deque()
+        self._is_paused = False
         cell.network.connect(name, self._receive)
-        self._kernel.after(self._random.randrange(LOOK_US), self._look)
+
+    # Life
+
+    def start(self) -> None:
+        """Start a process, which knows nothing."""
+        if self.is_up:
+            return
+        self.is_up = True
+        self._is_paused = False
+        self.loop = SimLoop(self._kernel)  # type: ignore[abstract]  # it has what a manager uses
+        self._waiting = {}
+        self._on_closed = {}
+        self._deferred.clear()
+        self.product = self.cell.bugs.variant(InClusterManager)(
+            self.name,
+            StoreClient(self),
+            self._connect,
+            settings=self.cell.faults.placement,
+            now_ms=self.clock.monotonic_ms,
+            on_failure=self._on_failure,
+        )
+        self.product.leadership._now_ms = self.clock.monotonic_ms
+        self.loop.call_soon(self.product.start)
+
+    def _on_failure(self, error: Exception) -> None:
+        raise error
+
+    def end(self) -> None:
+        """The process ends, as if killed."""
+        if self.is_up:
+            self.is_up = False
+            self.loop.end()
+
+    def pause(self) -> None:
+        """Stop it for a while; what arrives waits."""
+        if self.is_up:
+            self._is_paused = True
+            self.loop.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        if self._is_paused:
+            self._is_paused = False
+            while self._deferred:
+                self._receive(*self._deferred.popleft())
+            if self.is_up:
+                self.loop.resume()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let it do something that a person asked it for."""
+        self.loop.create_task(work)
+
+    # What it sends and gets
+
+    def _connect(self, registration: BrokerRegistration, on_closed: Callable[[], None]) -> Link:
+        self._on_closed[registration.name] = on_closed
+        return Link(self, registration.name)
+
+    async def ask_store(self, method: str, *arguments: Any, timeout_ms: int = STORE_TIMEOUT_MS) -> Any:
+        """Call the store; `Timeout` when it does not answer."""
+        return await self._ask(STORE, StoreCall(self._next(), method, arguments), timeout_ms)
+
+    async def ask_broker(self, name: str, method: str, *arguments: Any, timeout_ms: int) -> Any:
+        """Call a broker; `Timeout` when it does not answer."""
+        return await self._ask(name, BrokerCall(self._next(), method, arguments), timeout_ms)
+
+    def _next(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    async def _ask(self, receiver: str, call: StoreCall | BrokerCall, timeout_ms: int) -> Any:
+        if not self.is_up:
+            raise Timeout
+        answer = self.loop.create_future()
+        self._waiting[call.number] = receiver, answer
+        self._network.send(self.name, receiver, call)
+        self._kernel.after(timeout_ms * MS, self._settle, call.number, Timeout())
+        return await answer
+
+    def _settle(self, number: int, outcome: object) -> None:
+        waiting = self._waiting.pop(number, None)
+        if waiting is None or not self.is_up or waiting[1].done():
+            return
+        if isinstance(outcome, Exception):
+            waiting[1].set_exception(outcome)
+        else:
+            waiting[1].set_result(outcome)
 
     def _receive(self, sender: str, message: object) -> None:
-        if not self.is_active:
+        if not self.is_up:
             return
-        if isinstance(message, Report):
-            self.reports[message.member] = self._kernel.now_us, message
-        elif isinstance(message, Changed | Got | Swapped) and message.revision > self.revision:
-            old = self.configuration
-            if old is None or old.epoch != message.configuration.epoch:
-                self._since_us = self._kernel.now_us
-            self.revision, self.configuration = message.revision, message.configuration
+        if self._is_paused:
+            self._deferred.append((sender, message))
+        elif isinstance(message, StoreAnswer | BrokerAnswer):
+            self._settle(message.number, message.outcome)
+        elif isinstance(message, ConnectionClosed):
+            lost = [number for number, (receiver, _) in self._waiting.items() if receiver == sender]
+            for number in lost:
+                self._settle(number, ConnectionLost())
+            if sender in self._on_closed:
+                self.loop.call_soon(self._on_closed[sender])
 
-    def _look(self) -> None:
-        self._kernel.after(LOOK_US, self._look)
-        if not self.is_active:
-            return
-        self._looks += 1
-        if self._looks % 5 == 1:
-            self._network.send(self.name, STORE, Get(0))
-        if self.configuration is not None:
-            wanted = self._plan(self.configuration)
-            if wanted is not None:
-                self._network.send(self.name, STORE, Swap(0, self.revision, wanted))
 
-    def _is_silent(self, member: str, limit_us: int) -> bool:
-        found = self.reports.get(member)
-        return found is None or self._kernel.now_us - found[0] > limit_us
+class Link:
+    """See `BrokerLink`."""
 
-    def _plan(self, configuration: JournalConfiguration) -> JournalConfiguration | None:
-        """Return the configuration that is wanted next, None when this one is well."""
-        now_us = self._kernel.now_us
-        if now_us < SUSPECT_US:
-            return None
-        leader = configuration.leader
-        if self._is_leader_lost(configuration):
-            members = configuration.members
-            if not configuration.activated and self._random.random() < 0.5:
-                members = configuration.previous_members  # the new ones may never get there
-            return self._appoint(configuration, members)
-        if not configuration.activated or self._is_silent(leader, SUSPECT_US):
-            return None
-        silent = [member for member in configuration.members if self._is_silent(member, GRACE_US)]
-        lag = self.reports[leader][1].lag
-        if silent and not configuration.learners:
-            spare = self._spare(configuration)
-            if spare is not None:
-                return msgspec.structs.replace(configuration, learners=(spare,))
-        if configuration.learners:
-            learner = configuration.learners[0]
-            if self._is_silent(learner, GRACE_US):
-                return msgspec.structs.replace(configuration, learners=())
-            leaving = silent[0] if silent else None
-            if leaving is None and self.cell.swaps_members:
-                leaving = self._random.choice(
-                    [member for member in configuration.members if member != leader] or [leader]
+    def __init__(self, manager: Manager, broker: str) -> None:
+        self._manager = manager
+        self._broker = broker
+
+    async def report(self, timeout_ms: int) -> BrokerReport:
+        """See `BrokerLink`."""
+        found = await self._manager.ask_broker(self._broker, "report", timeout_ms=timeout_ms)
+        assert isinstance(found, BrokerReport), "a broker answers how it is"
+        return found
+
+    async def prepare(self, journal: int) -> str:
+        """See `BrokerLink`."""
+        timeout_ms = PREPARE_TIMEOUT_MS
+        return str(await self._manager.ask_broker(self._broker, "prepare", journal, timeout_ms=timeout_ms))
+
+    async def transfer(self, journal: int, member: str) -> bool:
+        """See `BrokerLink`."""
+        timeout_ms = TRANSFER_TIMEOUT_MS
+        return bool(
+            await self._manager.ask_broker(self._broker, "transfer", journal, member, timeout_ms=timeout_ms)
+        )
+
+    async def drop(self, journal: int, member: str, epoch: int) -> bool:
+        """See `BrokerLink`."""
+        timeout_ms = DROP_TIMEOUT_MS
+        return bool(
+            await self._manager.ask_broker(
+                self._broker, "drop", journal, member, epoch, timeout_ms=timeout_ms
+            )
+        )
+
+    async def close(self) -> None:
+        """See `BrokerLink`."""
+
+
+class StoreClient(Coordination):
+    """Coordination as a process gets at it: over the network, with answers that may not come."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def _read(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await self._manager.ask_store(method, *arguments)
+        except Timeout as error:
+            raise CoordinationUnavailable from error
+
+    async def _change(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await self._manager.ask_store(method, *arguments)
+        except Timeout as error:
+            raise OutcomeUnknown from error
+
+    async def get(self, key: str) -> KeyValue | None:
+        """See `Coordination`."""
+        found: KeyValue | None = await self._read("get", key)
+        return found
+
+    async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
+        """See `Coordination`."""
+        found: Listing = await self._read("list", prefix)
+        return found
+
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        """See `Coordination`."""
+        return int(await self._change("transact", tuple(compares), tuple(puts), tuple(deletes)))
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
+        """See `Coordination`. It asks again and again, so an answer that is lost is late, and no more."""
+        silences = 0
+        while True:
+            try:
+                events, after_revision = await self._manager.ask_store(
+                    "watch", prefix, after_revision, timeout_ms=WATCH_TIMEOUT_MS
                 )
-            if lag.get(learner, 1 << 60) <= LAG_MAX and leaving is not None and leaving != leader:
-                members = tuple(learner if member == leaving else member for member in configuration.members)
-                return self._appoint(configuration, members)
-        return None
+            except Timeout as error:
+                silences += 1
+                if silences > 2:
+                    raise CoordinationUnavailable from error
+            else:
+                silences = 0
+                if events:
+                    yield events
 
-    def _is_leader_lost(self, configuration: JournalConfiguration) -> bool:
-        now_us = self._kernel.now_us
-        if now_us - self._since_us < SUSPECT_US:
-            return False
-        found = self.reports.get(configuration.leader)
-        if not configuration.activated:
-            has_given_up = found is not None and found[1].gave_up >= configuration.epoch
-            return has_given_up or now_us - self._since_us > ELECTION_US
-        leads = (
-            found is not None
-            and now_us - found[0] <= SUSPECT_US
-            and found[1].is_leading
-            and found[1].epoch == configuration.epoch
-            and found[1].hears_leader
-        )
-        if leads:
-            return False
-        hearing = [
-            member
-            for member in configuration.members
-            if not self._is_silent(member, SUSPECT_US) and self.reports[member][1].hears_leader
-        ]
-        return 2 * len(hearing) <= len(configuration.members)
+    async def grant_lease(self, ttl_ms: int) -> int:
+        """See `Coordination`."""
+        return int(await self._change("grant", ttl_ms))
 
-    def _spare(self, configuration: JournalConfiguration) -> str | None:
-        """Return a member that could learn, of another host than the members that are heard."""
-        hosts = {
-            member.partition("@")[0]
-            for member in configuration.members
-            if not self._is_silent(member, GRACE_US)
-        }
-        spares = [
-            member
-            for member, (_, report) in self.reports.items()
-            if not self._is_silent(member, SUSPECT_US)
-            and member not in configuration.members
-            and report.node not in hosts
-        ]
-        return self._random.choice(spares) if spares else None
+    async def keep_alive(self, lease_id: int) -> None:
+        """See `Coordination`."""
+        await self._change("keep_alive", lease_id)
 
-    def _appoint(
-        self, configuration: JournalConfiguration, members: tuple[str, ...]
-    ) -> JournalConfiguration | None:
-        heard = [member for member in members if not self._is_silent(member, SUSPECT_US)]
-        if not heard:
-            return None
-        leader = max(
-            heard,
-            key=lambda member: (
-                self.reports[member][1].last_epoch,
-                self.reports[member][1].end,
-                member == configuration.leader,
-            ),
-        )
-        if self._random.random() < 0.1:
-            leader = self._random.choice(heard)
-        return JournalConfiguration(
-            configuration.epoch + 1,
-            leader,
-            members,
-            configuration.members if configuration.activated else configuration.previous_members,
-            activated=False,
-        )
+    async def revoke_lease(self, lease_id: int) -> None:
+        """See `Coordination`."""
+        await self._change("revoke", lease_id)
 
-    def transfer(self) -> None:
-        """Let leadership move as an operator would have it."""
-        configuration = self.configuration
-        if configuration is None or not configuration.activated:
-            return
-        others = [
-            member
-            for member in configuration.members
-            if member != configuration.leader and not self._is_silent(member, SUSPECT_US)
-        ]
-        if others:
-            host = configuration.leader.partition("@")[0]
-            self._network.send(self.name, host, TransferTo(self._random.choice(others)))
+    async def close(self) -> None:
+        """See `Coordination`."""
 
-    def begin_swap(self) -> None:
-        """Let a spare learn, to take a member's place though all are well."""
-        configuration = self.configuration
-        if configuration is None or not configuration.activated or configuration.learners:
-            return
-        spare = self._spare(configuration)
-        if spare is not None:
-            learning = msgspec.structs.replace(configuration, learners=(spare,))
-            self._network.send(self.name, STORE, Swap(0, self.revision, learning))
+
+class StoryHandler(logging.Handler):
+    """Puts what managers log into the story."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self._cell = cell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        fields = getattr(record, "fields", {})
+        told = " ".join(f"{name}={value}" for name, value in fields.items())
+        self._cell.kernel.tell("manager", f"{record.getMessage()} {told}")

@@ -1,13 +1,13 @@
-"""What clients, nodes and managers of a simulated cell say to each other; replicas' own messages are the product's."""
+"""What clients, hosts and managers of a simulated cell say to each other; replicas' own messages are the product's."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from quaymaster.core.commands import Command
+from quaymaster.core.commands import Command, MoveIn
 from quaymaster.core.log_tail import Position
 from quaymaster.core.records import Batch
-from sim.log_disk import Snapshot
+from sim.log_disk import Kept, Snapshot
 from sim.queue_checker import Delivery
 
 
@@ -15,13 +15,20 @@ class Request(NamedTuple):
     """A command of a client."""
 
     number: int
+    journal: int
     command: Command
 
 
 class Sent(NamedTuple):
-    """What came of a Send: sequence and message number of each, the number of another for a duplicate."""
+    """What came of a Send: sequence and message number of each, the number of another for a duplicate.
+
+    `decided_ms`: the queue time at which those that are no duplicates were sent.
+    """
 
     places: list[tuple[int, int]]
+    decided_ms: int
+    duplicates: frozenset[int] = frozenset()
+    """Places in the list that hold duplicates."""
 
 
 class Received(NamedTuple):
@@ -37,40 +44,43 @@ class Answer(NamedTuple):
     outcome: object
 
 
-class Report(NamedTuple):
-    """Node → managers, every so often: what it has, whom it hears."""
+class BrokerCall(NamedTuple):
+    """A manager's call of a broker, as `BrokerLink` has them. Answered by `BrokerAnswer`."""
 
-    node: str
-    member: str
-    epoch: int
-    last_epoch: int
-    end: int
-    hears_leader: bool
-    is_leading: bool
-    gave_up: int
-    """The epoch that it gave up, or promised to somebody else; 0 while it leads or wants to."""
-    lag: dict[str, int]
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
 
 
-class TransferTo(NamedTuple):
-    """Manager → leader: hand over to this member."""
+class BrokerAnswer(NamedTuple):
+    """What a call returned, or the exception that it raised."""
 
-    member: str
+    number: int
+    outcome: object
+
+
+class TakeMoved(NamedTuple):
+    """Leader → leader of another journal: take messages. Answered by `BrokerAnswer`."""
+
+    number: int
+    journal: int
+    command: MoveIn
 
 
 class ConnectionClosed(NamedTuple):
-    """The network says that the process at the other end is gone."""
+    """The network says that the process at the other end is gone; if it was a broker, which members it had."""
 
-    member: str
+    members: dict[int, str]
 
 
 class Copy(NamedTuple):
     """Leader → a member whose place in the log is gone: a snapshot, the records it still needs, the log behind it."""
 
     member: str
+    journal: int
     epoch: int
     snapshot: Snapshot
-    kept: dict[int, tuple[int, int, int, bytes]]
+    kept: dict[int, Kept]
     batches: list[Batch]
 
     @property
@@ -86,3 +96,4 @@ class Copied(NamedTuple):
     """The member has the copy."""
 
     member: str
+    journal: int

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from quaymaster.core.cell import BrokerState, with_learner
+from quaymaster.core.errors import NotNow, ResourceNotFound
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Room
 from sim.kernel import MS, SECOND
-from sim.store import STORE, Swap
+from sim.messages import BrokerCall
+from sim.store import STORE, JournalKey, Swap
 
 if TYPE_CHECKING:
     from sim.cell import Cell
-    from sim.node import Node
+    from sim.host import Host
+    from sim.manager import Manager
+
+
+NEMESIS = "nemesis"
 
 
 class Nemesis:
@@ -24,8 +34,10 @@ class Nemesis:
         self.absent_until_us: dict[str, int] = {}
         self._kernel = cell.kernel
         self._random = cell.kernel.random_for("nemesis")
+        cell.network.connect(NEMESIS, lambda sender, message: None)
         self._is_over = False
         self._doomed: set[str] = set()
+        self._draining: set[str] = set()
         self._faults: dict[str, Callable[[], None]] = {
             "appointment": self._appoint,
             "blackout": self._blackout,
@@ -33,13 +45,16 @@ class Nemesis:
             "disk fails": self._disk_fails,
             "disk full": self._disk_full,
             "disk lost": self._disk_lost,
+            "drain": self._drain,
             "isolation": self._isolate,
             "kill": self._kill,
             "leader cut off": self._cut_off_leader,
             "long absence": self._long_absence,
             "manager away": self._manager_away,
+            "manager cut off": self._cut_off_manager,
             "pause": self._pause,
             "power cut": self._power_cut,
+            "rolling restart": self._restart_in_order,
             "slow disk": self._slow_disk,
             "split": self._split,
             "store away": self._store_away,
@@ -73,97 +88,110 @@ class Nemesis:
         cell.faults.disk.slow = 0.0
         cell.faults.store.lost_answers = 0.0
         cell.store.is_away = False
-        cell.swaps_members = False
         self.absent_until_us.clear()
         for manager in cell.managers:
-            manager.is_active = True
-        for node in cell.nodes.values():
-            node.have_room(Room.PLENTY)
-            node.resume()
-            if node.is_up:
-                node.writer.stalled_until_us = 0
-            cell.restart(node)
+            manager.resume()
+            manager.start()
+        for host in cell.hosts.values():
+            host.have_room(Room.PLENTY)
+            host.resume()
+            for replica in host.replicas.values():
+                replica.writer.stalled_until_us = 0
+            cell.restart(host)
+        for name in self._draining:
+            self._ask_for_state(name, "active")
 
     # The faults
 
-    def _node(self) -> Node:
-        return self._random.choice(list(self.cell.nodes.values()))
+    def _host(self) -> Host:
+        return self._random.choice(list(self.cell.hosts.values()))
 
-    def _leader(self) -> Node:
-        host = self.cell.store.configuration.leader.partition("@")[0]
-        return self.cell.nodes[host]
+    def _key(self) -> JournalKey | None:
+        """Return the key of some journal, None while there is none."""
+        keys = self.cell.store.journals
+        return self._random.choice(list(keys.values())) if keys else None
 
-    def _some_node(self) -> Node:
+    def _leader(self) -> Host:
+        """Return the host that leads some journal."""
+        key = self._key()
+        return self._host() if key is None else self.cell.hosts[key.configuration.leader.partition("@")[0]]
+
+    def _some_host(self) -> Host:
         """The leader, more often than others."""
-        return self._leader() if self._random.random() < 0.4 else self._node()
+        return self._leader() if self._random.random() < 0.4 else self._host()
 
     def _kill(self) -> None:
-        self._some_node().end(is_power_cut=False)
+        self._some_host().end(is_power_cut=False)
 
     def _power_cut(self) -> None:
-        self._some_node().end(is_power_cut=True)
+        self._some_host().end(is_power_cut=True)
 
     def _blackout(self) -> None:
-        for node in self.cell.nodes.values():
-            node.end(is_power_cut=True)
+        for host in self.cell.hosts.values():
+            host.end(is_power_cut=True)
 
     def _long_absence(self) -> None:
-        node = self._node()
+        host = self._host()
         until_us = self._kernel.now_us + self._random.randint(5 * SECOND, 20 * SECOND)
-        self.absent_until_us[node.name] = until_us
-        node.end(is_power_cut=False)
-        self._kernel.at(until_us, self.cell.restart, node)
+        self.absent_until_us[host.name] = until_us
+        host.end(is_power_cut=False)
+        self._kernel.at(until_us, self.cell.restart, host)
 
     def _pause(self) -> None:
-        node = self._some_node()
-        node.pause(self._random.choice((100 * MS, 900 * MS, 2 * SECOND, 6 * SECOND)))
+        host = self._some_host()
+        host.pause(self._random.choice((100 * MS, 900 * MS, 2 * SECOND, 6 * SECOND)))
 
     def _slow_disk(self) -> None:
-        node = self._some_node()
-        if node.is_up:
-            node.writer.stalled_until_us = self._kernel.now_us + self._random.randint(50 * MS, 3 * SECOND)
+        until_us = self._kernel.now_us + self._random.randint(50 * MS, 3 * SECOND)
+        for replica in self._some_host().replicas.values():
+            replica.writer.stalled_until_us = until_us
 
     def _disk_fails(self) -> None:
-        node = self._some_node()
-        if node.is_up and self._may_lose_disk():
-            self._doomed.add(node.member)
-            node.writer.fails_next_fsync = True
+        host = self._some_host()
+        if host.replicas:
+            journal = self._random.choice(list(host.replicas))
+            if self._may_lose_disk(journal):
+                self._doomed.add(host.replicas[journal].member)
+                host.replicas[journal].writer.fails_next_fsync = True
 
-    def _may_lose_disk(self) -> bool:
+    def _may_lose_disk(self, journal: int) -> bool:
         """One disk at a time: not while another that is lost, or will be, is among the members."""
-        configuration = self.cell.store.configuration
+        key = self.cell.store.journals.get(journal)
+        if key is None:
+            return False
+        configuration = key.configuration
         involved = {*configuration.members, *configuration.previous_members, *configuration.learners}
         is_whole = not (self.cell.lost_members | self._doomed) & involved
         return configuration.activated and len(configuration.members) >= 3 and is_whole
 
     def _disk_lost(self) -> None:
-        node = self._node()
-        if self._may_lose_disk():
-            node.end(is_power_cut=True)
-            self.cell.on_disk_lost(node)
-            self.cell.on_node_ended(node)
+        host = self._host()
+        if host.disks and all(self._may_lose_disk(journal) for journal in host.disks):
+            host.end(is_power_cut=True)
+            for journal in list(host.disks):
+                self.cell.on_disk_lost(host, journal)
 
     def _disk_full(self) -> None:
-        node = self._some_node()
+        host = self._some_host()
         took_us = self._random.randint(SECOND, 5 * SECOND)
-        node.have_room((Room.LOW, Room.RESERVE, Room.NONE)[took_us % 3])
-        self._kernel.after(took_us, self._free, node)
+        host.have_room((Room.LOW, Room.RESERVE, Room.NONE)[took_us % 3])
+        self._kernel.after(took_us, self._free, host)
 
-    def _free(self, node: Node) -> None:
-        node.have_room(Room.PLENTY)
+    def _free(self, host: Host) -> None:
+        host.have_room(Room.PLENTY)
 
     def _clock_jump(self) -> None:
-        node = self._node()
-        node.clock.offset_ms += self._random.choice((-1, 1)) * self._random.choice((50, 1_000, 5_000))
+        host = self._host()
+        host.clock.offset_ms += self._random.choice((-1, 1)) * self._random.choice((50, 1_000, 5_000))
 
     def _isolate(self) -> None:
-        self._cut_off(self._some_node(), [*self._everybody()])
+        self._cut_off(self._some_host(), [*self._everybody()])
 
     def _cut_off_leader(self) -> None:
         leader = self._leader()
         others = self._random.choice(
             (
-                list(self.cell.nodes),
+                list(self.cell.hosts),
                 [manager.name for manager in self.cell.managers],
                 [client.name for client in self.cell.clients],
                 ["store"],
@@ -174,25 +202,25 @@ class Nemesis:
     def _everybody(self) -> list[str]:
         cell = self.cell
         return [
-            *cell.nodes,
+            *cell.hosts,
             *(manager.name for manager in cell.managers),
             *(client.name for client in cell.clients),
             "store",
         ]
 
-    def _cut_off(self, node: Node, others: list[str]) -> None:
+    def _cut_off(self, host: Host | Manager, others: list[str]) -> None:
         way = self._random.choice(("both", "both", "in", "out"))
         pairs = []
         for other in others:
-            if other != node.name:
+            if other != host.name:
                 if way != "in":
-                    pairs.append((node.name, other))
+                    pairs.append((host.name, other))
                 if way != "out":
-                    pairs.append((other, node.name))
+                    pairs.append((other, host.name))
         self._cut(pairs)
 
     def _split(self) -> None:
-        names = list(self.cell.nodes)
+        names = list(self.cell.hosts)
         side = set(self._random.sample(names, self._random.randint(1, len(names))))
         side |= {manager.name for manager in self.cell.managers if self._random.random() < 0.5}
         pairs = []
@@ -218,23 +246,69 @@ class Nemesis:
         self.cell.store.is_away = False
 
     def _manager_away(self) -> None:
+        """A manager is killed and knows nothing when it is back, or stops for a while."""
         manager = self._random.choice(self.cell.managers)
-        manager.is_active = False
-        self._kernel.after(self._random.randint(SECOND, 8 * SECOND), self._manager_back, manager)
+        after_us = self._random.randint(SECOND, 8 * SECOND)
+        if self._random.random() < 0.5:
+            manager.end()
+            self._kernel.after(after_us, manager.start)
+        else:
+            manager.pause()
+            self._kernel.after(after_us, manager.resume)
 
-    def _manager_back(self, manager: object) -> None:
-        for one in self.cell.managers:
-            if one is manager:
-                one.is_active = True
+    def _cut_off_manager(self) -> None:
+        manager = self._random.choice(self.cell.managers)
+        others = [*self.cell.hosts, STORE]
+        if self._random.random() < 0.5:
+            others = self._random.sample(others, self._random.randint(1, len(others)))
+        self._cut_off(manager, others)
+
+    # What people do
+
+    def _ask_for_state(self, name: str, state: BrokerState) -> None:
+        manager = self._random.choice(self.cell.managers)
+        if manager.is_up:
+            manager.run(_set_state(manager, name, state))
+
+    def _drain(self) -> None:
+        """Somebody lets a broker leave, and thinks better of it; or it has left, and comes back."""
+        name = self._host().name
+        self._draining.add(name)
+        self._ask_for_state(name, "draining")
+        self._kernel.after(self._random.randint(2 * SECOND, 15 * SECOND), self._drain_no_more, name)
+
+    def _drain_no_more(self, name: str) -> None:
+        self._ask_for_state(name, "active")
+        self.cell.hosts[name].register_again()
+
+    def _restart_in_order(self) -> None:
+        """Somebody restarts a broker without haste: it gives leadership away first."""
+        host = self._host()
+        self._ask_for_state(host.name, "stopping")
+        self._kernel.after(self._random.randint(500 * MS, 4 * SECOND), self._restart_now, host)
+
+    def _restart_now(self, host: Host) -> None:
+        host.end(is_power_cut=False)
+        host.register_again()
+
+    # What no manager would do
+
+    def _spares(self, key: JournalKey) -> list[Host]:
+        names = {member.partition("@")[0] for member in key.configuration.members}
+        return [host for host in self.cell.hosts.values() if host.is_up and host.name not in names]
 
     def _appoint(self) -> None:
         """Somebody appoints any member, and now and then puts in another host that has learned nothing."""
         cell = self.cell
-        configuration = cell.store.configuration
+        key = self._key()
+        if key is None:
+            return
+        configuration = key.configuration
         members = list(configuration.members)
-        spares = [node.member for node in cell.nodes.values() if node.member not in members]
+        spares = self._spares(key)
         if spares and self._random.random() < 0.3 and not cell.lost_members & set(members):
-            members[self._random.randrange(len(members))] = self._random.choice(spares)
+            spare = self._random.choice(spares).prepare(key.journal)
+            members[self._random.randrange(len(members))] = spare.member
         wanted = JournalConfiguration(
             configuration.epoch + 1,
             self._random.choice(members),
@@ -242,11 +316,46 @@ class Nemesis:
             configuration.members if configuration.activated else configuration.previous_members,
             activated=False,
         )
-        cell.network.send("m1", STORE, Swap(0, cell.store.revision, wanted))
+        cell.network.send(NEMESIS, STORE, Swap(key.journal, key.revision, wanted))
 
     def _transfer(self) -> None:
-        self._random.choice(self.cell.managers).transfer()
+        """Somebody lets a leader hand over, and nobody appoints another one for it."""
+        key = self._key()
+        if key is not None:
+            configuration = key.configuration
+            host = configuration.leader.partition("@")[0]
+            call = BrokerCall(0, "transfer", (key.journal, self._random.choice(configuration.members)))
+            self.cell.network.send(NEMESIS, host, call)
 
     def _swap(self) -> None:
-        self.cell.swaps_members = True
-        self._random.choice(self.cell.managers).begin_swap()
+        """Somebody lets another host learn, and soon puts it in the place of a member, whatever it has learned."""
+        key = self._key()
+        if key is None or not key.configuration.activated or key.configuration.learners:
+            return
+        spares = self._spares(key)
+        if spares:
+            learner = self._random.choice(spares).prepare(key.journal).member
+            learning = with_learner(key.configuration, learner)
+            self.cell.network.send(NEMESIS, STORE, Swap(key.journal, key.revision, learning))
+            self._kernel.after(self._random.randint(20 * MS, SECOND), self._put_in, key, learner)
+
+    def _put_in(self, key: JournalKey, learner: str) -> None:
+        configuration = key.configuration
+        others = [member for member in configuration.members if member != configuration.leader]
+        is_whole = not self.cell.lost_members & set(configuration.members)
+        if others and learner not in configuration.members and configuration.activated and is_whole:
+            leaving = self._random.choice(others)
+            wanted = msgspec.structs.replace(
+                configuration,
+                epoch=configuration.epoch + 1,
+                members=tuple(learner if member == leaving else member for member in configuration.members),
+                previous_members=configuration.members,
+                activated=False,
+                learners=(),
+            )
+            self.cell.network.send(NEMESIS, STORE, Swap(key.journal, key.revision, wanted))
+
+
+async def _set_state(manager: Manager, name: str, state: BrokerState) -> None:
+    with suppress(NotNow, ResourceNotFound):  # whoever asked tries again, or not
+        await manager.product.set_broker_state(name, state)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
+
+from quaymaster.core.cell import PlacementSettings
 from sim.kernel import MS, SECOND
 from sim.log_disk import DiskFaults
 from sim.network import NetworkFaults
@@ -17,13 +20,16 @@ FAULTS = (
     "disk fails",
     "disk full",
     "disk lost",
+    "drain",
     "isolation",
     "kill",
     "leader cut off",
     "long absence",
     "manager away",
+    "manager cut off",
     "pause",
     "power cut",
+    "rolling restart",
     "slow disk",
     "split",
     "store away",
@@ -37,8 +43,12 @@ FAULTS = (
 class Profile:
     """A run: its cell, its load, its faults. `intervals_us`: how far apart the faults of each kind are on average."""
 
-    hosts: int = 5
-    members: int = 3
+    hosts: int = 4
+    late_hosts: int = 0
+    """So many of them join while the others are under fire."""
+    zones: int = 9
+    managers: int = 2
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
     fire_us: int = 40 * SECOND
     intervals_us: dict[str, int] = field(default_factory=dict)
     network: NetworkFaults = field(default_factory=NetworkFaults)
@@ -52,15 +62,30 @@ class Profile:
     groups: int = 4
     carelessness: float = 0.2
     snapshot_records: int = 400
+    compaction_us: int = 0
+    """How far apart the compactions of a replica are on average; 0: there are none."""
+    has_moves: bool = False
+    """Whether dead letters of one queue move to another in another journal."""
+    has_more_queues: bool = False
+    """Whether there is a queue that is purged, and one whose messages expire."""
 
 
 def draw(seed: int) -> Profile:
     """Draw the profile of a seed."""
     random = Random(f"{seed}/profile")
-    members = random.choice((1, 3, 3, 3, 3, 5))
+    members = random.choice((1, 3, 3, 3, 3, 3, 3, 5))
+    late_hosts = random.choice((0, 0, 1))
     profile = Profile(
-        hosts=members + random.choice((0, 1, 2)),
-        members=members,
+        hosts=members + max(late_hosts, random.choice((0, 1))),
+        late_hosts=late_hosts,
+        zones=random.choice((2, 3, 9)),
+        placement=PlacementSettings(
+            replicas=members,
+            replacement_grace_ms=random.choice((4_000, 15_000, 300_000)),
+            settle_ms=random.choice((1_000, 10_000)),
+            learner_lag_max=random.choice((50, 1_000)),
+            drop_grace_ms=random.choice((3_000, 60_000)),
+        ),
         fire_us=random.choice((20, 40, 60)) * SECOND,
         producers=random.randint(2, 4),
         consumers=random.randint(3, 6),
@@ -73,7 +98,9 @@ def draw(seed: int) -> Profile:
     for fault in FAULTS:
         if random.random() < mood:
             profile.intervals_us[fault] = random.choice((3, 8, 20)) * SECOND
-    for rare in ("blackout", "disk lost", "disk fails", "long absence"):
+    if not {"manager away", "manager cut off"} & profile.intervals_us.keys():
+        profile.managers = random.choice((1, 1, 2))
+    for rare in ("blackout", "disk lost", "disk fails", "long absence", "drain"):
         if rare in profile.intervals_us:
             profile.intervals_us[rare] *= 2
     network, disk, store = profile.network, profile.disk, profile.store
@@ -101,6 +128,10 @@ def draw(seed: int) -> Profile:
         profile.clock_skew_ms = random.choice((5, 200, 3_000))
     if random.random() < mood:
         profile.clock_drift = random.choice((0.0001, 0.01))
+    if random.random() < 0.5:
+        profile.compaction_us = random.choice((500 * MS, 5 * SECOND))
+    profile.has_more_queues = random.random() < 0.3
+    profile.has_moves = random.random() < 0.4
     return profile
 
 
@@ -111,11 +142,17 @@ HUNTS: dict[str, dict[str, int]] = {
     "learning": {"swap": 2, "slow disk": 4, "transfer": 6},
     "leases": {"leader cut off": 2, "isolation": 3, "pause": 3, "swap": 8},
     "elections": {"appointment": 2, "kill": 3, "power cut": 2, "isolation": 4, "leader cut off": 4},
+    "unattended": {"manager away": 2, "power cut": 1, "kill": 3},
+    "members": {"drain": 6, "disk lost": 8, "kill": 8},
+    "cut off": {"manager cut off": 3},
     "swaps": {"appointment": 1, "swap": 3, "kill": 5, "power cut": 5, "isolation": 2, "store away": 6},
     "power": {"power cut": 2, "blackout": 6, "kill": 2},
     "disks": {"disk fails": 3, "disk lost": 3, "kill": 5, "power cut": 5, "isolation": 4, "slow disk": 3},
     "laggards": {"long absence": 4, "power cut": 4, "kill": 6, "isolation": 6, "appointment": 4},
     "snapshots": {"kill": 2, "power cut": 3, "blackout": 8, "appointment": 3},
+    "compaction": {"appointment": 2, "power cut": 2, "kill": 4, "leader cut off": 3},
+    "moves": {"kill": 2, "leader cut off": 3, "power cut": 3, "transfer": 6},
+    "more queues": {"kill": 5, "leader cut off": 5},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
 }
 """Profiles in which one kind of bug shows soonest: the mean distance in seconds of each fault they add."""
@@ -126,12 +163,19 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile = draw(seed)
     if hunt == "any":
         return profile
-    profile.members = 3
-    profile.hosts = 5
+    profile.hosts, profile.late_hosts = 4, 0
+    profile.placement = msgspec.structs.replace(profile.placement, replicas=3)
     profile.fire_us = 20 * SECOND
     profile.gap_us = min(profile.gap_us, 60 * MS)
     profile.intervals_us.update({name: seconds * SECOND for name, seconds in HUNTS[hunt].items()})
-    if hunt in ("laggards", "snapshots"):
+    if hunt == "cut off":
+        profile.managers = 2
+    if hunt == "unattended":
+        profile.managers = 1
+    profile.has_more_queues = hunt == "more queues"
+    profile.has_moves = hunt == "moves"
+    profile.compaction_us = 300 * MS if hunt == "compaction" else 0
+    if hunt in ("laggards", "snapshots", "compaction"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
     if hunt == "stale":
@@ -143,6 +187,11 @@ def draw_for(hunt: str, seed: int) -> Profile:
     if hunt == "leases":
         profile.carelessness = 0.0
         profile.consumers = 8
+    if hunt == "moves":
+        profile.snapshot_records = 60
+        profile.gap_us = 20 * MS
+        profile.network.delay_us = (500, 20 * MS)
+        profile.network.loss = max(profile.network.loss, 0.02)
     if hunt == "queues":
         profile.carelessness = 0.5
         profile.clock_skew_ms = 3_000

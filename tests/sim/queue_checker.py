@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from sim.kernel import Violation
 
+RETENTION_SHORT_MS = 60_000
+
 
 @dataclass(frozen=True, slots=True)
 class QueueKind:
@@ -18,11 +20,16 @@ class QueueKind:
 
     queue_id: int
     name: str
+    journal: int = 0
+    """Which of the cell's journals, if it has so many."""
     is_fifo: bool = False
     delay_ms: int = 0
     visibility_timeout_ms: int = 5_000
     is_durable: bool = True
     """Whether what is acknowledged survives any minority of failures."""
+    retention_ms: int = 345_600_000
+    is_purged: bool = False
+    """Whether somebody purges it now and then."""
     dead_letters: int | None = None
     """The queue that gets what was received too often."""
     receive_count_max: int = 0
@@ -50,9 +57,13 @@ class _Message:
     floor: int
     """The highest sequence that was acknowledged before this send began."""
     acked_us: int | None = None
+    sent_ms: int | None = None
+    """Queue time of the send, where it is known."""
     places: dict[int, int] = field(default_factory=dict)
     """Sequence by queue, as far as it was seen."""
     deliveries: int = 0
+    moved_us: int | None = None
+    """When a receive from the queue of dead letters was answered with it."""
     last: Delivery | None = None
     last_queue: int = 0
     deletes_asked: int = 0
@@ -86,9 +97,14 @@ class QueueChecker:
         floor = self._floors.get(queue_id, 0)
         self._messages[number] = _Message(number, queue_id, group, dedup, delay_ms, now_us, floor)
 
-    def send_acked(self, number: int, sequence: int, original: int, now_us: int) -> None:
-        """A send is acknowledged: it is at `sequence`, where message `original` is (another, for a duplicate)."""
+    def send_acked(self, number: int, sequence: int, original: int, now_us: int, sent_ms: int | None) -> None:
+        """A send is acknowledged: it is at `sequence`, where message `original` is (another, for a duplicate).
+
+        `sent_ms` is the queue time of the send; None for what is called a duplicate.
+        """
         message = self._messages[number]
+        if sent_ms is not None:
+            message.sent_ms = sent_ms
         queue = self.queues[message.queue_id]
         if original != number:
             first = self._messages.get(original)
@@ -118,6 +134,9 @@ class QueueChecker:
         for delivery in found:
             self._check_delivery(queue, delivery, earlier, asked_us)
             earlier.append(delivery)
+            message = self._messages[delivery.number]
+            if queue.queue_id != message.queue_id and message.moved_us is None:
+                message.moved_us = now_us
 
     def visibility_asked(self, number: int) -> None:
         """A change of visibility begins: when the message is visible again is not known any more."""
@@ -146,9 +165,31 @@ class QueueChecker:
         if not message.deletes_asked and sequence is not None and message.group:
             self._groups[message.queue_id, message.group].add(sequence)
 
+    def purge_asked(self, queue_id: int) -> list[int]:
+        """A purge begins: from now on what was ever sent may be gone. Return what was acknowledged before."""
+        acknowledged = []
+        for message in self._messages.values():
+            if message.queue_id == queue_id:
+                message.deletes_asked += 1
+                if message.acked_us is not None:
+                    acknowledged.append(message.number)
+        return acknowledged
+
+    def purge_answered(self, queue_id: int, acknowledged: list[int], now_us: int) -> None:
+        """A purge was acknowledged: what was acknowledged before it began is gone. What else was sent may be."""
+        for message in self._messages.values():
+            if message.queue_id == queue_id and message.invoked_us <= now_us:
+                message.deletes_asked += 1
+        for number in acknowledged:
+            self._messages[number].deleted_us.setdefault(queue_id, now_us)
+
     def check_drained(self) -> None:
         """All queues say they are empty: what was acknowledged must have been delivered."""
         for message in self._messages.values():
+            if self.queues[message.queue_id].retention_ms < RETENTION_SHORT_MS:
+                continue  # it may have expired before anybody came for it
+            if message.deletes_asked and self.queues[message.queue_id].is_purged:
+                continue
             if message.acked_us is not None and not message.deliveries:
                 duplicate_of = self._dedup.get((message.queue_id, message.dedup)) if message.dedup else None
                 if duplicate_of is not None and duplicate_of[1] != message.number:
@@ -209,12 +250,18 @@ class QueueChecker:
                 "I17",
                 f"message {number} was received by a request that began after its delete was acknowledged",
             )
+        if queue.queue_id == message.queue_id and (message.moved_us or asked_us) < asked_us:
+            raise Violation(
+                "I19", f"message {number} is in {queue.name}, though it came as a dead letter before"
+            )
         handed = queue.queue_id, delivery.sequence, delivery.delivery_count, delivery.epoch
         if handed in self._handed:
             raise Violation(
                 "I22", f"message {number} was handed out twice with receive count {delivery.delivery_count}"
             )
         self._handed.add(handed)
+        if queue.queue_id == message.queue_id and message.sent_ms is not None:
+            self._check_age(queue, message, delivery)
         last = message.last if message.last_queue == queue.queue_id else None
         if last is not None:
             self._check_again(queue, message, last, delivery)
@@ -230,6 +277,21 @@ class QueueChecker:
         ):
             raise Violation(
                 "I22", f"message {number} was received {delivery.delivery_count} times and is no dead letter"
+            )
+
+    def _check_age(self, queue: QueueKind, message: _Message, delivery: Delivery) -> None:
+        """Nothing comes before its delay has passed, or after its retention period."""
+        assert message.sent_ms is not None, "it is known when it was sent"
+        age_ms = delivery.received_ms - message.sent_ms
+        if age_ms < message.delay_ms:
+            raise Violation(
+                "I21",
+                f"message {message.number} was received {age_ms} ms after it was sent; its delay is "
+                f"{message.delay_ms} ms",
+            )
+        if age_ms > queue.retention_ms:
+            raise Violation(
+                "I21", f"message {message.number} was received {age_ms} ms after it was sent and had expired"
             )
 
     def _check_again(self, queue: QueueKind, message: _Message, last: Delivery, delivery: Delivery) -> None:

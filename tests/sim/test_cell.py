@@ -11,10 +11,10 @@ from sim.bugs import BUGS
 from sim.cell import Outcome, run_seed, tell
 from sim.mutants import hunt_seed
 from sim.mutants import main as hunt
-from sim.pinned import CAUGHT_BY, FOUND_BY
+from sim.pinned import CAUGHT_BY
 
-BLOCKS = 3
-SEEDS = int(os.environ.get("SOAK_RUNS", "0")) or 20
+BLOCKS = 9
+SEEDS = int(os.environ.get("SOAK_RUNS", "0")) or 2
 """Seeds of each block. A number, not a time: what is tried must not depend on how fast the machine is."""
 
 
@@ -32,13 +32,6 @@ def test_cells_keep_their_rules_under_faults_and_recover_when_healed(block: int)
     assert acknowledged > 0, "nothing was tried"
 
 
-@pytest.mark.parametrize("seed", FOUND_BY)
-def test_what_a_seed_once_found_is_mended(seed: int) -> None:
-    outcome = run_seed(seed)
-
-    assert outcome.violation is None, f"{FOUND_BY[seed]}: {outcome.violation}"
-
-
 @pytest.mark.parametrize("bug", CAUGHT_BY)
 def test_a_planted_bug_is_caught(bug: str) -> None:
     outcome = hunt_seed(CAUGHT_BY[bug], bug=bug, profile=BUGS[bug].profile)
@@ -54,7 +47,7 @@ def test_a_seed_gives_the_same_run_again() -> None:
 
 
 def test_a_story_tells_the_events_before_a_violation() -> None:
-    story = tell(0, bugs=["half-is-enough"], last=2)
+    story = tell(0, bugs=["send-on-received"], last=2)
 
     *events, last = story.splitlines()
     assert last.startswith("VIOLATION I7: a send is acknowledged")
@@ -70,7 +63,7 @@ def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_command_names_the_seed_that_found_something(capsys: pytest.CaptureFixture[str]) -> None:
-    found = main(["--seed", "0", "--bug", "half-is-enough"])
+    found = main(["--seed", "0", "--bug", "send-on-received"])
 
     assert found == 1
     assert "seed 0 after" in capsys.readouterr().out

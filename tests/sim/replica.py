@@ -1,4 +1,4 @@
-"""One host of a simulated cell: a process that is started and ends, over a disk that stays.
+"""One replica of a journal on a simulated host: from when it is opened until its process ends or it is dropped.
 
 It is to the product's `JournalReplica` what `broker/replica` is: it feeds it, carries out what it asks for, gives the
 bodies to what was taken, makes snapshots and copies of the journal.
@@ -13,24 +13,28 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quaymaster.broker.state_store import encode_key, encode_partition, load_partitions
-from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
+from quaymaster.core.cell import ReplicaSeen
 from quaymaster.core.commands import (
     Command,
     DeadLetter,
     Duplicate,
+    ExpireMessages,
+    InternalCommand,
+    MoveBegun,
     MoveMessage,
     Receive,
     Send,
     SentOutcome,
     TakenOutcome,
 )
-from quaymaster.core.errors import DiskFull, NotLeader
+from quaymaster.core.errors import DiskFull, NotLeader, NotNow, Overloaded
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.log_tail import Position
 from quaymaster.core.messages import message_id_of, prefix_bytes
 from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.records import Batch, RecordType, decode_header, iterate_rows, record_at
+from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows, record_at
 from quaymaster.core.replication import (
     JournalConfiguration,
     LogReplica,
@@ -39,20 +43,21 @@ from quaymaster.core.replication import (
     Write,
     judge_copy,
 )
-from quaymaster.core.replication_messages import Envelope, Room
-from sim.kernel import MS, SECOND, Clock
+from quaymaster.core.replication_messages import Envelope
+from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot
-from sim.messages import Answer, ConnectionClosed, Copied, Copy, Received, Report, Request, Sent, TransferTo
+from sim.messages import Answer, Copied, Copy, Received, Sent
+from sim.moves import Inside, Moves
 from sim.queue_checker import Delivery
-from sim.store import STORE, Changed, Get, Got, Swap, Swapped
+from sim.store import STORE, Get, Swap
 
 if TYPE_CHECKING:
-    from sim.cell import Cell
+    from sim.host import Host
 
 TICK_US = 100 * MS
-REPORT_TICKS = 3
-POLL_TICKS = 10
 TURN_US = 100
+RETENTION_SHORT_MS = 60_000
+"""Messages of queues that keep them for less are looked after; the others outlive any run."""
 READ_BATCHES_MAX = 16
 HASH_EVERY = 64
 RETRY_WINDOW_MS = 120_000
@@ -74,44 +79,23 @@ class Asked:
         self.decided_ms = 0
 
 
-class Node:
-    """A host; `member` is its name with that of its storage."""
+class Replica:
+    """An opened replica; `member` is its host's name with that of its storage."""
 
-    def __init__(self, cell: Cell, name: str, disk: LogDisk, clock: Clock) -> None:
-        self.cell = cell
-        self.name = name
+    def __init__(self, host: Host, journal_id: int, disk: LogDisk) -> None:
+        """Take up what is on the disk, all of which is durable."""
+        self.host = host
+        self.cell = cell = host.cell
+        self.name = host.name
+        self.journal_id = journal_id
         self.disk = disk
-        self.clock = clock
-        self.is_up = False
-        self.is_paused = False
-        self.room = Room.PLENTY
-        self.starts = 0
+        self.clock = host.clock
+        self.member = f"{host.name}@{disk.storage_id}"
+        self.is_open = True
+        self.checker = cell.checker_of(journal_id)
         self._kernel = cell.kernel
         self._network = cell.network
-        self._random = cell.kernel.random_for(f"node {name}")
-        cell.network.connect(name, self.receive)
-
-    @property
-    def member(self) -> str:
-        """The name it has among the members of the journal."""
-        return f"{self.name}@{self.disk.storage_id}"
-
-    # Life
-
-    def start(self) -> None:
-        """Start a process: recover what is on the disk, and make it durable."""
-        assert not self.is_up, "a host has one process"
-        disk = self.disk
-        self.is_up = True
-        self.starts += 1
-        self.is_paused = False
-        disk.recover()
-        self._begin(disk.promised)
-        self._kernel.tell(self.name, f"starts as {self.member}: {self.log_state()}")
-        self._kernel.after(self._random.randrange(TICK_US), self._tick, self.starts)
-
-    def _begin(self, promised: int) -> None:
-        disk, cell = self.disk, self.cell
+        self._random = host.random
         snapshot = disk.snapshot
         self.batches: list[Batch] = list(disk.batches)
         self.ends: list[int] = list(disk.ends)
@@ -124,12 +108,12 @@ class Node:
         ]
         log = cell.bugs.variant(LogReplica)(
             self.member,
-            promised_epoch=promised,
+            promised_epoch=disk.promised,
             start=start,
             positions=positions,
             now_ms=self.clock.monotonic_ms(),
         )
-        log.room = self.room
+        log.room = host.room
         queues, _, last_time_ms = self._replayed()
         self.journal = cell.bugs.variant(JournalReplica)(
             log, queues, last_time_ms=last_time_ms, unapplied_bytes_max=UNAPPLIED_BYTES_MAX
@@ -149,65 +133,36 @@ class Node:
         self._is_turn_due = False
         self._inbox: list[Asked] = []
         self._copying: dict[str, int] = {}
-        self._ticks = 0
         self._hashed_end = base
         self._snapshot_at = base
         self._snapshot_wanted: Snapshot | None = None
+        self._is_compacting = False
+        self._was_leading = False
+        self._moves = Moves(self) if cell.faults.has_moves else None
 
     @property
     def log(self) -> LogReplica:
         """The replica of the log below its queues."""
         return self.journal.log
 
-    def have_room(self, room: Room) -> None:
-        """Let the disk have room for so much; it holds for processes to come, too."""
-        self.room = room
-        if self.is_up:
-            self.log.room = room
-
-    def pause(self, took_us: int) -> None:
-        """Stop the process for a while, as SIGSTOP does; whatever happens to it meanwhile waits, in order."""
-        if self.is_up and not self.is_paused:
-            self.is_paused = True
-            self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-            self._kernel.after(took_us, self._resume, self.starts)
-
-    def _resume(self, start: int) -> None:
-        if start == self.starts and self.is_up:
-            self.resume()
-
-    def resume(self) -> None:
-        """Go on."""
-        if self.is_paused:
-            self.is_paused = False
-            for act, arguments in self._deferred:
-                if not self.is_up:
-                    return
-                act(*arguments)
-
-    def end(self, *, is_power_cut: bool) -> None:
-        """The process ends; with a power cut, part of what is not durable goes with it."""
-        if not self.is_up:
-            return
-        self._kernel.tell(self.name, f"{'loses power' if is_power_cut else 'is killed'}: {self.log_state()}")
-        self.is_up = False
+    def close(self) -> None:
+        """Nothing that is under way here happens any more."""
+        self.is_open = False
+        self.cell.manager_checker.on_tick(self.journal_id, self.member, 0, hears=False)
+        if self._moves is not None and self._was_leading:
+            self._moves.leads(False)
         self.writer.stop()
-        if is_power_cut:
-            self.disk.crash(has_stale=self.cell.faults.disk.has_stale)
-        for other in self.cell.nodes.values():
-            if other is not self and self._network.reaches(self.name, other.name):
-                self._network.send(self.name, other.name, ConnectionClosed(self.member))
-        self.cell.on_node_ended(self)
 
     def _on_disk_failed(self) -> None:
-        self._kernel.tell(self.name, "its disk failed an fsync: it is tainted")
+        self.tell("its disk failed an fsync: it is tainted")
         self.disk.is_tainted = True
-        self.end(is_power_cut=True)
-        self.cell.on_disk_lost(self)
+        self.host.end(is_power_cut=True)
+        self.cell.on_disk_lost(self.host, self.journal_id)
 
-    def replace_disk(self, disk: LogDisk) -> None:
-        """Put an empty disk in place of one that is lost or tainted."""
-        self.disk = disk
+    def tell(self, what: str, offsets: tuple[int, int] | None = None) -> None:
+        """Note in the story what happens to this replica."""
+        if self._kernel.story is not None:
+            self._kernel.tell(f"{self.name}/{self.journal_id}", what, offsets)
 
     def log_state(self) -> str:
         """Return where the log stands, for the story."""
@@ -219,89 +174,78 @@ class Node:
 
     # Events
 
-    def receive(self, sender: str, message: object) -> None:
-        """Something arrived from the network."""
-        if not self.is_up:
-            if isinstance(message, Request):
-                self._network.send(self.name, sender, Answer(message.number, NotLeader()))
-            return
-        if self.is_paused:
-            self._deferred.append((self.receive, (sender, message)))
-            return
-        if isinstance(message, Envelope):
-            if message.receiver != self.member:
-                return
-            story = self._kernel.story
-            if story is not None:
-                self.cell.tell_message(self, message)
-            self.journal.on_message(message.sender, message.message, self.clock.monotonic_ms())
-        elif isinstance(message, Request):
-            self._inbox.append(Asked(sender, message.number, message.command))
-            if not self._is_turn_due:
-                self._is_turn_due = True
-                self._kernel.after(TURN_US, self._turn, self.starts)
-            return
-        elif isinstance(message, Changed | Got | Swapped):
-            self._on_store(message.configuration, message.revision)
-            if isinstance(message, Got) and self._activating == self.log.epoch:
-                self._ask_to_activate(self._activating)
-        elif isinstance(message, ConnectionClosed):
-            self.journal.on_connection_closed(message.member)
-        elif isinstance(message, TransferTo):
-            if self.log.transfer(message.member):
-                self._kernel.tell(self.name, f"hands over to {message.member}")
-                self._kernel.after(2 * SECOND, self._end_transfer, self.starts)
-        elif isinstance(message, Copy):
-            self._on_copy(sender, message)
-        elif isinstance(message, Copied):
-            self._copying.pop(message.member, None)
-            self.log.on_copied(message.member)
+    def on_message(self, envelope: Envelope) -> None:
+        """Another replica says something."""
+        if self._kernel.story is not None:
+            self.cell.tell_message(self, envelope)
+        self.journal.on_message(envelope.sender, envelope.message, self.clock.monotonic_ms())
         self._settle()
 
-    def _tick(self, start: int) -> None:
-        if start != self.starts or not self.is_up:
-            return
-        self._kernel.after(TICK_US, self._tick, start)
-        if self.is_paused:
-            return
-        self._ticks += 1
-        if self._ticks % POLL_TICKS == 1 or self.log.role == "activating":
-            self._network.send(self.name, STORE, Get(0))
-        if self._ticks % REPORT_TICKS == 0:
-            self._report()
+    def ask(self, asked: Asked) -> None:
+        """A client asks something: it is decided in a moment, with what comes till then."""
+        self._inbox.append(asked)
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._kernel.after(TURN_US, self._turn)
+
+    def on_connection_closed(self, member: str) -> None:
+        """The process of a member is gone."""
+        self.journal.on_connection_closed(member)
+        self._settle()
+
+    def on_copied(self, member: str) -> None:
+        """A member has the copy that it needed."""
+        self._copying.pop(member, None)
+        self.log.on_copied(member)
+        self._settle()
+
+    def transfer(self, member: str) -> bool:
+        """Begin to hand over to a member; false when that cannot be."""
+        is_begun = self.log.transfer(member)
+        if is_begun:
+            self.tell(f"hands over to {member}")
+        self._settle()
+        return is_begun
+
+    def end_transfer(self) -> None:
+        """Give a hand-over up."""
+        self.log.end_transfer()
+        self._settle()
+
+    def tick(self) -> None:
+        """A tenth of a second has passed."""
         now_us = self._kernel.now_us
         for member, sent_us in self._copying.items():
             if now_us - sent_us > COPY_AGAIN_US:
                 self._send_copy(member)
         self.on_tick()
+        log = self.log
         self.journal.on_tick(self.clock.monotonic_ms())
+        self._maintain()
+        hears = log.has_lease if log.role == "leading" else log.hears_leader(self.clock.monotonic_ms())
+        self.cell.manager_checker.on_tick(self.journal_id, self.member, log.epoch, hears=hears)
         self._settle()
 
     def on_tick(self) -> None:
         """Time has passed."""
 
-    def _report(self) -> None:
-        log = self.log
-        report = Report(
-            self.name,
+    def seen(self) -> ReplicaSeen:
+        """Return how it is, as a manager wants to know it."""
+        journal, log = self.journal, self.log
+        return ReplicaSeen(
             self.member,
+            log.role,
             log.epoch,
+            log.promised_epoch,
             log.end.epoch,
             log.end.end,
             log.hears_leader(self.clock.monotonic_ms()),
-            log.role == "leading",
-            log.promised_epoch if log.role == "follower" else 0,
-            log.lag_of() if log.role == "leading" else {},
+            is_rebuilding=not journal.is_ready,
+            lag=log.lag_of() if log.role == "leading" else {},
         )
-        for manager in self.cell.managers:
-            self._network.send(self.name, manager.name, report)
 
-    def _end_transfer(self, start: int) -> None:
-        if start == self.starts and self.is_up:
-            self.log.end_transfer()
-            self._settle()
-
-    def _on_store(self, configuration: JournalConfiguration, revision: int) -> None:
+    def on_store(self, configuration: JournalConfiguration, revision: int) -> None:
+        """The journal's key was read."""
         if revision < self.store_revision:
             return
         self.store_revision = revision
@@ -313,26 +257,27 @@ class Node:
             and configuration.activated
         ):
             self._activated(configuration.epoch)
+        if self._activating == self.log.epoch:
+            self._ask_to_activate(self._activating)
+        self._settle()
 
     def _on_progress(self, written: int, durable: int, truncations: int) -> None:
-        if self.is_paused:
-            self._deferred.append(
-                (self._late_report, (self.writer, self._on_progress, written, durable, truncations))
-            )
+        if self.host.is_paused:
+            self.host.deferred.append((self._late_report, (self._on_progress, written, durable, truncations)))
             return
         self.journal.on_written(written, truncations=truncations)
         self.journal.on_durable(durable, truncations=truncations)
         self._settle()
 
     def _on_promised(self, epoch: int) -> None:
-        if self.is_paused:
-            self._deferred.append((self._late_report, (self.writer, self._on_promised, epoch)))
+        if self.host.is_paused:
+            self.host.deferred.append((self._late_report, (self._on_promised, epoch)))
             return
         self.journal.on_promise_durable(epoch)
         self._settle()
 
-    def _late_report(self, writer: LogWriter, act: Callable[..., None], *arguments: int) -> None:
-        if writer is self.writer:
+    def _late_report(self, act: Callable[..., None], *arguments: int) -> None:
+        if self.is_open:
             act(*arguments)
 
     # What the replica asks for
@@ -345,7 +290,7 @@ class Node:
     def _carry_out(self) -> bool:
         """Carry out one `ToDo`; return whether commands were proposed that come of it."""
         log = self.log
-        checker = self.cell.checker
+        checker = self.checker
         todo = self.journal.take(self.clock.wall_ms())
         if todo.operations:
             self._follow(todo.operations)
@@ -355,7 +300,7 @@ class Node:
             checker.on_send(self, envelope)
             send(self.name, envelope.receiver.partition("@")[0], envelope)
         for read in todo.reads:
-            self._kernel.after(self._random.randint(100, 2 * MS), self._read, self.starts, read)
+            self._kernel.after(self._random.randint(100, 2 * MS), self._read, read)
         for member in todo.copies:
             self._copying[member] = 0
             self._send_copy(member)
@@ -365,7 +310,7 @@ class Node:
             self._ask_to_activate(todo.activate)
         if todo.rebuild:
             self._snapshot_wanted = None
-            self._kernel.after(self._random.randint(MS, 20 * MS), self._rebuild, self.starts)
+            self._kernel.after(self._random.randint(MS, 20 * MS), self._rebuild)
         if log.commit > self.commit:
             checker.on_commit(self, self.commit, log.commit)
             self.commit = log.commit
@@ -374,9 +319,13 @@ class Node:
         for token, answer in todo.replies:
             if isinstance(token, Asked):
                 self._reply(token, answer, letters)
-            elif isinstance(answer, Exception):
-                assert isinstance(token, DeadLetter), "a dead letter is moved"
-                self._kernel.after(MOVE_AGAIN_US, self._move, self.starts, token)
+            elif isinstance(token, Inside):
+                token.on_answer(answer)
+            elif isinstance(token, DeadLetter) and isinstance(answer, MoveBegun):
+                assert self._moves is not None, "messages leave only where there are other journals"
+                self._moves.begun(partition_key(token.queue_id, token.partition), answer)
+            elif isinstance(token, DeadLetter) and isinstance(answer, Exception):
+                self._kernel.after(MOVE_AGAIN_US, self._move, token)
         if log.end.end - self._hashed_end >= HASH_EVERY and self.journal.is_ready:
             self._hashed_end = log.end.end - log.end.end % HASH_EVERY
             checker.on_applied(self)
@@ -384,11 +333,40 @@ class Node:
             self._take_snapshot()
         for letter in letters:
             self._propose_move(letter)
+        if self._moves is not None and self.journal.is_leading != self._was_leading:
+            self._was_leading = self.journal.is_leading
+            self._moves.leads(self._was_leading)
+            return (self._was_leading and self._put_back_undecided()) or bool(letters)
         return bool(letters)
+
+    def _put_back_undecided(self) -> bool:
+        """Make visible again what was taken for a move in an earlier epoch; return whether there is such a thing."""
+        is_any = False
+        for partition in self.journal.queues.partitions.values():
+            for sequence in list(partition.moving):
+                is_any = True
+                put_back = MoveMessage(
+                    partition.definition.queue_id, partition.number, sequence, 0, 0, 0, None, None
+                )
+                self.journal.propose(put_back, None, self.clock.wall_ms())
+        return is_any
+
+    def propose_inside(self, command: InternalCommand, on_answer: Callable[[object], None]) -> None:
+        """Have a command decided that a broker asks of itself, or another one of it."""
+        self._kernel.after(0, self._decide_inside, command, Inside(on_answer))
+
+    def _decide_inside(self, command: InternalCommand, token: Inside) -> None:
+        if not self.is_open:
+            return
+        if self.host.is_paused:
+            self.host.deferred.append((self._decide_inside, (command, token)))
+            return
+        self.journal.propose(command, token, self.clock.wall_ms())
+        self._settle()
 
     def _follow(self, operations: list[Any]) -> None:
         """Keep the batches that the log has."""
-        checker = self.cell.checker
+        checker = self.checker
         for operation in operations:
             if isinstance(operation, Write):
                 self.batches += operation.batches
@@ -404,11 +382,11 @@ class Node:
                 self._snapshot_at = min(self._snapshot_at, operation.end)
                 self._snapshot_wanted = None
 
-    def _read(self, start: int, read: ReadLog) -> None:
-        if start != self.starts or not self.is_up:
+    def _read(self, read: ReadLog) -> None:
+        if not self.is_open:
             return
-        if self.is_paused:
-            self._deferred.append((self._read, (start, read)))
+        if self.host.is_paused:
+            self.host.deferred.append((self._read, (read,)))
             return
         disk = self.disk
         found = disk.read(read.start, READ_BATCHES_MAX)
@@ -429,16 +407,16 @@ class Node:
         if self.log.role != "activating":
             return
         if configuration is None or configuration.epoch != epoch or configuration.activated:
-            self._network.send(self.name, STORE, Get(0))
+            self._network.send(self.name, STORE, Get())
             return
         activated = msgspec.structs.replace(
             configuration, activated=True, previous_members=configuration.members
         )
-        self._network.send(self.name, STORE, Swap(0, self.store_revision, activated))
+        self._network.send(self.name, STORE, Swap(self.journal_id, self.store_revision, activated))
 
     def _activated(self, epoch: int) -> None:
-        self.cell.checker.on_activated(self, epoch)
-        self._kernel.tell(self.name, f"activates epoch {epoch}: {self.log_state()}")
+        self.checker.on_activated(self, epoch)
+        self.tell(f"activates epoch {epoch}: {self.log_state()}")
         self.journal.on_activated(epoch)
 
     # Copies of the journal
@@ -451,15 +429,16 @@ class Node:
         base = snapshot.base_offset
         copy = Copy(
             member,
+            self.journal_id,
             self.log.epoch,
             snapshot,
             dict(self.disk.kept_below(base)),
             self.disk.durable_behind(base),
         )
-        self._kernel.tell(self.name, f"sends {member} a copy at {base}, up to {copy.end.end}")
+        self.tell(f"sends {member} a copy at {base}, up to {copy.end.end}")
         self._network.send(self.name, member.partition("@")[0], copy)
 
-    def _on_copy(self, sender: str, copy: Copy) -> None:
+    def on_copy(self, sender: str, copy: Copy) -> None:
         """Take a copy in place of the log, if the replica says so."""
         if copy.member != self.member:
             return
@@ -470,17 +449,15 @@ class Node:
         if verdict == "wait":
             return
         if verdict == "take":
-            self._kernel.tell(
-                self.name, f"takes a copy up to {copy.end.end} in place of its log: {self.log_state()}"
-            )
+            self.tell(f"takes a copy up to {copy.end.end} in place of its log: {self.log_state()}")
             self.install(copy)
-        self._network.send(self.name, sender, Copied(self.member))
+        self._network.send(self.name, sender, Copied(copy.member, self.journal_id))
 
     def install(self, copy: Copy) -> None:
-        """Put a copy in place of the log, and go on with it."""
-        self.writer.stop()
+        """Put a copy in place of the log; another replica goes on with it."""
+        self.close()
         self.disk.install(copy.snapshot, copy.kept, copy.batches)
-        self._begin(self.disk.promised)
+        self.host.open(self.journal_id)
 
     def chain_at(self, end: int) -> int | None:
         """Return the chain value where a batch ends, None when none of this log ends there."""
@@ -517,21 +494,21 @@ class Node:
         """Return the index of the first batch to be applied, given that of the first behind the snapshot."""
         return index
 
-    def _rebuild(self, start: int) -> None:
+    def _rebuild(self) -> None:
         """Make the queues anew, when the disk has what the log has had cut."""
-        if start != self.starts or not self.is_up or self.journal.is_ready:
+        if not self.is_open or self.journal.is_ready:
             return
-        if self.is_paused:
-            self._deferred.append((self._rebuild, (start,)))
+        if self.host.is_paused:
+            self.host.deferred.append((self._rebuild, ()))
             return
         if not self.has_cut():
-            self._kernel.after(MS, self._rebuild, start)
+            self._kernel.after(MS, self._rebuild)
             return
         queues, applied, last_time_ms = self._replayed()
         if not self.journal.has_kept_from(applied):
-            self._kernel.after(MS, self._rebuild, start)
+            self._kernel.after(MS, self._rebuild)
             return
-        self._kernel.tell(self.name, f"has made its queues anew up to {applied}")
+        self.tell(f"has made its queues anew up to {applied}")
         self.journal.on_rebuilt(queues, applied, last_time_ms, self.writer.truncations)
         self._settle()
 
@@ -554,10 +531,10 @@ class Node:
         wanted = self._snapshot_wanted
         if wanted is not None and wanted.base_offset <= self.commit:
             self._snapshot_wanted = None
-            self._kernel.after(self._random.randint(MS, 20 * MS), self._publish, self.starts, wanted)
+            self._kernel.after(self._random.randint(MS, 20 * MS), self._publish, wanted)
 
-    def _publish(self, start: int, snapshot: Snapshot) -> None:
-        if start != self.starts or not self.is_up or self.writer.is_stopped:
+    def _publish(self, snapshot: Snapshot) -> None:
+        if not self.is_open or self.writer.is_stopped:
             return
         disk = self.disk
         older = disk.snapshot
@@ -569,11 +546,11 @@ class Node:
 
     # Serving
 
-    def _turn(self, start: int) -> None:
-        if start != self.starts or not self.is_up:
+    def _turn(self) -> None:
+        if not self.is_open:
             return
-        if self.is_paused:
-            self._deferred.append((self._turn, (start,)))
+        if self.host.is_paused:
+            self.host.deferred.append((self._turn, ()))
             return
         self._is_turn_due = False
         inbox, self._inbox = self._inbox, []
@@ -592,13 +569,13 @@ class Node:
             letters += answer.dead_letters
             answer = self._bodies(asked, answer)
         elif isinstance(answer, SentOutcome):
-            answer = self._places(answer)
+            answer = self._places(asked, answer)
         elif isinstance(answer, NotLeader) and self.configuration is not None:
             answer = NotLeader(self.configuration.leader)
         self._answer(asked, answer)
 
     def _answer(self, asked: Asked, outcome: object) -> None:
-        self.cell.checker.on_reply(self, asked.command, outcome)
+        self.checker.on_reply(self, asked.command, outcome)
         self._network.send(self.name, asked.sender, Answer(asked.number, outcome))
 
     def _bodies(self, asked: Asked, taken: TakenOutcome) -> Received:
@@ -611,7 +588,7 @@ class Node:
         decided_ms = asked.decided_ms
         deliveries: list[Delivery] = []
         for one in taken.taken:
-            self.cell.checker.on_handed_out(self, one.offset)
+            self.checker.on_handed_out(self, one.offset)
             number = number_of(*self.record(one.offset))
             deliveries.append(
                 Delivery(
@@ -625,18 +602,33 @@ class Node:
             )
         return Received(deliveries)
 
-    def _places(self, sent: SentOutcome) -> Sent:
+    def _places(self, asked: Asked, sent: SentOutcome) -> Sent | NotNow:
         places: list[tuple[int, int]] = []
+        duplicates = set()
         for result in sent.results:
             if isinstance(result, Duplicate):
-                record = self.record(result.offset)
+                record = self.find_record(result.offset)
+                if record is None:
+                    return Overloaded(
+                        "The original was compacted away."
+                    )  # only disks that are short of space do it
+                duplicates.add(len(places))
                 places.append((record[2], number_of(*record)))
             else:
                 places.append((result.sequence, int.from_bytes(result.message_id, "big")))
-        return Sent(places)
+        return Sent(places, asked.decided_ms, frozenset(duplicates))
 
     def _propose_move(self, letter: DeadLetter) -> None:
-        record_type, flags, _, payload = self.record(letter.offset)
+        record = self.find_record(letter.offset)
+        if record is None:
+            partition = self.journal.queues.partition(letter.queue_id, letter.partition)
+            if partition.is_live(letter.sequence):
+                raise Violation(
+                    "I13", f"{self.member} lacks a dead letter, at {letter.offset}", letter.offset
+                )
+            return  # somebody deleted it before it went
+        record_type, flags, _, payload = record
+        is_here = letter.target_queue_id in self.journal.queues.definitions
         move = MoveMessage(
             letter.queue_id,
             letter.partition,
@@ -646,22 +638,74 @@ class Node:
             flags,
             payload,
             None,
+            target_journal_id=None if is_here else self.cell.journal_of(letter.target_queue_id),
         )
         self.journal.propose(move, letter, self.clock.wall_ms())
 
-    def _move(self, start: int, letter: DeadLetter) -> None:
+    def _move(self, letter: DeadLetter) -> None:
         """Try once more to move a dead letter."""
-        if start == self.starts and self.is_up and not self.is_paused and self.journal.is_leading:
+        if self.is_open and not self.host.is_paused and self.journal.is_leading:
             self._propose_move(letter)
             self._settle()
 
     def record(self, offset: int) -> tuple[int, int, int, bytes]:
-        """Return type, flags, sequence and payload of a record of the log, or kept from below it."""
+        """Return type, flags, sequence and payload of a record that somebody needs."""
+        found = self.find_record(offset)
+        if found is None:
+            raise Violation("I13", f"{self.member} lacks the record of a message, at {offset}", offset)
+        return found
+
+    def find_record(self, offset: int) -> tuple[int, int, int, bytes] | None:
+        """Return a record of the log, or kept from below it; None when it was compacted away."""
         index = bisect_right(self.ends, offset)
         batch = self.batches[index] if index < len(self.batches) else None
         if batch is not None and batch.base_offset <= offset:
             return record_at(batch.data, offset - batch.base_offset)
-        return self.disk.kept[offset]
+        kept = self.disk.kept.get(offset)
+        return None if kept is None else (kept.row.type, kept.row.flags, kept.row.sequence, kept.payload)
+
+    # Compaction and expiry
+
+    def _maintain(self) -> None:
+        """Do now and then what `broker/maintenance` does."""
+        every_us = self.cell.faults.compaction_us
+        if every_us and self._random.random() < TICK_US / every_us:
+            self._compact()
+        if self.cell.faults.has_more_queues and self.journal.is_leading:
+            for partition in list(self.journal.queues.partitions.values()):
+                if partition.alive and partition.definition.retention_ms < RETENTION_SHORT_MS:
+                    expire = ExpireMessages(partition.definition.queue_id, partition.number)
+                    self.journal.propose(expire, None, self.clock.wall_ms())
+
+    def _compact(self) -> None:
+        """Judge what is kept below the log: what is dead goes once all that it was judged by is committed."""
+        if self.journal.is_ready and not self._is_compacting and self.disk.kept:
+            dead = [offset for offset, kept in self.disk.kept.items() if self.is_dead(kept.row)]
+            self._is_compacting = True
+            self._rewrite(dead, self.log.end.end, self.log.truncations)
+
+    def is_dead(self, row: Row) -> bool:
+        """Tell whether nobody may ask for a message any more."""
+        return not self.journal.queues.is_live(row)
+
+    def may_rewrite(self, end: int, truncations: int) -> bool | None:
+        """Tell whether what was judged at this end of the log may go; None when it never may, for the log was cut."""
+        if self.log.commit < end:
+            return False
+        return True if self.log.truncations == truncations else None
+
+    def _rewrite(self, dead: list[int], end: int, truncations: int) -> None:
+        if not self.is_open:
+            return
+        may_rewrite = self.may_rewrite(end, truncations)
+        if may_rewrite is False:
+            self._kernel.after(2 * MS, self._rewrite, dead, end, truncations)
+            return
+        self._is_compacting = False
+        if may_rewrite:
+            self.tell(f"gives up {len(dead)} records of {len(self.disk.kept)}")
+            for offset in dead:
+                del self.disk.kept[offset]
 
 
 def number_of(record_type: int, flags: int, sequence: int, payload: bytes) -> int:
