@@ -22,6 +22,7 @@ CAUGHT_BY: dict[str, int] = {
     "lagging-member": 11,
     "appoints-the-silent": 2,
     "forgotten-move": 0,
+    "stale-snapshot": 0,
     "in-flight-compacted": 2,
     "cut-not-noticed": 3,
     "serves-early": 9,
@@ -49,10 +50,10 @@ CAUGHT_BY: dict[str, int] = {
 }
 """Not here are `tail-not-compared`, `noactivate`, `volpromise`, `nochain`, `noprevcheck`, `longack`, `nofence`,
 `commit-unverified`, `learner-votes`, `unsynced-recovery`, `fsync-retried`, `probably-activated`, `activated-again`,
-`never-settles`, `lost-answer-is-a-failure`, `early-snapshot`, `stale-snapshot`, `log-cut-early`,
-`copy-over-longer-log`, `copy-without-bodies`, `copy-forgotten`, `compacted-by-what-was-cut`,
-`compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `unknown-is-done`, `no-lease`, `never-expires`,
-`moves-forgotten`, `move-answered-early` and `move-sent-early`.
+`never-settles`, `lost-answer-is-a-failure`, `early-snapshot`, `log-cut-early`, `copy-over-longer-log`,
+`copy-without-bodies`, `copy-forgotten`, `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`,
+`stale-rebuild`, `unknown-is-done`, `no-lease`, `never-expires`, `moves-forgotten`, `move-answered-early` and
+`move-sent-early`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
 `protocol_model`.
