@@ -317,8 +317,12 @@ def prepare_data_directory(data: Path) -> DirectoryLock:
             )
         write_file_durably(disk, str(data), FORMAT_FILE, b"%d\n" % DATA_FORMAT)
         return lock
-    text = path.read_text().strip()
-    if text != str(DATA_FORMAT):
+    text = path.read_bytes().decode("ascii", "replace").strip()
+    if not text.isdecimal() or int(text) == 0:
+        # No program wrote that. Every file beside it says and checks its own version, so that this one is no loss.
+        log_event(log, logging.WARNING, "damaged file written anew", path=str(path), found=repr(text[:40]))
+        write_file_durably(disk, str(data), FORMAT_FILE, b"%d\n" % DATA_FORMAT)
+    elif text != str(DATA_FORMAT):
         raise DataDirectoryUnusable(
             f"{data} has format {text!r}; this version of Quaymaster ({__version__}) reads format {DATA_FORMAT}. "
             "Start the version that wrote it."
