@@ -22,7 +22,13 @@ from quaymaster.broker.peer_links import REPLICATE
 from quaymaster.broker.record_repair import RECORD, STRETCH
 from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
-from quaymaster.coordination.interface import LIST_LIMIT_MAX, CoordinationUnavailable, Event, Listing
+from quaymaster.coordination.interface import (
+    LIST_LIMIT_MAX,
+    CoordinationUnavailable,
+    Event,
+    Listing,
+    StoreUnusable,
+)
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.commands import (
@@ -462,6 +468,44 @@ def test_a_damaged_replica_is_put_aside_and_the_broker_starts_with_the_others(tm
         return [path.name for path in (tmp_path / "c").iterdir() if ".damaged-" in path.name]
 
     assert len(run(tmp_path, story)) == 1
+
+
+def test_a_broker_with_records_does_not_begin_anew_on_an_empty_store(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        await cell.send("a", 1, 20)
+        await cell.same("a", "b", "c")
+        await cell.stop("c")
+        full, cell.coordination = cell.coordination, Store()
+
+        with pytest.raises(
+            StoreUnusable, match=rf"knows of no journal, and this broker has journals \[{JOURNAL}\]"
+        ):
+            await cell.start("c")
+
+        assert not (await cell.coordination.list_prefix("")).items
+        cell.coordination = full
+        await cell.start("c")
+        await cell.same("a", "b", "c")
+
+    run(tmp_path, story)
+
+
+def test_a_replica_is_not_dropped_by_a_configuration_older_than_its_promise(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> bytes:
+        await cell.send("a", 1, 20)
+        await cell.same("a", "b", "c")
+        broker = cell.brokers["c"]
+        replica = broker.journals[JOURNAL]
+        known = broker.configurations[JOURNAL]
+        others = tuple(member for member in known.members if member != replica.member)
+        broker.configurations[JOURNAL] = msgspec.structs.replace(known, members=others)
+        await asyncio.to_thread(replica.files.persist_promise, known.epoch + 1)
+        request = DropRequest(JOURNAL, replica.member, known.epoch)
+        answer = await broker._held.drop(request)
+        assert JOURNAL in broker.journals
+        return b"dropped" if answer else b"kept"
+
+    assert run(tmp_path, story) == b"kept"
 
 
 def test_nobody_but_a_broker_speaks_for_its_replicas(tmp_path: Path) -> None:

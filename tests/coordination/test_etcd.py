@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
+import shutil
 import ssl
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -25,10 +26,12 @@ from quaymaster.coordination.interface import (
     ABSENT,
     CoordinationUnavailable,
     Event,
+    Put,
     StoreUnusable,
     WatchLost,
 )
 from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.watched_prefix import WatchedPrefix
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -166,6 +169,37 @@ def test_endpoints_of_different_clusters_are_not_mixed(tmp_path: Path) -> None:
         await store.close()
 
     with EtcdCluster.started(tmp_path / "one") as one, EtcdCluster.started(tmp_path / "two") as two:
+        run(scenario)
+
+
+def test_etcd_that_lost_its_data_is_not_asked_and_tells_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = EtcdCoordination(EtcdAccess(etcd.endpoints), root="q/")
+        for number in range(5):
+            await store.transaction([], [Put(f"a/{number}", b"1")])
+        told: list[tuple[str, bytes | None]] = []
+        watch = WatchedPrefix(store, "a/", lambda key, value: told.append((key, value)), relist_s=0.1)
+        watch.start()
+        await watch.listed.wait()
+
+        await asyncio.to_thread(etcd.kill, 0)
+        await asyncio.to_thread(shutil.rmtree, etcd.members[0].data)
+        await asyncio.to_thread(etcd.start, 0)
+        with pytest.raises(CoordinationUnavailable, match="lost its data"):
+            await store.get("a/1")
+        other = EtcdCoordination(EtcdAccess(etcd.endpoints), root="q/")
+        for _ in range(20):  # what is new there does not make it what it was
+            await other.transaction([], [Put("b", b"2")])
+
+        with pytest.raises(CoordinationUnavailable, match="lost its data"):
+            await store.transaction([], [Put("a/1", b"2")])
+        await watch.close()
+        assert sorted(told) == [(f"a/{number}", b"1") for number in range(5)]
+        assert await other.get("a/1") is None
+        await store.close()
+        await other.close()
+
+    with EtcdCluster.started(tmp_path) as etcd:
         run(scenario)
 
 

@@ -39,7 +39,7 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.contact import Contact
-from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
+from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch, StoreUnusable
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.commands import MoveIn, MoveInOutcome
@@ -160,7 +160,10 @@ class CellBroker:
     # Life
 
     async def start(self) -> None:
-        """Recover every journal on the disk, listen, register, and follow coordination."""
+        """Recover every journal on the disk, listen, register, and follow coordination.
+
+        Raises StoreUnusable when the store knows nothing of what is on the disk.
+        """
         options = self._options
         await self._held.recover()
         self._tasks.run(self._held.open_when_room())
@@ -170,7 +173,11 @@ class CellBroker:
         host, port = await self._server.start(options.listen_host, options.listen_port, tls=tls)
         advertised, _, advertised_port = options.advertise.rpartition(":")
         self.address = f"{advertised or host}:{int(advertised_port or 0) or port}"
-        await self._register()
+        try:
+            await self._register()
+        except StoreUnusable:
+            await self.close()
+            raise
         for watch in self._watches:
             watch.start()
         self._tasks.run(self._contact.run())
@@ -198,6 +205,7 @@ class CellBroker:
         key = registration_key(options.name)
         while True:
             try:
+                await self._check_is_of_this_cell()
                 found = await self._coordination.get(key)
                 known = decode_registration(found.value) if found is not None else None
                 wanted = BrokerRegistration(options.name, options.zone, self.address)
@@ -215,6 +223,19 @@ class CellBroker:
             except NotNow as error:
                 log_event(log, logging.WARNING, "broker not registered yet", reason=str(error))
                 await asyncio.sleep(RETRY_S)
+
+    async def _check_is_of_this_cell(self) -> None:
+        """Refuse a store that knows of no journal while there are records here: it lost its data, or is another one.
+
+        A cell that began anew there would give the numbers of these journals and of their queues to others.
+        """
+        held = sorted(number for number, journal in self.journals.items() if journal.files.end_offset)
+        if held and not (await self._coordination.list_prefix(JOURNALS, limit=1)).items:
+            raise StoreUnusable(
+                f"The coordination store knows of no journal, and this broker has journals {held} on its disk: the "
+                "store lost its data, or is not this cell's (etcd_endpoints, etcd_prefix). Nothing was changed here. "
+                "Restore etcd from a snapshot: docs/guides/etcd.md."
+            )
 
     # Coordination
 

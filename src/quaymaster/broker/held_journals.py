@@ -201,6 +201,8 @@ class HeldJournals:
         if (
             configuration is None
             or configuration.epoch < request.epoch
+            # An older one than it took part in: of a store that began anew, or was restored from a snapshot.
+            or configuration.epoch < journal.files.promised_epoch
             or not configuration.activated
             or request.member in (*configuration.members, *configuration.learners)
         ):

@@ -11,6 +11,9 @@ root is no part of keys here. A revision is etcd's: it counts the changes of all
 A watch may be dead without a sign: its member paused or cut off, a proxy between that forgot it. So a silent one
 asks its member for a read that needs the leader each WATCH_PROBE_S, and is made anew after WATCH_RENEW_S.
 
+An etcd that answers from a revision before one it had has lost its data, or was restored. It is not asked any more by
+whoever saw that: to those it is away, and what they know stays as it is.
+
 What etcd does when it is unsure (time-out, leader changed) is OutcomeUnknown; see `etcd_gateway`.
 """
 

@@ -134,6 +134,8 @@ class Endpoint:
         """Whether the last thing it did was to answer."""
         self.failures = 0
         self.avoided_until_s = 0.0
+        self.why_refused = ""
+        """Why it is not asked any more, for good."""
 
     def note_answer(self) -> None:
         """It works."""
@@ -209,6 +211,8 @@ class EtcdGateway:
         self._watches = _session(context, WATCHES_MAX)
         self._streams: set[Stream] = set()
         self._cluster_id: int | None = None
+        self._revision = 0
+        """The highest one seen in an answer that needed a majority: no later such answer is of an older one."""
         self._token: str | None = None
         self._authenticating = asyncio.Lock()
 
@@ -313,10 +317,27 @@ class EtcdGateway:
             self.avoid(endpoint, reason)
             raise EndpointFailed(endpoint, reason, may_have_acted=False)
 
+    def _check_revision(self, endpoint: Endpoint, path: str, header: Header, seen: int) -> None:
+        """Make sure that etcd still has what it had; EndpointFailed, from now on, for an endpoint that lost changes.
+
+        An etcd without the cell's rows would tell that brokers, journals and queues are gone. It tells us nothing.
+        """
+        if not path.startswith("/v3/kv/"):
+            return  # may be of a member that is behind
+        if header.revision < seen:
+            endpoint.why_refused = (
+                f"is at revision {header.revision} and was at {seen}: it lost its data, or was restored from a "
+                "snapshot (restore it, then restart all that use it)"
+            )
+            log_event(log, logging.ERROR, "etcd lost changes", endpoint=endpoint.url, seen=seen)
+            raise EndpointFailed(endpoint, endpoint.why_refused, may_have_acted=True)
+        self._revision = max(self._revision, header.revision)
+
     async def _attempt(
         self, endpoint: Endpoint, path: str, body: bytes, reply_type: type[T], timeout_s: float
     ) -> T:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
+        seen = self._revision
         response = await self._open(self._calls, endpoint, path, body, deadline_s)
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -333,6 +354,7 @@ class EtcdGateway:
         finally:
             response.release()
         self.check_cluster(endpoint, reply.header)
+        self._check_revision(endpoint, path, reply.header, seen)
         endpoint.note_answer()
         return reply
 
@@ -340,6 +362,8 @@ class EtcdGateway:
         self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str, body: bytes, deadline_s: float
     ) -> aiohttp.ClientResponse:
         """Return a response whose status is 200; a token that is no longer good is replaced once."""
+        if endpoint.why_refused:
+            raise EndpointFailed(endpoint, endpoint.why_refused, may_have_acted=False)
         for is_last in (False, True):
             token = await self._current_token(endpoint, deadline_s)
             try:
