@@ -69,6 +69,8 @@ class _Message:
     deletes_asked: int = 0
     deleted_us: dict[int, int] = field(default_factory=dict)
     """When a delete in a queue was acknowledged. One that came too late does not reach the dead letter."""
+    is_hidden_by_any: bool = False
+    """Somebody asked to change its visibility: on a standard queue that may still come, whoever holds it by then."""
 
 
 class QueueChecker:
@@ -141,6 +143,7 @@ class QueueChecker:
     def visibility_asked(self, number: int) -> None:
         """A change of visibility begins: when the message is visible again is not known any more."""
         message = self._messages[number]
+        message.is_hidden_by_any = True
         if message.last is not None:
             message.last = message.last._replace(deadline_ms=0)
 
@@ -304,7 +307,8 @@ class QueueChecker:
             earlier, later = (
                 (earlier, later) if earlier.delivery_count < later.delivery_count else (later, earlier)
             )
-        if later.received_ms < earlier.deadline_ms:
+        may_be_shown = message.is_hidden_by_any and not queue.is_fifo
+        if later.received_ms < earlier.deadline_ms and not may_be_shown:
             raise Violation(
                 "I20",
                 f"message {message.number} is hidden until {earlier.deadline_ms} and was received again at "
