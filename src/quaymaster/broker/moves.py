@@ -261,10 +261,13 @@ class Moves:
             except QueueDoesNotExist:
                 return
             except Exception as error:
-                if not isinstance(error, NotNow) or not self._host.replica.is_leading:
+                if not isinstance(error, NotNow):
                     log_event(
                         log, logging.ERROR, "move task stopped", source=task.source_arn, error=str(error)
                     )
+                    return
+                if not self._host.replica.is_leading:
+                    log_event(log, logging.INFO, "move task left to the next leader", source=task.source_arn)
                     return
             await asyncio.sleep(AWAY_RETRY_S)  # a majority is missing for now
 
