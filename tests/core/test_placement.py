@@ -235,6 +235,23 @@ def test_leader_cut_only_from_the_manager_stays(cell: PlannedCell) -> None:
     assert made.problems == ("broker a cannot be reached",)
 
 
+def test_manager_that_was_cut_off_itself_gives_the_leader_time_to_be_heard(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    cell.unseen.update("abc")
+    cell.see()
+    cell.now_ms += 10_000
+    cell.see()
+    for name in "bc":
+        change(cell, number, name, hears_leader=False)
+    cell.unseen.difference_update("bc")
+    cell.now_ms += POLL_MS
+    at_once = of(cell.plan().actions, Appoint)
+    cell.now_ms += PlacementSettings().suspicion_ms
+
+    assert at_once == []
+    assert [action.journal for action in of(cell.plan().actions, Appoint)] == [number]
+
+
 def test_leader_heard_by_a_minority_only_is_replaced() -> None:
     cell = running("a", "b", "c", "d", "e", replicas=5)
     number = journal_led_by(cell, "a")

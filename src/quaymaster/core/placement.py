@@ -232,7 +232,9 @@ class _Planner:
         election_ms = self._settings.election_ms
         if self._is_suspect(name):
             is_patient = configuration.activated or age_ms < election_ms
-            if is_patient and self._is_heard_by_followers(number, configuration):
+            if is_patient and (
+                self._is_heard_by_followers(number, configuration) or self._was_cut_off(number, configuration)
+            ):
                 return None
             return f"broker {name} cannot be reached", False
         if not self._is_heard(name):
@@ -283,6 +285,19 @@ class _Planner:
             ):
                 hearing.add(member)
         return bool(hearing) and is_majority(hearing | {configuration.leader}, configuration.members)
+
+    def _was_cut_off(self, number: int, configuration: JournalConfiguration) -> bool:
+        """Tell whether it may be the manager that heard nobody till just now: the leader may be heard next."""
+        lost = self._brokers.get(broker_of(configuration.leader))
+        lost_ms = 0 if lost is None or lost.heard_ms is None else lost.heard_ms
+        first_ms = min(
+            (
+                self._brokers[broker_of(member)].connected_ms
+                for member in self._voters(number, configuration.members)
+            ),
+            default=0,
+        )
+        return lost_ms < first_ms and self._now_ms - first_ms < self._settings.suspicion_ms
 
     def _appoint(self, number: int, journal: JournalSeen, reason: str, *, is_slow: bool) -> None:
         """Appoint the longest log; after a leader that was too slow, the next one in the order."""
