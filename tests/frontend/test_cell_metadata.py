@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,6 +62,12 @@ async def heard(pair: Pair, name: str) -> None:
     await until(lambda: all(node.queues.find(ACCOUNT, name) for node in pair.cell.nodes.values()))
 
 
+def asked_rows(pair: Pair) -> Counter[str]:
+    """Count what the second front end has asked nodes for, by key."""
+    requests = [request for link in pair.metadata.links.values() for request in link.asked]
+    return Counter(key for request in requests if isinstance(request, FindRows) for key in request.keys)
+
+
 def test_queue_and_key_made_at_one_front_end_serve_at_another_that_has_not_heard_of_them() -> None:
     async def scenario() -> None:
         async with serving_pair() as pair:
@@ -81,9 +88,10 @@ def test_queue_and_key_made_at_one_front_end_serve_at_another_that_has_not_heard
                 message["Body"] for answer in answers[:5] for message in answer.json.get("Messages", [])
             ]
             assert bodies == ["hello"]
-            asked = [request for link in pair.metadata.links.values() for request in link.asked]
-            keys = [key for request in asked if isinstance(request, FindRows) for key in request.keys]
-            assert len(keys) == len(set(keys))
+            asked = asked_rows(pair)
+            assert asked[f"/access_keys/{key.access_key_id}"] == 1
+            # The receives together, then each of the two that say how the queue is.
+            assert asked[f"/queues/{ACCOUNT}/orders"] == 3
 
     asyncio.run(scenario())
 
@@ -106,8 +114,9 @@ def test_what_there_is_not_is_refused_as_ever() -> None:
             )
             assert moved.status == 404
 
-            asked = [request for link in pair.metadata.links.values() for request in link.asked]
-            assert sum(isinstance(request, FindRows) for request in asked) == 2
+            asked = asked_rows(pair)
+            assert asked["/access_keys/AKIAUNKNOWNUNKNOWN00"] == 1
+            assert asked[f"/queues/{ACCOUNT}/none"] == 4
 
     asyncio.run(scenario())
 
