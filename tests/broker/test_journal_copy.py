@@ -83,8 +83,8 @@ def test_follower_is_not_copied_from(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
-async def compacted(cell: Cell, name: str) -> None:
-    """Let a journal's leader have most of what it wrote first compacted."""
+async def mostly_deleted(cell: Cell, name: str) -> JournalService:
+    """Let most of what a journal's leader wrote first be deleted, and snapshots be behind it."""
     for first in range(1, 2_000, 100):
         await cell.send(name, first, first + 99)
     for _ in range(190):
@@ -96,7 +96,29 @@ async def compacted(cell: Cell, name: str) -> None:
     for _ in range(2):
         await leader.snapshots.write()
         await cell.ask(name, Send(1, 0, [message(3_000)]))
+    return leader
+
+
+async def compacted(cell: Cell, name: str) -> None:
+    """Let a journal's leader have most of what it wrote first compacted."""
+    leader = await mostly_deleted(cell, name)
     assert await leader.compaction.step(younger_than_ms=0)
+
+
+def test_what_a_compaction_cannot_read_is_mended_and_compacted_then(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        leader = await mostly_deleted(cell, "a")
+        await cell.same("a", "b", "c")
+        flip(leader.files, sends_of(leader.files)[10], row=True)
+
+        await leader.compaction.step(younger_than_ms=0)
+        await leader.compaction._mend_what_is_damaged(leader.mend)
+        compacted_then = await leader.compaction.step(younger_than_ms=0)
+
+        assert compacted_then
+        assert leader.files.damaged_records() == ([], [])
+
+    run(tmp_path, story)
 
 
 def test_elect_that_needs_a_member_to_have_a_copy_gives_it_one(

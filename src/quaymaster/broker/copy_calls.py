@@ -108,7 +108,7 @@ class CopyCalls:
         """Have a member copy the journal from here, again and again until it has, or somebody else leads."""
         body = _encode(CopyOffer(journal.journal_id, member, self._name, epoch))
         replica = journal.host.replica
-        is_mended = False
+        is_whole, refused = False, 0
         while replica.role in COPIED_BY and replica.epoch == epoch and member in replica.log.lag_of():
             client = self._links.client(broker_of(member))
             if client is not None:
@@ -118,9 +118,12 @@ class CopyCalls:
                     log_event(
                         log, logging.WARNING, "copy not made", journal=journal.journal_id, reason=str(error)
                     )
-                    if isinstance(error, InternalFailure) and not is_mended:
-                        is_mended = True  # what is damaged in the copy may be damaged here
-                        await journal.mend()
+                    if isinstance(error, InternalFailure) and not is_whole:
+                        # What is damaged in the copy may be damaged here. That reads the whole journal: so at first,
+                        # the second, the fourth time and so on, until those who could help have done so.
+                        refused += 1
+                        if refused.bit_count() == 1:
+                            is_whole = await journal.mend()
                 else:
                     journal.host.on_copied(member)
                     return

@@ -194,6 +194,7 @@ class JournalService:
             self.snapshots,
             live_ratio=options.compaction_live_ratio,
             age_min_ms=options.compaction_age_min_ms,
+            mend=self.mend if peers is not None else None,
         )
         self.host.start()
         if self._peers is not None:
@@ -427,22 +428,27 @@ class JournalService:
                 if await run(None, record_repair.repair_stretch, self.files, start, end, batches):
                     break
 
-    async def mend(self) -> None:
-        """Look for damaged records in all segments, and repair those that other replicas have whole."""
+    async def mend(self) -> bool:
+        """Look for damaged records in all segments, and repair those that other replicas have whole.
+
+        Return whether all is whole, as far as is known: what is not may be repaired when others have heard more.
+        """
         tried: set[int] = set()
         while True:
             damaged, batches = await asyncio.get_running_loop().run_in_executor(
                 None, self.files.damaged_records
             )
-            for first in range(0, len(damaged), RECORDS_MAX):
-                await self.repaired(damaged[first : first + RECORDS_MAX])
-            found = {error.offset for error in batches}
+            torn = {error.offset for error in batches}
+            found = torn.union(damaged)
             if found <= tried:
                 break
             tried |= found
-            await self._repair_batches(sorted(found))  # then look again: what is behind them was not read
+            for first in range(0, len(damaged), RECORDS_MAX):
+                await self.repaired(damaged[first : first + RECORDS_MAX])
+            await self._repair_batches(sorted(torn))  # then look again: what is behind them was not read
         for error in batches:
             log_event(log, logging.ERROR, "batch damaged", journal=self.journal_id, error=str(error))
+        return not found
 
     def leads(self, is_leading: bool) -> None:
         """The replica has begun to lead, or leads no longer."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -337,12 +337,16 @@ class Compaction:
         *,
         live_ratio: float,
         age_min_ms: int = COMPACT_AFTER_MS,
+        mend: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._host = host
         self._snapshots = snapshots
+        self._mend = mend
         self._live_ratio = live_ratio
         self._age_min_ms = age_min_ms
         self._look_again_at: dict[int, int] = {}
+        self._damaged: set[int] = set()
+        """Segments, by their first offset, in which something could not be read."""
         self._closing = threading.Event()
         self._working: asyncio.Future[int] | None = None
         self.compacted_segments = 0
@@ -362,6 +366,15 @@ class Compaction:
             elif time.monotonic() - looked_at >= COMPACTION_STEP_S:
                 looked_at = time.monotonic()
                 await self.step()
+            if self._damaged and self._mend is not None:
+                await self._mend_what_is_damaged(self._mend)
+
+    async def _mend_what_is_damaged(self, mend: Callable[[], Awaitable[bool]]) -> None:
+        """Have other replicas' records put in the place of what cannot be read, and look at it once more then."""
+        damaged, self._damaged = self._damaged, set()
+        if await mend():
+            for base_offset in damaged:
+                self._look_again_at.pop(base_offset, None)
 
     async def make_room(self) -> int:
         """Give back all that can be: snapshots so that old records are not needed, then segments of any age.
@@ -412,6 +425,7 @@ class Compaction:
             except (RecordUnreadable, JournalCorrupt) as error:
                 log_event(log, logging.ERROR, "segment not compacted", error=str(error))
                 self._look_again_at[segment.base_offset] = self._gone() + LOOK_AGAIN_AFTER_DAMAGE
+                self._damaged.add(segment.base_offset)
                 judged = None
             is_neighbour = not together or together[-1].segment.end_offset == segment.base_offset
             if judged is not None and is_neighbour and _bytes_of([*together, judged]) <= MERGED_BYTES_MAX:
