@@ -296,20 +296,32 @@ class Cell:
         if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._is_at_rest):
             raise Violation("L5", f"the managers do not come to rest: {self._states()}")
         kernel.run_until(kernel.now_us + SETTLE_US)
+        kernel.run_until(kernel.now_us + SETTLE_US, self._all_agree)  # a leader may just have gone home
         for number, key in self.store.journals.items():
             members = key.configuration.members
             if len(members) != profile.placement.replicas or key.configuration.learners:
                 raise Violation(
                     "L5", f"journal {number} has not the members it should have: {self._states()}"
                 )
-            replicas = [
-                replica
-                for host in self.hosts.values()
-                if (replica := host.replicas.get(number)) is not None and replica.member in members
-            ]
+            replicas = self._replicas_of(number, members)
             self.checker_of(number).check_converged(replicas)
             for replica in replicas:
                 _check_memory(replica)
+
+    def _all_agree(self) -> bool:
+        """Whether every member knows all that is committed."""
+        return all(
+            replica.commit == self.checker_of(number).commit
+            for number, key in self.store.journals.items()
+            for replica in self._replicas_of(number, key.configuration.members)
+        )
+
+    def _replicas_of(self, number: int, members: tuple[str, ...]) -> list[Replica]:
+        return [
+            replica
+            for host in self.hosts.values()
+            if (replica := host.replicas.get(number)) is not None and replica.member in members
+        ]
 
     def _start_clients(self) -> None:
         profile = self.faults
