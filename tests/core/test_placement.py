@@ -252,6 +252,19 @@ def test_manager_that_was_cut_off_itself_gives_the_leader_time_to_be_heard(cell:
     assert [action.journal for action in of(cell.plan().actions, Appoint)] == [number]
 
 
+def test_journal_is_given_a_leader_while_a_broker_is_slow_to_drop_its_replica(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    cell.kill("a")
+    for name in "bc":
+        change(cell, number, name, hears_leader=False)
+
+    asking = plan(msgspec.structs.replace(cell.see(), asking=frozenset({number})))
+    acting = plan(msgspec.structs.replace(cell.see(), acting=frozenset({number})))
+
+    assert [action.journal for action in of(asking.actions, Appoint)] == [number]
+    assert acting.actions == ()
+
+
 def test_leader_heard_by_a_minority_only_is_replaced() -> None:
     cell = running("a", "b", "c", "d", "e", replicas=5)
     number = journal_led_by(cell, "a")
@@ -1156,6 +1169,7 @@ def cells(draw: st.DrawFn) -> CellSeen:
         journals,
         PlacementSettings(replicas=draw(st.sampled_from([1, 3, 5]))),
         acting=frozenset(draw(st.sets(st.integers(0, 4), max_size=1))),
+        asking=frozenset(draw(st.sets(st.integers(0, 4), max_size=1))),
         resting=frozenset(draw(st.sets(st.integers(0, 3), max_size=1))),
     )
 

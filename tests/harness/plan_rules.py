@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from quaymaster.core.cell import (
+    Action,
+    Appoint,
     CellSeen,
     CreateJournal,
     DropReplica,
@@ -20,6 +22,10 @@ from quaymaster.core.placement import plan
 CLOSE = PlacementSettings().transfer_lag_max
 
 
+def _journal_of(action: Action) -> int | None:
+    return None if isinstance(action, RemoveBroker) else action.journal
+
+
 def check_plan(seen: CellSeen) -> None:
     """Assert what every plan keeps to."""
     made = plan(seen)
@@ -27,6 +33,7 @@ def check_plan(seen: CellSeen) -> None:
     journals = [action.journal for action in made.actions if not isinstance(action, RemoveBroker)]
     assert len(journals) == len(set(journals))
     assert not seen.acting & set(journals)
+    assert all(isinstance(action, Appoint) for action in made.actions if _journal_of(action) in seen.asking)
     for action in made.actions:
         if isinstance(action, CreateJournal):
             assert action.journal not in seen.journals

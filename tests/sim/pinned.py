@@ -60,7 +60,6 @@ CAUGHT_BY: dict[str, int] = {
     "unknown-is-done": 20,
     "moves-forgotten": 21,
     "activated-again": 29,
-    "lost-answer-is-a-failure": 42,
     "volpromise": 31,
     "longack": 27,
     "copy-over-longer-log": 11,
@@ -68,7 +67,7 @@ CAUGHT_BY: dict[str, int] = {
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
 `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,
-`move-answered-early` and `move-sent-early`.
+`lost-answer-is-a-failure`, `move-answered-early` and `move-sent-early`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
 `protocol_model`.

@@ -129,8 +129,9 @@ class PlacementSettings(msgspec.Struct, frozen=True):
 class CellSeen(msgspec.Struct, frozen=True):
     """All that a plan rests on.
 
-    `acting`: journals on which an action is being carried out; nothing is planned for them. `resting`: journals for
-    which a move failed lately; they are given leaders, and no moves.
+    `acting`: journals on which an action is being carried out; nothing is planned for them. `asking`: journals of which
+    a broker is asked to make or drop a replica, which may take long; they are given leaders meanwhile, and nothing else
+    is done. `resting`: journals for which a move failed lately; they are given leaders, and no moves.
     """
 
     now_ms: int
@@ -138,6 +139,7 @@ class CellSeen(msgspec.Struct, frozen=True):
     journals: dict[int, JournalSeen]
     settings: PlacementSettings = PlacementSettings()
     acting: frozenset[int] = frozenset()
+    asking: frozenset[int] = frozenset()
     resting: frozenset[int] = frozenset()
 
 

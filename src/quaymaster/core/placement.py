@@ -75,6 +75,7 @@ class _Planner:
         self._brokers = {broker.name: broker for broker in sorted(seen.brokers, key=lambda seen: seen.name)}
         self._journals = dict(sorted(seen.journals.items()))
         self._acting = seen.acting
+        self._asking = seen.asking
         self._resting = seen.resting
         self._touched: set[int] = set(seen.acting)
         self._led: dict[str, int] = dict.fromkeys(self._brokers, 0)
@@ -86,7 +87,7 @@ class _Planner:
                 self._count(self._replicas, broker_of(member))
         self._home = self._homes()
         moving = {number for number, journal in self._journals.items() if journal.configuration.learners}
-        self._moves_left = seen.settings.moves_max - len(moving | seen.acting)
+        self._moves_left = seen.settings.moves_max - len(moving | seen.acting | seen.asking)
 
     # The steps of a plan
 
@@ -113,6 +114,7 @@ class _Planner:
             if trouble is not None:
                 reason, is_slow = trouble
                 self._appoint(number, journal, reason, is_slow=is_slow)
+        self._touched |= self._asking  # nothing else is done there
 
     def finish_moves(self) -> None:
         """Promote learners that are ready; give up those that are of no use."""

@@ -146,6 +146,7 @@ class InClusterManager:
         self._unreadable_rows: dict[str, int] = {}
         """Configurations that cannot be read, by key, with their revision."""
         self._acting: set[int] = set()
+        self._asking: set[int] = set()
         self._removing: set[str] = set()
         self._resting: dict[int, int] = {}
         self._handed_over: dict[int, int] = {}
@@ -360,8 +361,9 @@ class InClusterManager:
             dict(self._journals),
             self._settings,
             # What cannot be read is left alone as well.
-            frozenset(self._acting | set(map(_number_of, self._unreadable_rows))),
-            frozenset(self._resting),
+            acting=frozenset(self._acting | set(map(_number_of, self._unreadable_rows))),
+            asking=frozenset(self._asking),
+            resting=frozenset(self._resting),
         )
 
     async def _plan_again_and_again(self) -> None:
@@ -421,8 +423,12 @@ class InClusterManager:
                 self._removing.add(action.broker)
                 self._run(self._act(action, None))
         else:
-            self._acting.add(action.journal)
+            self._under_way(action).add(action.journal)
             self._run(self._act(action, action.journal))
+
+    def _under_way(self, action: Action) -> set[int]:
+        """Return where the journal of an action is noted: a broker that does not answer must not keep it leaderless."""
+        return self._asking if isinstance(action, ReplaceMember | DropReplica) else self._acting
 
     async def _act(self, action: Action, number: int | None) -> None:
         """Carry one action out, learn what came of it, and let others be planned for its journal."""
@@ -455,7 +461,7 @@ class InClusterManager:
                 self._resting[number] = self._now_ms() + REST_MS
             elif result == "done" and before is not None:
                 self._note_hand_over(action, number, before.configuration)
-            self._acting.discard(number)
+            self._under_way(action).discard(number)
         self._replan.set()
 
     def _note_hand_over(self, action: Action, number: int, before: JournalConfiguration) -> None:
