@@ -63,11 +63,10 @@ CAUGHT_BY: dict[str, int] = {
     "volpromise": 31,
     "longack": 27,
     "copy-over-longer-log": 11,
-    "never-expires": 1,
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
 `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,
-`lost-answer-is-a-failure`, `move-answered-early` and `move-sent-early`.
+`lost-answer-is-a-failure`, `never-expires`, `move-answered-early` and `move-sent-early`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
 `protocol_model`.
