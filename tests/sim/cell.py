@@ -387,7 +387,8 @@ class Cell:
         """Tell whether no configuration has changed for longer than managers wait for anything to settle."""
         changed_us = max(key.changed_us for key in self.store.journals.values())
         rest_us = self.faults.placement.settle_ms * MS + 5 * SECOND
-        return self.kernel.now_us - changed_us > rest_us and self._is_served()
+        is_busy = any(m.is_up and (m.product._acting or m.product._asking) for m in self.managers)
+        return self.kernel.now_us - changed_us > rest_us and not is_busy and self._is_served()
 
     def _states(self) -> str:
         states = []
