@@ -461,6 +461,8 @@ class InClusterManager:
                 self._resting[number] = self._now_ms() + REST_MS
             elif result == "done" and before is not None:
                 self._note_hand_over(action, number, before.configuration)
+            if isinstance(action, DropReplica) and result == "done":
+                await asyncio.sleep(self._poll_ms / 1000)  # till then the broker's report names the replica
             self._under_way(action).discard(number)
         self._replan.set()
 
