@@ -527,33 +527,23 @@ def test_nobody_but_a_broker_speaks_for_its_replicas(tmp_path: Path) -> None:
     assert run(tmp_path, story) == (1, "follower")
 
 
+OF_REPLICAS = (
+    REPORT,
+    PREPARE,
+    TRANSFER,
+    DROP,
+    RECORD,
+    STRETCH,
+    FETCH_COPY,
+    COPY_BEGIN,
+    COPY_READ,
+    COPY_END,
+    MOVE,
+)
+"""What is none of the business of those who only send commands."""
 DENIED = {
-    "frontend": (
-        REPORT,
-        PREPARE,
-        TRANSFER,
-        DROP,
-        RECORD,
-        STRETCH,
-        FETCH_COPY,
-        COPY_BEGIN,
-        COPY_READ,
-        COPY_END,
-        MOVE,
-    ),
-    "metadata": (
-        REPORT,
-        PREPARE,
-        TRANSFER,
-        DROP,
-        RECORD,
-        STRETCH,
-        FETCH_COPY,
-        COPY_BEGIN,
-        COPY_READ,
-        COPY_END,
-        MOVE,
-    ),
+    "frontend": OF_REPLICAS,
+    "metadata": OF_REPLICAS,
     "manager": (COMMAND, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
     "operator": (
         COMMAND,

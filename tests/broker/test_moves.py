@@ -34,6 +34,7 @@ from quaymaster.core.commands import (
     MoveTask,
     StartMoveTask,
     TakeForMove,
+    TakenOutcome,
 )
 from quaymaster.core.errors import InvalidParameterValue, TooFewReplicas
 from quaymaster.core.messages import decode_moved, message_id_of, split_payload
@@ -475,3 +476,54 @@ def test_a_dead_letter_moves_when_its_leader_hears_a_majority_again(
             return await waiting(tester, DEAD)
 
     assert asyncio.run(run()) == 2
+
+
+def test_a_task_goes_on_after_a_failure_that_nobody_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.01)
+    failures = iter([RuntimeError("a bug")])
+    take = moves.Moves._take
+
+    async def failing_once(self: moves.Moves, queue_id: int, count: int) -> TakenOutcome:
+        for failure in failures:
+            raise failure
+        return await take(self, queue_id, count)
+
+    monkeypatch.setattr(moves.Moves, "_take", failing_once)
+
+    async def run() -> tuple[MoveTask, int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await make_dead(tester, 1, 2)
+            await start_task(tester)
+            return await ended(tester), await waiting(tester, SOURCE)
+
+    task, count = asyncio.run(run())
+
+    assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)
+
+
+def test_a_task_that_starts_again_while_its_work_is_about_to_be_left_to_the_next_leader_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_first = iter([True])
+    work_on = moves.Moves._run
+
+    async def run_or_leave(self: moves.Moves, queue_id: int, number: int, task: MoveTask) -> None:
+        if next(left_first, False):
+            return  # as when it was not leading a moment ago, and leads again before this is noted
+        await work_on(self, queue_id, number, task)
+
+    monkeypatch.setattr(moves.Moves, "_run", run_or_leave)
+
+    async def run() -> tuple[MoveTask, int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await make_dead(tester, 1, 2)
+            await start_task(tester)
+            return await ended(tester), await waiting(tester, SOURCE)
+
+    task, count = asyncio.run(run())
+
+    assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)

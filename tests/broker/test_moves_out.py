@@ -87,13 +87,13 @@ class Leader:
             begun.append(outcome)
         return begun
 
-    def read_bodies(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
+    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
         found: dict[int, Body] = {}
         for offset in offsets:
             if offset not in self.unreadable:
                 row, payload = self.core.payload(offset)
                 found[offset] = (row.type, row.flags, row.sequence, payload)
-        finish(found)
+        return found
 
     async def ask(self, command: Command | InternalCommand) -> object:
         assert isinstance(command, EndMoves)

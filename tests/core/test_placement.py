@@ -252,6 +252,29 @@ def test_manager_that_was_cut_off_itself_gives_the_leader_time_to_be_heard(cell:
     assert [action.journal for action in of(cell.plan().actions, Appoint)] == [number]
 
 
+def test_manager_that_is_being_cut_off_itself_appoints_nobody(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    for name in "bc":
+        change(cell, number, name, hears_leader=False)
+    seen = cell.see()
+    suspicion_ms = PlacementSettings().suspicion_ms
+
+    def appointed(heard_later_ms: int, *, is_reachable: bool = True) -> bool:
+        """Plan when the leader is suspected, and the others were heard so much later than it."""
+        brokers = tuple(
+            msgspec.structs.replace(broker, is_reachable=is_reachable)
+            if broker.name == "a"
+            else msgspec.structs.replace(broker, heard_ms=seen.now_ms + heard_later_ms)
+            for broker in seen.brokers
+        )
+        made = plan(msgspec.structs.replace(seen, now_ms=seen.now_ms + suspicion_ms, brokers=brokers))
+        return number in [action.journal for action in of(made.actions, Appoint)]
+
+    assert not appointed(100)
+    assert appointed(100, is_reachable=False)
+    assert appointed(suspicion_ms // 2)
+
+
 def test_journal_is_given_a_leader_while_a_broker_is_slow_to_drop_its_replica(cell: PlannedCell) -> None:
     number = journal_led_by(cell, "a")
     cell.kill("a")
@@ -618,7 +641,7 @@ def test_configuration_that_cannot_be_activated_gives_way_to_the_last_one(cell: 
     assert not set(action.configuration.members) & set(strangers)
 
 
-def test_members_that_know_nothing_of_the_last_activated_ones_are_not_led(cell: PlannedCell) -> None:
+def test_members_that_know_nothing_of_the_last_activated_ones_give_way_to_them(cell: PlannedCell) -> None:
     number = journal_led_by(cell, "a")
     old = cell.configuration(number)
     other = tuple(f"{name}@9" for name in "def")
@@ -627,18 +650,36 @@ def test_members_that_know_nothing_of_the_last_activated_ones_are_not_led(cell: 
         cell.hosts[name].replicas[number] = ReplicaSeen(
             f"{name}@9", "follower", 0, 9, 0, 0, hears_leader=False
         )
-    cell.carry_out(
-        Appoint(
-            number,
-            JournalConfiguration(9, "d@9", other, old.members, activated=False),
-            cell.journals[number].revision,
-            "",
-        )
-    )
+    swapped = JournalConfiguration(9, "d@9", other, old.members, activated=False)
+    cell.carry_out(Appoint(number, swapped, cell.journals[number].revision, ""))
 
-    made = cell.plan()
+    (action,) = [action for action in of(cell.plan().actions, Appoint) if action.journal == number]
 
-    assert f"journal {number} has no leader: no member knows its log" in made.problems
+    assert set(action.configuration.members) == set(action.configuration.previous_members) == set(old.members)
+    assert action.configuration.leader in old.members
+
+
+@pytest.mark.parametrize("is_longest_kept", [True, False])
+def test_members_that_were_never_activated_stay_if_they_have_all_of_the_log(
+    cell: PlannedCell, is_longest_kept: bool
+) -> None:
+    number = journal_led_by(cell, "a")
+    old = cell.configuration(number)
+    leaver = next(member for member in old.members if member.startswith("c"))
+    cell.join("d")
+    cell.hosts["d"].replicas[number] = ReplicaSeen("d@9", "follower", 0, 9, 1, 4, hears_leader=False)
+    members = (*tuple(member for member in old.members if member != leaver), "d@9")
+    swapped = JournalConfiguration(9, "d@9", members, old.members, activated=False)
+    cell.carry_out(Appoint(number, swapped, cell.journals[number].revision, ""))
+    for name, end in (("a", 7), ("b", 8 if is_longest_kept else 6), ("c", 8)):
+        change(cell, number, name, role="follower", promised_epoch=9, last_epoch=1, end=end)
+
+    (action,) = [action for action in of(cell.plan().actions, Appoint) if action.journal == number]
+
+    expected = members if is_longest_kept else old.members
+    leader = "b" if is_longest_kept else "c"
+    assert set(action.configuration.members) == set(expected)
+    assert action.configuration.leader.startswith(leader)
 
 
 def test_report_older_than_the_configuration_says_nothing_of_its_members(cell: PlannedCell) -> None:

@@ -158,9 +158,7 @@ def test_unknown_queue_is_asked_for_once_by_all_who_ask_together_and_anew_by_who
 
 def test_what_one_front_end_was_answered_every_other_sees_at_once_by_whatever_node(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
-        shared = cell.store
-        assert isinstance(shared, MemoryCoordination)
-        late = BreakableStore(shared)
+        late = breakable(cell)
         async with (
             cell.node("one"),
             cell.node("two", late),
@@ -206,9 +204,7 @@ def test_what_one_front_end_was_answered_every_other_sees_at_once_by_whatever_no
 
 def test_queue_is_refreshed_as_well_as_can_be_while_the_store_is_away(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
-        shared = cell.store
-        assert isinstance(shared, MemoryCoordination)
-        store = BreakableStore(shared)
+        store = breakable(cell)
         async with cell.node("one", store), cell.front_end("a", nodes=("one",)) as a:
             created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             store.cut()
@@ -529,15 +525,19 @@ class BreakableStore(MemoryCoordination):
             yield events
 
 
+def breakable(cell: Cell) -> BreakableStore:
+    """Return the cell's store as one node sees it."""
+    assert isinstance(cell.store, MemoryCoordination)
+    return BreakableStore(cell.store)
+
+
 def test_node_cut_off_from_the_store_is_left_for_another_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quaymaster.net.metadata_client.STALE_NODE_MS", 100)
 
     async def scenario(cell: Cell) -> None:
-        shared = cell.store
-        assert isinstance(shared, MemoryCoordination)
-        stores = {name: BreakableStore(shared) for name in ("one", "two")}
+        stores = {name: breakable(cell) for name in ("one", "two")}
         async with AsyncExitStack() as stack:
             for name, store in stores.items():
                 await stack.enter_async_context(cell.node(name, store))
@@ -562,9 +562,7 @@ def test_node_cut_off_from_the_store_is_left_for_another_and_changes_nothing(
 
 def test_what_no_node_can_know_is_not_said_while_all_are_cut_off_from_the_store(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
-        shared = cell.store
-        assert isinstance(shared, MemoryCoordination)
-        store = BreakableStore(shared)
+        store = breakable(cell)
         async with (
             cell.node("one", store),
             cell.front_end("a", nodes=("one",), staleness_ms=1_500, lookup_ms=200) as a,
@@ -654,9 +652,7 @@ def test_no_change_is_missed_however_nodes_and_links_fail(
 
 def test_front_end_starts_from_a_nodes_memory_while_the_store_is_down(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
-        shared = cell.store
-        assert isinstance(shared, MemoryCoordination)
-        store = BreakableStore(shared)
+        store = breakable(cell)
         async with cell.node("one", store), cell.front_end("a", nodes=("one",)) as a:
             created = await a.queues.change(CreateQueue(ACCOUNT, "orders"))
             await eventually(lambda: cell.nodes["one"].feed.position >= a.queues._seen)

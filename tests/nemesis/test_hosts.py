@@ -153,6 +153,8 @@ def test_processes_and_namespaces_end_with_the_hosts_even_when_the_test_fails() 
     def failing_test() -> None:
         with Hosts.made(["a", "b"]) as hosts:
             children.append(hosts.popen("a", ["sleep", "1000"]))
+            while children[0].pid not in processes_in(hosts.namespace("a")):
+                time.sleep(0.01)  # it is on its way there
             raise RuntimeError(hosts.namespace(""))
 
     with pytest.raises(RuntimeError) as failure:

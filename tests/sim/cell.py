@@ -19,10 +19,12 @@ from harness.replica_host import arn, queue
 
 from quaymaster.coordination import watched_prefix
 from quaymaster.core import placement
+from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import Command, InternalCommand, SetQueue
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from sim.bugs import Planted
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
@@ -372,9 +374,11 @@ class Cell:
         return len(keys) >= self.journals and all(self._is_led(number) for number in keys)
 
     def _is_led(self, number: int) -> bool:
-        configuration = self.store.journals[number].configuration
-        host = self.hosts[configuration.leader.partition("@")[0]]
-        leader = host.replicas.get(number)
+        return self.is_led_by(number, self.store.journals[number].configuration)
+
+    def is_led_by(self, number: int, configuration: JournalConfiguration) -> bool:
+        """Tell whether the leader of a configuration leads, and in its epoch."""
+        leader = self.hosts[broker_of(configuration.leader)].replicas.get(number)
         return (
             configuration.activated
             and leader is not None
@@ -387,8 +391,9 @@ class Cell:
         """Tell whether no configuration has changed for longer than managers wait for anything to settle."""
         changed_us = max(key.changed_us for key in self.store.journals.values())
         rest_us = self.faults.placement.settle_ms * MS + 5 * SECOND
-        is_busy = any(m.is_up and (m.product._acting or m.product._asking) for m in self.managers)
-        return self.kernel.now_us - changed_us > rest_us and not is_busy and self._is_served()
+        if self.kernel.now_us - changed_us <= rest_us or not self._is_served():
+            return False
+        return not any(_is_busy(manager) for manager in self.managers if manager.is_up)
 
     def _states(self) -> str:
         states = []
@@ -433,6 +438,12 @@ def _check_memory(replica: Replica) -> None:
         }
         if any(left.values()):
             raise Violation("L4", f"{replica.member} drained partition {key >> 16} and still has {left}")
+
+
+def _is_busy(manager: Manager) -> bool:
+    """Tell whether a manager acts, waits before it tries again, or would act."""
+    seen = manager.product._seen()
+    return bool(seen.acting or seen.asking or seen.resting or placement.plan(seen).actions)
 
 
 def run_seed(seed: int, *, profile: Profile | None = None, bugs: Iterable[str] = ()) -> Outcome:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness.replica_host import identity, message
 
+from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import (
     ChangeVisibility,
     Command,
@@ -139,7 +140,7 @@ class Client:
                 known = self._configurations.get(journal)
                 if configuration.activated and (known is None or configuration.epoch >= known.epoch):
                     self._configurations[journal] = configuration
-                    self._leaders[journal] = configuration.leader.partition("@")[0]
+                    self._leaders[journal] = broker_of(configuration.leader)
             return
         assert isinstance(message, Answer), f"a client does not know {message}"
         if self._command is None or not self.is_answer(message.number):
@@ -148,7 +149,7 @@ class Client:
         if isinstance(outcome, NotNow) and not isinstance(self._command, Receive):
             if isinstance(outcome, NotLeader) and outcome.leader_hint:
                 journal = self.cell.journal_for(self._command)
-                self._leaders[journal] = outcome.leader_hint.partition("@")[0]
+                self._leaders[journal] = broker_of(outcome.leader_hint)
             self._again()
             return
         if isinstance(outcome, NotNow):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quaymaster.core.cell import broker_of
 from quaymaster.core.replication import JournalConfiguration
 from sim.kernel import SECOND, Violation
 
@@ -39,7 +40,14 @@ class ManagerChecker:
 
     def _hears(self, journal: int, member: str, epoch: int) -> bool:
         known = self._heard_since.get((journal, member))
-        return known is not None and known[0] == epoch and self._cell.kernel.now_us - known[1] > HEARD_US
+        replica = self._cell.hosts[broker_of(member)].replicas.get(journal)
+        return (
+            known is not None
+            and known[0] == epoch
+            and self._cell.kernel.now_us - known[1] > HEARD_US
+            and replica is not None
+            and replica.hears_leader()
+        )
 
     def on_write(self, journal: int, old: JournalConfiguration, new: JournalConfiguration) -> None:
         """A manager puts another configuration of a journal."""
@@ -54,15 +62,10 @@ class ManagerChecker:
     def _check_leader(self, journal: int, old: JournalConfiguration, new: JournalConfiguration) -> None:
         cell = self._cell
         now_us = cell.kernel.now_us
-        host = cell.hosts[old.leader.partition("@")[0]]
-        replica = host.replicas.get(journal)
+        host = cell.hosts[broker_of(old.leader)]
         hearing = [member for member in old.members if self._hears(journal, member, old.epoch)]
         if (
-            old.activated
-            and replica is not None
-            and replica.member == old.leader
-            and replica.journal.is_leading
-            and replica.log.epoch == old.epoch
+            cell.is_led_by(journal, old)
             and not host.is_paused
             and old.leader in hearing
             and 2 * len(hearing) > len(old.members)
@@ -70,7 +73,7 @@ class ManagerChecker:
             raise Violation(
                 "M1", f"{new.leader} is appointed to journal {journal}, but {old.leader} leads and is heard"
             )
-        chosen = cell.hosts[new.leader.partition("@")[0]]
+        chosen = cell.hosts[broker_of(new.leader)]
         if not chosen.is_up and now_us - chosen.ended_us > SILENT_US:
             raise Violation(
                 "M2",
@@ -80,7 +83,7 @@ class ManagerChecker:
 
     def _check_joining(self, journal: int, old: JournalConfiguration, member: str) -> None:
         cell = self._cell
-        leader = cell.hosts[old.leader.partition("@")[0]].replicas.get(journal)
+        leader = cell.hosts[broker_of(old.leader)].replicas.get(journal)
         disk = cell.disk_of(journal, member)
         if leader is None or disk is None:
             return  # they end any moment

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from quaymaster.broker.moves_out import MovesAway
+from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import EndMoves, InternalCommand, MoveBegun, MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotLeader
 
@@ -45,9 +46,9 @@ class _MovesHost:
     def replica(self) -> JournalReplica:
         return self._replica.journal
 
-    def read_bodies(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
+    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
         found = {offset: self._replica.find_record(offset) for offset in offsets}
-        finish({offset: record for offset, record in found.items() if record is not None})
+        return {offset: record for offset, record in found.items() if record is not None}
 
     async def ask(self, command: EndMoves) -> object:
         return await ask_inside(self._replica, command)
@@ -80,7 +81,7 @@ class Carrier:
         known = self._host.configurations.get(journal_id)
         if known is None:
             raise NotLeader
-        name = known[0].leader.partition("@")[0]
+        name = broker_of(known[0].leader)
         return cast("MoveInOutcome", await self._host.ask_to_take(name, journal_id, command))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quaymaster.core.cell import BrokerState, with_learner
+from quaymaster.core.cell import BrokerState, broker_of, with_learner
 from quaymaster.core.errors import NotNow, ResourceNotFound
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Room
@@ -37,7 +37,7 @@ class Nemesis:
         cell.network.connect(NEMESIS, lambda sender, message: None)
         self._is_over = False
         self._doomed: set[str] = set()
-        self._draining: set[str] = set()
+        self._asked_for_state: set[str] = set()
         self._faults: dict[str, Callable[[], None]] = {
             "appointment": self._appoint,
             "blackout": self._blackout,
@@ -98,7 +98,7 @@ class Nemesis:
             for replica in host.replicas.values():
                 replica.writer.stalled_until_us = 0
             cell.restart(host)
-        for name in self._draining:
+        for name in self._asked_for_state:
             self._ask_for_state(name, "active")
 
     # The faults
@@ -114,7 +114,7 @@ class Nemesis:
     def _leader(self) -> Host:
         """Return the host that leads some journal."""
         key = self._key()
-        return self._host() if key is None else self.cell.hosts[key.configuration.leader.partition("@")[0]]
+        return self._host() if key is None else self.cell.hosts[broker_of(key.configuration.leader)]
 
     def _some_host(self) -> Host:
         """The leader, more often than others."""
@@ -273,7 +273,7 @@ class Nemesis:
     def _drain(self) -> None:
         """Somebody lets a broker leave, and thinks better of it; or it has left, and comes back."""
         name = self._host().name
-        self._draining.add(name)
+        self._asked_for_state.add(name)
         self._ask_for_state(name, "draining")
         self._kernel.after(self._random.randint(2 * SECOND, 15 * SECOND), self._drain_no_more, name)
 
@@ -284,6 +284,7 @@ class Nemesis:
     def _restart_in_order(self) -> None:
         """Somebody restarts a broker without haste: it gives leadership away first."""
         host = self._host()
+        self._asked_for_state.add(host.name)  # it may be written after the restart
         self._ask_for_state(host.name, "stopping")
         self._kernel.after(self._random.randint(500 * MS, 4 * SECOND), self._restart_now, host)
 
@@ -294,7 +295,7 @@ class Nemesis:
     # What no manager would do
 
     def _spares(self, key: JournalKey) -> list[Host]:
-        names = {member.partition("@")[0] for member in key.configuration.members}
+        names = {broker_of(member) for member in key.configuration.members}
         return [host for host in self.cell.hosts.values() if host.is_up and host.name not in names]
 
     def _appoint(self) -> None:
@@ -323,7 +324,7 @@ class Nemesis:
         key = self._key()
         if key is not None:
             configuration = key.configuration
-            host = configuration.leader.partition("@")[0]
+            host = broker_of(configuration.leader)
             call = BrokerCall(0, "transfer", (key.journal, self._random.choice(configuration.members)))
             self.cell.network.send(NEMESIS, host, call)
 

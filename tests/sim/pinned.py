@@ -44,7 +44,7 @@ CAUGHT_BY: dict[str, int] = {
     "no-delay": 2,
     "move-taken-again": 5,
     "move-not-awaited": 0,
-    "moves-not-resumed": 7,
+    "moves-not-resumed": 16,
     "retry-is-new": 0,
     "answers-mixed-up": 0,
     "noprevcheck": 50,
@@ -61,7 +61,7 @@ CAUGHT_BY: dict[str, int] = {
     "moves-forgotten": 21,
     "activated-again": 29,
     "volpromise": 31,
-    "longack": 27,
+    "longack": 14,
     "copy-over-longer-log": 11,
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,

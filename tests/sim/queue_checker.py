@@ -222,7 +222,9 @@ class QueueChecker:
             )
         known = message.places.setdefault(queue_id, sequence)
         if known != sequence and self.queues[queue_id].is_purged:
-            message.places[queue_id] = sequence  # a purge came before its retry, and forgot that it was sent
+            # A purge came before its retry, and forgot that it was sent: this is another one.
+            message.places[queue_id] = sequence
+            message.deleted_us.pop(queue_id, None)
         elif known != sequence:
             raise Violation(
                 "I19", f"message {number} of queue {queue_id} is stored twice, at {known} and {sequence}"
@@ -268,7 +270,9 @@ class QueueChecker:
         if queue.queue_id == message.queue_id and message.sent_ms is not None:
             self._check_age(queue, message, delivery)
         last = message.last if message.last_queue == queue.queue_id else None
-        if last is not None:
+        if (
+            last is not None and last.sequence == delivery.sequence
+        ):  # a purge, and its retry stored it once more
             self._check_again(queue, message, last, delivery)
         if last is None or delivery.received_ms >= last.received_ms:
             message.last, message.last_queue = delivery, queue.queue_id

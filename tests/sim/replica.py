@@ -14,7 +14,7 @@ import msgspec
 
 from quaymaster.broker.state_store import encode_key, encode_partition, load_partitions
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
-from quaymaster.core.cell import ReplicaSeen
+from quaymaster.core.cell import ReplicaSeen, broker_of
 from quaymaster.core.commands import (
     Command,
     DeadLetter,
@@ -222,9 +222,13 @@ class Replica:
         log = self.log
         self.journal.on_tick(self.clock.monotonic_ms())
         self._maintain()
-        hears = log.has_lease if log.role == "leading" else log.hears_leader(self.clock.monotonic_ms())
-        self.cell.manager_checker.on_tick(self.journal_id, self.member, log.epoch, hears=hears)
+        self.cell.manager_checker.on_tick(self.journal_id, self.member, log.epoch, hears=self.hears_leader())
         self._settle()
+
+    def hears_leader(self) -> bool:
+        """Tell whether it hears its leader; a leader, whether a majority answered it."""
+        log = self.log
+        return log.has_lease if log.role == "leading" else log.hears_leader(self.clock.monotonic_ms())
 
     def on_tick(self) -> None:
         """Time has passed."""
@@ -298,7 +302,7 @@ class Replica:
         send = self._network.send
         for envelope in todo.messages:
             checker.on_send(self, envelope)
-            send(self.name, envelope.receiver.partition("@")[0], envelope)
+            send(self.name, broker_of(envelope.receiver), envelope)
         for read in todo.reads:
             self._kernel.after(self._random.randint(100, 2 * MS), self._read, read)
         for member in todo.copies:
@@ -436,7 +440,7 @@ class Replica:
             self.disk.durable_behind(base),
         )
         self.tell(f"sends {member} a copy at {base}, up to {copy.end.end}")
-        self._network.send(self.name, member.partition("@")[0], copy)
+        self._network.send(self.name, broker_of(member), copy)
 
     def on_copy(self, sender: str, copy: Copy) -> None:
         """Take a copy in place of the log, if the replica says so."""

@@ -25,7 +25,7 @@ from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.journal_service import JournalOptions, JournalService
 from quaymaster.broker.move_calls import MoveCalls
-from quaymaster.broker.peer_links import PeerLinks, broker_of
+from quaymaster.broker.peer_links import PeerLinks
 from quaymaster.broker.queue_places import FindQueue
 from quaymaster.broker.record_repair import FoundRecord
 from quaymaster.coordination.cell_keys import (
@@ -41,7 +41,7 @@ from quaymaster.coordination.cell_keys import (
 from quaymaster.coordination.contact import Contact
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch, StoreUnusable
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.cell import BrokerReport
+from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.commands import MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition

@@ -17,9 +17,9 @@ import msgspec
 from quaymaster.broker import record_repair
 from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.held_journals import HeldJournals
-from quaymaster.broker.peer_links import REPLICATE, broker_of
+from quaymaster.broker.peer_links import REPLICATE
 from quaymaster.broker.record_repair import RECORD, STRETCH
-from quaymaster.core.cell import BrokerReport
+from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.errors import NotLeader
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -135,9 +135,7 @@ class CellCalls:
         asked = record_repair.decode_asked(call.body)
 
         async def read() -> None:
-            journal = self._held.opened.get(asked.journal)
-            if journal is None:
-                raise NotLeader
+            journal = self._held.get(asked.journal)
             call.reply(
                 await asyncio.get_running_loop().run_in_executor(
                     None,
@@ -154,9 +152,7 @@ class CellCalls:
         asked = record_repair.decode_stretch_asked(call.body)
 
         async def read() -> None:
-            journal = self._held.opened.get(asked.journal)
-            if journal is None:
-                raise NotLeader
+            journal = self._held.get(asked.journal)
             commit = journal.host.replica.commit
             call.reply(
                 await asyncio.get_running_loop().run_in_executor(
@@ -182,9 +178,7 @@ class CellCalls:
         request = decode_transfer(call.body)
 
         async def transfer() -> None:
-            journal = self._held.opened.get(request.journal)
-            if journal is None:
-                raise NotLeader
+            journal = self._held.get(request.journal)
             call.reply(_encode(await self._held.transfer(journal, request.member, TRANSFER_TIMEOUT_S)))
 
         self._tasks.answer(call, transfer())

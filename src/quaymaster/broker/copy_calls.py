@@ -18,7 +18,8 @@ from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.journal_service import JournalService
-from quaymaster.broker.peer_links import PeerLinks, broker_of
+from quaymaster.broker.peer_links import PeerLinks
+from quaymaster.core.cell import broker_of
 from quaymaster.core.errors import CallerError, InternalFailure, NotLeader, NotNow, Overloaded
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import CallHandler, IncomingCall
@@ -133,8 +134,8 @@ class CopyCalls:
         (number,) = JOURNAL_ID.unpack_from(call.body)
 
         async def begin() -> None:
-            journal = self._held.opened.get(number)
-            if journal is None or journal.host.replica.role not in COPIED_BY:
+            journal = self._held.get(number)
+            if journal.host.replica.role not in COPIED_BY:
                 raise NotLeader
             before = self._sources.get(number)
             if before is not None and not before.is_ended:

@@ -84,6 +84,13 @@ class HeldJournals:
             found = self.opened.get(number)
             return found if found is not None else await self._open(number)
 
+    def get(self, number: int) -> JournalService:
+        """Return the replica of a journal; NotLeader when none is open."""
+        journal = self.opened.get(number)
+        if journal is None:
+            raise NotLeader
+        return journal
+
     async def _open(self, number: int) -> JournalService:
         journal = JournalService(
             replace(self._options, journal_id=number),

@@ -14,7 +14,8 @@ import msgspec
 
 from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.held_journals import HeldJournals
-from quaymaster.broker.peer_links import PeerLinks, broker_of
+from quaymaster.broker.peer_links import PeerLinks
+from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotLeader, Timeout
 from quaymaster.net.rpc import CallHandler, IncomingCall
@@ -59,9 +60,7 @@ class MoveCalls:
         return _outcomes.decode(await client.ask(MOVE, body, MOVE_TIMEOUT_MS))
 
     async def _take(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
-        journal = self._held.opened.get(journal_id)
-        if journal is None:
-            raise NotLeader
+        journal = self._held.get(journal_id)
         try:
             async with asyncio.timeout(MOVE_TIMEOUT_MS / 1000):
                 return await journal.take_moved(command)

@@ -33,7 +33,7 @@ from quaymaster.core.messages import decode_moved, split_payload
 from quaymaster.core.partition_moves import UNKNOWN, Place
 from quaymaster.core.queue_definitions import queue_arn
 from quaymaster.core.records import RecordType
-from quaymaster.monitoring.logs import log_event
+from quaymaster.monitoring.logs import log_event, log_failure
 
 if TYPE_CHECKING:
     from quaymaster.broker.moves_out import MoveCarrier
@@ -204,7 +204,7 @@ class Moves:
 
         handle = asyncio.get_running_loop().call_later(UNREADABLE_RETRY_S, put_back)
         self._put_back_later.add(handle)
-        self._moved(letter.queue_id, letter.partition, None)
+        self._wake(partition_key(letter.queue_id, letter.partition))
 
     def _propose_dead_letter(
         self, letter: DeadLetter, body: Body | None, done: Callable[[], None], place: Place | None = None
@@ -222,7 +222,7 @@ class Moves:
             if isinstance(answer, NotNow) and self._host.replica.is_leading:
                 self._leave_alone(letter)
                 return
-            self._moved(letter.queue_id, letter.partition, answer)
+            self._wake(partition_key(letter.queue_id, letter.partition))
 
         arn = queue_arn(region=self._region, account_id=definition.account_id, name=definition.name)
         record_type, flags, _, payload = body or (0, 0, 0, None)
@@ -241,12 +241,12 @@ class Moves:
 
     def _forget(self, task_id: bytes, work: asyncio.Task[None]) -> None:
         self._tasks.pop(task_id, None)
-
-    def _moved(self, queue_id: int, number: int, answer: object) -> None:
-        """A move is durable (or was given up): receives that met the message may see what is behind it."""
-        self._wake(partition_key(queue_id, number))
+        if self._host.replica.is_leading and not work.cancelled():
+            # It may have been started again while this work was about to end, or to be left to the next leader.
+            self.start_tasks()
 
     def _wake(self, source_key: int) -> None:
+        """A move is durable (or was given up): receives that met the message may see what is behind it."""
         source = self._host.replica.queues.partitions.get(source_key)
         if source is not None and source.watched:
             self._host.waiters.wake(source)
@@ -260,16 +260,14 @@ class Moves:
                 return
             except QueueDoesNotExist:
                 return
-            except Exception as error:
-                if not isinstance(error, NotNow):
-                    log_event(
-                        log, logging.ERROR, "move task stopped", source=task.source_arn, error=str(error)
-                    )
-                    return
+            except NotNow:
                 if not self._host.replica.is_leading:
                     log_event(log, logging.INFO, "move task left to the next leader", source=task.source_arn)
                     return
-            await asyncio.sleep(AWAY_RETRY_S)  # a majority is missing for now
+                await asyncio.sleep(AWAY_RETRY_S)  # a majority is missing for now
+            except Exception as error:  # a bug must not leave the task running for good with nobody at work
+                log_failure(log, "move task failed", error, source=task.source_arn)
+                await asyncio.sleep(UNREADABLE_RETRY_S)
 
     async def _work(self, queue_id: int, number: int, task: MoveTask) -> None:
         """Move messages until the source has no more visible ones, or the task cannot go on, and end it."""
@@ -288,7 +286,7 @@ class Moves:
             async with self._task_turns:
                 found = await self._take(queue_id, count)
                 taken = found.taken
-                bodies = await self._read(taken)
+                bodies = await self._host.bodies_of([message.offset for message in taken])
                 failure = await self._move_taken(queue_id, number, task, taken, bodies)
             if not taken:
                 idle += not found.unfinished
@@ -312,28 +310,9 @@ class Moves:
             await self._away.redriven(partition_key(queue_id, number))
 
     async def _take(self, queue_id: int, count: int) -> TakenOutcome:
-        outcome: asyncio.Future[TakenOutcome] = asyncio.get_running_loop().create_future()
-
-        def reply(answer: object) -> None:
-            if outcome.cancelled():
-                return
-            if isinstance(answer, Exception):
-                outcome.set_exception(answer)
-            else:
-                outcome.set_result(answer)  # type: ignore[arg-type]  # a TakenOutcome
-
-        self._host.submit(TakeForMove(queue_id, count), reply)
-        return await outcome
-
-    async def _read(self, taken: list[Taken]) -> dict[int, Body]:
-        read: asyncio.Future[dict[int, Body]] = asyncio.get_running_loop().create_future()
-
-        def finish(bodies: dict[int, Body]) -> None:
-            if not read.done():
-                read.set_result(bodies)
-
-        self._host.read_bodies([message.offset for message in taken], finish)
-        return await read
+        outcome: object = await self._host.ask(TakeForMove(queue_id, count))
+        assert isinstance(outcome, TakenOutcome), "a TakeForMove is answered by a TakenOutcome"
+        return outcome
 
     async def _move_taken(
         self, queue_id: int, number: int, task: MoveTask, taken: list[Taken], bodies: dict[int, Body]
@@ -368,7 +347,7 @@ class Moves:
                 )
             )
         await asyncio.gather(*(loop.create_task(self._move_one(command)) for command in commands))
-        self._moved(queue_id, number, None)
+        self._wake(partition_key(queue_id, number))
         return failure
 
     async def _move_one(self, command: MoveMessage) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from quaymaster.core.applied_queues import partition_key, parts_of_key
 from quaymaster.core.commands import EndMoves, MoveBegun, MovedMessage, MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotNow
 from quaymaster.core.partition import Partition
@@ -170,7 +171,7 @@ class MovesAway:
             for _, move in moves
             if partition.is_live(move.sequence)
         }
-        bodies = await self._read(list(offsets.values()))
+        bodies = await self._host.bodies_of(list(offsets.values()))
         messages: list[MovedMessage] = []
         size = 0
         for number, move in moves:
@@ -183,9 +184,7 @@ class MovesAway:
                 break
             messages.append(message)
         definition = partition.definition
-        return MoveIn(
-            to.target_key >> 16, to.target_key & 0xFFFF, definition.queue_id, partition.number, messages
-        )
+        return MoveIn(*parts_of_key(to.target_key), definition.queue_id, partition.number, messages)
 
     def _message(self, partition: Partition, number: int, move: OpenMove, body: Body) -> MovedMessage:
         record_type, flags, _, payload = body
@@ -201,16 +200,6 @@ class MovesAway:
             number=number,
         )
 
-    async def _read(self, offsets: list[int]) -> dict[int, Body]:
-        read: asyncio.Future[dict[int, Body]] = asyncio.get_running_loop().create_future()
-
-        def finish(bodies: dict[int, Body]) -> None:
-            if not read.done():
-                read.set_result(bodies)
-
-        self._host.read_bodies(offsets, finish)
-        return await read
-
     async def _end(self, command: MoveIn, to: MovesOut, outcome: MoveInOutcome) -> None:
         """Note what the target has decided; returns when that is committed."""
         numbers = [message.number for message in command.messages]
@@ -222,4 +211,4 @@ class MovesAway:
             EndMoves(command.source_queue_id, command.source_partition, to.target_key, taken, list(withdrawn))
         )
         self._note_settled()
-        self._on_settled(command.source_queue_id << 16 | command.source_partition)
+        self._on_settled(partition_key(command.source_queue_id, command.source_partition))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from quaymaster.core.cell import broker_of
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
@@ -22,11 +23,6 @@ from quaymaster.protocol.replication_codec import REPLICATION_VERSIONS, encode_e
 REPLICATE = "replicate"
 
 log = logging.getLogger(__name__)
-
-
-def broker_of(member: str) -> str:
-    """Return the broker that a member `broker@storage_id` lives on."""
-    return member.partition("@")[0]
 
 
 def parse_host_port(address: str) -> tuple[str, int]:

@@ -703,6 +703,17 @@ class ReplicaHost:
 
         reading.add_done_callback(done)
 
+    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
+        """Return what `read_bodies` finds."""
+        found: asyncio.Future[dict[int, Body]] = self._loop.create_future()
+
+        def finish(bodies: dict[int, Body]) -> None:
+            if not found.done():
+                found.set_result(bodies)
+
+        self.read_bodies(offsets, finish)
+        return await found
+
     async def _repair(
         self, damaged: list[int], found: dict[int, Body], finish: Callable[[dict[int, Body]], None]
     ) -> None:

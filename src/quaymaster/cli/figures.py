@@ -11,7 +11,7 @@ from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell_broker import CellBroker
 from quaymaster.broker.elections import PHASES
 from quaymaster.broker.journal_service import JournalService
-from quaymaster.broker.peer_links import broker_of
+from quaymaster.core.cell import broker_of
 from quaymaster.core.partition import Partition
 from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample

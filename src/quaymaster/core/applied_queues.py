@@ -75,6 +75,11 @@ def partition_key(queue_id: int, number: int) -> int:
     return queue_id << 16 | number
 
 
+def parts_of_key(key: int) -> tuple[int, int]:
+    """Return queue id and number of a partition from `partition_key`."""
+    return key >> 16, key & 0xFFFF
+
+
 def encode_task(task: MoveTask) -> bytes:
     """Return the payload of a MOVE_TASK record."""
     return _task_encoder.encode(task)

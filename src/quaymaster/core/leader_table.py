@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from quaymaster.core.cell import broker_of
 from quaymaster.core.replication import JournalConfiguration
 
 
@@ -107,8 +108,3 @@ class LeaderTable:
     def _tell(self, journal_id: int) -> None:
         for on_change in self._listeners:
             on_change(journal_id)
-
-
-def broker_of(member: str) -> str:
-    """Return the name of the broker in a member's: `broker@storage`."""
-    return member.partition("@")[0]

@@ -289,17 +289,26 @@ class _Planner:
         return bool(hearing) and is_majority(hearing | {configuration.leader}, configuration.members)
 
     def _was_cut_off(self, number: int, configuration: JournalConfiguration) -> bool:
-        """Tell whether it may be the manager that heard nobody till just now: the leader may be heard next."""
+        """Tell whether it may be the manager that heard nobody till just now, or that hears nobody from now on.
+
+        In the first case the leader may be heard next; in the second the others fall silent with it, and what they
+        said last is old.
+        """
         lost = self._brokers.get(broker_of(configuration.leader))
         lost_ms = 0 if lost is None or lost.heard_ms is None else lost.heard_ms
-        first_ms = min(
-            (
-                self._brokers[broker_of(member)].connected_ms
-                for member in self._voters(number, configuration.members)
-            ),
-            default=0,
-        )
-        return lost_ms < first_ms and self._now_ms - first_ms < self._settings.suspicion_ms
+        voters = self._voters(number, configuration.members)
+        brokers = [self._brokers[broker_of(member)] for member in voters]
+        first_ms = min((broker.connected_ms for broker in brokers), default=0)
+        if lost_ms < first_ms and self._now_ms - first_ms < self._settings.suspicion_ms:
+            return True
+        if lost is None or not lost.is_reachable:
+            return False  # its connection was closed: that says more than silence
+        heard_since = {
+            member
+            for member, broker in zip(voters, brokers, strict=True)
+            if (broker.heard_ms or 0) >= lost_ms + self._settings.suspicion_ms // 2
+        }
+        return not is_majority(heard_since, configuration.members)
 
     def _appoint(self, number: int, journal: JournalSeen, reason: str, *, is_slow: bool) -> None:
         """Appoint the longest log; after a leader that was too slow, the next one in the order."""
@@ -313,10 +322,6 @@ class _Planner:
             )
             return
         candidates = self._fit_candidates(number, configuration) or self._candidates(number, configuration)
-        if not candidates:
-            # Only members that are not of the last activated ones take part: the next report may tell more.
-            self.problems.append(f"journal {number} has no leader: no member knows its log")
-            return
         chosen = candidates[0]
         if is_slow and configuration.leader in candidates:
             chosen = candidates[(candidates.index(configuration.leader) + 1) % len(candidates)]
@@ -329,10 +334,25 @@ class _Planner:
         self._do(number, Appoint(number, new, journal.revision, reason))
 
     def _electorate(self, number: int, configuration: JournalConfiguration) -> tuple[str, ...]:
-        """Return the members of the next epoch: these, or the last activated ones when these cannot decide."""
-        if is_majority(self._voters(number, configuration.members), configuration.members):
-            return configuration.members
-        return _activated_members(configuration)
+        """Return the members of the next epoch: these, or the last activated ones when these cannot lead on.
+
+        Members that were never activated may lack a majority, or the log: an elect has to have what a majority of
+        the activated ones has, and cannot fetch what was compacted there.
+        """
+        members, activated = configuration.members, _activated_members(configuration)
+        if set(members) == set(activated):
+            return members
+        knowing = {member: self._log_end(number, member) for member in self._voters(number, activated)}
+        longest = max(knowing.values(), default=(0, 0))
+        leads_on = any(knowing.get(member) == longest for member in members)
+        if leads_on and is_majority(self._voters(number, members), members):
+            return members
+        return activated
+
+    def _log_end(self, number: int, member: str) -> tuple[int, int]:
+        """Return the epoch and the end of a member's log: of two the greater one is as good or better."""
+        replica = self._replica(number, member)
+        return (replica.last_epoch, replica.end) if replica is not None else (0, 0)
 
     def _candidates(self, number: int, configuration: JournalConfiguration) -> list[str]:
         """Return the members that could be appointed, the best first: they take part, and know the log."""
@@ -594,10 +614,11 @@ class _Planner:
         if having_to:
             return min(having_to)[2]
         if len(configuration.members) > self._wanted(configuration):
+            in_sync = self._in_sync(number, journal, members)
             return max(
                 candidates,
                 key=lambda member: (
-                    member not in self._in_sync(number, journal, members),
+                    member not in in_sync,
                     self._zones([other for other in members if other != member]),
                     self._replicas.get(broker_of(member), 0),
                     member,

@@ -30,6 +30,7 @@ from quaymaster.core.applied_queues import (
     count_moved,
     encode_task,
     partition_key,
+    parts_of_key,
 )
 from quaymaster.core.commands import (
     RECEIPT_HANDLE_PLACEHOLDER,
@@ -656,7 +657,6 @@ class QueueStates(AppliedQueues):
         if target is None:
             return MoveInOutcome([], is_gone=True), Wait.COMMIT
         source_key = partition_key(command.source_queue_id, command.source_partition)
-        settled_below = command.messages[0].number
         known = target.moves.into.get(source_key) if target.moves is not None else None
         last = known.last if known is not None else 0
         withdrawn: list[int] = []
@@ -669,21 +669,16 @@ class QueueStates(AppliedQueues):
             last = number
             if message.payload is None:
                 withdrawn.append(number)
-                self._withdraw(target, command, settled_below, number, now_ms, proposal)
+                self._withdraw(target, command, number, now_ms, proposal)
             else:
                 self._store_moved(target, message, now_ms, proposal, is_of_task=message.is_redrive)
                 target.opened_moves().came(source_key).last = number
         return MoveInOutcome(withdrawn), Wait.COMMIT
 
     def _withdraw(
-        self,
-        target: Partition,
-        command: MoveIn,
-        settled_below: int,
-        number: int,
-        now_ms: int,
-        proposal: Proposal,
+        self, target: Partition, command: MoveIn, number: int, now_ms: int, proposal: Proposal
     ) -> None:
+        settled_below = command.messages[0].number
         other_end = OTHER_END.pack(command.source_queue_id, command.source_partition)
         payload = other_end + SETTLED_BELOW.pack(settled_below) + array("Q", [number]).tobytes()
         self._propose(proposal, RecordType.MOVE_WITHDRAWN, target, now_ms, payload=payload)
@@ -698,7 +693,7 @@ class QueueStates(AppliedQueues):
         ended = [(number, 1) for number in command.taken if number in pair.open]
         ended += [(number, 0) for number in command.withdrawn if number in pair.open]
         if ended:
-            other_end = OTHER_END.pack(command.target_key >> 16, command.target_key & 0xFFFF)
+            other_end = OTHER_END.pack(*parts_of_key(command.target_key))
             payload = b"".join((other_end, *(ENDED.pack(number, taken) for number, taken in ended)))
             self._propose(proposal, RecordType.MOVE_END, source, now_ms, payload=payload)
             arrived = self._end_moves_of(source, command.target_key, ended, now_ms)

@@ -968,20 +968,7 @@ class LogReplica:
         if position is None:
             self._read_for(member, follower, follower.next_end)
             return
-        follower.sent_ms = self._now_ms
-        self._say(
-            member,
-            Append(
-                self.epoch,
-                position.end,
-                position.chain,
-                [],
-                self._announced_commit(),
-                self._now_ms,
-                sends_refused=self.refuses_sends,
-                has_lease=self._is_answered(),
-            ),
-        )
+        self._append_to(member, follower, position.end, position.chain, [], tell_received=False)
 
     def _send_batches(
         self, member: str, follower: _Follower, start: int, previous_chain: int, batches: list[Batch]
@@ -991,17 +978,29 @@ class LogReplica:
             size = sum([len(batch.data) for batch in batches])
             follower.unanswered.append((follower.next_end, size))
             follower.unanswered_bytes += size
+        self._append_to(member, follower, start, previous_chain, batches, tell_received=self._tell_received)
+
+    def _append_to(
+        self,
+        member: str,
+        follower: _Follower,
+        previous_end: int,
+        previous_chain: int,
+        batches: list[Batch],
+        *,
+        tell_received: bool,
+    ) -> None:
         follower.sent_ms = self._now_ms
         self._say(
             member,
             Append(
                 self.epoch,
-                start,
+                previous_end,
                 previous_chain,
                 batches,
                 self._announced_commit(),
                 self._now_ms,
-                self._tell_received,
+                tell_received,
                 self.refuses_sends,
                 self._is_answered(),
             ),
