@@ -275,18 +275,14 @@ class _Planner:
         )
 
     def _is_heard_by_followers(self, number: int, configuration: JournalConfiguration) -> bool:
-        """Tell whether a leader that the manager does not hear serves a majority, itself included."""
-        hearing = set()
-        for member in configuration.members:
-            replica = self._replica(number, member)
-            if (
-                replica is not None
-                and replica.role == "follower"
-                and replica.epoch == configuration.epoch
-                and replica.hears_leader
-            ):
-                hearing.add(member)
-        return bool(hearing) and is_majority(hearing | {configuration.leader}, configuration.members)
+        """Tell whether a leader that the manager does not hear serves: it says so while a majority answers it."""
+        return any(
+            (replica := self._replica(number, member)) is not None
+            and replica.role == "follower"
+            and replica.epoch == configuration.epoch
+            and replica.hears_leader
+            for member in configuration.members
+        )
 
     def _was_cut_off(self, number: int, configuration: JournalConfiguration) -> bool:
         """Tell whether it may be the manager that heard nobody till just now, or that hears nobody from now on.
