@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from quaymaster.pipeline.billing.rules import FIFO_ACTIONS, billed_requests_of, billing_class_of, chunks_of
+from quaymaster.protocol.shapes import ACTIONS
+
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "chunks"),
+    [
+        (0, 1),
+        (1, 1),
+        (64 * KIB, 1),
+        (64 * KIB + 1, 2),
+        (10 * 6 * KIB, 1),  # a batch of ten counts its total
+        (10 * 64 * KIB, 10),
+        (256 * KIB, 4),
+        (1024 * KIB, 16),
+    ],
+)
+def test_each_started_64_kib_is_one_request_and_nothing_is_one_too(payload_bytes: int, chunks: int) -> None:
+    assert chunks_of(payload_bytes) == chunks
+
+
+@pytest.mark.parametrize("action", sorted(ACTIONS))
+def test_only_actions_on_messages_of_fifo_queues_cost_the_fifo_rate(action: str) -> None:
+    on_messages = "Message" in action and "MoveTask" not in action
+
+    assert billing_class_of(action, "fifo") == ("fifo" if on_messages else "standard")
+    assert billing_class_of(action, "standard") == "standard"
+    assert billing_class_of(action, "log") == "standard"
+    assert billing_class_of(action, None) == "standard"
+
+
+def test_fifo_actions_are_actions() -> None:
+    assert set(ACTIONS) >= FIFO_ACTIONS
+
+
+@pytest.mark.parametrize(
+    ("http_status", "billed"),
+    [(200, 3), (400, 3), (404, 3), (499, 3), (403, 0), (429, 0), (500, 0), (503, 0), (0, 0)],
+)
+def test_what_was_refused_or_failed_here_is_not_billed(http_status: int, billed: int) -> None:
+    assert billed_requests_of("123456789012", http_status, 3) == billed
+
+
+@pytest.mark.parametrize("account_id", ["", None])
+def test_a_request_of_no_account_is_not_billed(account_id: str | None) -> None:
+    assert billed_requests_of(account_id, 200, 1) == 0
