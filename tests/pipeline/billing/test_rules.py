@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.pipeline.billing.rules import FIFO_ACTIONS, billed_requests_of, billing_class_of, chunks_of
+from quaymaster.pipeline.billing.rules import FIFO_ACTIONS, billed_requests_of, billing_class_of
 from quaymaster.protocol.shapes import ACTIONS
+from quaymaster.protocol.usage_records import chunks_of
 
 KIB = 1024
 
@@ -22,7 +23,7 @@ KIB = 1024
     ],
 )
 def test_each_started_64_kib_is_one_request_and_nothing_is_one_too(payload_bytes: int, chunks: int) -> None:
-    assert chunks_of(payload_bytes) == chunks
+    assert billed_requests_of("123456789012", 200, chunks_of(payload_bytes)) == chunks
 
 
 @pytest.mark.parametrize("action", sorted(ACTIONS))

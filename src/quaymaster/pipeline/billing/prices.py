@@ -26,37 +26,13 @@ from quaymaster.pipeline.billing.rules import BILLING_CLASSES, BillingClass
 
 VERSIONS_MAX: Final = 1000
 TIERS_MAX: Final = 20
+TEXT_LENGTH_MAX: Final = 200
 QUANTITY_MAX: Final = 2**63 - 1
 
-NOT_IN_CENTS: Final = frozenset(
-    [
-        "BHD",
-        "BIF",
-        "CLF",
-        "CLP",
-        "DJF",
-        "GNF",
-        "IQD",
-        "ISK",
-        "JOD",
-        "JPY",
-        "KMF",
-        "KRW",
-        "KWD",
-        "LYD",
-        "OMR",
-        "PYG",
-        "RWF",
-        "TND",
-        "UGX",
-        "UYI",
-        "VND",
-        "VUV",
-        "XAF",
-        "XOF",
-        "XPF",
-    ]
-)
+_NOT_IN_CENTS = """
+BHD BIF CLF CLP DJF GNF IQD ISK JOD JPY KMF KRW KWD LYD OMR PYG RWF TND UGX UYI VND VUV XAF XOF XPF
+"""
+NOT_IN_CENTS: Final = frozenset(_NOT_IN_CENTS.split())
 """Currencies whose payable amounts do not have two decimals."""
 
 
@@ -125,10 +101,13 @@ class PriceBook:
     name: str
     currency: str
     versions: tuple[PriceVersion, ...]
+    issuer: str = "Quaymaster"
+    """Who issues the invoices."""
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name) > 200:
-            raise BadPriceBook("a price book has a name of 1 to 200 characters")
+        for what, text in (("name", self.name), ("issuer", self.issuer)):
+            if not 1 <= len(text) <= TEXT_LENGTH_MAX or not text.isprintable():
+                raise BadPriceBook(f"{what} must have 1 to {TEXT_LENGTH_MAX} printable characters")
         if not (len(self.currency) == 3 and self.currency.isascii() and self.currency.isupper()):
             raise BadPriceBook(f"currency {self.currency!r} must be a code of three capital letters, as USD")
         if self.currency in NOT_IN_CENTS:

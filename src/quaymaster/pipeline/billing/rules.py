@@ -3,7 +3,8 @@
 They are the public pricing rules of Amazon SQS:
 
 - Every action is a request, an empty receive too. Each started 64 KiB of payload is one billed request; a batch counts
-  its total. So the *chunks* of a request are what it is billed.
+  its total. So the *chunks* of its usage record
+  (`protocol/usage_records.chunks_of`) are what a request is billed.
 - Sending, receiving, deleting and changing the visibility of messages of a FIFO queue cost the FIFO rate. All other
   actions cost the standard rate, on FIFO queues too.
 
@@ -23,8 +24,6 @@ BillingClass = Literal["standard", "fifo"]
 BILLING_CLASSES: Final[tuple[BillingClass, ...]] = get_args(BillingClass)
 
 RULE_VERSION: Final = 1
-CHUNK_BYTES: Final = 65_536
-"""One billed request of payload. SQS writes 64 KB and means this."""
 
 FIFO_ACTIONS: Final = frozenset(
     {
@@ -38,11 +37,6 @@ FIFO_ACTIONS: Final = frozenset(
     }
 )
 _REFUSED: Final = frozenset({403, 429})
-
-
-def chunks_of(payload_bytes: int) -> int:
-    """Return how many requests a payload counts as: one for each started 64 KiB, and one for nothing."""
-    return max(1, -(-payload_bytes // CHUNK_BYTES))
 
 
 def billing_class_of(action: str, queue_type: str | None) -> BillingClass:

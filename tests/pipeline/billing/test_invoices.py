@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from harness.billing import ACCOUNT, BILLION, BOOK, CHANGED, MILLION, MONTH, rate, used
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quaymaster.pipeline.billing.documents import render_csv, render_json
+from quaymaster.pipeline.billing.focus import COLUMNS, focus_rows
+from quaymaster.pipeline.billing.invoice_pdf import render_pdf
+from quaymaster.pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, make_provisional
+from quaymaster.pipeline.billing.money import exact_sum, plain
+from quaymaster.pipeline.billing.prices import PriceBook, PriceVersion, make_tiers
+from quaymaster.pipeline.billing.rating import Charge, Usage
+
+GOLDEN = Path(__file__).parent / "golden"
+ISSUED = datetime(2026, 12, 4, 6, 30, tzinfo=UTC)
+FOCUS_MANDATORY = {
+    *("BilledCost", "EffectiveCost", "ListCost", "ContractedCost", "BillingAccountId", "BillingAccountName"),
+    *("BillingCurrency", "BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd"),
+    *("ChargeCategory", "ChargeClass", "ChargeDescription", "InvoiceIssuerName", "PricingQuantity"),
+    *("PricingUnit", "ProviderName", "PublisherName", "ServiceCategory", "ServiceName"),
+}
+
+
+def invoice_of(
+    charges: Sequence[Charge],
+    corrections: Sequence[Correction] = (),
+    before: tuple[int, str] | None = None,
+    name: str = "Acme Ltd",
+) -> Invoice:
+    return make_provisional(
+        account_id=ACCOUNT,
+        account_name=name,
+        month=MONTH,
+        currency="USD",
+        issuer="Quaymaster",
+        price_book="SQS",
+        charges=charges,
+        corrections=corrections,
+        before=before,
+    )
+
+
+def months_usage() -> list[Usage]:
+    """A month with everything in it: both classes, free requests, a price change, queues and none."""
+    return [
+        used(800_000, hour=3),
+        used(400_003, hour=5, billing_class="fifo", queue=8),
+        used(2_500_001, hour=200, action="ReceiveMessage"),
+        used(123_457, hour=500, billing_class="fifo", queue=8),
+        used(3, hour=719, queue=0, action="ListQueues")._replace(queue_name=""),
+        used(777_777, hour=719),
+    ]
+
+
+def late_corrections() -> list[Correction]:
+    """Late usage of the month before, and some that was there twice."""
+    month = MONTH.previous
+    charged = rate([used(2 * MILLION, month=month), used(5, hour=9, month=month)], month=month)
+    rated = rate([used(2 * MILLION + 70_001, month=month), used(2, hour=9, month=month)], month=month)
+    return corrections_of(month, MONTH, account_id=ACCOUNT, charged=charged, corrected=[], rated=[*rated])
+
+
+def golden_invoice() -> Invoice:
+    return issue(invoice_of(rate(months_usage(), CHANGED), late_corrections()), ISSUED)
+
+
+TINY = PriceBook(
+    "tiny",
+    "EUR",
+    (
+        PriceVersion(
+            1,
+            datetime(2020, 1, 1, tzinfo=UTC),
+            None,
+            3,
+            {
+                "standard": make_tiers([(0, Decimal("0.333333333333")), (7, Decimal("0.000000000001"))]),
+                "fifo": make_tiers([(0, Decimal("12345.678901234567"))]),
+            },
+        ),
+    ),
+)
+USAGE = st.lists(
+    st.builds(
+        lambda billed, hour, fifo, queue: used(
+            billed, hour=hour, billing_class="fifo" if fifo else "standard", queue=queue
+        ),
+        st.integers(0, 20) | st.integers(0, 10 * BILLION),
+        st.integers(0, 719),
+        st.booleans(),
+        st.integers(1, 3),
+    ),
+    max_size=8,
+)
+BOOKS = st.sampled_from([BOOK, CHANGED, TINY])
+
+
+@given(USAGE, BOOKS)
+def test_the_billed_costs_of_all_lines_are_the_payable_amount(usage: list[Usage], book: PriceBook) -> None:
+    invoice = invoice_of(rate(usage, book), late_corrections())
+
+    rows = list(focus_rows(invoice))
+
+    costs = [row["BilledCost"] for row in rows]
+    assert all(isinstance(cost, Decimal) for cost in costs)
+    assert exact_sum(cost for cost in costs if isinstance(cost, Decimal)) == invoice.payable
+    assert [row["ChargeCategory"] for row in rows].count("Adjustment") == 1
+    assert abs(invoice.rounding) <= Decimal("0.005")
+    assert invoice.payable == invoice.payable.quantize(Decimal("0.01"))
+
+
+@given(USAGE, BOOKS)
+def test_json_and_csv_have_the_same_lines_and_no_binary_floats(usage: list[Usage], book: PriceBook) -> None:
+    invoice = issue(invoice_of(rate(usage, book)), ISSUED)
+
+    from_json = json.loads(render_json(invoice), parse_float=pytest.fail)
+    from_csv = list(csv.DictReader(io.StringIO(render_csv(invoice).decode(), newline="")))
+
+    as_text = [
+        {name: "" if value is None else str(value) for name, value in line.items()}
+        for line in from_json["lines"]
+    ]
+    assert as_text == from_csv
+    assert sum(Decimal(row["BilledCost"]) for row in from_csv) == Decimal(from_json["payable"])
+    assert from_json["billed_requests"] == sum(row.billed_requests for row in usage)
+    assert sum(price["quantity"] for price in from_json["prices"]) == from_json["billed_requests"]
+
+
+@given(USAGE, USAGE, USAGE)
+def test_corrections_bring_a_closed_month_to_what_it_should_have_been(
+    first: list[Usage], second: list[Usage], third: list[Usage]
+) -> None:
+    """Each of several later months finds only what the ones before it have not corrected yet."""
+    charged, now, later = rate(first, CHANGED), rate(second, CHANGED), rate(third, CHANGED)
+
+    def corrections(into_number: int, corrected: list[Correction], rated: list[Charge]) -> list[Correction]:
+        into = MONTH
+        for _ in range(into_number):
+            into = into.next
+        return corrections_of(
+            MONTH, into, account_id=ACCOUNT, charged=charged, corrected=corrected, rated=rated
+        )
+
+    in_december = corrections(1, [], now)
+    in_january = corrections(2, in_december, later)
+    in_february = corrections(3, [*in_december, *in_january], later)
+
+    assert in_february == []
+    everything = [*charged, *(correction.charge for correction in (*in_december, *in_january))]
+    assert exact_sum(line.cost for line in everything) == exact_sum(line.cost for line in later)
+    assert sum(line.quantity for line in everything) == sum(line.quantity for line in later)
+    assert len({line.line_id for line in everything}) == len(everything)
+
+
+def test_a_closed_month_that_is_rated_as_before_needs_no_correction() -> None:
+    month = MONTH.previous
+    charged = rate([used(2 * MILLION, month=month)], month=month)
+
+    found = corrections_of(month, MONTH, account_id=ACCOUNT, charged=charged, corrected=[], rated=charged)
+
+    assert found == []
+
+
+def test_a_correction_says_what_it_corrects_and_keeps_the_day_that_it_was_used() -> None:
+    invoice = invoice_of([], late_corrections())
+
+    lines = [row for row in focus_rows(invoice) if row["ChargeClass"] == "Correction"]
+
+    assert {row["x_corrected_period"] for row in lines} == {"2026-10"}
+    assert {row["ChargePeriodStart"] for row in lines} == {MONTH.previous.start}
+    assert {row["BillingPeriodStart"] for row in lines} == {MONTH.start}
+    assert sum(row["ConsumedQuantity"] for row in lines if isinstance(row["ConsumedQuantity"], int)) == 69_998
+    assert plain(invoice.exact_total) == "0.0279992"
+
+
+def test_a_revision_grows_only_when_something_changed() -> None:
+    first = invoice_of(rate([used(5)]))
+    same = invoice_of(rate([used(2), used(3)]), before=(first.revision, first.digest))
+    more = invoice_of(rate([used(6)]), before=(same.revision, same.digest))
+
+    assert [first.revision, same.revision, more.revision] == [1, 1, 2]
+
+
+def test_a_revision_that_is_rated_again_has_the_same_bytes() -> None:
+    original, replayed = golden_invoice(), golden_invoice()
+
+    assert render_json(original) == render_json(replayed)
+    assert render_csv(original) == render_csv(replayed)
+    assert render_pdf(original) == render_pdf(replayed)
+
+
+def test_only_a_final_invoice_has_a_number() -> None:
+    provisional = invoice_of(rate([used(5)]))
+
+    assert provisional.invoice_id is None
+    assert {row["InvoiceId"] for row in focus_rows(provisional)} == {None}
+    assert issue(provisional, ISSUED).invoice_id == f"QM-202611-{ACCOUNT}"
+    assert b"Not an invoice yet" in render_pdf(provisional)
+
+
+def test_an_invoice_without_usage_is_of_zero_and_still_has_its_rounding_line() -> None:
+    invoice = issue(invoice_of([]), ISSUED)
+
+    assert str(invoice.payable) == "0.00"
+    assert len(list(focus_rows(invoice))) == 1
+    assert b"No billed requests" in render_pdf(invoice)
+
+
+def test_all_mandatory_columns_of_focus_are_there() -> None:
+    assert set(COLUMNS) >= FOCUS_MANDATORY
+    rows = list(focus_rows(golden_invoice()))
+
+    assert all(tuple(row) == COLUMNS for row in rows)
+    never_null = FOCUS_MANDATORY - {"ChargeClass", "PricingQuantity", "PricingUnit"}
+    assert all(row[name] is not None for row in rows for name in never_null)
+
+
+def test_the_periods_of_lines_lie_in_the_billing_period() -> None:
+    for row in focus_rows(invoice_of(rate(months_usage(), CHANGED))):
+        start, end = row["ChargePeriodStart"], row["ChargePeriodEnd"]
+        assert isinstance(start, datetime)
+        assert isinstance(end, datetime)
+        assert MONTH.start <= start < end <= MONTH.end
+        if row["ChargeCategory"] == "Usage":
+            assert end - start == timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "render"),
+    [("invoice.json", render_json), ("invoice.csv", render_csv), ("invoice.pdf", render_pdf)],
+)
+def test_a_published_invoice_stays_as_it_was(name: str, render: object) -> None:
+    """QUAYMASTER_GOLDEN=write makes the files anew, after a change that is meant."""
+    assert callable(render)
+    content = render(golden_invoice())
+    assert isinstance(content, bytes)
+    if os.environ.get("QUAYMASTER_GOLDEN") == "write":
+        GOLDEN.mkdir(exist_ok=True)
+        (GOLDEN / name).write_bytes(content)
+
+    assert content == (GOLDEN / name).read_bytes()
+
+
+def test_names_that_the_pdf_has_no_letters_for_do_not_stop_it() -> None:
+    invoice = invoice_of(rate([used(1)]), name="株式会社 Ünïted")
+
+    assert b"???? \xdcn\xefted" in render_pdf(invoice)
+    assert "株式会社 Ünïted" in render_json(invoice).decode()
+
+
+def test_a_pdf_of_very_many_queues_sums_up_the_cheap_ones() -> None:
+    charges = rate([used(MILLION + queue, queue=queue) for queue in range(1, 100)])
+
+    content = render_pdf(invoice_of(charges))
+
+    assert b"59 others" in content
+    assert b"/Count 2" in content
