@@ -18,7 +18,7 @@ from harness import standin_role
 from harness.etcd import etcd_or_skip
 
 from quaymaster.cli import local, local_cluster, local_start
-from quaymaster.cli.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, WrongUsage
+from quaymaster.cli.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.local_cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local_haproxy import find_haproxy
 from quaymaster.cli.local_plan import ClusterPlan, Programs
@@ -121,11 +121,47 @@ def test_what_runs_is_not_started_twice(cluster: Local) -> None:
 
     again = cluster("up", "--detach")
     cluster("kill", "broker-1")
-    with_one_missing = cluster("up", "--detach")
+    as_another = cluster("up", "--brokers", "3", "--detach")
 
-    assert again.code == with_one_missing.code == EXIT_REFUSED
+    assert again.code == as_another.code == EXIT_REFUSED
     assert "is already running, on http://127.0.0.1:" in again.err
-    assert "Not running: broker-1; `quaymaster local restart NAME`" in with_one_missing.err
+    assert "Stop it with `quaymaster local down` to change it." in as_another.err
+
+
+def test_what_is_missing_of_a_cluster_is_started(cluster: Local) -> None:
+    cluster("up", *FEW, "--detach", "--json")
+    before = processes(cluster("status", "--json"))
+    for name in ("etcd", "broker-1", "frontend-2"):
+        cluster("kill", name)
+
+    alone = cluster("restart", "broker-1")
+    started = cluster("up", "--detach", "--json")
+    after = processes(cluster("status", "--json"))
+
+    assert alone.code == EXIT_REFUSED
+    assert "broker-1 needs etcd, which does not run" in alone.err
+    assert started.code == 0
+    assert {process["state"] for process in after.values()} == {"ready"}
+    changed = {name for name in before if before[name]["pid"] != after[name]["pid"]}
+    assert changed == {"etcd", "broker-1", "frontend-2"}
+
+
+def test_what_runs_goes_on_when_the_rest_cannot_be_started(
+    cluster: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster("up", *FEW, "--detach", "--json")
+    cluster("kill", "broker-1")
+    cluster("kill", "frontend-2")
+
+    def fail(*arguments: object) -> None:
+        raise NoServer("no")
+
+    monkeypatch.setattr(local_cluster.Cluster, "wait_until_ready", fail)
+    started = cluster("up", "--detach")
+    states = {name: process["state"] for name, process in processes(cluster("status", "--json")).items()}
+
+    assert started.code == EXIT_NO_SERVER
+    assert {name for name, state in states.items() if state == "stopped"} == {"broker-1", "frontend-2"}
 
 
 def test_a_process_is_killed_and_brought_back(cluster: Local) -> None:
@@ -190,11 +226,13 @@ def test_names_signals_directories_and_settings_that_are_not_there_are_refused(
 
     assert nothing.code == EXIT_NO_SERVER
     name, number = cluster("kill", "broker-9"), cluster("kill", "broker-1", "--signal", "FOO")
+    nothing = cluster("kill", "broker-1", "--signal", "0")
     setting = run("local", "up", "--set", "no_such=1", "--data", str(tmp_path / "new"))
     theirs = run("local", "up", "--data", str(other))
     assert {name.code, number.code, setting.code, theirs.code} == {EXIT_USAGE}
     assert "There are: etcd, broker-1, " in name.err
     assert "no signal 'FOO'" in number.err
+    assert "no signal '0'" in nothing.err
     assert "no_such" in setting.err
     assert "is not the directory of a local cluster" in theirs.err
 

@@ -522,6 +522,19 @@ def test_a_client_held_off_that_has_gone_is_forgotten(run: RunOnLoop) -> None:
     run(scenario)
 
 
+def test_a_server_without_room_for_connections_is_not_ready(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(echo, replace(PATIENT, connections_max=2)) as served:
+            reasons = [served.server.why_not_ready()]
+            for _ in range(2):
+                await (await served.connect()).ask(GET)
+            reasons.append(served.server.why_not_ready())
+
+            assert reasons == [None, "The server takes no more connections."]
+
+    run(scenario)
+
+
 def test_not_all_connections_are_held_and_the_others_closed(run: RunOnLoop) -> None:
     def hold(request: HTTPRequest) -> None:
         request.hold_off(60_000)

@@ -280,7 +280,7 @@ async def _start_front_end(process: CellProcess) -> None:
         operations=FrontEndOperations(process),
     )
     stack.push_async_callback(admin.stop)
-    address = await serve_sqs(settings, stack, router, metadata, metrics)
+    address = await serve_sqs(settings, stack, router, metadata, metrics, health)
     process.admin.handler = one_by_one(admin.handle)
     process.admin.admit = admin.admit
     await asyncio.get_running_loop().run_in_executor(

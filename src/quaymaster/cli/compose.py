@@ -169,7 +169,7 @@ class Server:
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-        address = await serve_sqs(settings, stack, broker, metadata, metrics)
+        address = await serve_sqs(settings, stack, broker, metadata, metrics, health)
         await loop.run_in_executor(
             None, write_client_file, data, settings, metadata.default_access_key, address, admin_address
         )
@@ -243,7 +243,12 @@ def show_pauses(watch: LoopWatch) -> list[Mapping[str, float]]:
 
 
 async def serve_sqs(
-    settings: Settings, stack: AsyncExitStack, broker: BrokerClient, metadata: Metadata, metrics: Metrics
+    settings: Settings,
+    stack: AsyncExitStack,
+    broker: BrokerClient,
+    metadata: Metadata,
+    metrics: Metrics,
+    health: Health,
 ) -> Address:
     """Start a front end and its port, and return the address."""
     front_end = make_front_end(settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=wall_ms)
@@ -255,6 +260,7 @@ async def serve_sqs(
     )
     address = await listen_on(server, settings.listen_address, "listen")
     stack.push_async_callback(server.drain, settings.drain_grace_s)
+    health.add_check(server.why_not_ready)
     metrics.add_source(
         lambda: [
             Sample("quaymaster_http_connections", server.connections),

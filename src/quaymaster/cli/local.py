@@ -73,7 +73,7 @@ def up(
     ] = False,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Start a cell, or the one that was stopped in this directory, with its data.
+    """Start a cell, or the one that was stopped in this directory, with its data, or what is missing of one that runs.
 
     Everything listens on loopback. Once requests are served it prints how to reach them, then shows how the cell is
     until Ctrl-C, which stops it; with --detach it goes on until `local down`. With --json it prints what
@@ -94,10 +94,13 @@ def up(
     with _terminated_as_interrupted():
         with locked(directory):
             known = read_cluster(directory) if (directory / RECORD_FILE).exists() else None
-            if known is not None and known.running:
-                raise Refused(_is_running_already(known))
             record = known.record if known is not None else None
-            cluster = plan_start(directory, _options(given, overrides, record), _programs(), record)
+            asked = _options(given, overrides, record)
+            if known is not None and known.running:
+                _check_some_are_missing(known, asked)
+                cluster = known
+            else:
+                cluster = plan_start(directory, asked, _programs(), record)
             is_first = not (directory / CLIENT_FILE).exists()
             with _progress("Starting", quiet=as_json) as progress:
                 connection = start_cluster(cluster, _environment(), progress)
@@ -178,6 +181,7 @@ def restart(name: Name, data: Data = None, as_json: options.AsJSON = False) -> N
     with locked(directory):
         cluster = read_cluster(directory)
         planned, _ = cluster.process(name)
+        cluster.check_startable(planned)
         cluster.stop_one(name)
         with progress_bar(f"Starting {name}", quiet=as_json):
             cluster.start_one(planned, _environment())
@@ -299,20 +303,18 @@ def _environment() -> dict[str, str]:
 def _signal_number(text: str) -> int:
     name = text.upper().removeprefix("SIG")
     try:
-        return int(text) if text.isdigit() else signal.Signals[f"SIG{name}"]
+        return signal.Signals(int(text)) if text.isdigit() else signal.Signals[f"SIG{name}"]
     except (KeyError, ValueError):
         raise WrongUsage(f"There is no signal {text!r}.") from None
 
 
-def _is_running_already(cluster: Cluster) -> str:
-    running = cluster.running
-    ended = [process.name for process in cluster.plan.processes if process.name not in running]
+def _check_some_are_missing(cluster: Cluster, asked: ClusterOptions) -> None:
+    """Refuse to start a cluster that runs whole, or is to be another one."""
     text = f"The cluster in {cluster.directory} is already running, on {cluster.plan.endpoint_url}."
-    return (
-        f"{text} Not running: {', '.join(ended)}; `quaymaster local restart NAME` starts one."
-        if ended
-        else text
-    )
+    if not cluster.missing:
+        raise Refused(text)
+    if asked != cluster.record.options:
+        raise Refused(f"{text} Stop it with `quaymaster local down` to change it.")
 
 
 # What is shown

@@ -14,7 +14,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ import msgspec
 from quaymaster.broker.disk import RealDisk, write_file_durably
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
 from quaymaster.cli.local_plan import (
+    START_STAGES,
     STOP_STAGES,
     ClusterPlan,
     ClusterRecord,
@@ -75,6 +76,12 @@ class Cluster:
             name: process for name, process in self.record.processes.items() if condition(process) != "ended"
         }
 
+    @property
+    def missing(self) -> list[PlannedProcess]:
+        """The processes that were not started or have ended."""
+        running = self.running
+        return [planned for planned in self.plan.processes if planned.name not in running]
+
     def process(self, name: str) -> tuple[PlannedProcess, ProcessId | None]:
         """Return a process's plan and, if it runs, its id.
 
@@ -88,6 +95,24 @@ class Cluster:
         return planned, self.running.get(name)
 
     # Starting
+
+    def check_startable(self, planned: PlannedProcess) -> None:
+        """Refuse to start what would wait for others that do not run.
+
+        Raises:
+            Refused: of the stage before, nobody runs.
+        """
+        running = self.running
+        before: list[str] = []
+        for stage in self.plan.stages(START_STAGES):
+            if planned in stage:
+                break
+            before = [other.name for other in stage]
+        if before and not running.keys() & set(before):
+            raise Refused(
+                f"{planned.name} needs {before[0]}, which does not run: start it first, or everything that is "
+                "missing with `quaymaster local up`."
+            )
 
     def start_one(self, planned: PlannedProcess, environment: Mapping[str, str]) -> None:
         """Start one process again; return when it is ready.
@@ -152,9 +177,15 @@ class Cluster:
         if process is not None:
             stop([process], STOP_GRACE_S)
 
-    def stop(self, progress: Progress, *, grace_s: float = STOP_GRACE_S) -> list[str]:
-        """Stop everything in order, and return the names of what ran. A second Ctrl-C ends all at once."""
-        running = self.running
+    def stop(
+        self, progress: Progress, *, grace_s: float = STOP_GRACE_S, but: Collection[str] = ()
+    ) -> list[str]:
+        """Stop everything in order, and return the names of what ran. A second Ctrl-C ends all at once.
+
+        `but`: names of what goes on.
+        """
+        kept = {name: process for name, process in self.running.items() if name in but}
+        running = {name: process for name, process in self.running.items() if name not in but}
         steps = len(running)
         done = 0
         for stage in self.plan.stages(STOP_STAGES):
@@ -167,8 +198,8 @@ class Cluster:
                 grace_s = 0.0
                 stop([running[name] for name in names], grace_s)
             done += len(names)
-        stop(self.running.values(), grace_s)  # of an older plan
-        self._note({})
+        stop(running.values(), grace_s)  # those of an older plan
+        self._note(kept)
         return list(running)
 
     # The record

@@ -57,6 +57,8 @@ defaults
     mode http
     timeout connect 1s
     timeout client 75s
+    # As long as a front end waits: who sends half a request does not keep others out for longer.
+    timeout http-request 10s
     # A long poll's 20 s, and what the broker may take on top.
     timeout server 60s
     timeout queue 5s

@@ -37,7 +37,7 @@ ZONES: Final = 3
 REPLICAS: Final = 3
 """Of each journal, where there are so many brokers; else one."""
 PORTS_TRIED_MAX: Final = 2_000
-CONNECTIONS_MAX: Final = 8_192
+CONNECTIONS_MAX: Final = 20_000
 """Of HAProxy, where the limit on open files allows as many."""
 
 START_STAGES: Final[tuple[tuple[Role, ...], ...]] = (

@@ -51,27 +51,29 @@ def plan_start(
 
 
 def start_cluster(cluster: Cluster, environment: Mapping[str, str], progress: Progress) -> Connection:
-    """Start everything; return when a request is served through the front. If that fails, nothing is left running.
+    """Start what does not run; return when a request is served through the front. If that fails, all that is stopped.
 
     Raises:
         NoServer: a process ended, or was not ready in time.
     """
     plan = cluster.plan
     _prepare(plan)
-    steps = len(plan.processes) + 1
+    before = set(cluster.running)
+    steps = len(plan.processes) - len(before) + 1
     done = 0
     try:
         for stage in plan.stages(START_STAGES):
-            for planned in stage:
+            missing = [planned for planned in stage if planned.name not in before]
+            for planned in missing:
                 cluster.spawn(planned, environment)
-            for planned in stage:
+            for planned in missing:
                 progress(f"Starting {planned.name}", done, steps)
                 cluster.wait_until_ready(planned)
                 done += 1
         progress("Waiting for the first answer", done, steps)
         return _wait_until_served(plan)
     except BaseException:
-        cluster.stop(lambda *_: None)
+        cluster.stop(lambda *_: None, but=before)
         raise
 
 

@@ -153,6 +153,11 @@ class HTTPServer:
         self._sweep_clock_ms = 0.0
         """Goes on with the time in which this process could serve its clients."""
 
+    def why_not_ready(self) -> str | None:
+        """Return why a balancer should ask another server, None while new connections are taken."""
+        is_full = self.connections >= self.limits.connections_max
+        return "The server takes no more connections." if is_full else None
+
     @property
     def connections(self) -> int:
         """Open connections, those being closed included."""
