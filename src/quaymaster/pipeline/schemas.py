@@ -55,6 +55,7 @@ REQUEST_COLUMNS = [
     pa.field("empty_receive", pa.bool_()),
     *_fields(pa.string(), "request_params", "response_elements"),
     *_fields(pa.binary(), "prev_hash", "record_hash"),
+    pa.field("duplicate_count", pa.int64()),
 ]
 """A request, as the front end recorded it. (front_end, epoch, sequence) is its identity, and dense."""
 
@@ -142,7 +143,7 @@ QUARANTINE = TableSpec(
     ),
     "quarantine_date",
 )
-"""Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row number."""
+"""Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row."""
 
 _USAGE_COUNTS = _fields(
     pa.int64(),
@@ -161,7 +162,7 @@ USAGE_HOURLY = TableSpec(
     "usage_date",
 )
 """What was used in an hour, by account, queue, action. `revision` grows each time that the hour's rows were replaced.
-`billed_requests` are chunks of 64 KiB; requests without a queue have `queue_sk` 0 and an empty `queue_name`."""
+`billed_requests` are chunks of 64 KiB; requests that found no queue have `queue_sk` 0 and an empty `queue_name`."""
 
 USAGE_DAILY = TableSpec(
     "gold.usage_daily",
@@ -176,19 +177,24 @@ SEGMENTS = TableSpec(
         [
             pa.field("log_partition", pa.int32()),
             pa.field("log_offset", pa.int64()),
-            pa.field("kind", pa.string()),
+            pa.field("state", pa.string()),
             pa.field("front_end", pa.string()),
             *_fields(pa.int64(), "epoch", "seq_lo", "seq_hi", "rows"),
-            *_fields(pa.int64(), "requests", "messages", "bytes", "chunks", "errors", "dropped"),
+            *_fields(pa.int64(), "messages", "bytes", "chunks", "errors"),
             *_fields(TIME, "min_time", "max_time", "low_watermark"),
-            pa.field("sha256", pa.binary()),
-            *_fields(pa.string(), "state", "reason"),
+            *_fields(pa.binary(), "sha256", "previous"),
+            pa.field("dropped", pa.int64()),
+            pa.field("dropped_reason", pa.string()),
+            *_fields(pa.int64(), "seal_epoch", "seal_end"),
+            *_fields(pa.string(), "seal_reason", "damage"),
+            pa.field("raw", pa.binary()),
             pa.field("batch_id", pa.int64()),
         ]
     ),
 )
-"""Every block of the usage queue, by its header: the range of sequences [seq_lo, seq_hi], rows and control totals.
-`state`: `new`, `duplicate` (all of its range was there), `overlap` (its rows are looked at one by one), `damaged`."""
+"""Every block of the usage queue, by its header: sequences from seq_lo up to seq_hi, rows and control totals.
+`state`: `new`; `duplicate` (this very block was there); `overlap` (some of its sequences were there: its rows are
+looked at one by one); `damaged` (it could not be read: `damage` says why, `raw` has its bytes)."""
 
 COMMITS = TableSpec(
     "ops.commits",
@@ -226,7 +232,7 @@ TABLES = (
 )
 
 ACTIONS = (
-    *("", "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch"),
+    *("Unknown", "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch"),
     *("ChangeMessageVisibility", "ChangeMessageVisibilityBatch", "CreateQueue", "DeleteQueue", "GetQueueUrl"),
     *(
         "GetQueueAttributes",
@@ -240,4 +246,4 @@ ACTIONS = (
     *("CancelMessageMoveTask", "ListMessageMoveTasks", "DescribeLog", "FindOffsets", "FetchMessages"),
     *("CommitOffsets", "StageMessages", "CommitTransaction", "AbortTransaction"),
 )
-"""`op` is the place in this list, which only grows; 0 is an action that is not in it."""
+"""`op` is the place in this list, which only grows; 0 is any action that is not in it."""

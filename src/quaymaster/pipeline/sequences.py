@@ -1,0 +1,170 @@
+"""Which sequence numbers of which front end are there, and until when everything is: arithmetic over ranges.
+
+Blocks of one front end and epoch lie end to end from 0 on. What is covered is kept as few ranges, so duplicates, gaps
+and completeness cost a look at block headers, never at rows. Pure.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+State = Literal["new", "duplicate", "overlap"]
+
+
+class Epoch(NamedTuple):
+    """A start of a front end."""
+
+    front_end: str
+    epoch: int
+
+
+class BlockRange(NamedTuple):
+    """What a block's header says of its place and time. Sequences are half open, times microseconds since 1970."""
+
+    owner: Epoch
+    seq_lo: int
+    seq_hi: int
+    sha256: bytes
+    low_watermark_us: int
+    sealed: Epoch | None = None
+    seal_end: int | None = None
+
+
+class Gap(NamedTuple):
+    """Sequences that are missing, half open. `to` is None where the end is not known yet."""
+
+    owner: Epoch
+    seq_lo: int
+    seq_hi: int
+
+
+@dataclass(slots=True)
+class _Ranges:
+    """Disjoint half-open ranges in order, as two parallel lists."""
+
+    lows: list[int] = field(default_factory=list)
+    highs: list[int] = field(default_factory=list)
+
+    def overlaps(self, low: int, high: int) -> bool:
+        at = bisect.bisect_right(self.highs, low)
+        return at < len(self.lows) and self.lows[at] < high
+
+    def add(self, low: int, high: int) -> None:
+        if low >= high:
+            return
+        # All ranges that touch [low, high) become one with it.
+        first = bisect.bisect_left(self.highs, low)
+        last = bisect.bisect_right(self.lows, high)
+        if first < last:
+            low, high = min(low, self.lows[first]), max(high, self.highs[last - 1])
+        self.lows[first:last] = [low]
+        self.highs[first:last] = [high]
+
+    @property
+    def prefix_end(self) -> int:
+        """The first sequence from 0 on that is missing."""
+        return self.highs[0] if self.lows and self.lows[0] == 0 else 0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """An epoch as far as it is known."""
+
+    ranges: _Ranges = field(default_factory=_Ranges)
+    watermarks: list[tuple[int, int]] = field(default_factory=list)
+    """(seq_hi, low watermark) of blocks beyond the prefix, and of the last one in it."""
+    is_sealed: bool = False
+    seal_end: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing more comes, and all is there; where nobody knows the end (the spool was lost), what came is all."""
+        if not self.is_sealed:
+            return False
+        end = max(self.ranges.highs, default=0) if self.seal_end is None else self.seal_end
+        return self.ranges.prefix_end >= end
+
+    @property
+    def watermark_us(self) -> int:
+        """Everything older than this is there; 0 when nothing is known."""
+        end = self.ranges.prefix_end
+        return max((low_us for seq_hi, low_us in self.watermarks if seq_hi <= end), default=0)
+
+
+class Coverage:
+    """What came of every front end's epochs."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[Epoch, _Progress] = {}
+
+    def overlaps(self, block: BlockRange) -> bool:
+        """Return whether any sequence of the block came before."""
+        progress = self._epochs.get(block.owner)
+        return progress is not None and progress.ranges.overlaps(block.seq_lo, block.seq_hi)
+
+    def add(self, block: BlockRange) -> None:
+        """Take a block as there. The same again changes nothing."""
+        progress = self._epochs.setdefault(block.owner, _Progress())
+        progress.ranges.add(block.seq_lo, block.seq_hi)
+        progress.watermarks.append((block.seq_hi, block.low_watermark_us))
+        end = progress.ranges.prefix_end
+        reached = [low_us for seq_hi, low_us in progress.watermarks if seq_hi <= end]
+        if len(reached) > 1:
+            beyond = [pair for pair in progress.watermarks if pair[0] > end]
+            progress.watermarks = [(end, max(reached)), *beyond]
+        if block.sealed is not None:
+            sealed = self._epochs.setdefault(block.sealed, _Progress())
+            sealed.is_sealed = True
+            sealed.seal_end = block.seal_end
+
+    def gaps(self) -> list[Gap]:
+        """Return what is missing between what came, and before the seals."""
+        found = []
+        for owner, progress in sorted(self._epochs.items()):
+            expected = 0
+            for low, high in zip(progress.ranges.lows, progress.ranges.highs, strict=True):
+                if low > expected:
+                    found.append(Gap(owner, expected, low))
+                expected = high
+            if progress.seal_end is not None and progress.seal_end > expected:
+                found.append(Gap(owner, expected, progress.seal_end))
+        return found
+
+    def open_epochs(self) -> list[Epoch]:
+        """Return the epochs of which more may come."""
+        return sorted(owner for owner, progress in self._epochs.items() if not progress.is_complete)
+
+    def closed_until_us(self) -> int | None:
+        """Return the time before which nothing is missing and nothing comes any more.
+
+        None when no front end is known, or all are sealed and complete: then that is true of all times.
+        """
+        return min(
+            (progress.watermark_us for progress in self._epochs.values() if not progress.is_complete), default=None
+        )
+
+
+def judge_blocks(
+    coverage: Coverage, blocks: Iterable[BlockRange], known_digests: Iterable[tuple[Epoch, int, bytes]]
+) -> list[State]:
+    """Return what each block is, in the order that they came, and add them to the coverage.
+
+    `known_digests` are (owner, seq_lo, SHA-256) of blocks that came before, at least of those that may come again.
+    A block without sequences (a sign of life, a seal) is new: taking it twice does no harm.
+    """
+    digests = set(known_digests)
+    states: list[State] = []
+    for block in blocks:
+        key = (block.owner, block.seq_lo, block.sha256)
+        if key in digests:
+            states.append("duplicate")
+        elif coverage.overlaps(block):
+            states.append("overlap")
+        else:
+            states.append("new")
+        digests.add(key)
+        coverage.add(block)
+    return states
