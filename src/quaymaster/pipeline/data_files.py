@@ -11,7 +11,7 @@ import datetime
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,19 +176,33 @@ def read_file(place: Place, spec: TableSpec, path: str, columns: Sequence[str] |
 
     The partition column is not among them.
     """
-    schema = spec.file_schema
-    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    groups = list(read_row_groups(place, spec, path, columns))
+    return pa.concat_tables(groups) if groups else _wanted(spec, columns).empty_table()
+
+
+def read_row_groups(
+    place: Place, spec: TableSpec, path: str, columns: Sequence[str] | None = None
+) -> Iterator[Any]:
+    """Yield the rows of a data file, as many at a time as were written together."""
+    schema = _wanted(spec, columns)
     with place.filesystem().open_input_file(path) as source:
         file = pq.ParquetFile(source)
         there = set(file.schema_arrow.names)
-        found = file.read(columns=[name for name in wanted.names if name in there])
-    arrays = [
-        found.column(field.name).cast(field.type)
-        if field.name in there
-        else pa.nulls(found.num_rows, field.type)
-        for field in wanted
-    ]
-    return pa.table(arrays, schema=wanted)
+        names = [name for name in schema.names if name in there]
+        for at in range(file.num_row_groups):
+            found = file.read_row_group(at, columns=names)
+            arrays = [
+                found.column(field.name).cast(field.type)
+                if field.name in there
+                else pa.nulls(found.num_rows, field.type)
+                for field in schema
+            ]
+            yield pa.table(arrays, schema=schema)
+
+
+def _wanted(spec: TableSpec, columns: Sequence[str] | None) -> Any:
+    schema = spec.file_schema
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
 def sync_file(path: str) -> None:

@@ -143,7 +143,8 @@ class Coverage:
         None when no front end is known, or all are sealed and complete: then that is true of all times.
         """
         return min(
-            (progress.watermark_us for progress in self._epochs.values() if not progress.is_complete), default=None
+            (progress.watermark_us for progress in self._epochs.values() if not progress.is_complete),
+            default=None,
         )
 
 

@@ -34,6 +34,8 @@ NOTE = "quaymaster"
 TABLE_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 2 days",
+    # Else statistics of columns beyond the 32nd are not read, and batches are found by theirs.
+    "delta.dataSkippingNumIndexedCols": "-1",
 }
 NO_BATCH = -1
 

@@ -1,0 +1,100 @@
+"""Where blocks of usage records are read from, by their places: the usage queue, or files of blocks.
+
+A place is a partition and an offset, dense and for ever the same, so a batch that is taken again has the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from quaymaster.protocol.usage_records import CorruptBlock, block_length
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BLOCK_FIELDS = "log_partition int, log_offset long, value binary"
+FILES_PATTERN = "*.blocks"
+
+
+class UsageFeed(Protocol):
+    """Blocks in order. Ranges of offsets are half open."""
+
+    @property
+    def identity(self) -> str:
+        """Which feed this is. Another one has other blocks at the same places."""
+
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """Return the first kept offset and the next one to be written of each partition."""
+
+    def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
+        """Return the messages of these ranges with the columns BLOCK_FIELDS."""
+
+
+class FileFeed:
+    """Blocks in files of a directory, `*.blocks`, one after the other in the order of their names; one partition.
+
+    Files may be added, with names after those that are there, and none may change.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @property
+    def identity(self) -> str:
+        """The directory."""
+        return f"files:{self._directory.resolve()}"
+
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """Return how many blocks there are."""
+        return {0: (0, sum(1 for _ in self._places()))}
+
+    def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
+        """Return these blocks; each task reads its own from the files."""
+        low, high = ranges[0]
+        wanted = [place for place in self._places() if low <= place[0] < high]
+        tasks = max(1, min(len(wanted), spark.sparkContext.defaultParallelism))
+        places = spark.createDataFrame(
+            spark.sparkContext.parallelize(wanted, tasks),
+            "log_offset long, path string, at long, length long",
+        )
+        return places.mapInArrow(_read_places, BLOCK_FIELDS)
+
+    def batches(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Any]:
+        """Yield these blocks as Arrow batches, in this process."""
+        low, high = ranges[0]
+        names = ("log_offset", "path", "at", "length")
+        wanted = [dict(zip(names, place, strict=True)) for place in self._places() if low <= place[0] < high]
+        return _read_places(iter([pa.RecordBatch.from_pylist(wanted)]))
+
+    def _places(self) -> Iterator[tuple[int, str, int, int]]:
+        """Yield offset, path, position and length of each block; damage ends its file, and is a block."""
+        offset = 0
+        for path in sorted(self._directory.glob(FILES_PATTERN)):
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                at = 0
+                while at < size:
+                    file.seek(at)
+                    try:
+                        length = min(block_length(file.read(16)), size - at)
+                    except CorruptBlock:
+                        length = size - at
+                    yield offset, str(path), at, length
+                    offset += 1
+                    at += length
+
+
+def _read_places(batches: Iterator[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for place in batch.to_pylist():
+            with open(place["path"], "rb") as file:
+                file.seek(place["at"])
+                value = file.read(place["length"])
+            yield pa.record_batch(
+                [pa.array([0], pa.int32()), pa.array([place["log_offset"]], pa.int64()), pa.array([value])],
+                names=["log_partition", "log_offset", "value"],
+            )

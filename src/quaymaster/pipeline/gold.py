@@ -1,0 +1,147 @@
+"""Gold: what was used in each hour and day, by account, queue and action.
+
+A batch of silver is added to the hours that it touches: their rows are read, summed with the batch's, and replaced in
+one commit that names the batch, so it counts once whatever is killed. Integers only: sums do not depend on the order.
+A backfill sums the hours up anew from silver, and must find the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quaymaster.pipeline.data_files import DataFile
+from quaymaster.pipeline.schemas import USAGE_DAILY, USAGE_HOURLY
+from quaymaster.pipeline.tables import Warehouse
+
+APP = "gold"
+HOUR_KEYS = ("hour", "region", "account_id", "queue_sk", "action")
+"""What tells rows of usage_hourly apart; the columns in ALONG go with them."""
+ALONG = ("queue_name", "queue_type", "billing_class")
+SUMS = (
+    *("requests", "billed_requests", "messages", "bytes", "empty_receives", "errors_4xx", "errors_5xx"),
+    *("bytes_in", "bytes_out", "latency_us_sum", "source_rows"),
+)
+MAXIMA = ("latency_us_max", "revision")
+_HOURLY = USAGE_HOURLY.schema
+PARTIAL_SCHEMA = pa.schema([_HOURLY.field(name) for name in (*HOUR_KEYS, *ALONG, *SUMS, *MAXIMA)])
+
+
+def partial_usage(usage: Any) -> Any:
+    """Return rows of usage_events, summed up by hour, account, queue and action. `revision` is 0.
+
+    They are grouped by integers first, one of each for an account, a queue and an action; their names go along.
+    """
+    if usage.num_rows == 0:
+        return PARTIAL_SCHEMA.empty_table()
+    status = usage.column("http_status")
+    one = pa.repeat(pa.scalar(1, pa.int64()), usage.num_rows)
+    columns = {
+        **{name: usage.column(name) for name in ("region", "account_id", "action", *ALONG)},
+        "hour": usage.column("hour").cast(pa.int64()),
+        **{name: usage.column(name) for name in ("account_sk", "queue_sk", "op")},
+        **{
+            name: usage.column(name)
+            for name in ("billed_requests", "messages", "bytes", "bytes_in", "bytes_out")
+        },
+        "requests": one,
+        "source_rows": one,
+        "empty_receives": usage.column("empty_receive").cast(pa.int64()),
+        "errors_4xx": pc.and_(pc.greater_equal(status, 400), pc.less(status, 500)).cast(pa.int64()),
+        "errors_5xx": pc.greater_equal(status, 500).cast(pa.int64()),
+        "latency_us_sum": usage.column("latency_us"),
+    }
+    grouped = pa.table(columns).group_by(["hour", "region", "account_sk", "queue_sk", "op"])
+    names = ("account_id", "action", *ALONG)
+    result = grouped.aggregate(
+        [*((name, "sum") for name in SUMS), ("latency_us_sum", "max"), *((name, "one") for name in names)]
+    )
+    renamed = {f"{name}_sum": name for name in SUMS} | {f"{name}_one": name for name in names}
+    renamed["latency_us_sum_max"] = "latency_us_max"
+    result = result.rename_columns([renamed.get(name, name) for name in result.column_names])
+    result = result.append_column("revision", pa.repeat(pa.scalar(0, pa.int64()), result.num_rows))
+    return result.select(PARTIAL_SCHEMA.names).cast(PARTIAL_SCHEMA)
+
+
+def merge_usage(parts: Iterable[Any]) -> Any:
+    """Return partial sums, added up and in the order of their keys."""
+    table = pa.concat_tables([PARTIAL_SCHEMA.empty_table(), *parts])
+    return table if table.num_rows == 0 else _add_up(table, HOUR_KEYS, PARTIAL_SCHEMA)
+
+
+def add_batch(warehouse: Warehouse, batch_id: int, usage: Any, *, app: str = APP) -> bool:
+    """Add a batch's sums to the hours that it touches. False, and nothing done, when gold has the batch."""
+    hourly = warehouse.table(USAGE_HOURLY)
+    if hourly.last_batch(app) >= batch_id:
+        return False
+    touched = pc.unique(usage.column("hour"))
+    files = files_of_hours(hourly.files(), touched)
+    merged = merge_usage([hourly.read(PARTIAL_SCHEMA.names, files=files), usage])
+    commit_hours(warehouse, app, batch_id, raise_revision(merged, touched), files)
+    return True
+
+
+def commit_hours(warehouse: Warehouse, app: str, batch_id: int, usage: Any, replaced: list[DataFile]) -> None:
+    """Replace files of usage_hourly by these rows, a file an hour."""
+    hourly = warehouse.table(USAGE_HOURLY)
+    rows = with_date(usage)
+    adds: list[DataFile] = []
+    for hour in pc.unique(rows.column("hour")):
+        adds += hourly.write(f"{app}-{batch_id}", rows.filter(pc.equal(rows.column("hour"), hour)))
+    dates = sorted({str(file.partition_value) for file in (*adds, *replaced)})
+    hourly.commit(app, batch_id, adds, removes=replaced, note={"dates": dates})
+
+
+def add_days(warehouse: Warehouse, batch_id: int, *, app: str = APP) -> None:
+    """Sum up anew the days that the batch of usage_hourly touched; once a batch."""
+    daily, hourly = warehouse.table(USAGE_DAILY), warehouse.table(USAGE_HOURLY)
+    if daily.last_batch(app) >= batch_id or hourly.last_batch(app) < batch_id:
+        return
+    dates = hourly.note(app)["dates"]
+    files = [file for file in hourly.files() if file.partition_value in dates]
+    adds = daily.write(f"{app}-{batch_id}", daily_rows(hourly.read(files=files)))
+    daily.commit(
+        app, batch_id, adds, removes=[file for file in daily.files() if file.partition_value in dates]
+    )
+
+
+def daily_rows(hourly: Any) -> Any:
+    """Return rows of usage_hourly, summed up by day."""
+    return _add_up(hourly, ("usage_date", "region", "account_id", "queue_sk", "action"), USAGE_DAILY.schema)
+
+
+def _add_up(table: Any, keys: Sequence[str], schema: Any) -> Any:
+    """Return rows with the same keys as one, with the columns of `schema`."""
+    ways = {**dict.fromkeys(SUMS, "sum"), **dict.fromkeys(MAXIMA, "max"), **dict.fromkeys(ALONG, "one")}
+    result = table.group_by(list(keys)).aggregate(list(ways.items()))
+    columns = [result.column(f"{name}_{ways[name]}" if name in ways else name) for name in schema.names]
+    return pa.table(columns, names=schema.names).cast(schema).sort_by([(name, "ascending") for name in keys])
+
+
+def raise_revision(usage: Any, hours: Any) -> Any:
+    """Return rows with the revision of the given hours raised, so that each row of an hour has the same."""
+    revisions = usage.group_by("hour").aggregate([("revision", "max")])
+    is_raised = pc.is_in(revisions.column("hour"), hours)
+    raised = pc.add(revisions.column("revision_max"), is_raised.cast(pa.int64()))
+    at = pc.index_in(usage.column("hour"), revisions.column("hour").combine_chunks())
+    column = usage.schema.get_field_index("revision")
+    return usage.set_column(column, PARTIAL_SCHEMA.field("revision"), raised.take(at))
+
+
+def files_of_hours(files: Iterable[DataFile], hours: Any) -> list[DataFile]:
+    """Return the files of usage_hourly that may have rows of these hours."""
+    wanted = [hour.strftime("%Y-%m-%dT%H:%M:%S.%fZ") for hour in hours.to_pylist()]
+    return [
+        file
+        for file in files
+        if any(file.bounds["hour"][0] <= hour <= file.bounds["hour"][1] for hour in wanted)
+    ]
+
+
+def with_date(usage: Any) -> Any:
+    """Return rows of usage_hourly with their partition column."""
+    dates = usage.column("hour").cast(pa.date32())
+    return usage.append_column("usage_date", dates).select(_HOURLY.names).cast(_HOURLY)

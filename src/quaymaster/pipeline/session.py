@@ -1,0 +1,114 @@
+"""Spark as the pipeline uses it: found, or said what to install; light on one machine; quiet.
+
+Spark plans, distributes and repeats tasks; rows stay in Arrow, in Python processes. So the JVM needs little memory, and
+no Java library but Spark's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_VERSION_MIN = 17
+LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark %d{HH:mm:ss} %p %c{1}: %m%n
+"""
+
+
+class SparkMissing(Exception):
+    """Spark cannot run here; the message says what to install."""
+
+
+def check_spark() -> None:
+    """Return if Spark can be started.
+
+    Raises:
+        SparkMissing: PySpark or Java is not there, or Java is too old.
+    """
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise SparkMissing("PySpark is not installed: pip install 'quaymaster[spark]'") from None
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    advice = "install it (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    if java is None or not Path(java).exists():
+        raise SparkMissing(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is none: {advice}")
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 (this machine's Java)
+    version = java_version(told)
+    if version < JAVA_VERSION_MIN:
+        raise SparkMissing(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {java} is {version or 'none'}: {advice}"
+        )
+
+
+def java_version(text: str) -> int:
+    """Return the feature release that `java -version` tells (1.8 is 8); 0 if it tells none."""
+    _, quote, rest = text.partition('"')
+    numbers = rest.partition('"')[0].replace("-", ".").split(".")
+    if numbers[0] == "1":
+        numbers = numbers[1:]
+    return int(numbers[0]) if quote and numbers and numbers[0].isdigit() else 0
+
+
+@contextlib.contextmanager
+def spark_session(
+    master: str, *, directory: Path, driver_memory: str = "1g", java_options: str = ""
+) -> Iterator[SparkSession]:
+    """Run Spark while the block runs. `directory` is for what it writes by the way.
+
+    Raises:
+        SparkMissing: it cannot run here.
+    """
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    directory.mkdir(parents=True, exist_ok=True)
+    logging = directory / "log4j2.properties"
+    logging.write_text(LOG4J)
+    is_local = master.startswith("local")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    options = f"-Dlog4j2.configurationFile=file:{logging} -XX:+UseSerialGC {java_options}".strip()
+    builder = (
+        SparkSession.builder.master(master)
+        .appName("quaymaster-pipeline")
+        # Before the JVM starts, or it has no effect.
+        .config("spark.driver.memory", driver_memory)
+        .config("spark.driver.extraJavaOptions", options)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.local.dir", str(directory))
+        .config("spark.sql.warehouse.dir", str(directory / "unused"))
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.session.timeZone", "UTC")
+        # A row of what tasks take is a block of thousands of records.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+    )
+    if is_local:
+        builder = builder.config("spark.driver.host", "127.0.0.1").config(
+            "spark.driver.bindAddress", "127.0.0.1"
+        )
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()

@@ -1,0 +1,107 @@
+"""How jobs hand work to Spark's tasks and get small answers back: bytes in, bytes out, rows never to the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from quaymaster.pipeline.data_files import DataFile
+from quaymaster.pipeline.feed import UsageFeed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ANSWER_FIELDS = "what string, data binary"
+
+
+def answer(what: str, data: bytes) -> Any:
+    """Return one line of a task's answer."""
+    return pa.record_batch([pa.array([what]), pa.array([data], pa.binary())], names=["what", "data"])
+
+
+def answer_files(table_name: str, files: Iterable[DataFile | None]) -> Iterator[Any]:
+    """Yield an answer for each file that a task wrote for a table."""
+    for file in files:
+        if file is not None:
+            yield answer(f"file {table_name}", json.dumps(file.to_json()).encode())
+
+
+def answer_table(what: str, table: Any) -> Any:
+    """Return a small table as an answer."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return answer(what, sink.getvalue().to_pybytes())
+
+
+class Answers:
+    """What the tasks of a job answered."""
+
+    def __init__(self, lines: Iterable[tuple[str, bytes]]) -> None:
+        self._lines = [(what, bytes(data)) for what, data in lines]
+
+    def files(self, table_name: str) -> list[DataFile]:
+        """Return the files written for a table."""
+        return [DataFile.from_json(json.loads(data)) for data in self._of(f"file {table_name}")]
+
+    def tables(self, what: str) -> list[Any]:
+        """Return the tables answered under a name."""
+        return [pa.ipc.open_stream(data).read_all() for data in self._of(what)]
+
+    def _of(self, wanted: str) -> list[bytes]:
+        return [data for what, data in self._lines if what == wanted]
+
+
+class Workers(Protocol):
+    """Who runs tasks."""
+
+    def over_blocks(
+        self,
+        feed: UsageFeed,
+        ranges: Mapping[int, tuple[int, int]],
+        work: Callable[[Iterator[Any]], Iterator[Any]],
+    ) -> Answers:
+        """Run `work` over the blocks of a feed, as Arrow batches; each task has some of them."""
+
+    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
+        """Run `work` for each item."""
+
+
+class SparkWorkers:
+    """Spark's tasks, as many at a time as it has cores. One that fails is repeated where the master allows it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def over_blocks(
+        self,
+        feed: UsageFeed,
+        ranges: Mapping[int, tuple[int, int]],
+        work: Callable[[Iterator[Any]], Iterator[Any]],
+    ) -> Answers:
+        """Run `work` over the blocks of a feed."""
+        return _collect(feed.blocks(self._spark, ranges), work)
+
+    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
+        """Run `work` for each item."""
+        if not items:
+            return Answers([])
+        context = self._spark.sparkContext
+        tasks = min(len(items), context.defaultParallelism)
+        lines = self._spark.createDataFrame(
+            context.parallelize([(item,) for item in items], tasks), "item string"
+        )
+
+        def work_on(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                for item in batch.column(0).to_pylist():
+                    yield from work(item)
+
+        return _collect(lines, work_on)
+
+
+def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) -> Answers:
+    return Answers((row["what"], row["data"]) for row in rows.mapInArrow(work, ANSWER_FIELDS).collect())

@@ -1,0 +1,92 @@
+"""Tasks in this process, and pipelines that use them: everything but Spark."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import blocks_of
+
+from quaymaster.pipeline.feed import FileFeed, UsageFeed
+from quaymaster.pipeline.jobs import Pipeline, Summary
+from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.tasks import Answers
+from quaymaster.pipeline.usage import read_usage
+
+NOW = datetime.datetime(2026, 11, 22, 18, tzinfo=datetime.UTC)
+
+
+class InProcess:
+    """Runs tasks here, one after the other."""
+
+    def over_blocks(
+        self,
+        feed: UsageFeed,
+        ranges: Mapping[int, tuple[int, int]],
+        work: Callable[[Iterator[Any]], Iterator[Any]],
+    ) -> Answers:
+        assert isinstance(feed, FileFeed)
+        batches = list(feed.batches(ranges))
+        halves = batches[::2], batches[1::2]
+        return answers_of(line for half in halves for line in work(iter(half)))
+
+    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
+        return answers_of(line for item in items for line in work(item))
+
+
+def answers_of(lines: Iterator[Any]) -> Answers:
+    rows = [row for line in lines for row in line.to_pylist()]
+    return Answers((row["what"], row["data"]) for row in rows)
+
+
+class Site:
+    """A directory with a feed and a warehouse."""
+
+    def __init__(self, directory: Path) -> None:
+        self.feed = directory / "feed"
+        self.feed.mkdir(parents=True, exist_ok=True)
+        self.root = directory / "warehouse"
+        self._files = 0
+
+    @property
+    def warehouse(self) -> Warehouse:
+        """The tables as they are now."""
+        return Warehouse(self.root)
+
+    def ship(self, *blocks: bytes) -> None:
+        """Add blocks to the feed."""
+        self._files += 1
+        blocks_of.write_blocks(self.feed, f"{self._files:04}", *blocks)
+
+    def run(self, *, now: datetime.datetime = NOW) -> Summary:
+        """Take all that is there."""
+        warehouse = self.warehouse
+        with warehouse.writing():
+            return self.pipeline(warehouse, now=now).catch_up()
+
+    def pipeline(self, warehouse: Warehouse, *, now: datetime.datetime = NOW) -> Pipeline:
+        return Pipeline(InProcess(), warehouse, FileFeed(self.feed), clock=lambda: now)
+
+    def usage(self) -> dict[tuple[str, str, str, str], tuple[int, ...]]:
+        """Return gold by account, queue, action and hour: requests, messages, bytes, chunks, errors."""
+        return {
+            (line.account, line.queue, line.action, line.hour): line[4:]
+            for line in read_usage(self.warehouse)
+        }
+
+
+def expected_usage(*front_ends: blocks_of.FrontEnd) -> dict[tuple[str, str, str, str], tuple[int, ...]]:
+    """Return what gold must have of all records of these front ends."""
+    records = [record for front_end in front_ends for record in front_end.records]
+    names = ("requests", "messages", "bytes", "chunks", "errors")
+    return {
+        (*key[:3], hour_text(key[3])): tuple(sums[name] for name in names)
+        for key, sums in blocks_of.usage_of(records).items()
+    }
+
+
+def hour_text(hour_us: int) -> str:
+    time = datetime.datetime.fromtimestamp(hour_us // 1_000_000, datetime.UTC)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
