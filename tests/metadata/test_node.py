@@ -22,7 +22,7 @@ from quaymaster.core.errors import (
     QueueDoesNotExist,
     Timeout,
 )
-from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.node import MetadataNode, StoreUnreachable
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.protocol.metadata_messages import (
     METHOD,
@@ -137,6 +137,7 @@ def test_calls_are_answered_refused_and_bounded(tmp_path: Path) -> None:
     [
         (OutcomeUnknown(), Timeout),
         (CoordinationUnavailable(), NotNow),
+        (StoreUnreachable(OutcomeUnknown()), NotNow),
         (LeaseExpired("over"), NotNow),
         (RuntimeError("a bug"), NotNow),
         (QueueDoesNotExist(), QueueDoesNotExist),

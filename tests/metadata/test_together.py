@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -63,6 +64,31 @@ def test_who_gives_up_takes_nothing_from_the_others_and_a_failure_is_told_to_all
             await abandoned
 
     asyncio.run(scenario())
+
+
+def test_a_failure_of_a_run_that_nobody_waits_for_any_more_is_nobodys_matter() -> None:
+    async def scenario() -> list[str]:
+        told: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        may_end = asyncio.Event()
+
+        async def work() -> None:
+            await may_end.wait()
+            raise RuntimeError("no")
+
+        together = Together(work)
+        impatient = asyncio.create_task(together())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.sleep(0.01)
+        await together.close()
+        del together
+        gc.collect()
+        return told
+
+    assert asyncio.run(scenario()) == []
 
 
 def test_reads_of_all_who_ask_together_are_few_however_many_keys() -> None:

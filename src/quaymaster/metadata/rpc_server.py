@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from quaymaster.coordination.interface import (
-    CoordinationUnavailable,
     LeaseExpired,
     OutcomeUnknown,
     RevisionMismatch,
 )
 from quaymaster.core.errors import CallerError, NotNow, Overloaded, Timeout
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.protocol.error_codec import travels
 from quaymaster.protocol.metadata_messages import (
     METHOD,
     GetChanges,
@@ -111,10 +111,8 @@ def _as_travelling(error: Exception) -> Exception:
             return error
         case OutcomeUnknown() | TimeoutError():
             return Timeout()
-        case CoordinationUnavailable():
-            return NotNow(error.message)
         case NotNow():
-            return error
+            return error if travels(error) else NotNow(error.message)
         case RevisionMismatch() | LeaseExpired():
             return NotNow("Others changed the same at the same time.")
     log.error("metadata request failed", exc_info=error)

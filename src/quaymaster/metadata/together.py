@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from quaymaster.coordination.interface import TRANSACTION_OPERATIONS_MAX, Coordination, KeyValue
 
@@ -35,6 +35,7 @@ class Together(Generic[T]):
         """Return, or raise, what the run gives that begins next."""
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running))
+            self._next.add_done_callback(_no_matter)
         return await asyncio.shield(self._next)
 
     async def close(self) -> None:
@@ -55,6 +56,12 @@ class Together(Generic[T]):
         finally:
             if self._next is None:
                 self._running = None
+
+
+def _no_matter(run: asyncio.Task[Any]) -> None:
+    """Whoever asked may have gone meanwhile: then nobody is told how it ended, and nobody needs to be."""
+    if not run.cancelled():
+        run.exception()
 
 
 class StoreReads:

@@ -39,13 +39,17 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(PackedError)
 
 
+def travels(error: CallerError | NotNow) -> bool:
+    """Tell whether other processes know an error's class."""
+    return ERROR_CLASSES.get(type(error).__name__) is type(error)
+
+
 def pack_error(error: Exception) -> PackedError:
     """Return the error ready for any encoder."""
-    name = type(error).__name__
-    if not isinstance(error, CallerError | NotNow) or ERROR_CLASSES.get(name) is not type(error):
+    if not isinstance(error, CallerError | NotNow) or not travels(error):
         return PackedError(InternalFailure.__name__, InternalFailure.message)
     fields = {field: value for field, value in vars(error).items() if field != "message"}
-    return PackedError(name, error.message, fields)
+    return PackedError(type(error).__name__, error.message, fields)
 
 
 def unpack_error(packed: PackedError) -> CallerError | NotNow:
