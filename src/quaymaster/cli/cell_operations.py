@@ -183,11 +183,16 @@ def drain(
     """Let a broker give away all that it has, so that it can be taken out of the cell."""
     _set_state(broker, "draining", managers, config, overrides)
     note(f"{broker} drains: others take over what it leads, then its replicas")
+    told: set[str] = set()
     while wait:
         status = _ask_status(managers, config, overrides)
         left = next((one for one in status["brokers"] if one["name"] == broker), None)
         if left is None or not left["replicas"]:
             break
+        for problem in status["problems"]:
+            if problem not in told:
+                note(problem)
+                told.add(problem)
         time.sleep(DRAIN_LOOK_S)
     if wait:
         print_line(f"{broker} has nothing any more")
