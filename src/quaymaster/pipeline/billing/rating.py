@@ -47,7 +47,6 @@ class Usage(NamedTuple):
     action: str
     billing_class: BillingClass
     billed_requests: int
-    rule_version: int = RULE_VERSION
 
 
 class Charge(NamedTuple):
@@ -81,8 +80,8 @@ def price_id(billing_class: BillingClass, version: int, tier: int) -> str:
     return f"{billing_class}-v{version}-" + ("free" if tier == FREE else f"tier{tier + 1}")
 
 
-_Key = tuple[datetime, str, int, str, str, BillingClass, int, int, int]
-"""Of a charge: day, region, queue id, queue name, action, class, price version, tier, rule version."""
+_Key = tuple[datetime, str, int, str, str, BillingClass, int, int]
+"""Of a charge: day, region, queue id, queue name, action, class, price version, tier."""
 
 
 def rate_month(usage: Iterable[Usage], book: PriceBook, month: Month, *, account_id: str) -> list[Charge]:
@@ -114,7 +113,7 @@ def rate_month(usage: Iterable[Usage], book: PriceBook, month: Month, *, account
                 part = left if tier + 1 == len(tiers) else min(left, tiers[tier + 1].above - position)
             key = (
                 *(day, row.region, row.queue_id, row.queue_name, row.action),
-                *(row.billing_class, version.number, tier, row.rule_version),
+                *(row.billing_class, version.number, tier),
             )
             quantities[key] = quantities.get(key, 0) + part
             positions[row.billing_class] = position + part
@@ -145,17 +144,17 @@ def _in_order(usage: Iterable[Usage], month: Month) -> list[tuple[Usage, int]]:
 
 def _rating_order(item: tuple[Usage, int]) -> tuple[object, ...]:
     row = item[0]
-    return (row.hour, _CLASS_ORDER[row.billing_class], *itemgetter(1, 2, 3, 4, 7)(row))
+    return (row.hour, _CLASS_ORDER[row.billing_class], *itemgetter(1, 2, 3, 4)(row))
 
 
 def _charge(account_id: str, key: _Key, quantity: int, version: PriceVersion) -> Charge:
-    day, region, queue_id, queue_name, action, billing_class, number, tier, rule_version = key
+    day, region, queue_id, queue_name, action, billing_class, number, tier = key
     unit_price = Decimal(0) if tier == FREE else version.tiers[billing_class][tier].unit_price
     cost = as_line_cost(product(quantity, unit_price))
     return Charge(
         line_id(account_id, key),
         *(day, region, queue_id, queue_name, action, billing_class, number, tier),
-        *(unit_price, quantity, cost, rule_version),
+        *(unit_price, quantity, cost, RULE_VERSION),
     )
 
 

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import polars
+import pytest
+from harness.billing import ACCOUNT, BOOK, CHANGED, MILLION, MONTH, fill, used
+
+from quaymaster.pipeline.billing.documents import render_csv, render_json
+from quaymaster.pipeline.billing.invoices import Invoice
+from quaymaster.pipeline.billing.periods import Month, Stage
+from quaymaster.pipeline.billing.price_files import example_book, parse_toml, render_toml
+from quaymaster.pipeline.billing.prices import PriceBook
+from quaymaster.pipeline.billing.reconciliation import Comparison
+from quaymaster.pipeline.billing.service import Billing, NothingToBill, NotIssued, PricesAreClosed
+from quaymaster.pipeline.billing.store import BillingStore, StoreDamaged
+from quaymaster.pipeline.billing.tables import ADJUSTMENTS, CHARGES, INVOICES
+from quaymaster.pipeline.tables import Warehouse, WarehouseBusy
+
+OTHER = "210987654321"
+AGREES = (Comparison("all", "rows", (("bronze", 9), ("silver", 9))),)
+
+
+def billing(
+    root: Path,
+    *,
+    now: datetime = MONTH.end + timedelta(days=4),
+    closed_until: datetime | None = MONTH.end,
+    compared: Sequence[Comparison] = AGREES,
+) -> Billing:
+    """Billing as a new process has it, four days after the month."""
+    store = BillingStore(Warehouse(root))
+    return Billing(store, now=now, closed_until=closed_until, compare_layers=lambda: compared)
+
+
+def after(month: Month, root: Path) -> Billing:
+    """Billing when `month` is due."""
+    return billing(root, now=month.end + timedelta(days=4), closed_until=month.end)
+
+
+def lines_of(root: Path, month: Month = MONTH) -> list[tuple[str, int | None, Decimal]]:
+    store = BillingStore(Warehouse(root))
+    return [(charge.price_id, charge.quantity, charge.cost) for charge in store.charges(month, ACCOUNT)]
+
+
+def test_a_provisional_invoice_shows_the_month_so_far_and_writes_nothing(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+
+    made = billing(tmp_path, now=MONTH.start, closed_until=None).view(MONTH, ACCOUNT)
+
+    assert (made.stage, str(made.invoice.payable)) == (Stage.OPEN, "0.80")
+    assert BillingStore(Warehouse(tmp_path)).invoice_rows() == []
+
+
+def test_a_provisional_invoice_gets_a_new_revision_only_when_usage_came(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+
+    revisions = [billing(tmp_path).update(MONTH, [ACCOUNT])[0].invoice.revision for _ in range(2)]
+    fill(Warehouse(tmp_path), [used(1, hour=9)])
+    revisions.append(billing(tmp_path).update(MONTH, [ACCOUNT])[0].invoice.revision)
+
+    assert revisions == [1, 1, 2]
+    assert lines_of(tmp_path) == [
+        ("standard-v1-free", MILLION, Decimal(0)),
+        ("standard-v1-tier1", 2 * MILLION + 1, Decimal("0.8000004")),
+    ]
+
+
+def test_a_final_invoice_is_the_same_bytes_whenever_it_is_asked_for_again(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(3 * MILLION), used(7, hour=5, billing_class="fifo", queue=8)])
+    issued = billing(tmp_path).close(MONTH, [ACCOUNT])[0].invoice
+
+    fill(Warehouse(tmp_path), [used(MILLION, hour=8)])
+    again = after(MONTH.next, tmp_path).close(MONTH, [ACCOUNT])[0].invoice
+    viewed = after(MONTH.next, tmp_path).view(MONTH, ACCOUNT)
+
+    assert issued.invoice_id == f"QM-202611-{ACCOUNT}"
+    assert render_json(again) == render_json(viewed.invoice) == render_json(issued)
+    assert render_csv(again) == render_csv(issued)
+    assert viewed.stage is Stage.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("now", "closed_until", "message"),
+    [
+        (
+            MONTH.end - timedelta(hours=1),
+            MONTH.end - timedelta(hours=2),
+            "is open: hours until 2026-11-30 22:00",
+        ),
+        (MONTH.end + timedelta(days=9), MONTH.end - timedelta(hours=1), "is open"),
+        (MONTH.end + timedelta(days=9), None, "no hour is closed"),
+        (MONTH.end + timedelta(days=2), MONTH.end, "late usage until 2026-12-04 00:00"),
+    ],
+)
+def test_an_invoice_is_not_issued_while_the_month_is_open_or_in_grace(
+    tmp_path: Path, now: datetime, closed_until: datetime | None, message: str
+) -> None:
+    fill(Warehouse(tmp_path), [used(5)])
+
+    with pytest.raises(NotIssued, match=message):
+        billing(tmp_path, now=now, closed_until=closed_until).close(MONTH, [ACCOUNT])
+
+    assert BillingStore(Warehouse(tmp_path)).invoice_rows() == []
+
+
+def test_an_invoice_is_not_issued_when_layers_differ_and_a_provisional_one_says_so(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(5)])
+    compared = (Comparison("all", "rows", (("bronze", 9), ("silver", 8))),)
+
+    with pytest.raises(NotIssued, match="rows of all: bronze 9, silver 8"):
+        billing(tmp_path, compared=compared).close(MONTH, [ACCOUNT])
+
+    assert [
+        one.difference for one in billing(tmp_path, compared=compared).view(MONTH, ACCOUNT).differences
+    ] == [1]
+
+
+def test_an_invoice_is_not_issued_when_gold_has_other_counts_than_silver(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(5)])
+    fill(Warehouse(tmp_path), [used(6)], silver=False)
+
+    with pytest.raises(
+        NotIssued, match=f"billed requests of {ACCOUNT} in 2026-11: silver 5, gold 11, charges 11"
+    ):
+        billing(tmp_path).close(MONTH, [ACCOUNT])
+
+
+def test_either_all_invoices_asked_for_are_issued_or_none(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(5)])
+    fill(Warehouse(tmp_path), [used(6)], account_id=OTHER, silver=False)
+
+    with pytest.raises(NotIssued, match=OTHER):
+        billing(tmp_path).close(MONTH, billing(tmp_path).accounts(MONTH))
+
+    assert BillingStore(Warehouse(tmp_path)).invoice_rows() == []
+
+
+def test_late_usage_of_a_closed_month_is_corrected_in_the_next_invoice_and_once(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+    after(MONTH, tmp_path).close(MONTH, [ACCOUNT])
+    fill(Warehouse(tmp_path), [used(500_000, hour=700)])
+    december, january = MONTH.next, MONTH.next.next
+    fill(Warehouse(tmp_path), [used(10, month=december), used(10, month=january)])
+
+    provisional = after(december, tmp_path).view(december, ACCOUNT).invoice
+    in_january_already = after(december, tmp_path).view(january, ACCOUNT).invoice
+    final = after(december, tmp_path).close(december, [ACCOUNT])[0].invoice
+    next_one = after(january, tmp_path).close(january, [ACCOUNT])[0].invoice
+
+    assert [(c.month, c.charge.quantity, c.charge.cost) for c in final.corrections] == [
+        (MONTH, 500_000, Decimal("0.2"))
+    ]
+    assert provisional.digest == final.digest
+    assert in_january_already.corrections == ()
+    assert next_one.corrections == ()
+    assert str(final.payable) == "0.20"
+
+
+def test_usage_that_is_taken_back_becomes_a_credit(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+    after(MONTH, tmp_path).close(MONTH, [ACCOUNT])
+    for spec in ("silver/usage_events", "gold/usage_hourly"):
+        (tmp_path / spec).rename(tmp_path / f"{spec}.before")
+    fill(Warehouse(tmp_path), [used(2 * MILLION)])
+
+    invoice = after(MONTH.next, tmp_path).close(MONTH.next, [ACCOUNT])[0].invoice
+
+    assert str(invoice.payable) == "-0.40"
+
+
+def test_months_are_closed_in_order(tmp_path: Path) -> None:
+    december, january = MONTH.next, MONTH.next.next
+    fill(Warehouse(tmp_path), [used(5), used(5, month=december), used(5, month=january)])
+    after(MONTH, tmp_path).close(MONTH, [ACCOUNT])
+
+    with pytest.raises(NotIssued, match="no final invoice for 2026-12 yet"):
+        after(january, tmp_path).close(january, [ACCOUNT])
+
+    after(january, tmp_path).close(december, [ACCOUNT])
+    after(january, tmp_path).close(january, [ACCOUNT])
+
+
+def test_an_invoice_that_was_not_finished_is_made_again_the_same(tmp_path: Path) -> None:
+    """Killed after the charges were written, before the invoice's own row was."""
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+    store = BillingStore(Warehouse(tmp_path))
+    interrupted = Billing(
+        store, now=MONTH.end + timedelta(days=4), closed_until=MONTH.end, compare_layers=lambda: AGREES
+    )
+    interrupted_invoice: list[Invoice] = []
+
+    class Killed(Exception):
+        pass
+
+    original = store._replace_month
+
+    def killed_before_the_invoice(spec: object, *arguments: object) -> None:
+        if spec is INVOICES:
+            raise Killed
+        original(spec, *arguments)  # type: ignore[arg-type]
+
+    store._replace_month = killed_before_the_invoice  # type: ignore[assignment,method-assign]
+    with pytest.raises(Killed):
+        interrupted_invoice += [made.invoice for made in interrupted.close(MONTH, [ACCOUNT])]
+
+    final = billing(tmp_path).close(MONTH, [ACCOUNT])[0].invoice
+
+    assert final.quantity == 3 * MILLION
+    assert [quantity for _, quantity, _ in lines_of(tmp_path)] == [MILLION, 2 * MILLION]
+
+
+def test_invoices_of_several_accounts_do_not_touch_each_other(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+    fill(Warehouse(tmp_path), [used(2 * MILLION)], account_id=OTHER)
+
+    assert billing(tmp_path).accounts(MONTH) == [ACCOUNT, OTHER]
+    first = billing(tmp_path).close(MONTH, [ACCOUNT])[0].invoice
+    second = billing(tmp_path).close(MONTH, [OTHER])[0].invoice
+
+    assert (str(first.payable), str(second.payable)) == ("0.80", "0.40")
+    assert billing(tmp_path).view(MONTH, ACCOUNT).invoice == first
+    assert billing(tmp_path).view(MONTH, OTHER).invoice == second
+
+
+def test_other_engines_read_charges_that_add_up_to_the_payable_amount(tmp_path: Path) -> None:
+    month = MONTH.next
+    fill(Warehouse(tmp_path), [used(3 * MILLION + 7)])
+    after(MONTH, tmp_path).close(MONTH, [ACCOUNT])
+    fill(Warehouse(tmp_path), [used(9, hour=700), used(MILLION + 3, month=month)])
+    invoice = after(month, tmp_path).close(month, [ACCOUNT])[0].invoice
+
+    total = Decimal(0)
+    with_duckdb = Decimal(0)
+    for spec in (CHARGES, ADJUSTMENTS):
+        root = tmp_path / spec.name.replace(".", "/")
+        frame = polars.read_delta(str(root)).filter(polars.col("InvoiceId") == invoice.invoice_id)
+        total += sum(frame["BilledCost"].to_list(), Decimal(0))
+        files = [f"{root}/{file.path}" for file in Warehouse(tmp_path).table(spec).files()]
+        query = "select sum(BilledCost) from read_parquet($files) where InvoiceId = $id"
+        found = duckdb.execute(query, {"files": files, "id": invoice.invoice_id}).fetchone()
+        assert found is not None
+        with_duckdb += found[0]
+
+    assert total == with_duckdb == invoice.payable
+
+
+def test_an_issued_invoice_whose_lines_were_changed_is_noticed(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+    billing(tmp_path).close(MONTH, [ACCOUNT])
+    table = Warehouse(tmp_path).table(CHARGES)
+    table.commit("somebody", 0, [], removes=table.files())
+
+    with pytest.raises(StoreDamaged, match=r"gold\.charges"):
+        billing(tmp_path).view(MONTH, ACCOUNT)
+
+
+def test_an_account_that_used_nothing_has_no_invoice(tmp_path: Path) -> None:
+    with pytest.raises(NothingToBill, match="used nothing in 2026-11"):
+        billing(tmp_path).view(MONTH, ACCOUNT)
+
+
+def test_usage_of_no_account_is_nobodys(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(0)], account_id="")
+
+    assert billing(tmp_path).accounts(MONTH) == []
+
+
+@pytest.mark.parametrize("book", [CHANGED, example_book()])
+def test_a_price_book_is_kept_as_it_was_set(tmp_path: Path, book: PriceBook) -> None:
+    billing(tmp_path).set_book(BOOK)
+    billing(tmp_path).set_book(book)
+
+    assert BillingStore(Warehouse(tmp_path)).book() == book
+
+
+def test_until_a_price_book_is_set_the_example_counts(tmp_path: Path) -> None:
+    assert BillingStore(Warehouse(tmp_path)).book() == example_book()
+
+
+def test_prices_of_a_closed_month_cannot_be_changed_but_later_ones_can(tmp_path: Path) -> None:
+    billing(tmp_path).set_book(BOOK)
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+    billing(tmp_path).close(MONTH, [ACCOUNT])
+
+    with pytest.raises(PricesAreClosed, match="invoices of 2026-11"):
+        billing(tmp_path).set_book(CHANGED)
+
+    later = render_toml(CHANGED).replace("2026-11-15T06", "2026-12-01T00")
+    billing(tmp_path).set_book(parse_toml(later))
+    fill(Warehouse(tmp_path), [used(2 * MILLION, month=MONTH.next)])
+    invoice = after(MONTH.next, tmp_path).view(MONTH.next, ACCOUNT).invoice
+    assert (str(invoice.payable), invoice.corrections) == ("0.80", ())
+
+
+def test_an_account_is_called_what_it_was_called_at_the_end_of_the_month(tmp_path: Path) -> None:
+    fill(Warehouse(tmp_path), [used(5)])
+    store = BillingStore(Warehouse(tmp_path))
+    changes = [
+        store.set_account_names({ACCOUNT: "Acme"}, MONTH.start + timedelta(days=9)),
+        store.set_account_names({ACCOUNT: "Acme"}, MONTH.start + timedelta(days=10)),
+        store.set_account_names({ACCOUNT: "Acme Ltd", OTHER: "Other"}, MONTH.end + timedelta(days=1)),
+    ]
+
+    assert changes == [1, 0, 2]
+    assert billing(tmp_path).view(MONTH, ACCOUNT).invoice.account_name == "Acme"
+    assert store.account_names(MONTH.start) == {ACCOUNT: "Acme", OTHER: "Other"}
+    assert store.account_names(MONTH.next.end) == {ACCOUNT: "Acme Ltd", OTHER: "Other"}
+
+
+def test_only_one_process_bills_at_a_time(tmp_path: Path) -> None:
+    with (
+        BillingStore(Warehouse(tmp_path)).writing(),
+        pytest.raises(WarehouseBusy, match="another process"),
+        BillingStore(Warehouse(tmp_path)).writing(),
+    ):
+        pass
+
+
+def test_the_pipeline_may_write_usage_while_billing_writes(tmp_path: Path) -> None:
+    with BillingStore(Warehouse(tmp_path)).writing(), Warehouse(tmp_path).writing():
+        fill(Warehouse(tmp_path), [used(5)])
+
+
+def test_billing_that_goes_on_sees_usage_of_now(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 22, tzinfo=UTC)
+    warehouse = Warehouse(tmp_path)
+    fill(warehouse, [used(5)])
+    goes_on = Billing(BillingStore(warehouse), now=now, closed_until=None, compare_layers=lambda: ())
+
+    before = goes_on.view(MONTH, ACCOUNT).invoice.quantity
+    fill(warehouse, [used(6)])
+
+    assert (before, goes_on.view(MONTH, ACCOUNT).invoice.quantity) == (5, 11)
