@@ -36,6 +36,9 @@ NOT_SETTINGS = {
     *("next_token", "duration_s", "master_key_id", "previous_master_key_id"),
     # Fields of the slow-request log line.
     *("queued_ms", "auth_ms", "parse_ms", "control_ms", "prepare_ms", "broker_ms", "render_ms"),
+    # Columns of the Spark source and sink.
+    *("message_id", "dedup_id", "sender_id", "string_value", "binary_value", "system_attributes", "md5_body"),
+    "delay_seconds",
     # boto3's.
     *("read_timeout", "max_pool_connections", "visibility_timeout", "predefined_queues"),
     # Prometheus's.

@@ -1,0 +1,34 @@
+"""What can go wrong between Spark and a queue, each with the words its reader needs."""
+
+from __future__ import annotations
+
+
+class QuaymasterError(Exception):
+    """Base of all errors that this package raises itself."""
+
+
+class OptionIsInvalid(QuaymasterError, ValueError):
+    """An option, a column or a schema that was given cannot be used; the message names it and what can."""
+
+
+class RequestRefused(QuaymasterError):
+    """The server understood a request and refused it; trying again would not help."""
+
+    def __init__(self, action: str, status: int, code: str, message: str) -> None:
+        super().__init__(f"{action}: {code} ({status}): {message}")
+        self.action, self.status, self.code, self.message = action, status, code, message
+
+    def __reduce__(self) -> tuple[type[RequestRefused], tuple[str, int, str, str]]:
+        return RequestRefused, (self.action, self.status, self.code, self.message)
+
+
+class ServerIsUnavailable(QuaymasterError):
+    """No usable answer came before the deadline; whether the last request was carried out is unknown."""
+
+
+class DataIsLost(QuaymasterError):
+    """Messages that were to be read are not there any more: trimmed, or their queue deleted or made anew."""
+
+
+class AnswerIsWrong(QuaymasterError):
+    """An answer contradicts the protocol: a gap in dense offsets, bytes that are no such columns."""

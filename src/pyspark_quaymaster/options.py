@@ -1,0 +1,347 @@
+"""The options of `format("quaymaster")`: what each may be, and one value of all of them.
+
+Names are compared without case, as Spark does. An unknown name is refused, because a misspelt limit or group would
+otherwise be no limit and no group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pyspark_quaymaster.client import Patience
+from pyspark_quaymaster.credentials import Endpoint, find_endpoint
+from pyspark_quaymaster.errors import OptionIsInvalid
+
+DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
+FETCH_BYTES = 8 << 20
+FETCH_BYTES_MAX = 64 << 20
+BATCH_ROWS = 25_000
+
+CONNECTION_OPTIONS = (
+    "endpointUrl",
+    "region",
+    "accessKeyId",
+    "secretAccessKey",
+    "sessionToken",
+    "profile",
+    "requestTimeout",
+    "deadline",
+)
+SOURCE_OPTIONS = (
+    *CONNECTION_OPTIONS,
+    "queue",
+    "queues",
+    "queuePattern",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxTasks",
+    "failOnDataLoss",
+    "consumerGroup",
+    "fetchFormat",
+    "fetchBytes",
+)
+SINK_OPTIONS = (*CONNECTION_OPTIONS, "queue", "exactlyOnce", "txnId", "sendConcurrency")
+# What Spark itself puts among a source's or sink's options.
+_SPARKS_OWN = frozenset(
+    {"path", "checkpointlocation", "queryname", "outputmode", "schema", "header", "mergeschema"}
+)
+
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_UNITS_MS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_GROUP = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """Where what is kept begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Where what is committed ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """By queue name and partition; -2 is the earliest, -1 the latest."""
+
+    by_queue: Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimestamp:
+    """The first message with this time (ms since 1970) or a later one."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimestamps:
+    """The same, by queue name and partition."""
+
+    by_queue: Mapping[str, Mapping[int, int]]
+
+
+Position = Earliest | Latest | AtOffsets | AtTimestamp | AtTimestamps
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What to read, and how much at a time. Limits that are None are not set."""
+
+    endpoint: Endpoint
+    patience: Patience
+    queues: tuple[str, ...]
+    pattern: str | None
+    starting: Position | None
+    ending: Position | None
+    latest_if_no_later: bool
+    offsets_per_trigger_max: int | None
+    bytes_per_trigger_max: int | None
+    offsets_per_trigger_min: int | None
+    trigger_delay_ms_max: int
+    tasks_min: int
+    tasks_max: int
+    task_rows_max: int | None
+    fails_on_data_loss: bool
+    consumer_group: str | None
+    fetch_format: str
+    fetch_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where to send."""
+
+    endpoint: Endpoint
+    patience: Patience
+    queue: str | None
+    send_concurrency: int
+
+
+def parse_source_options(
+    given: Mapping[str, str], *, is_stream: bool, environment: Mapping[str, str] | None = None
+) -> SourceOptions:
+    """Return what the options of a read say; raises OptionIsInvalid naming the option and what it may be."""
+    options = _known(given, SOURCE_OPTIONS)
+    named = [name for name in ("queue", "queues", "queuePattern") if name.lower() in options]
+    if len(named) != 1:
+        found = "none" if not named else ", ".join(named)
+        raise OptionIsInvalid(
+            f"exactly one of queue, queues and queuePattern says what to read; given: {found}"
+        )
+    strategy = options.get("startingoffsetsbytimestampstrategy", "error")
+    if strategy not in ("error", "latest"):
+        raise OptionIsInvalid(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
+    if is_stream:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if name.lower() in options:
+                raise OptionIsInvalid(f"{name} is for batch reads; a stream has no end")
+    else:
+        for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+            if name.lower() in options:
+                raise OptionIsInvalid(f"{name} is for streams; a batch read ends at endingOffsets")
+        if "consumergroup" in options:
+            raise OptionIsInvalid("consumerGroup is for streams; a batch read reports no progress")
+    starting = _position(options, "starting")
+    ending = _position(options, "ending")
+    if not is_stream and isinstance(starting, Latest):
+        raise OptionIsInvalid("startingOffsets=latest would make a batch read empty; it is for streams")
+    if isinstance(ending, Earliest):
+        raise OptionIsInvalid("endingOffsets is latest or offsets, not earliest")
+    group = options.get("consumergroup")
+    if group is not None and _GROUP.fullmatch(group) is None:
+        raise OptionIsInvalid(f"consumerGroup has 1 to 80 letters, digits, '-' and '_', unlike {group!r}")
+    fetch_format = options.get("fetchformat", "columns")
+    if fetch_format not in ("columns", "arrow"):
+        raise OptionIsInvalid(f"fetchFormat is columns or arrow, not {fetch_format!r}")
+    tasks_min = _count(options, "minPartitions") or 1
+    tasks_max = _count(options, "maxTasks") or max(tasks_min, os.cpu_count() or 1)
+    if tasks_min > tasks_max:
+        raise OptionIsInvalid(f"minPartitions ({tasks_min}) is above maxTasks ({tasks_max})")
+    return SourceOptions(
+        endpoint=_endpoint(options, environment),
+        patience=_patience(options),
+        queues=_queue_names(options),
+        pattern=_pattern(options),
+        starting=starting,
+        ending=ending,
+        latest_if_no_later=strategy == "latest",
+        offsets_per_trigger_max=_count(options, "maxOffsetsPerTrigger"),
+        bytes_per_trigger_max=_count(options, "maxBytesPerTrigger"),
+        offsets_per_trigger_min=_count(options, "minOffsetsPerTrigger"),
+        trigger_delay_ms_max=_duration_ms(options, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS),
+        tasks_min=tasks_min,
+        tasks_max=tasks_max,
+        task_rows_max=_count(options, "maxRecordsPerPartition"),
+        fails_on_data_loss=_flag(options, "failOnDataLoss", True),
+        consumer_group=group,
+        fetch_format=fetch_format,
+        fetch_bytes=_count(options, "fetchBytes", FETCH_BYTES_MAX) or FETCH_BYTES,
+    )
+
+
+def parse_sink_options(
+    given: Mapping[str, str], *, is_stream: bool, environment: Mapping[str, str] | None = None
+) -> SinkOptions:
+    """Return what the options of a write say; raises OptionIsInvalid naming the option and what it may be."""
+    options = _known(given, SINK_OPTIONS)
+    if is_stream and "txnid" in options:
+        raise OptionIsInvalid(
+            "txnId is for batch writes; a stream's transactions are named by query and batch"
+        )
+    if _flag(options, "exactlyOnce", is_stream or "txnid" in options):
+        raise OptionIsInvalid(
+            "exactlyOnce=true and txnId need transactions, which this server does not have yet; "
+            "exactlyOnce=false sends at least once: what a failed task or batch had sent is sent again"
+        )
+    if "txnid" in options:
+        raise OptionIsInvalid("txnId names a transaction, and exactlyOnce=false makes none")
+    return SinkOptions(
+        endpoint=_endpoint(options, environment),
+        patience=_patience(options),
+        queue=options.get("queue"),
+        send_concurrency=_count(options, "sendConcurrency", 64) or 4,
+    )
+
+
+def _known(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    options = {name.lower(): value for name, value in given.items()}
+    by_lower_case = {name.lower(): name for name in names}
+    for name in options:
+        if name not in by_lower_case and name not in _SPARKS_OWN:
+            close = get_close_matches(name, by_lower_case, 1)
+            meant = (
+                f"; did you mean {by_lower_case[close[0]]}?" if close else f"; there are {', '.join(names)}"
+            )
+            raise OptionIsInvalid(f"there is no option {name}{meant}")
+    return options
+
+
+def _endpoint(options: Mapping[str, str], environment: Mapping[str, str] | None) -> Endpoint:
+    return find_endpoint(options, os.environ if environment is None else environment)
+
+
+def _patience(options: Mapping[str, str]) -> Patience:
+    usual = Patience()
+    return Patience(
+        _duration_ms(options, "requestTimeout", int(usual.request_timeout_s * 1000)) / 1000,
+        _duration_ms(options, "deadline", int(usual.deadline_s * 1000)) / 1000,
+    )
+
+
+def _queue_names(options: Mapping[str, str]) -> tuple[str, ...]:
+    if "queue" in options:
+        names = [options["queue"].strip()]
+    else:
+        names = [name.strip() for name in options.get("queues", "").split(",")]
+        if "queues" not in options:
+            return ()
+    if not all(names):
+        raise OptionIsInvalid("a queue's name is empty")
+    if len(set(names)) != len(names):
+        raise OptionIsInvalid("a queue is named twice in queues")
+    for name in names:
+        if "@" in name.rpartition("/")[2]:
+            raise OptionIsInvalid(
+                f"{name!r} names a consumer group: name the queue, and the group in consumerGroup"
+            )
+    return tuple(names)
+
+
+def _pattern(options: Mapping[str, str]) -> str | None:
+    pattern = options.get("queuepattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionIsInvalid(f"queuePattern {pattern!r} is no regular expression: {error}") from error
+    return pattern
+
+
+def _position(options: Mapping[str, str], side: str) -> Position | None:
+    """Return where to start or end; the timestamp for all queues wins over timestamps, these over offsets."""
+    timestamp = options.get(f"{side}timestamp")
+    if timestamp is not None:
+        return AtTimestamp(_integer(f"{side}Timestamp", timestamp, "milliseconds since 1970", 0))
+    timestamps = options.get(f"{side}offsetsbytimestamp")
+    if timestamps is not None:
+        return AtTimestamps(_by_queue(f"{side}OffsetsByTimestamp", timestamps, 0))
+    offsets = options.get(f"{side}offsets")
+    if offsets is None:
+        return None
+    if offsets.strip().lower() == "earliest":
+        return Earliest()
+    if offsets.strip().lower() == "latest":
+        return Latest()
+    return AtOffsets(_by_queue(f"{side}Offsets", offsets, -2))
+
+
+def _by_queue(name: str, text: str, smallest: int) -> dict[str, dict[int, int]]:
+    shape = f'{name} is JSON like {{"orders": {{"0": 23}}}}, by queue and partition'
+    try:
+        found: Any = json.loads(text)
+    except ValueError as error:
+        raise OptionIsInvalid(f"{shape}: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise OptionIsInvalid(f"{shape}, not {text!r}")
+    values: dict[str, dict[int, int]] = {}
+    for queue, partitions in found.items():
+        for partition, value in partitions.items():
+            if not partition.isdigit() or type(value) is not int or value < smallest:
+                raise OptionIsInvalid(
+                    f"{shape}, numbers from {smallest} on; {queue} has {partition!r}: {value!r}"
+                )
+        values[queue] = {int(partition): value for partition, value in partitions.items()}
+    return values
+
+
+def _count(options: Mapping[str, str], name: str, largest: int = 1 << 62) -> int | None:
+    text = options.get(name.lower())
+    return None if text is None else _integer(name, text, "a whole number", 1, largest)
+
+
+def _integer(name: str, text: str, meaning: str, smallest: int, largest: int = 1 << 62) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise OptionIsInvalid(f"{name} is {meaning}, not {text!r}") from None
+    if not smallest <= value <= largest:
+        raise OptionIsInvalid(f"{name} is {meaning} from {smallest} to {largest}, not {value}")
+    return value
+
+
+def _duration_ms(options: Mapping[str, str], name: str, usual_ms: int) -> int:
+    text = options.get(name.lower())
+    if text is None:
+        return usual_ms
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        raise OptionIsInvalid(f"{name} is a time like 500ms, 30s, 15m or 1h, not {text!r}")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def _flag(options: Mapping[str, str], name: str, usual: bool) -> bool:
+    text = options.get(name.lower())
+    if text is None:
+        return usual
+    if text.strip().lower() not in ("true", "false"):
+        raise OptionIsInvalid(f"{name} is true or false, not {text!r}")
+    return text.strip().lower() == "true"

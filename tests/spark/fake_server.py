@@ -1,0 +1,250 @@
+"""A stand-in for the server's log API, in memory: what a test puts in is what is read; faults are asked for.
+
+It checks signatures as the server does, and answers FetchMessages as Arrow IPC. Tests of decisions use it, because it
+can be trimmed, made anew and broken at any point; that the real server answers alike is tested with the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_quaymaster.client import ARROW_TYPE
+from pyspark_quaymaster.credentials import Endpoint
+from pyspark_quaymaster.schema import SCHEMA, arrow_schema
+from quaymaster.core.errors import CallerError
+from quaymaster.protocol.sigv4 import SigningKeys
+
+KEY_ID, SECRET = "AKIAFAKE", "a secret"
+TYPES = arrow_schema(SCHEMA)
+START_MS = 1_700_000_000_000
+
+
+@dataclass
+class FakeLog:
+    """One log-retained queue: bodies by partition; offset n of a partition has the time START_MS + n."""
+
+    queue_id: int
+    name: str
+    partitions: list[list[bytes]]
+    earliest: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.earliest = self.earliest or [0] * len(self.partitions)
+
+
+class Refusal(Exception):
+    """An error answer."""
+
+    def __init__(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(code)
+        self.status, self.code, self.headers = status, code, headers or {}
+
+
+class FakeServer:
+    """The server's state. `before(action, fields)` may raise a Refusal, or a ConnectionError that cuts the line."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, FakeLog] = {}
+        self.ordinary: set[str] = set()
+        self.sent: dict[str, list[dict[str, Any]]] = {}
+        self.committed: dict[str, dict[int, int]] = {}
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.invocations: list[tuple[str, str]] = []
+        self.before: Callable[[str, dict[str, Any]], None] = lambda action, fields: None
+        self.connections = 0
+        self.port = 0
+        self._ids = 100
+        self._lock = threading.RLock()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(f"http://127.0.0.1:{self.port}", "us-east-1", KEY_ID, SECRET)
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "endpointUrl": self.endpoint.url,
+            "region": "us-east-1",
+            "accessKeyId": KEY_ID,
+            "secretAccessKey": SECRET,
+            "fetchFormat": "arrow",
+            "deadline": "5s",
+        }
+
+    def url(self, name: str) -> str:
+        return f"{self.endpoint.url}/000000000000/{name}"
+
+    def make(self, name: str, *rows: int) -> FakeLog:
+        """Make a log, or make it anew under its name; `rows` says how many messages each partition has."""
+        self._ids += 1
+        log = FakeLog(
+            self._ids, name, [[b"%d/%d" % (p, n) for n in range(count)] for p, count in enumerate(rows)]
+        )
+        self.logs[name] = log
+        return log
+
+    def answer(self, action: str, fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+        with self._lock:
+            self.calls.append((action, fields))
+            self.before(action, fields)
+            if action == "FetchMessages":
+                return self._fetch(fields)
+            return json.dumps(self._json(action, fields)).encode(), {
+                "Content-Type": "application/x-amz-json-1.0"
+            }
+
+    def _json(self, action: str, fields: dict[str, Any]) -> dict[str, Any]:
+        if action == "GetQueueUrl":
+            if fields["QueueName"] not in {*self.logs, *self.ordinary}:
+                raise Refusal(400, "QueueDoesNotExist")
+            return {"QueueUrl": self.url(fields["QueueName"])}
+        if action == "ListQueues":
+            urls = [self.url(name) for name in sorted({*self.logs, *self.ordinary})]
+            first = int(fields.get("NextToken", 0))
+            page: dict[str, Any] = {"QueueUrls": urls[first : first + 2]}
+            return page | ({"NextToken": str(first + 2)} if first + 2 < len(urls) else {})
+        if action == "SendMessageBatch":
+            self.sent.setdefault(fields["QueueUrl"].rpartition("/")[2], []).extend(fields["Entries"])
+            return {"Successful": [{"Id": entry["Id"]} for entry in fields["Entries"]]}
+        if action == "CommitOffsets":
+            self.committed[fields["QueueUrl"].rpartition("/")[2]] = {
+                one["Partition"]: one["Offset"] for one in fields["Offsets"]
+            }
+            return {}
+        log = self._log(fields)
+        if action == "DescribeLog":
+            bounds = [
+                {"Partition": number, "EarliestOffset": log.earliest[number], "NextOffset": len(bodies)}
+                for number, bodies in enumerate(log.partitions)
+            ]
+            return {"QueueId": str(log.queue_id), "QueueName": log.name, "Partitions": bounds}
+        assert action == "FindOffsets", action
+        return {
+            "Offsets": [
+                {
+                    "Partition": number,
+                    "Offset": min(len(bodies), max(log.earliest[number], fields["Timestamp"] - START_MS)),
+                }
+                for number, bodies in enumerate(log.partitions)
+            ]
+        }
+
+    def _fetch(self, fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+        log = self._log(fields)
+        number, first = fields["Partition"], fields["FromOffset"]
+        if first < log.earliest[number]:
+            raise Refusal(400, "OffsetOutOfRange")
+        bodies = log.partitions[number]
+        end, room = first, fields["MaxBytes"]
+        while end < min(fields["ToOffset"], len(bodies)) and (end == first or room >= len(bodies[end])):
+            room -= len(bodies[end])
+            end += 1
+        rows = range(first, end)
+        values: dict[str, Iterable[Any]] = {
+            "queue": [log.name] * len(rows),
+            "partition": [number] * len(rows),
+            "offset": list(rows),
+            "timestamp": [(START_MS + offset) * 1000 for offset in rows],
+            "value": [bodies[offset] for offset in rows],
+            "attributes": [
+                [("n", {"type": "Number", "string_value": str(offset), "binary_value": None})]
+                for offset in rows
+            ],
+        }
+        arrays = [
+            pa.array(values.get(name, [None] * len(rows)), TYPES.field(name).type)
+            for name in fields["Columns"]
+        ]
+        sink = pa.BufferOutputStream()
+        batch = pa.RecordBatch.from_arrays(arrays, names=fields["Columns"])
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return sink.getvalue().to_pybytes(), {
+            "Content-Type": ARROW_TYPE,
+            "x-quaymaster-next-offset": str(end),
+        }
+
+    def _log(self, fields: dict[str, Any]) -> FakeLog:
+        name = fields["QueueUrl"].rpartition("/")[2]
+        if name in self.ordinary:
+            raise Refusal(400, "UnsupportedOperation")
+        if name not in self.logs:
+            raise Refusal(400, "QueueDoesNotExist")
+        return self.logs[name]
+
+
+@contextmanager
+def fake_server() -> Iterator[FakeServer]:
+    """A fake server on a free loopback port."""
+    state = FakeServer()
+    keys = SigningKeys()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            state.connections += 1
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+            state.invocations.append((self.headers["amz-sdk-invocation-id"], self.headers["amz-sdk-request"]))
+            try:
+                authorization = keys.parse(headers, b"", region="us-east-1")
+                assert authorization is not None
+                keys.verify(
+                    authorization,
+                    method=b"POST",
+                    raw_path=self.path.encode(),
+                    body=body,
+                    secret=SECRET,
+                    now_ms=_now_ms(),
+                )
+                content, more = state.answer(self.headers["X-Amz-Target"].partition(".")[2], json.loads(body))
+                status = 200
+            except ConnectionError:
+                self.close_connection = True
+                return
+            except CallerError as error:
+                status, content, more = 403, json.dumps({"__type": f"x#{type(error).__name__}"}).encode(), {}
+            except Refusal as error:
+                content = json.dumps({"__type": f"x#{error.code}", "message": "as the test asked"}).encode()
+                status, more = error.status, error.headers
+            self.send_response(status)
+            for name, value in more.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: tests read the calls."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+    server = Server(("127.0.0.1", 0), Handler)
+    state.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _now_ms() -> int:
+    import time
+
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,441 @@
+"""The source's readers as Spark calls them, against a stand-in server; no Spark session is needed for that."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from pyspark_quaymaster import DefaultSource
+from pyspark_quaymaster.errors import AnswerIsWrong, DataIsLost, OptionIsInvalid
+from pyspark_quaymaster.schema import SCHEMA, arrow_schema
+from pyspark_quaymaster.source import BatchReader, StreamReader
+
+from .fake_server import START_MS, FakeServer, Refusal, fake_server
+
+ALL = ReadAllAvailable()
+
+
+_streams: list[StreamReader] = []
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with fake_server() as running:
+        yield running
+        while _streams:
+            _streams.pop().stop()
+
+
+def stream(server: FakeServer, columns: StructType = SCHEMA, /, **options: str) -> StreamReader:
+    source = DefaultSource({**server.options, "queue": "orders", "startingOffsets": "earliest", **options})
+    reader = source.streamReader(columns)
+    assert isinstance(reader, StreamReader)
+    _streams.append(reader)
+    return reader
+
+
+def batch(server: FakeServer, columns: StructType = SCHEMA, /, **options: str) -> BatchReader:
+    reader = DefaultSource({**server.options, "queue": "orders", **options}).reader(columns)
+    assert isinstance(reader, BatchReader)
+    return reader
+
+
+def batches(reader: BatchReader | StreamReader, tasks: Any) -> list[pa.RecordBatch]:
+    """Read as executors do: by a copy of the reader, of copies of the partitions."""
+    copies: tuple[BatchReader, list[InputPartition]] = pickle.loads(pickle.dumps((reader, list(tasks))))
+    return [one for task in copies[1] for one in copies[0].read(task)]
+
+
+def read_batch(reader: BatchReader) -> list[tuple[int, int]]:
+    return [
+        (row["partition"], row["offset"])
+        for one in batches(reader, reader.partitions())
+        for row in one.to_pylist()
+    ]
+
+
+def read_stream(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+    return [
+        (row["partition"], row["offset"])
+        for one in batches(reader, reader.partitions(start, end))
+        for row in one.to_pylist()
+    ]
+
+
+def rows_of(*counts: int) -> list[tuple[int, int]]:
+    return [(partition, offset) for partition, count in enumerate(counts) for offset in range(count)]
+
+
+# Batch reads
+
+
+def test_a_batch_reads_every_message_once_and_in_order(server: FakeServer) -> None:
+    server.make("orders", 3_000, 0, 1, 7_000)
+
+    assert read_batch(batch(server, fetchBytes="10000", maxRecordsPerPartition="999")) == rows_of(
+        3_000, 0, 1, 7_000
+    )
+
+
+def test_an_empty_log_gives_no_rows(server: FakeServer) -> None:
+    server.make("orders", 0, 0)
+    reader = batch(server)
+
+    assert list(reader.partitions()) == []
+    # What Spark runs when there are no partitions.
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_only_the_columns_of_the_schema_are_asked_for(server: FakeServer) -> None:
+    server.make("orders", 5)
+    columns = StructType([SCHEMA["value"], SCHEMA["offset"]])
+    reader = batch(server, columns)
+
+    (found,) = batches(reader, reader.partitions())
+
+    assert found.schema.equals(arrow_schema(columns))
+    assert [fields["Columns"] for action, fields in server.calls if action == "FetchMessages"] == [
+        ["value", "offset"]
+    ]
+
+
+def test_batches_have_exactly_the_schema_that_spark_expects(server: FakeServer) -> None:
+    server.make("orders", 5)
+    reader = batch(server)
+
+    for found in batches(reader, reader.partitions()):
+        assert found.schema.equals(arrow_schema(SCHEMA))
+        found.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        (StructField("no_such", StringType()), "no column 'no_such'; there are queue, partition"),
+        (StructField("offset", IntegerType()), "offset is bigint, not int"),
+        (StructField("value", StringType()), "value is binary, not string"),
+    ],
+)
+def test_a_schema_of_other_columns_is_refused(server: FakeServer, field: StructField, complaint: str) -> None:
+    with pytest.raises(OptionIsInvalid, match=complaint):
+        batch(server, StructType([field]))
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        (
+            {"startingOffsets": '{"orders": {"0": 3, "1": -2}}'},
+            [*((0, n) for n in range(3, 5)), *((1, n) for n in range(5))],
+        ),
+        ({"endingOffsets": '{"orders": {"0": 2, "1": -1}}'}, [(0, 0), (0, 1), *((1, n) for n in range(5))]),
+        ({"startingTimestamp": str(START_MS + 4)}, [(0, 4), (1, 4)]),
+        (
+            {"startingOffsetsByTimestamp": f'{{"orders": {{"0": {START_MS + 4}, "1": 0}}}}'},
+            [(0, 4), *((1, n) for n in range(5))],
+        ),
+        ({"endingTimestamp": str(START_MS + 1)}, [(0, 0), (1, 0)]),
+        ({"endingTimestamp": str(START_MS + 100)}, rows_of(5, 5)),
+        ({"startingTimestamp": str(START_MS + 100), "startingOffsetsByTimestampStrategy": "latest"}, []),
+    ],
+)
+def test_a_batch_begins_and_ends_where_it_is_told(
+    server: FakeServer, options: dict[str, str], rows: list[tuple[int, int]]
+) -> None:
+    server.make("orders", 5, 5)
+
+    assert read_batch(batch(server, SCHEMA, **options)) == rows
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"startingTimestamp": str(START_MS + 100)}, "no message at or after"),
+        ({"startingOffsets": '{"orders": {"0": 3}}'}, "exactly the partitions"),
+        ({"startingOffsets": '{"orders": {"0": 3, "1": 6}}'}, "ends at 5; offset 6 is beyond it"),
+        ({"startingOffsets": "first"}, "startingOffsets is JSON"),
+        ({"startingOffsets": "latest"}, "would make a batch read empty"),
+        ({"endingOffsets": "earliest"}, "not earliest"),
+        ({"queues": "a,b"}, "exactly one of queue, queues and queuePattern"),
+        ({"maxOffsetsPerTriger": "5"}, "did you mean maxOffsetsPerTrigger"),
+        ({"maxOffsetsPerTrigger": "5"}, "is for streams"),
+        ({"maxTasks": "none"}, "maxTasks is a whole number"),
+        ({"minPartitions": "3", "maxTasks": "2"}, "above maxTasks"),
+        ({"fetchFormat": "avro"}, "columns or arrow"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"deadline": "soon"}, "a time like"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(
+    server: FakeServer, options: dict[str, str], complaint: str
+) -> None:
+    server.make("orders", 5, 5)
+
+    with pytest.raises(OptionIsInvalid, match=complaint):
+        batch(server, SCHEMA, **options).partitions()
+
+
+def test_several_queues_are_read_by_list_or_pattern_and_ordinary_ones_passed_over(server: FakeServer) -> None:
+    server.make("orders-eu", 2)
+    server.make("orders-us", 3)
+    server.make("bills", 4)
+    server.ordinary.add("orders-dead")
+    common = server.options
+
+    by_list = DefaultSource({**common, "queues": "orders-eu, bills"}).reader(SCHEMA)
+    by_pattern = DefaultSource({**common, "queuePattern": "orders-.*"}).reader(SCHEMA)
+
+    assert isinstance(by_list, BatchReader)
+    assert isinstance(by_pattern, BatchReader)
+    assert len(read_batch(by_list)) == 6
+    assert len(read_batch(by_pattern)) == 5
+
+
+def test_a_gap_inside_a_range_is_an_error(server: FakeServer) -> None:
+    log = server.make("orders", 5)
+    reader = batch(server)
+    tasks = reader.partitions()
+    log.partitions[0] = log.partitions[0][:3]
+    server.before = lambda action, fields: fields.update(ToOffset=3) if action == "FetchMessages" else None
+    answer = server._fetch
+
+    def with_gap(fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+        body, headers = answer(fields)
+        return body, {**headers, "x-quaymaster-next-offset": "5"}
+
+    server._fetch = with_gap  # type: ignore[method-assign]
+    with pytest.raises(AnswerIsWrong, match="3 messages between the offsets 0 and 5"):
+        batches(reader, tasks)
+
+
+# Streams
+
+
+def test_a_stream_reads_every_message_once_under_its_limit(server: FakeServer) -> None:
+    log = server.make("orders", 40, 3)
+    reader = stream(server, maxOffsetsPerTrigger="7")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(7)
+
+    start = reader.initialOffset()
+    rows: list[tuple[int, int]] = []
+    for number in range(100):
+        end = reader.latestOffset(start, limit)
+        if number == 3:
+            log.partitions[1] += [b"late"] * 5
+        if end == start:
+            break
+        found = read_stream(reader, start, end)
+        assert len(found) <= 7
+        rows += found
+        start = end
+
+    assert sorted(rows) == rows_of(40, 8)
+    assert reader.reportLatestOffset() == start
+
+
+def test_a_limit_of_the_options_does_not_hold_when_all_is_asked_for(server: FakeServer) -> None:
+    server.make("orders", 40)
+    reader = stream(server, maxOffsetsPerTrigger="7", minOffsetsPerTrigger="1000")
+
+    start = reader.initialOffset()
+
+    assert len(read_stream(reader, start, reader.latestOffset(start, ALL))) == 40
+
+
+def test_bytes_are_limited_by_the_size_of_rows_that_come(server: FakeServer) -> None:
+    log = server.make("orders", 0)
+    log.partitions[0] = [b"x" * 10_000] * 500
+    reader = stream(server, maxBytesPerTrigger="1000000")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxBytes(1_000_000)
+
+    start = reader.initialOffset()
+    rows = len(read_stream(reader, start, reader.latestOffset(start, limit)))
+
+    assert 80 <= rows <= 100
+
+
+def test_few_messages_wait_for_more_but_not_longer_than_the_delay(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = server.make("orders", 5)
+    now_s = 1_000.0
+    monkeypatch.setattr("pyspark_quaymaster.source.time.monotonic", lambda: now_s)
+    reader = stream(server, minOffsetsPerTrigger="10", maxTriggerDelay="60s")
+    limit = reader.getDefaultReadLimit()
+
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    log.partitions[0] += [b"more"] * 5
+    waiting = reader.latestOffset(first, limit)
+    now_s += 61
+    after_delay = reader.latestOffset(first, limit)
+    log.partitions[0] += [b"more"] * 10
+    with_enough = reader.latestOffset(after_delay, limit)
+
+    assert waiting == first
+    assert after_delay != first
+    assert with_enough != after_delay
+
+
+def test_available_now_ends_though_messages_keep_coming(server: FakeServer) -> None:
+    log = server.make("orders", 20)
+    reader = stream(server, maxOffsetsPerTrigger="6")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    rows: list[tuple[int, int]] = []
+
+    for _ in range(100):
+        log.partitions[0] += [b"more"] * 10
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        if end == start:
+            break
+        rows += read_stream(reader, start, end)
+        start = end
+
+    assert rows == rows_of(20)
+    assert len(log.partitions[0]) < 100
+
+
+def test_a_partition_that_is_new_is_read_from_its_beginning_and_replays_the_same(server: FakeServer) -> None:
+    log = server.make("orders", 3)
+    reader = stream(server)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    log.partitions.append([b"new"] * 4)
+    log.earliest.append(0)
+
+    entered = reader.latestOffset(start, ALL)
+    end = reader.latestOffset(entered, ALL)
+
+    assert read_stream(reader, start, entered) == []
+    assert read_stream(reader, entered, end) == [(1, n) for n in range(4)]
+    assert read_stream(stream(server), entered, end) == [(1, n) for n in range(4)]
+
+
+def test_the_same_offsets_give_the_same_rows_however_often_and_from_wherever(server: FakeServer) -> None:
+    log = server.make("orders", 10, 10)
+    reader = stream(server)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    log.partitions[0] += [b"more"] * 5
+
+    assert read_stream(reader, start, end) == read_stream(stream(server), start, end) == rows_of(10, 10)
+
+
+def test_the_group_is_told_what_is_consumed_each_trigger_also_when_idle(server: FakeServer) -> None:
+    server.make("orders", 10)
+    reader = stream(server, consumerGroup="billing")
+
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert server.committed == {"orders@billing": {0: 0}}
+    reader.latestOffset(end, ALL)
+    assert server.committed == {"orders@billing": {0: 10}}
+    reader.latestOffset(end, ALL)
+
+    assert [action for action, _ in server.calls].count("CommitOffsets") == 2
+
+
+def test_a_server_that_cannot_be_told_now_is_told_with_the_next_trigger(server: FakeServer) -> None:
+    server.make("orders", 10)
+    reader = stream(server, consumerGroup="billing", deadline="50ms")
+
+    def away(action: str, fields: dict[str, Any]) -> None:
+        if action == "CommitOffsets":
+            raise Refusal(503, "ServiceUnavailable")
+
+    server.before = away
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    server.before = lambda action, fields: None
+    reader.latestOffset(end, ALL)
+
+    assert server.committed == {"orders@billing": {0: 10}}
+
+
+def test_a_group_that_may_not_be_told_is_an_error(server: FakeServer) -> None:
+    server.make("orders", 10)
+    reader = stream(server, consumerGroup="billing")
+
+    def refuse(action: str, fields: dict[str, Any]) -> None:
+        if action == "CommitOffsets":
+            raise Refusal(403, "AccessDenied")
+
+    server.before = refuse
+    with pytest.raises(OptionIsInvalid, match="consumerGroup billing of orders cannot be told"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+
+
+# What is lost
+
+
+def test_a_queue_made_anew_under_its_name_is_an_error(server: FakeServer) -> None:
+    server.make("orders", 10)
+    reader = stream(server)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    tasks = reader.partitions(start, end)
+    server.make("orders", 20)
+
+    with pytest.raises(DataIsLost, match="made anew"):
+        reader.latestOffset(end, ALL)
+    with pytest.raises(DataIsLost, match="made anew"):
+        reader.partitions(start, end)
+    with pytest.raises(DataIsLost, match="made anew"):
+        batches(reader, tasks)
+
+
+def test_without_fail_on_data_loss_the_new_queue_is_read_from_its_beginning(server: FakeServer) -> None:
+    server.make("orders", 10)
+    reader = stream(server, failOnDataLoss="false")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    server.make("orders", 4)
+
+    entered = reader.latestOffset(start, ALL)
+    end = reader.latestOffset(entered, ALL)
+
+    assert read_stream(reader, start, entered) == []
+    assert read_stream(reader, entered, end) == rows_of(4)
+
+
+def test_trimmed_messages_are_an_error_or_left_out(server: FakeServer) -> None:
+    log = server.make("orders", 10)
+    strict, lax = stream(server), stream(server, failOnDataLoss="false")
+    start = strict.initialOffset()
+    log.earliest[0] = 4
+
+    with pytest.raises(DataIsLost, match="was read up to 0, and holds 4 to 10"):
+        strict.latestOffset(start, ALL)
+    end = lax.latestOffset(start, ALL)
+    with pytest.raises(DataIsLost, match="offsets 0 to 4 of orders partition 0 are trimmed"):
+        strict.partitions(start, end)
+    assert read_stream(lax, start, end) == [(0, n) for n in range(4, 10)]
+
+
+def test_messages_trimmed_while_they_are_read_are_an_error_or_left_out(server: FakeServer) -> None:
+    log = server.make("orders", 10)
+    strict, lax = batch(server), batch(server, failOnDataLoss="false")
+    tasks = strict.partitions()
+    log.earliest[0] = 4
+
+    with pytest.raises(DataIsLost, match="while they are read: it begins at 4"):
+        batches(strict, tasks)
+    assert [row["offset"] for one in batches(lax, tasks) for row in one.to_pylist()] == list(range(4, 10))
+
+
+def test_a_queue_deleted_while_it_is_read_is_an_error_or_ends_there(server: FakeServer) -> None:
+    server.make("orders", 10)
+    strict, lax = batch(server), batch(server, failOnDataLoss="false")
+    tasks = strict.partitions()
+    server.logs.clear()
+
+    with pytest.raises(DataIsLost, match="the queue is deleted"):
+        batches(strict, tasks)
+    assert batches(lax, tasks) == []

@@ -1,0 +1,147 @@
+"""The connector in a real Spark session, against the stand-in server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from pyspark_quaymaster import SCHEMA
+
+from .conftest import WAIT_S
+from .fake_server import FakeServer
+
+
+def read(spark: SparkSession, fake: FakeServer, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark.read.format("quaymaster").options(**fake.options, queue="orders").options(**options)
+    return (reader.schema(schema) if schema else reader).load()
+
+
+def test_the_source_is_found_without_registration_and_has_its_schema(
+    spark: SparkSession, fake: FakeServer
+) -> None:
+    fake.make("orders", 100, 50)
+
+    frame = read(spark, fake)
+
+    assert frame.schema == SCHEMA
+    assert frame.count() == 150
+    first = frame.orderBy("partition", "offset").first()
+    assert first is not None
+    assert (first["queue"], first["value"], first["attributes"]["n"]["string_value"]) == (
+        "orders",
+        b"0/0",
+        "0",
+    )
+
+
+def test_columns_are_chosen_by_schema(spark: SparkSession, fake: FakeServer) -> None:
+    fake.make("orders", 100)
+
+    total = read(spark, fake, "offset long").agg(F.sum("offset")).first()
+
+    assert total is not None
+    assert total[0] == sum(range(100))
+    assert {tuple(f["Columns"]) for action, f in fake.calls if action == "FetchMessages"} == {("offset",)}
+
+
+def test_a_queue_can_be_a_view_in_sql(spark: SparkSession, fake: FakeServer) -> None:
+    fake.make("orders", 10)
+    options = ", ".join(f"{name} '{value}'" for name, value in {**fake.options, "queue": "orders"}.items())
+
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING quaymaster OPTIONS ({options})")
+
+    assert spark.sql("SELECT max(offset) FROM orders WHERE partition = 0").first() == (9,)
+
+
+def test_a_stream_reads_all_messages_once_over_restarts(
+    spark: SparkSession, fake: FakeServer, checkpoint: str, tmp_path: Path
+) -> None:
+    log = fake.make("orders", 300, 40)
+    frame = (
+        spark.readStream.format("quaymaster")
+        .options(**fake.options, queue="orders", startingOffsets="earliest", maxOffsetsPerTrigger="50")
+        .options(consumerGroup="billing")
+        .load()
+    )
+    out = str(tmp_path / "out")
+
+    for _ in range(2):
+        query = (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start(out)
+        )
+        assert query.awaitTermination(WAIT_S)
+        log.partitions[1] += [b"later"] * 10
+
+    found = spark.read.parquet(out)
+    assert found.count() == found.select("partition", "offset").distinct().count() == 350
+    progress: Any = query.lastProgress
+    assert progress is not None
+    # The last batch of the first run was told by the first trigger of the second; its own last batch is not told yet.
+    assert fake.committed["orders@billing"][0] == 300
+
+
+def test_lag_is_in_the_progress(spark: SparkSession, fake: FakeServer, checkpoint: str) -> None:
+    fake.make("orders", 300)
+    query = (
+        spark.readStream.format("quaymaster")
+        .options(**fake.options, queue="orders", startingOffsets="earliest", maxOffsetsPerTrigger="100")
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(WAIT_S)
+
+    ends = [
+        (str(one["sources"][0]["endOffset"]), str(one["sources"][0]["latestOffset"]))
+        for one in query.recentProgress
+    ]
+
+    assert ["100" in end or "200" in end or "300" in end for end, _ in ends] == [True] * len(ends)
+    assert all('"101/0": 300' in latest or "'101/0': 300" in latest for _, latest in ends)
+
+
+def test_a_limit_misspelt_is_told_with_what_was_meant(spark: SparkSession, fake: FakeServer) -> None:
+    fake.make("orders", 1)
+
+    with pytest.raises(AnalysisException, match="did you mean maxRecordsPerPartition"):
+        read(spark, fake, maxRecordsPerPartion="5").count()
+
+
+def test_rows_are_sent_by_a_batch_and_by_a_stream(
+    spark: SparkSession, fake: FakeServer, checkpoint: str
+) -> None:
+    fake.make("orders", 200)
+    fake.ordinary.add("bills")
+    fake.ordinary.add("bills.fifo")
+    options = {name: value for name, value in fake.options.items() if name != "fetchFormat"}
+
+    rows = spark.range(100).select(F.col("id").cast("string").alias("value"))
+    rows.write.format("quaymaster").options(**options, queue="bills").mode("append").save()
+    query = (
+        spark.readStream.format("quaymaster")
+        .options(**fake.options, queue="orders", startingOffsets="earliest")
+        .load()
+        .select("value", "attributes", F.lit("group").alias("key"))
+        .writeStream.format("quaymaster")
+        .options(**options, queue="bills.fifo", exactlyOnce="false")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(WAIT_S)
+
+    assert sorted(int(entry["MessageBody"]) for entry in fake.sent["bills"]) == list(range(100))
+    assert [entry["MessageBody"] for entry in fake.sent["bills.fifo"]] == [f"0/{n}" for n in range(200)]
+    assert fake.sent["bills.fifo"][7]["MessageAttributes"] == {
+        "n": {"DataType": "Number", "StringValue": "7"}
+    }
