@@ -441,9 +441,12 @@ def _check_memory(replica: Replica) -> None:
 
 
 def _is_busy(manager: Manager) -> bool:
-    """Tell whether a manager acts, waits before it tries again, or would act."""
+    """Tell whether a manager acts, waits before it tries again or gives a broker anything, or would act."""
     seen = manager.product._seen()
-    return bool(seen.acting or seen.asking or seen.resting or placement.plan(seen).actions)
+    settled_ms = seen.now_ms - seen.settings.settle_ms
+    is_waiting = seen.acting or seen.asking or seen.resting
+    is_settled = all(broker.connected_ms < settled_ms for broker in seen.brokers)
+    return bool(is_waiting or not is_settled or placement.plan(seen).actions)
 
 
 def run_seed(seed: int, *, profile: Profile | None = None, bugs: Iterable[str] = ()) -> Outcome:
