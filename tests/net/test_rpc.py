@@ -47,7 +47,7 @@ from quaymaster.protocol.frames import (
 
 BROKER = Hello(cell="eu1", role="broker", node="b1")
 FRONT_END = Hello(cell="eu1", role="frontend", node="f1")
-LIMITS = RPCLimits(reconnect_min_ms=1, reconnect_max_ms=20)
+LIMITS = RPCLimits(reconnect_min_ms=1, reconnect_max_ms=20, connect_timeout_ms=10_000)
 LONG_MS = 20_000
 
 Scenario = Callable[["Cell"], Awaitable[None]]
