@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blocks_of import FrontEnd
-from in_process import Site, expected_usage
+from harness.pipeline_site import Site, expected_usage
+from harness.usage_blocks import FrontEnd
 
 from quaymaster.pipeline.schemas import (
     AUDIT_EVENTS,

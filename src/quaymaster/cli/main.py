@@ -24,6 +24,7 @@ from quaymaster.cli import (
     local,
     message,
     options,
+    pipeline,
     queue,
     server,
 )
@@ -59,6 +60,8 @@ app.add_typer(key.app, name="key")
 app.add_typer(ca.app, name="ca")
 app.add_typer(local.app, name="local")
 app.add_typer(cell.broker_app, name="broker")
+app.add_typer(pipeline.app, name="pipeline")
+app.command()(pipeline.usage)
 for role in (cell.metadata, cell.manager, cell.frontend):
     app.command()(role)
 app.add_typer(cell_operations.cell_app, name="cell")

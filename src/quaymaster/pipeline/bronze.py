@@ -87,6 +87,8 @@ def take_batch(
         found.update(control.to_pylist()[0])
     states = Counter(table.column("state").to_pylist())
     totals.update(found)
+    headers = Counter(note.get("headers", {}))
+    headers.update({measure: pc.sum(table.column(measure)).as_py() or 0 for measure in MEASURES})
     files = segments.write(f"{APP}-{batch_id}", table)
     events.commit(
         APP,
@@ -100,6 +102,7 @@ def take_batch(
             },
             "taken_us": int(now.timestamp() * 1_000_000),
             "totals": dict(totals),
+            "headers": dict(headers),
             "segments": [file.to_json() for file in files],
         },
     )

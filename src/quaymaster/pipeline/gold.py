@@ -7,6 +7,7 @@ A backfill sums the hours up anew from silver, and must find the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from quaymaster.pipeline.schemas import USAGE_DAILY, USAGE_HOURLY
 from quaymaster.pipeline.tables import Warehouse
 
 APP = "gold"
+TOTALS = "totals"
+"""The note of usage_hourly with the control totals of all its rows."""
 HOUR_KEYS = ("hour", "region", "account_id", "queue_sk", "action")
 """What tells rows of usage_hourly apart; the columns in ALONG go with them."""
 ALONG = ("queue_name", "queue_type", "billing_class")
@@ -92,7 +95,20 @@ def commit_hours(warehouse: Warehouse, app: str, batch_id: int, usage: Any, repl
     for hour in pc.unique(rows.column("hour")):
         adds += hourly.write(f"{app}-{batch_id}", rows.filter(pc.equal(rows.column("hour"), hour)))
     dates = sorted({str(file.partition_value) for file in (*adds, *replaced)})
-    hourly.commit(app, batch_id, adds, removes=replaced, note={"dates": dates})
+    totals = Counter(hourly.note(TOTALS))
+    totals.update(control_totals(rows))
+    totals.subtract(control_totals(hourly.read(files=replaced)))
+    hourly.commit(
+        app, batch_id, adds, removes=replaced, note={"dates": dates}, shared_notes={TOTALS: dict(totals)}
+    )
+
+
+def control_totals(rows: Any) -> dict[str, int]:
+    """Return the control totals of rows of usage_hourly or usage_daily, by the names that all layers have."""
+    names = {"rows": "requests", "messages": "messages", "bytes": "bytes", "chunks": "billed_requests"}
+    found = {measure: pc.sum(rows.column(name)).as_py() or 0 for measure, name in names.items()}
+    errors = (pc.sum(rows.column(name)).as_py() or 0 for name in ("errors_4xx", "errors_5xx"))
+    return found | {"errors": sum(errors)}
 
 
 def add_days(warehouse: Warehouse, batch_id: int, *, app: str = APP) -> None:

@@ -79,6 +79,13 @@ class Pipeline:
             summary.batch_seconds = time.monotonic() - started_s
             on_batch(summary)
 
+    def lag_blocks(self) -> int:
+        """Return how many blocks the feed has that bronze has not."""
+        note = self._warehouse.table(REQUEST_EVENTS).note(bronze.APP)
+        positions = {int(key): value for key, value in note.get("next", {}).items()}
+        bounds = self._feed.bounds().items()
+        return sum(end - max(positions.get(partition, low), low) for partition, (low, end) in bounds)
+
     def finish_batch(
         self,
         *,

@@ -166,6 +166,16 @@ def usage_work(
     return work
 
 
+def control_totals_of_usage(rows: Any) -> dict[str, int]:
+    """Return the control totals of rows of usage_events, by the names that all layers have."""
+    names = {"messages": "messages", "bytes": "bytes", "chunks": "billed_requests"}
+    return {
+        "rows": rows.num_rows,
+        **{measure: pc.sum(rows.column(name)).as_py() or 0 for measure, name in names.items()},
+        "errors": pc.sum(pc.greater_equal(rows.column("http_status"), 400)).as_py() or 0,
+    }
+
+
 def has_batch(file: DataFile, batch_id: int) -> bool:
     """Return whether a file may have rows of the batch."""
     low, high = file.bounds["batch_id"]
@@ -196,13 +206,7 @@ def _marked_blocks(warehouse: Warehouse, batch_id: int) -> _Marked:
 def _counts_of(rows: Any, silver: Silver) -> Counter[str]:
     """Return the control totals of what became of rows of bronze, as `usage.messages` and so on."""
     counts = _counted("bronze", rows)
-    usage = silver.usage
-    sums = {"messages": "messages", "bytes": "bytes", "chunks": "billed_requests"}
-    found = {measure: pc.sum(usage.column(name)).as_py() or 0 for measure, name in sums.items()}
-    found |= {
-        "rows": usage.num_rows,
-        "errors": pc.sum(pc.greater_equal(usage.column("http_status"), 400)).as_py() or 0,
-    }
+    found = control_totals_of_usage(silver.usage)
     for measure in MEASURES:
         counts[f"quarantine.{measure}"] = counts.pop(f"bronze.{measure}") - found[measure]
         counts[f"usage.{measure}"] = found[measure]

@@ -128,9 +128,13 @@ class Table:
         *,
         removes: Iterable[DataFile] = (),
         note: Mapping[str, Any] | None = None,
+        shared_notes: Mapping[str, Any] | None = None,
         changes_data: bool = True,
     ) -> bool:
-        """Add and remove files in one commit. False, and nothing done, when the job committed this batch before."""
+        """Add and remove files in one commit. False, and nothing done, when the job committed this batch before.
+
+        `shared_notes` are notes under other names than the job's, for what several jobs keep up.
+        """
         if self.last_batch(app) >= batch_id:
             return False
         delta = self._open_to_write()
@@ -143,7 +147,7 @@ class Table:
             AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
             for file in adds
         ]
-        notes = self._notes() | ({app: dict(note)} if note is not None else {})
+        notes = self._notes() | ({app: dict(note)} if note is not None else {}) | dict(shared_notes or {})
         delta.create_write_transaction(
             actions,
             "append",

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import blocks_of
-
+from harness import usage_blocks
 from quaymaster.pipeline.feed import FileFeed, UsageFeed
 from quaymaster.pipeline.jobs import Pipeline, Summary
 from quaymaster.pipeline.tables import Warehouse
@@ -48,6 +47,7 @@ class Site:
         self.feed = directory / "feed"
         self.feed.mkdir(parents=True, exist_ok=True)
         self.root = directory / "warehouse"
+        self.front_ends: tuple[usage_blocks.FrontEnd, ...] = ()
         self._files = 0
 
     @property
@@ -58,7 +58,7 @@ class Site:
     def ship(self, *blocks: bytes) -> None:
         """Add blocks to the feed."""
         self._files += 1
-        blocks_of.write_blocks(self.feed, f"{self._files:04}", *blocks)
+        usage_blocks.write_blocks(self.feed, f"{self._files:04}", *blocks)
 
     def run(self, *, now: datetime.datetime = NOW) -> Summary:
         """Take all that is there."""
@@ -77,13 +77,13 @@ class Site:
         }
 
 
-def expected_usage(*front_ends: blocks_of.FrontEnd) -> dict[tuple[str, str, str, str], tuple[int, ...]]:
+def expected_usage(*front_ends: usage_blocks.FrontEnd) -> dict[tuple[str, str, str, str], tuple[int, ...]]:
     """Return what gold must have of all records of these front ends."""
     records = [record for front_end in front_ends for record in front_end.records]
     names = ("requests", "messages", "bytes", "chunks", "errors")
     return {
         (*key[:3], hour_text(key[3])): tuple(sums[name] for name in names)
-        for key, sums in blocks_of.usage_of(records).items()
+        for key, sums in usage_blocks.usage_of(records).items()
     }
 
 

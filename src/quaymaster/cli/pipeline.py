@@ -1,0 +1,379 @@
+"""`quaymaster pipeline` and `quaymaster usage`: from what front ends recorded to tables of usage."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import data_directory
+from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from quaymaster.pipeline.feed import UsageFeed
+    from quaymaster.pipeline.jobs import Pipeline
+    from quaymaster.pipeline.tables import Warehouse
+    from quaymaster.pipeline.tasks import SparkWorkers
+
+app = options.new_group(
+    "Make tables of usage, audit and bills of what front ends record. Needs quaymaster[spark]."
+)
+
+WAREHOUSE_DIRECTORY = "warehouse"
+SPARK_DIRECTORY = "spark"
+EVERY_S = 15.0
+DRIVER_MEMORY = "1g"
+
+Master = Annotated[
+    str,
+    typer.Option("--master", help="Spark's master: local[*], spark://..., yarn, k8s://...", metavar="URL"),
+]
+WarehouseURI = Annotated[
+    str | None,
+    typer.Option(
+        "--warehouse",
+        help="Where the tables are, if not in DIR/warehouse: a directory or s3://...",
+        metavar="URI",
+    ),
+]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        help="For an object store, as of deltalake: AWS_ENDPOINT_URL=...",
+        metavar="KEY=VALUE",
+    ),
+]
+DriverMemory = Annotated[
+    str,
+    typer.Option("--driver-memory", help="Memory of Spark's JVM; rows are not kept there.", metavar="SIZE"),
+]
+Since = Annotated[
+    str | None, typer.Option("--since", help="From this hour on, as 2026-11-22T10 (UTC).", metavar="HOUR")
+]
+Until = Annotated[str | None, typer.Option("--until", help="Up to this hour, without it.", metavar="HOUR")]
+
+
+@app.command()
+def run(
+    data: options.Data = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is there was taken.")] = False,
+    master: Master = "local[*]",
+    every: Annotated[
+        float, typer.Option("--every", help="Look for more this often.", metavar="SECONDS")
+    ] = EVERY_S,
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files", help="Read blocks from *.blocks in a directory, not from the server.", metavar="DIR"
+        ),
+    ] = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    driver_memory: DriverMemory = DRIVER_MEMORY,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Take what front ends recorded into the tables, each request once, whatever was killed before.
+
+    Runs until it is stopped, or --once. Afterwards layers are compared; a difference ends with 1.
+    """
+    directory = data_directory(data)
+    with _spark(directory, master, driver_memory) as workers:
+        feed = _feed(directory, files)
+        tables = _warehouse(directory, warehouse, storage_option)
+        with _writing(tables):
+            pipeline = _started(workers, tables, feed)
+            while True:
+                report = _catch_up(pipeline, tables, feed, quiet=as_json)
+                if once:
+                    break
+                if report["batches"]:
+                    note(
+                        f"{report['rows']} requests in {report['seconds']:.1f} s; {report['lag_blocks']} blocks behind"
+                    )
+                time.sleep(every)
+    if as_json:
+        print_json(report)
+    else:
+        print_line(
+            f"{report['rows']} requests in {report['batches']} batches; difference {report['difference']}"
+        )
+    if report["difference"]:
+        raise Refused("the layers differ; `quaymaster pipeline reconcile` says where")
+
+
+@app.command()
+def status(
+    data: options.Data = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show how far the tables are, what is missing, and until when hours are closed."""
+    _need_tables()
+    from quaymaster.pipeline.status import read_status
+
+    found = read_status(_warehouse(data_directory(data), warehouse, storage_option))
+    if as_json:
+        print_json(found)
+        return
+    lines = [
+        (name, found[name]) for name in ("feed", "batches", "closed_until", "difference", "damaged_blocks")
+    ]
+    lines += [(f"rows {layer}", rows) for layer, rows in found["rows"].items()]
+    lines += [
+        ("missing", f"{gap['front_end']} {gap['epoch']}: {gap['from']} to {gap['to']}")
+        for gap in found["gaps"]
+    ]
+    lines += [
+        (name, f"{table['rows']} rows, {table['files']} files") for name, table in found["tables"].items()
+    ]
+    print_table(("WHAT", "VALUE"), lines)
+
+
+@app.command()
+def reconcile(
+    data: options.Data = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Read all tables and compare them: blocks = bronze = silver + quarantine + duplicates = gold.
+
+    Ends with 1 if anything differs. What was found is kept in ops.reconciliation.
+    """
+    _need_tables()
+    from quaymaster.pipeline.reconciliation import compare_rows, write_comparisons
+
+    tables = _warehouse(data_directory(data), warehouse, storage_option)
+    with _writing(tables):
+        found = compare_rows(tables)
+        write_comparisons(tables, found, _now())
+    if as_json:
+        print_json([one._asdict() | {"difference": one.difference} for one in found])
+    else:
+        headers = (
+            "SCOPE",
+            "MEASURE",
+            "BLOCKS",
+            "BRONZE",
+            "DUPLICATES",
+            "QUARANTINE",
+            "SILVER",
+            "GOLD",
+            "DIFFERENCE",
+        )
+        print_table(headers, [(*one, one.difference) for one in found])
+    if any(one.difference for one in found):
+        raise Refused("the layers differ")
+
+
+@app.command()
+def backfill(
+    data: options.Data = None,
+    since: Since = None,
+    until: Until = None,
+    master: Master = "local[*]",
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    driver_memory: DriverMemory = DRIVER_MEMORY,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Sum hours up anew from the events, and replace those that were wrong. The same again changes nothing."""
+    _need_tables()
+    from quaymaster.pipeline.upkeep import backfill as sum_up
+
+    first_us = _hour_us(since, "--since", 0)
+    end_us = _hour_us(until, "--until", 1 << 62)
+    directory = data_directory(data)
+    with _spark(directory, master, driver_memory) as workers:
+        tables = _warehouse(directory, warehouse, storage_option)
+        with _writing(tables):
+            done = sum_up(workers, tables, first_us, end_us)
+    if as_json:
+        print_json({"hours": done.hours, "replaced": list(done.replaced)})
+    else:
+        print_line(f"{done.hours} hours summed up, {len(done.replaced)} replaced")
+
+
+@app.command()
+def compact(
+    data: options.Data = None,
+    keep_hours: Annotated[
+        int,
+        typer.Option("--keep-hours", min=0, help="Keep files that left a table for this long.", metavar="N"),
+    ] = 24,
+    master: Master = "local[*]",
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    driver_memory: DriverMemory = DRIVER_MEMORY,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Make small files of tables into large ones, and delete those that no table has had for a while."""
+    _need_tables()
+    from quaymaster.pipeline.upkeep import compact as compact_tables
+
+    directory = data_directory(data)
+    with _spark(directory, master, driver_memory) as workers:
+        tables = _warehouse(directory, warehouse, storage_option)
+        with _writing(tables):
+            done = compact_tables(workers, tables, keep_hours=keep_hours)
+    if as_json:
+        print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
+    else:
+        print_table(("TABLE", "FILES BEFORE", "AFTER"), [(one.table, one.before, one.after) for one in done])
+
+
+def usage(
+    data: options.Data = None,
+    account: Annotated[
+        str | None, typer.Option("--account", help="Only this account's.", metavar="ID")
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", help="Only of this queue.", metavar="NAME")] = None,
+    since: Since = None,
+    until: Until = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show what accounts used, by hour, queue and action.
+
+    What is shown is what `quaymaster pipeline run` has put into the tables so far.
+    """
+    _need_tables()
+    from quaymaster.pipeline.usage import UsageLine, read_usage
+
+    first, end = (
+        None if text is None else _hour_text(_hour_us(text, name, 0))
+        for text, name in ((since, "--since"), (until, "--until"))
+    )
+    tables = _warehouse(data_directory(data), warehouse, storage_option)
+    lines = read_usage(tables, account=account, queue=queue, since=first, until=end)
+    if as_json:
+        print_json([line._asdict() for line in lines])
+        return
+    print_table(tuple(name.upper() for name in UsageLine._fields), lines)
+    if not lines:
+        note("No usage is in the tables. `quaymaster pipeline run --once` takes what front ends recorded.")
+
+
+def _need_tables() -> None:
+    try:
+        import deltalake  # noqa: F401
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise WrongUsage(f"{error.name} is not installed: pip install 'quaymaster[spark]'") from None
+
+
+def _warehouse(directory: Path, uri: str | None, storage_options: list[str] | None) -> Warehouse:
+    from quaymaster.pipeline.tables import Warehouse
+
+    pairs = {}
+    for text in storage_options or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise WrongUsage(f"--storage-option takes KEY=VALUE, not {text!r}.")
+        pairs[name] = value
+    return Warehouse(uri or str((directory / WAREHOUSE_DIRECTORY).resolve()), pairs)
+
+
+@contextlib.contextmanager
+def _writing(tables: Warehouse) -> Iterator[None]:
+    from quaymaster.pipeline.tables import WarehouseBusy
+
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(tables.writing())
+        except WarehouseBusy as error:
+            raise Refused(f"{error}; stop it, or wait.") from None
+        yield
+
+
+@contextlib.contextmanager
+def _spark(directory: Path, master: str, driver_memory: str) -> Iterator[SparkWorkers]:
+    _need_tables()
+    from quaymaster.pipeline.session import SparkMissing, spark_session
+    from quaymaster.pipeline.tasks import SparkWorkers
+
+    with contextlib.ExitStack() as stack:
+        place = (directory / SPARK_DIRECTORY).resolve()
+        try:
+            spark = stack.enter_context(spark_session(master, directory=place, driver_memory=driver_memory))
+        except SparkMissing as error:
+            raise WrongUsage(f"{error}.") from None
+        yield SparkWorkers(spark)
+
+
+def _feed(directory: Path, files: Path | None) -> UsageFeed:
+    from quaymaster.pipeline.feed import FileFeed
+
+    if files is not None:
+        if not files.is_dir():
+            raise WrongUsage(f"{files} is not a directory.")
+        return FileFeed(files)
+    raise NoServer(f"{directory} has no usage queue that could be read.")
+
+
+def _started(workers: SparkWorkers, tables: Warehouse, feed: UsageFeed) -> Pipeline:
+    from quaymaster.pipeline.jobs import Pipeline
+
+    return Pipeline(workers, tables, feed)
+
+
+def _catch_up(pipeline: Pipeline, tables: Warehouse, feed: UsageFeed, *, quiet: bool) -> dict[str, Any]:
+    """Take all that is there, write the metrics, and return what was done."""
+    from quaymaster.pipeline.bronze import FeedChanged, FeedIncomplete
+    from quaymaster.pipeline.status import read_status, render_metrics, write_metrics
+
+    started_s = time.monotonic()
+    behind = pipeline.lag_blocks()
+    try:
+        with progress_bar("blocks", total=behind, quiet=quiet) as bar:
+            summary = pipeline.catch_up(lambda done: bar.update(done.blocks))
+    except (FeedChanged, FeedIncomplete) as error:
+        raise Refused(f"{error}.") from None
+    found = read_status(tables, pipeline.coverage)
+    lag = pipeline.lag_blocks()
+    if "://" not in tables.root:
+        text = render_metrics(found, lag_blocks=lag, batch_seconds=summary.batch_seconds, now_s=time.time())
+        write_metrics(Path(tables.root), text)
+    return {
+        "batches": summary.batches,
+        "blocks": summary.blocks,
+        "rows": summary.rows,
+        "totals": summary.totals,
+        "seconds": round(time.monotonic() - started_s, 3),
+        "lag_blocks": lag,
+        "closed_until": found["closed_until"],
+        "gaps": found["gaps"],
+        "quarantine": found["rows"]["quarantine"],
+        "duplicates": found["rows"]["duplicates"],
+        "difference": found["difference"],
+    }
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _hour_us(text: str | None, name: str, absent: int) -> int:
+    if text is None:
+        return absent
+    try:
+        time_of = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongUsage(f"{name} takes an hour such as 2026-11-22T10, not {text!r}.") from None
+    if time_of.tzinfo is None:
+        time_of = time_of.replace(tzinfo=datetime.UTC)
+    return int(time_of.timestamp()) // 3600 * 3_600_000_000
+
+
+def _hour_text(hour_us: int) -> str:
+    return datetime.datetime.fromtimestamp(hour_us // 1_000_000, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

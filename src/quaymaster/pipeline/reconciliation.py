@@ -1,0 +1,151 @@
+"""Whether the layers agree: blocks = bronze = silver + quarantine + duplicates = gold, to the last request.
+
+After each run the control totals that the commits carry along are compared. `reconcile` reads the rows themselves.
+Either way a difference of anything but 0 is a mistake somewhere, and nothing is billed on it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quaymaster.pipeline import bronze, gold, silver
+from quaymaster.pipeline.blocks import DAMAGED
+from quaymaster.pipeline.bronze import MEASURES
+from quaymaster.pipeline.data_files import read_row_groups
+from quaymaster.pipeline.schemas import (
+    QUARANTINE,
+    RECONCILIATION,
+    REQUEST_EVENTS,
+    SEGMENTS,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
+from quaymaster.pipeline.tables import Warehouse
+
+APP = "reconciliation"
+ALL = "all"
+
+
+class Comparison(NamedTuple):
+    """One measure in all layers. `difference` adds up how far each layer is from the one before it."""
+
+    scope: str
+    measure: str
+    segments: int
+    bronze: int
+    duplicates: int
+    quarantine: int
+    silver: int
+    gold: int
+
+    @property
+    def difference(self) -> int:
+        """0, or the layers disagree."""
+        below = self.duplicates + self.quarantine + self.silver
+        return abs(self.segments - self.bronze) + abs(self.bronze - below) + abs(self.silver - self.gold)
+
+
+def compare_notes(warehouse: Warehouse) -> list[Comparison]:
+    """Compare the control totals that commits carry along: quick, whatever the tables' size."""
+    found = warehouse.table(REQUEST_EVENTS).note(bronze.APP)
+    return _compared(
+        found.get("headers", {}),
+        found.get("totals", {}),
+        warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {}),
+        None,
+        warehouse.table(USAGE_HOURLY).note(gold.TOTALS),
+    )
+
+
+def compare_rows(warehouse: Warehouse) -> list[Comparison]:
+    """Compare sums over the rows of all tables, and silver and gold besides in each hour in which they differ."""
+    segments = warehouse.table(SEGMENTS).read(["state", *MEASURES])
+    segments = segments.filter(pc.not_equal(segments.column("state"), DAMAGED))
+    headers = {measure: pc.sum(segments.column(measure)).as_py() or 0 for measure in MEASURES}
+    names = ["message_count", "payload_bytes", "chunks", "http_status"]
+    of_bronze = _sum_files(warehouse, REQUEST_EVENTS, names, bronze.control_totals)
+    usage_names = ["messages", "bytes", "billed_requests", "http_status", "hour"]
+    of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage)
+    counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
+    quarantine = warehouse.table(QUARANTINE).read(["block_row"])
+    counted = {**counted, "quarantine.rows": quarantine.num_rows - quarantine.column("block_row").null_count}
+    hourly = warehouse.table(USAGE_HOURLY).read()
+    compared = _compared(headers, of_bronze, counted, of_silver, gold.control_totals(hourly))
+    return compared + _hours_that_differ(warehouse, hourly)
+
+
+def write_comparisons(warehouse: Warehouse, found: list[Comparison], now: datetime.datetime) -> None:
+    """Keep what was found in ops.reconciliation."""
+    table = warehouse.table(RECONCILIATION)
+    lines = [{"checked_time": now, **one._asdict(), "difference": one.difference} for one in found]
+    rows = pa.Table.from_pylist(lines, schema=RECONCILIATION.schema)
+    table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows))
+
+
+def daily_difference(warehouse: Warehouse) -> int:
+    """Return how far the days are from the sums of their hours."""
+    days = gold.control_totals(warehouse.table(USAGE_DAILY).read())
+    hours = gold.control_totals(warehouse.table(USAGE_HOURLY).read())
+    return sum(abs(days[measure] - hours[measure]) for measure in MEASURES)
+
+
+def _compared(
+    headers: Mapping[str, int],
+    of_bronze: Mapping[str, int],
+    counted: Mapping[str, int],
+    of_silver: Mapping[str, int] | None,
+    of_gold: Mapping[str, int],
+) -> list[Comparison]:
+    return [
+        Comparison(
+            ALL,
+            measure,
+            headers.get(measure, 0),
+            of_bronze.get(measure, 0),
+            counted.get(f"duplicates.{measure}", 0),
+            counted.get(f"quarantine.{measure}", 0),
+            counted.get(f"usage.{measure}", 0) if of_silver is None else of_silver.get(measure, 0),
+            of_gold.get(measure, 0),
+        )
+        for measure in MEASURES
+    ]
+
+
+def _sum_files(warehouse: Warehouse, spec: TableSpec, names: list[str], totals_of: Any) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    table = warehouse.table(spec)
+    for file in table.files():
+        for rows in read_row_groups(table.place, spec, file.path, names):
+            totals.update(totals_of(rows))
+    return totals
+
+
+def _hours_that_differ(warehouse: Warehouse, hourly: Any) -> list[Comparison]:
+    table = warehouse.table(USAGE_EVENTS)
+    names = ["hour", "messages", "bytes", "billed_requests", "http_status"]
+    of_silver: dict[datetime.datetime, Counter[str]] = {}
+    for file in table.files():
+        for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
+            for hour in pc.unique(rows.column("hour")):
+                mine = rows.filter(pc.equal(rows.column("hour"), hour))
+                of_silver.setdefault(hour.as_py(), Counter()).update(silver.control_totals_of_usage(mine))
+    of_gold = {
+        hour.as_py(): gold.control_totals(hourly.filter(pc.equal(hourly.column("hour"), hour)))
+        for hour in pc.unique(hourly.column("hour"))
+    }
+    found = []
+    for hour in sorted({*of_silver, *of_gold}):
+        scope = hour.strftime("%Y-%m-%dT%H:%M:%SZ")
+        for measure in MEASURES:
+            here, there = of_silver.get(hour, Counter())[measure], of_gold.get(hour, {}).get(measure, 0)
+            if here != there:
+                found.append(Comparison(scope, measure, here, here, 0, 0, here, there))
+    return found

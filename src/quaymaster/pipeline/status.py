@@ -1,0 +1,100 @@
+"""How far the pipeline is, for programs and as metrics for Prometheus. Read from the tables, without Spark."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+from quaymaster.pipeline import bronze, silver
+from quaymaster.pipeline.reconciliation import compare_notes
+from quaymaster.pipeline.schemas import REQUEST_EVENTS, TABLES, USAGE_EVENTS
+from quaymaster.pipeline.sequences import Coverage
+from quaymaster.pipeline.tables import Warehouse
+
+METRICS_FILE = "metrics.prom"
+
+
+def read_status(warehouse: Warehouse, coverage: Coverage | None = None) -> dict[str, Any]:
+    """Return what the tables have. Times are ISO 8601, None where there is none."""
+    coverage = bronze.coverage_of(warehouse) if coverage is None else coverage
+    events = warehouse.table(REQUEST_EVENTS)
+    note = events.note(bronze.APP)
+    counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
+    closed_us = coverage.closed_until_us()
+    return {
+        "warehouse": warehouse.root,
+        "feed": note.get("feed"),
+        "next": note.get("next", {}),
+        "batches": events.last_batch(bronze.APP) + 1,
+        "rows": {
+            "bronze": note.get("totals", {}).get("rows", 0),
+            "silver": counted.get("usage.rows", 0),
+            "audit": counted.get("audit.rows", 0),
+            "quarantine": counted.get("quarantine.rows", 0),
+            "duplicates": counted.get("duplicates.rows", 0),
+        },
+        "damaged_blocks": counted.get("damaged", 0),
+        "closed_until": None if closed_us is None else _time_text(closed_us),
+        "open_epochs": [list(epoch) for epoch in coverage.open_epochs()],
+        "gaps": [
+            {"front_end": gap.owner.front_end, "epoch": gap.owner.epoch, "from": gap.seq_lo, "to": gap.seq_hi}
+            for gap in coverage.gaps()
+        ],
+        "difference": sum(one.difference for one in compare_notes(warehouse)),
+        "tables": {
+            spec.name: {
+                "version": table.version,
+                "files": len(files),
+                "rows": sum(file.rows for file in files),
+                "bytes": sum(file.size for file in files),
+            }
+            for spec in TABLES
+            for table in [warehouse.table(spec)]
+            for files in [table.files()]
+        },
+    }
+
+
+def render_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: float, now_s: float) -> str:
+    """Return the text that Prometheus's node exporter takes from a file."""
+    gauges = {
+        "lag_blocks": ("Blocks of the usage queue that are not yet in the tables.", lag_blocks),
+        "batch_seconds": ("How long the last batch took, through all layers.", batch_seconds),
+        "last_run_timestamp_seconds": ("When this was written.", now_s),
+        "reconciliation_difference": (
+            "How far the layers are from each other; 0, or alarm.",
+            status["difference"],
+        ),
+        "missing_sequences": (
+            "Records of front ends that are missing in between.",
+            sum(gap["to"] - gap["from"] for gap in status["gaps"]),
+        ),
+        "damaged_blocks": ("Blocks that could not be read.", status["damaged_blocks"]),
+    }
+    lines = []
+    for name, (text, value) in gauges.items():
+        metric = f"quaymaster_pipeline_{name}"
+        lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge", f"{metric} {value}"]
+    lines += [
+        "# HELP quaymaster_pipeline_rows_total Rows by what became of them.",
+        "# TYPE quaymaster_pipeline_rows_total counter",
+        *(
+            f'quaymaster_pipeline_rows_total{{layer="{layer}"}} {rows}'
+            for layer, rows in status["rows"].items()
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_metrics(directory: Path, text: str) -> None:
+    """Replace the metrics file, so that nobody reads half of it."""
+    part = directory / f"{METRICS_FILE}.part"
+    part.write_text(text)
+    os.replace(part, directory / METRICS_FILE)
+
+
+def _time_text(time_us: int) -> str:
+    time = datetime.datetime.fromtimestamp(time_us / 1_000_000, datetime.UTC)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

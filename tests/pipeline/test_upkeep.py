@@ -1,0 +1,147 @@
+"""Layers that agree and those that do not, hours summed up anew, small files made into large ones."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import duckdb
+import polars
+import pyarrow.compute as pc
+import pytest
+from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.usage_blocks import FrontEnd
+
+from quaymaster.pipeline import gold
+from quaymaster.pipeline.reconciliation import (
+    compare_notes,
+    compare_rows,
+    daily_difference,
+    write_comparisons,
+)
+from quaymaster.pipeline.schemas import RECONCILIATION, REQUEST_EVENTS, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster.pipeline.status import read_status, render_metrics
+from quaymaster.pipeline.upkeep import backfill, compact
+
+ALWAYS = (0, 1 << 62)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Give a site with duplicates, a damaged block, and several batches over three hours."""
+    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
+    blocks = [one.block(100), two.block(150)]
+    site.ship(*blocks)
+    site.run()
+    damaged = FrontEnd("c").block(3)
+    site.ship(blocks[0], damaged[:-1] + bytes([damaged[-1] ^ 1]), one.block(200))
+    site.run()
+    site.ship(two.block(50))
+    site.run()
+    site.front_ends = (one, two)
+    return site
+
+
+def test_layers_agree_by_their_notes_and_by_their_rows(site: Site) -> None:
+    by_notes, by_rows = compare_notes(site.warehouse), compare_rows(site.warehouse)
+
+    assert by_notes == by_rows
+    assert [one.difference for one in by_rows] == [0] * 5
+    assert by_rows[0][1:] == ("rows", 600, 600, 100, 0, 500, 500)
+    assert daily_difference(site.warehouse) == 0
+
+
+def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        hourly = warehouse.table(USAGE_HOURLY)
+        file = sorted(hourly.files(), key=lambda file: file.bounds["hour"])[0]
+        broken = gold.with_date(hourly.read(gold.PARTIAL_SCHEMA.names, files=[file]).slice(1))
+        hourly.commit("vandal", 0, hourly.write("vandal", broken), removes=[file])
+
+        found = compare_rows(warehouse)
+        write_comparisons(warehouse, found, datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC))
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+        again = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert found[0].difference > 0
+    assert {one.scope for one in found} == {"all", "2026-11-22T12:00:00Z"}
+    assert warehouse.table(RECONCILIATION).rows == len(found)
+    assert (done.hours, done.replaced) == (2, ("2026-11-22T12:00:00Z",))
+    assert again.replaced == ()
+    assert site.usage() == expected_usage(*site.front_ends)
+    assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
+    assert daily_difference(site.warehouse) == 0
+
+
+def test_a_revision_is_raised_when_an_hour_changes_and_only_then(site: Site) -> None:
+    rows = site.warehouse.table(USAGE_HOURLY).read(["hour", "revision"])
+    revisions = {
+        str(hour.as_py())[11:13]: set(
+            rows.filter(pc.equal(rows.column("hour"), hour)).column("revision").to_pylist()
+        )
+        for hour in pc.unique(rows.column("hour"))
+    }
+
+    assert revisions == {"12": {3}, "13": {1}}
+
+
+def test_compaction_changes_files_and_no_row(site: Site) -> None:
+    before = compare_rows(site.warehouse)
+    warehouse = site.warehouse
+    with warehouse.writing():
+        done = {one.table: (one.before, one.after) for one in compact(InProcess(), warehouse, keep_hours=0)}
+
+    assert done["bronze.request_events"][1] == done["silver.usage_events"][1] == 1
+    assert compare_rows(site.warehouse) == before == compare_notes(site.warehouse)
+    assert len(list(Path(site.warehouse.place(REQUEST_EVENTS).uri).glob("*/*.parquet"))) == 1
+    assert site.usage() == expected_usage(*site.front_ends)
+
+
+def test_batches_go_on_after_compaction(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        compact(InProcess(), warehouse, keep_hours=0)
+    one, two = site.front_ends
+    site.ship(two.block(77), one.block(200))
+
+    site.run()
+
+    assert site.usage() == expected_usage(one, two)
+    assert sum(one.difference for one in compare_rows(site.warehouse)) == 0
+
+
+def test_duckdb_and_polars_read_the_same_totals(site: Site) -> None:
+    table = site.warehouse.table(USAGE_EVENTS)
+    paths = [f"{table.place.uri}/{file.path}" for file in table.files()]
+    query = f"select count(*), sum(messages), sum(bytes), sum(billed_requests) from read_parquet({paths})"
+
+    by_duckdb = duckdb.connect().execute(query).fetchall()
+    hourly = polars.read_delta(site.warehouse.table(USAGE_HOURLY).place.uri)
+    by_polars = hourly.select("requests", "messages", "bytes", "billed_requests").sum().rows()
+
+    records = [record for front_end in site.front_ends for record in front_end.records]
+    totals = (
+        len(records),
+        sum(record.message_count for record in records),
+        sum(record.payload_bytes for record in records),
+        sum(record.chunks for record in records),
+    )
+    assert by_duckdb == by_polars == [totals]
+
+
+def test_status_says_what_is_there_and_what_is_missing(site: Site) -> None:
+    one, _ = site.front_ends
+    one.sequence += 10
+    site.ship(one.block(5))
+    site.run()
+
+    status = read_status(site.warehouse)
+
+    assert status["rows"] == {"bronze": 605, "silver": 505, "audit": 87, "quarantine": 0, "duplicates": 100}
+    assert status["gaps"] == [{"front_end": "a", "epoch": 1, "from": 300, "to": 310}]
+    assert (status["damaged_blocks"], status["difference"], status["batches"]) == (1, 0, 4)
+    text = render_metrics(status, lag_blocks=3, batch_seconds=0.5, now_s=1.0)
+    assert 'quaymaster_pipeline_rows_total{layer="silver"} 505' in text
+    assert "quaymaster_pipeline_missing_sequences 10" in text
+    assert "quaymaster_pipeline_lag_blocks 3" in text
