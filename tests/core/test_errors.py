@@ -35,6 +35,14 @@ from quaymaster.core.errors import CallerError, NotNow
             errors.InvalidAttributeValue.of("FifoQueue", "Modifying queue type is not supported."),
             "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported.",
         ),
+        (
+            errors.OffsetOutOfRange(4, 5, 9),
+            "Offset 4 is out of range: EarliestOffset is 5 and NextOffset 9.",
+        ),
+        (
+            errors.MessageUnreadable(4),
+            "The message at offset 4 cannot be read: it is damaged, or its key is missing.",
+        ),
         (errors.InvalidAddress("x"), "The address x is not valid for this endpoint."),
         (
             errors.ResourceNotFound.arn("SourceArn"),

@@ -26,6 +26,7 @@ from quaymaster.core.records import (
     decode_header,
     encode_batch,
     iterate_rows,
+    payload_places,
     rewrite_batch,
 )
 
@@ -86,6 +87,18 @@ def test_records_come_back_as_they_were_encoded(records: list[Record], at: int) 
         for row in rows
     ] == records
     assert [row.offset for row in rows] == list(range(5, 5 + len(records)))
+
+
+@given(RECORDS, st.data())
+def test_payloads_of_any_rows_are_found(records: list[Record], data: st.DataObject) -> None:
+    batch = encode(records)
+    rows = sorted(data.draw(st.sets(st.integers(0, len(records) - 1))))
+
+    places = list(payload_places(batch.data, rows))
+
+    assert [(kind, flags, batch.data[start:end]) for kind, flags, start, end in places] == [
+        (records[row].type, records[row].flags, records[row].payload) for row in rows
+    ]
 
 
 @given(RECORDS, st.data())

@@ -26,7 +26,8 @@ from quaymaster.core.commands import (
     Outcome,
     Receipt,
 )
-from quaymaster.core.errors import InvalidParameterValue, NotNow, QueueDoesNotExist
+from quaymaster.core.errors import InvalidParameterValue, NotNow, OffsetOutOfRange, QueueDoesNotExist
+from quaymaster.core.log_reads import FETCH_MESSAGES_MAX
 from quaymaster.core.messages import decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.records import RecordType
@@ -94,6 +95,7 @@ class FakeBroker:
         self.parked: list[tuple[FakeSubmitted, commands.Receive]] = []
         self.failure: NotNow | None = None
         self.is_silent = False
+        self.fetch_messages_max = FETCH_MESSAGES_MAX
 
     def submit(self, command: Command, reply: Callable[[Outcome | Exception], None]) -> FakeSubmitted:
         self.commands.append(command)
@@ -167,6 +169,15 @@ class FakeBroker:
                 return self._counts(queue_id)
             case commands.Peek():
                 return self._peek(command)
+            case commands.Fetch():
+                return self._fetch(command)
+            case commands.LogBounds(queue_id):
+                return commands.LogBoundsOutcome(*self._bounds(queue_id))
+            case commands.FindOffset(queue_id, _, time_ms):
+                _, end = self._bounds(queue_id)
+                kept = self._queue(queue_id).messages.values()
+                later = [message.sequence for message in kept if message.sent_ms >= time_ms]
+                return commands.FoundOffset(min(later, default=end))
             case commands.StartMoveTask():
                 return self._start_task(command)
             case commands.CancelMoveTask():
@@ -277,6 +288,34 @@ class FakeBroker:
         shown = rows[: command.count_max]
         more = rows[command.count_max :]
         return commands.PeekOutcome(shown, more[0].sequence if more else 0)
+
+    def _bounds(self, queue_id: int) -> tuple[int, int]:
+        queue = self._queue(queue_id)
+        end = queue.last_sequence + 1
+        return min(queue.messages, default=end), end
+
+    def _fetch(self, command: commands.Fetch) -> commands.FetchOutcome:
+        earliest, end = self._bounds(command.queue_id)
+        if not earliest <= command.from_sequence <= end:
+            raise OffsetOutOfRange(command.from_sequence, earliest, end)
+        stop = min(command.to_sequence, end, command.from_sequence + self.fetch_messages_max)
+        sequences: list[int] = []
+        sent_ms: list[int] = []
+        messages: list[bytes] = []
+        left = command.bytes_max
+        for message in self._queue(command.queue_id).messages.values():
+            if not command.from_sequence <= message.sequence < stop:
+                continue
+            stored = message.new.payload[prefix_bytes(message.new.flags) :]
+            left -= len(stored)
+            if left < 0 and messages:
+                stop = message.sequence
+                break
+            sequences.append(message.sequence)
+            sent_ms.append(message.sent_ms)
+            if command.with_messages:
+                messages.append(stored)
+        return commands.FetchOutcome(sequences, sent_ms, messages, stop, earliest, end)
 
     def _start_task(self, command: commands.StartMoveTask) -> commands.MoveTasksOutcome:
         queue = self._queue(command.queue_id)

@@ -134,3 +134,43 @@ def test_keys_are_in_no_repr_and_no_error() -> None:
     for text in (repr(front_end), str(refused.value)):
         assert "kkkk" not in text
         assert "the body" not in text
+
+
+def test_a_run_of_messages_opens_as_each_of_them_does() -> None:
+    first, second = cipher(), cipher()
+    plain = [first.seal_content(CONTENT, queue(), ID_A), first.seal_content(CONTENT, queue(), ID_B)]
+    other = [second.seal_content(CONTENT, queue(8, 10), ID_A), first.seal_content(CONTENT, queue(), ID_A)]
+    moved = encode_moved(7, 0, 4, ID_B, "arn:dead", plain[0])
+
+    opened = list(cipher().open_run([*plain, moved, *other]))
+
+    assert opened == [
+        (ID_A, None, CONTENT),
+        (ID_B, None, CONTENT),
+        (ID_B, "arn:dead", CONTENT),
+        (ID_A, None, CONTENT),
+        (ID_A, None, CONTENT),
+    ]
+
+
+@pytest.mark.parametrize("at", [0, 3, 20, 30, 35, 45, HEAD_BYTES, -1])
+def test_a_changed_message_ends_a_run(at: int) -> None:
+    front_end = cipher()
+    whole = front_end.seal_content(CONTENT, queue(), ID_A)
+    changed = bytearray(front_end.seal_content(CONTENT, queue(), ID_B))
+    changed[at] ^= 1
+    run = front_end.open_run([whole, bytes(changed)])
+
+    assert next(run) == (ID_A, None, CONTENT)
+    with pytest.raises((MessageDamaged, UnknownMessageFormat)):
+        next(run)
+
+
+def test_a_run_ends_at_bytes_that_are_no_message() -> None:
+    whole = cipher().seal_content(CONTENT, queue(), ID_A)
+
+    for wrong in (b"", whole[:10], whole[: HEAD_BYTES + 3]):
+        run = cipher().open_run([whole, wrong])
+        next(run)
+        with pytest.raises((MessageDamaged, UnknownMessageFormat)):
+            next(run)

@@ -83,7 +83,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 def test_every_command_and_every_outcome_has_a_tag_of_its_own() -> None:
     for kinds in (COMMANDS, OUTCOMES):
         tags = [kind.__struct_config__.tag for kind in kinds]
-        assert tags == list(range(1, len(kinds) + 1)), "tags are on the wire: append, never renumber"
+        assert len(set(tags)) == len(tags), "tags are on the wire: never use one again"
 
 
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)

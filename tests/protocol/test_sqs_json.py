@@ -22,6 +22,7 @@ from quaymaster.core.errors import (
     UnknownOperation,
 )
 from quaymaster.protocol import sqs_json
+from quaymaster.protocol.log_shapes import LOG_ACTIONS, FindOffsetsRequest
 from quaymaster.protocol.shapes import (
     ACTIONS,
     MessageAttributeValue,
@@ -41,6 +42,15 @@ def _decode(value: Any, action: str = "SendMessage") -> Any:
 
 def test_the_target_names_the_action() -> None:
     assert sqs_json.parse_target(b"AmazonSQS.SendMessage") is _SEND
+
+
+def test_the_actions_on_logs_are_targets_of_their_own() -> None:
+    action = sqs_json.parse_target(b"Quaymaster.FindOffsets")
+
+    assert action is LOG_ACTIONS["FindOffsets"]
+    assert sqs_json.decode_request(action, b'{"QueueUrl": "u", "Timestamp": 5}') == FindOffsetsRequest("u", 5)
+    with pytest.raises(UnknownOperation):
+        sqs_json.parse_target(b"AmazonSQS.FindOffsets")
 
 
 @pytest.mark.parametrize("target", [b"", b"SendMessage", b"AmazonSQS.Fly", b"amazonsqs.SendMessage", b"\xff"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from sqs_model import MODEL
 
@@ -17,6 +19,8 @@ from quaymaster.core.errors import (
     TooManyEntriesInBatchRequest,
 )
 from quaymaster.protocol import validation
+from quaymaster.protocol.log_columns import COLUMNS
+from quaymaster.protocol.log_shapes import FetchMessagesRequest, FindOffsetsRequest
 from quaymaster.protocol.queue_names import QueueArn
 from quaymaster.protocol.shapes import (
     ACTIONS,
@@ -340,3 +344,55 @@ def test_one_to_ten_moves_are_listed() -> None:
         validation.check_list_moves(ListMessageMoveTasksRequest(_ARN, 11))
     with pytest.raises(MissingParameter):
         validation.check_list_moves(ListMessageMoveTasksRequest(""))
+
+
+# Logs
+
+
+def test_a_fetch_has_all_columns_and_a_few_mebibytes_when_nothing_was_said() -> None:
+    found = validation.check_fetch(FetchMessagesRequest("u", 0, 5, 9))
+
+    assert (found.from_offset, found.to_offset, found.bytes_max) == (5, 9, validation.FETCH_BYTES_DEFAULT)
+    assert found.columns == tuple(COLUMNS)
+    assert (found.is_arrow, found.needs_content, found.needs_ids) == (False, True, True)
+
+
+def test_a_fetch_needs_what_its_columns_need() -> None:
+    times = validation.check_fetch(FetchMessagesRequest("u", 0, 5, 5, 1, ["offset", "timestamp"], "arrow"))
+    ids = validation.check_fetch(FetchMessagesRequest("u", 0, 5, 5, Columns=["message_id"], Format="columns"))
+
+    assert times.columns == ("offset", "timestamp")
+    assert (times.is_arrow, times.needs_content, times.needs_ids) == (True, False, False)
+    assert (ids.is_arrow, ids.needs_content, ids.needs_ids) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            FetchMessagesRequest("u", 0, -1, 5),
+            "Value -1 for parameter FromOffset is invalid. Reason: It must be",
+        ),
+        (FetchMessagesRequest("u", 0, 1, 1 << 63), "for parameter ToOffset is invalid."),
+        (FetchMessagesRequest("u", 0, 5, 4), "It must not be below FromOffset, which is 5."),
+        (
+            FetchMessagesRequest("u", 0, 5, 9, 0),
+            "MaxBytes is invalid. Reason: It must be between 1 and 8388608.",
+        ),
+        (FetchMessagesRequest("u", 0, 5, 9, (8 << 20) + 1), "MaxBytes"),
+        (FetchMessagesRequest("u", 0, 5, 9, Columns=[]), "It must name at least one column."),
+        (FetchMessagesRequest("u", 0, 5, 9, Columns=["body"]), "The columns are queue, partition, offset,"),
+        (FetchMessagesRequest("u", 0, 5, 9, Columns=["key", "key"]), "Each column may be named once."),
+        (FetchMessagesRequest("u", 0, 5, 9, Format="csv"), "It must be one of columns, arrow."),
+    ],
+)
+def test_other_fetches_are_refused(request_: FetchMessagesRequest, message: str) -> None:
+    with pytest.raises(InvalidParameterValue, match=re.escape(message)):
+        validation.check_fetch(request_)
+
+
+def test_a_time_is_one_that_a_message_can_have() -> None:
+    assert validation.check_find_offsets(FindOffsetsRequest("u", 0)) == 0
+    for wrong in (-1, 1 << 62):
+        with pytest.raises(InvalidParameterValue):
+            validation.check_find_offsets(FindOffsetsRequest("u", wrong))

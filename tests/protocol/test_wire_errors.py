@@ -126,6 +126,19 @@ def test_clients_read_code_message_and_request_id(cls: type[CallerError | NotNow
     assert response.status == row.status
 
 
+def test_what_a_reader_of_a_log_needs_to_go_on_is_in_the_error() -> None:
+    gone = render_error(errors.OffsetOutOfRange(4, 5, 9), WireForm.JSON, "r")
+    damaged = render_error(errors.MessageUnreadable(4), WireForm.JSON, "r")
+
+    assert json.loads(gone.body) == {
+        "__type": "com.quaymaster#OffsetOutOfRange",
+        "message": "Offset 4 is out of range: EarliestOffset is 5 and NextOffset 9.",
+        "EarliestOffset": 5,
+        "NextOffset": 9,
+    }
+    assert json.loads(damaged.body)["Offset"] == 4
+
+
 def test_a_json_body_that_cannot_be_parsed_has_no_query_error_code() -> None:
     response = render_error(errors.MalformedInput("why"), WireForm.JSON, "r")
 

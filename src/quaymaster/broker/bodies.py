@@ -7,8 +7,11 @@ is read back from the segments.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
-from quaymaster.core.records import Batch, record_at
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES
+from quaymaster.core.messages import prefix_bytes
+from quaymaster.core.records import Batch, RecordType, payload_places, record_at
 
 TRIM_BATCHES = 1_024
 
@@ -51,9 +54,43 @@ class BodyCache:
         self.hits += 1
         return record_at(self._batches[at], offset - base_offsets[at])
 
+    def take_run(self, offsets: Sequence[int], messages: list[bytes], bytes_max: int) -> int:
+        """Append the messages of `offsets` behind those that are in `messages` already, while they are here.
+
+        `offsets` ascend. A message that would go beyond `bytes_max` ends it, but there is at least one. Returns how
+        much of `bytes_max` is left; 0 when it ended so.
+        """
+        at, stop = len(messages), len(offsets)
+        bases = self._base_offsets
+        while at < stop:
+            number = bisect_right(bases, offsets[at]) - 1
+            if number < self._first:
+                break
+            base, data = bases[number], self._batches[number]
+            last = bisect_left(offsets, bases[number + 1], at) if number + 1 < len(bases) else stop
+            rows = [offset - base for offset in offsets[at:last]]
+            for record_type, flags, start, end in payload_places(data, rows):
+                start += _SKIPPED[record_type == _MOVE][flags & 7]
+                bytes_max -= end - start
+                if bytes_max < 0 and messages:
+                    return 0
+                messages.append(data[start:end])
+            at = last
+        return max(bytes_max, 0)
+
     def cut(self, end: int) -> None:
         """Forget the batches that begin at `end` or behind it: the journal was cut there."""
         at = bisect_left(self._base_offsets, end)
         self.size_bytes -= sum([len(data) for data in self._batches[at:]])
         del self._base_offsets[at:], self._batches[at:]
         self._first = min(self._first, at)
+
+
+_MOVE = int(RecordType.MOVE)
+_PREFIXES = tuple(prefix_bytes(flags) for flags in range(8))
+_SKIPPED = (_PREFIXES, tuple(MOVE_HEAD_BYTES + size for size in _PREFIXES))
+
+
+def message_in(record_type: int, flags: int, payload: bytes) -> bytes:
+    """Return the message that a SEND or MOVE record holds, in its move wrapper if it has one."""
+    return payload[_SKIPPED[record_type == _MOVE][flags & 7] :]

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from quaymaster.broker.bodies import BodyCache
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.elections import Elections
+from quaymaster.broker.fetches import Fetches
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.segments import RecordGone, RecordUnreadable
@@ -35,6 +36,7 @@ from quaymaster.core.commands import (
     Decided,
     Delivery,
     Duplicate,
+    FetchedOffsets,
     InternalCommand,
     MoveIn,
     Outcome,
@@ -172,6 +174,7 @@ class ReplicaHost:
         self.clock = clock
         self.bodies = BodyCache(body_cache_bytes)
         self.readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal-reader")
+        self._fetches = Fetches(files, self.bodies, self.readers, mend=self.bodies_of, spawn=self._spawn)
         self.writer = JournalWriter(
             files,
             post=loop.call_soon_threadsafe,
@@ -529,6 +532,8 @@ class ReplicaHost:
             self._answer_send(reply, answer)  # type: ignore[arg-type]  # by its kind
         elif kind is PeekedOffsets:
             self._answer_peek(reply, answer)  # type: ignore[arg-type]
+        elif kind is FetchedOffsets:
+            self._fetches.answer(answer, reply)  # type: ignore[arg-type]
         else:
             reply(answer)  # type: ignore[arg-type]
 

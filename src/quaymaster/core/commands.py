@@ -197,6 +197,63 @@ class PeekOutcome(msgspec.Struct, gc=False, array_like=True, tag=6):
     next_sequence: int
 
 
+class Fetch(msgspec.Struct, gc=False, array_like=True, tag=20):
+    """Read the messages of [from_sequence, to_sequence) in order, whatever their state, and change nothing.
+
+    As many as fit into `bytes_max`, but one if there is one. It is asked again from `next_sequence` on. Without
+    `with_messages` only sequence numbers and times come back, and no body is read.
+    """
+
+    queue_id: int
+    partition: int
+    from_sequence: int
+    to_sequence: int
+    bytes_max: int
+    with_messages: bool = True
+
+
+class FetchOutcome(msgspec.Struct, gc=False, array_like=True, tag=20):
+    """The messages, column by column, and where to go on; `earliest` and `end` are those of `LogBoundsOutcome`.
+
+    A message is as `core/messages` has it, in its move wrapper if it was moved, without the record's prefix.
+    """
+
+    sequences: list[int]
+    sent_ms: list[int]
+    messages: list[bytes]
+    next_sequence: int
+    earliest: int
+    end: int
+
+
+class LogBounds(msgspec.Struct, gc=False, array_like=True, tag=21):
+    """Ask what can be read of a partition."""
+
+    queue_id: int
+    partition: int
+
+
+class LogBoundsOutcome(msgspec.Struct, gc=False, array_like=True, tag=21):
+    """The first sequence number that is kept, and the one behind the last committed message."""
+
+    earliest: int
+    end: int
+
+
+class FindOffset(msgspec.Struct, gc=False, array_like=True, tag=22):
+    """Ask for the first message that was sent at `time_ms` or later."""
+
+    queue_id: int
+    partition: int
+    time_ms: int
+
+
+class FoundOffset(msgspec.Struct, gc=False, array_like=True, tag=22):
+    """Its sequence number, or the end of what is committed."""
+
+    sequence: int
+
+
 class StartMoveTask(msgspec.Struct, gc=False, array_like=True, tag=10):
     """Start moving the visible messages of a dead-letter queue to `target_queue_id`, or (None) whence they came.
 
@@ -397,6 +454,18 @@ class PeekedOffsets(msgspec.Struct, gc=False):
     next_sequence: int
 
 
+class FetchedOffsets(msgspec.Struct, gc=False):
+    """What a Fetch found, before bodies are read: one entry of each list per message."""
+
+    sequences: list[int]
+    sent_ms: list[int]
+    offsets: list[int]
+    next_sequence: int
+    earliest: int
+    end: int
+    bytes_max: int
+
+
 Command = (
     Send
     | Receive
@@ -410,11 +479,25 @@ Command = (
     | StartMoveTask
     | CancelMoveTask
     | ListMoveTasks
+    | Fetch
+    | LogBounds
+    | FindOffset
 )
 """What a front end may ask."""
 
 InternalCommand = ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves
-Outcome = SendOutcome | ReceiveOutcome | EntriesOutcome | Done | QueueCounts | PeekOutcome | MoveTasksOutcome
+Outcome = (
+    SendOutcome
+    | ReceiveOutcome
+    | EntriesOutcome
+    | Done
+    | QueueCounts
+    | PeekOutcome
+    | MoveTasksOutcome
+    | FetchOutcome
+    | LogBoundsOutcome
+    | FoundOffset
+)
 """What a front end is answered."""
 
 Decided = (
@@ -424,6 +507,10 @@ Decided = (
     | Done
     | QueueCounts
     | PeekedOffsets
+    | FetchedOffsets
+    | FetchOutcome
+    | LogBoundsOutcome
+    | FoundOffset
     | MoveTasksOutcome
     | MoveBegun
     | MoveInOutcome

@@ -160,6 +160,35 @@ class InvalidMessageContents(CallerError):
         super().__init__(message)
 
 
+# Logs
+
+
+class OffsetOutOfRange(CallerError):
+    """A log was to be read from an offset that it no longer has, or that no message got yet."""
+
+    earliest: int = 0
+    end: int = 0
+
+    def __init__(self, offset: int, earliest: int, end: int) -> None:
+        super().__init__(
+            f"Offset {offset} is out of range: EarliestOffset is {earliest} and NextOffset {end}."
+        )
+        self.earliest = earliest
+        self.end = end
+
+
+class MessageUnreadable(CallerError):
+    """A message of a log does not decrypt, or its bytes are not those of a message."""
+
+    offset: int = 0
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(
+            f"The message at offset {offset} cannot be read: it is damaged, or its key is missing."
+        )
+        self.offset = offset
+
+
 # Batches
 
 

@@ -255,6 +255,18 @@ class SequenceIndex:
             yield run
             start += len(run)
 
+    def offsets_and_times(self, start: int, stop: int) -> Iterator[tuple[array[int], list[int]]]:
+        """Yield the record offsets of [start, stop) and when each was sent, in runs."""
+        while start < stop:
+            columns = self._tail if start >= self._tail.first else self._load(start)
+            at = start - columns.first
+            end = at + stop - start
+            run = columns.offsets[at:end]
+            if not run:
+                return
+            yield run, [packed >> _DELAY_BITS for packed in columns.times[at:end]]
+            start += len(run)
+
     def first_sent_after(self, start: int, stop: int, time_ms: int) -> int:
         """Return the first sequence in [start, stop) sent after `time_ms`, or `stop`.
 

@@ -56,6 +56,16 @@ _GROUP = struct.Struct("<Q")
 _ARN_LENGTH = struct.Struct("<H")
 _NUMBER = struct.Struct("<Q")
 
+MESSAGE_ID_AT: Final = slice(2, 18)
+KEY_AT: Final = slice(18, 34)
+"""Data key id and start id: what the key of a message is made from."""
+DATA_KEY_ID_AT: Final = slice(18, 26)
+ORIGIN_QUEUE_ID_AT: Final = slice(34, 42)
+NONCE_COUNTER_AT: Final = slice(42, 50)
+
+PLAIN_HEAD: Final = bytes([MESSAGE_VERSION, 0])
+"""What a message begins with that was never moved: the parts of its head are then at the places above."""
+
 HEAD_BYTES: Final = _HEAD.size
 assert HEAD_BYTES == 50, "a message's head is 50 bytes on disk"
 

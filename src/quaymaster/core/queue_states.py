@@ -47,9 +47,12 @@ from quaymaster.core.commands import (
     EndMoves,
     EntriesOutcome,
     ExpireMessages,
+    Fetch,
+    FindOffset,
     FinishMoveTask,
     InternalCommand,
     ListMoveTasks,
+    LogBounds,
     MoveBegun,
     MovedMessage,
     MoveIn,
@@ -79,6 +82,7 @@ from quaymaster.core.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.index import ChunkKeeper
+from quaymaster.core.log_reads import bounds_of, find_messages, find_offset
 from quaymaster.core.messages import encode_moved, prefix_bytes, split_prefix
 from quaymaster.core.partition import (
     IN_FLIGHT_MAX,
@@ -167,6 +171,9 @@ class QueueStates(AppliedQueues):
             DeleteQueue: self._delete_queue,
             CountMessages: self._count,
             Peek: self._peek,
+            Fetch: self._fetch,
+            LogBounds: self._bounds,
+            FindOffset: self._find_offset,
             StartMoveTask: self._start_task,
             CancelMoveTask: self._cancel_task,
             ListMoveTasks: self._list_tasks,
@@ -575,6 +582,15 @@ class QueueStates(AppliedQueues):
         return PeekedOffsets(
             messages, states, sequence if sequence < partition.committed else 0
         ), Wait.NOTHING
+
+    def _fetch(self, command: Fetch, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        return find_messages(self.partition(command.queue_id, command.partition), command), Wait.NOTHING
+
+    def _bounds(self, command: LogBounds, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        return bounds_of(self.partition(command.queue_id, command.partition)), Wait.NOTHING
+
+    def _find_offset(self, command: FindOffset, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        return find_offset(self.partition(command.queue_id, command.partition), command), Wait.NOTHING
 
     # Moves
 

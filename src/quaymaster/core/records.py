@@ -299,6 +299,24 @@ def record_at(data: bytes, at: int) -> tuple[int, int, int, bytes]:
     return row[0], row[1], row[5], data[position : position + row[9]]
 
 
+def payload_places(data: bytes, rows: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (type, flags, start, end) of rows of a batch as it was first written; neighbours are read together."""
+    at = 0
+    while at < len(rows):
+        first = rows[at]
+        last = len(rows) - 1
+        if rows[last] - first != last - at:  # not one run
+            last = at
+            while last + 1 < len(rows) and rows[last + 1] == rows[last] + 1:
+                last += 1
+        start = HEADER_BYTES + first * ROW_BYTES
+        table = memoryview(data)[start : start + (last + 1 - at) * ROW_BYTES]
+        for row in _ROW.iter_unpack(table):
+            position = row[8]
+            yield row[0], row[1], position, position + row[9]
+        at = last + 1
+
+
 def rewrite_batch(data: bytes | memoryview, header: BatchHeader, keep: Sequence[Row], at: int = 0) -> bytes:
     """Return the batch at `at` with only the rows in `keep`, unchanged but for their payload positions.
 

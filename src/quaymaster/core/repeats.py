@@ -14,7 +14,10 @@ from quaymaster.core.commands import (
     Delete,
     DeleteQueue,
     EntriesOutcome,
+    Fetch,
+    FindOffset,
     ListMoveTasks,
+    LogBounds,
     Outcome,
     Peek,
     Receive,
@@ -24,7 +27,18 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import Timeout
 
-_REPEATABLE = (Delete, ChangeVisibility, SetQueue, DeleteQueue, CountMessages, Peek, ListMoveTasks)
+_REPEATABLE = (
+    Delete,
+    ChangeVisibility,
+    SetQueue,
+    DeleteQueue,
+    CountMessages,
+    Peek,
+    ListMoveTasks,
+    Fetch,
+    LogBounds,
+    FindOffset,
+)
 
 
 def may_repeat(command: Command) -> bool:

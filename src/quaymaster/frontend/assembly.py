@@ -10,6 +10,7 @@ from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.authentication import AccessKey, Open, Signed
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.encryption import MessageCipher
+from quaymaster.frontend.log_actions import LogActions
 from quaymaster.frontend.message_actions import MessageActions
 from quaymaster.frontend.move_actions import MoveActions
 from quaymaster.frontend.queue_actions import QueueActions, QueueService
@@ -59,9 +60,10 @@ def make_front_end(
         listen_url=f"http://{settings.listen_address}",
     )
     is_open = settings.authentication == "open"
+    cipher = MessageCipher(metadata.data_key)
     messages = MessageActions(
         routes,
-        MessageCipher(metadata.data_key),
+        cipher,
         metadata.receipt_handles,
         metrics,
         long_polls_max=settings.long_polls_max,
@@ -69,6 +71,7 @@ def make_front_end(
     )
     queues = QueueActions(routes, metadata.queues, can_delete=settings.delete_queue == "api")
     moves = MoveActions(routes, queues.is_dead_letter_queue)
+    logs = LogActions(routes, cipher)
     return FrontEnd(
         Calls(
             broker,
@@ -97,7 +100,7 @@ def make_front_end(
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
         message_handlers=messages.handlers(),
-        queue_handlers=queues.handlers() | moves.handlers(),
+        queue_handlers=queues.handlers() | moves.handlers() | logs.handlers(),
         control_actions_max=settings.control_actions_max,
         control_timeout_ms=settings.control_timeout_ms,
     )

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _monotonic = time.monotonic
 _JSON_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: application/x-amz-json-1.0\r\n"
+_ID_HEADER: Final = b"x-amzn-RequestId: %b\r\n"
 _OTHER_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: %b\r\n"
 
 UNKNOWN_ACTION: Final = Action("Unknown", Shape, None, False)
@@ -278,6 +279,12 @@ class Call(msgspec.Struct, eq=False):
         headers, body = self.encode(output)
         self.is_done = True
         self.request.respond(200, headers, body)
+        self.count("OK", _monotonic() * 1000)
+
+    def succeed_with(self, headers: bytes, body: bytes) -> None:
+        """Answer with a body that is no JSON; `headers` say what it is."""
+        self.is_done = True
+        self.request.respond(200, _ID_HEADER % self.request_id.encode() + headers + self.cors, body)
         self.count("OK", _monotonic() * 1000)
 
     def fail(self, error: Exception) -> None:

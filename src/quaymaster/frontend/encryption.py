@@ -13,7 +13,7 @@ queue of a message that was moved; those are the broker's to decide.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import count
 from struct import Struct
@@ -24,6 +24,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from quaymaster.core.messages import (
+    DATA_KEY_ID_AT,
+    HEAD_BYTES,
+    KEY_AT,
+    MESSAGE_ID_AT,
+    NONCE_COUNTER_AT,
+    ORIGIN_QUEUE_ID_AT,
+    PLAIN_HEAD,
     START_ID_BYTES,
     MessageContent,
     StoredMessage,
@@ -40,6 +47,11 @@ CACHED_KEYS_MAX = 16_384
 
 _NONCE = Struct("<QI")
 """A counter, and four bytes that stay 0."""
+_NONCE_END = bytes(4)
+_VERSION_BYTE = PLAIN_HEAD[:1]
+
+OpenedMessage = tuple[bytes, str | None, MessageContent]
+"""Message id, the ARN of the queue it died in (None: it did not), and what its sender said."""
 
 
 class MessageDamaged(Exception):
@@ -106,6 +118,36 @@ class MessageCipher:
                 f"with data key {stored.data_key_id}"
             ) from None
         return decode_content(content)
+
+    def open_run(self, messages: Iterable[bytes]) -> Iterator[OpenedMessage]:
+        """Yield what stored messages hold, one after another; raises as `open` does.
+
+        For long stretches of a queue, whose messages mostly have one key: it costs half of what `open` does.
+        """
+        key: AESGCM | None = None
+        key_part = b""
+        for message in messages:
+            if not message.startswith(PLAIN_HEAD):
+                stored = decode_message(message)
+                yield stored.message_id, stored.dead_letter_source_arn, self.open_stored(stored)
+                continue
+            if key is None or message[KEY_AT] != key_part:
+                stored = decode_message(message)  # and it is of a message's length
+                content = self.open_stored(stored)
+                key_part = message[KEY_AT]
+                key = self._key(stored.data_key_id, stored.start_id)
+                yield stored.message_id, None, content
+                continue
+            message_id = message[MESSAGE_ID_AT]
+            try:
+                plain = key.decrypt(
+                    message[NONCE_COUNTER_AT] + _NONCE_END,
+                    message[HEAD_BYTES:],
+                    _VERSION_BYTE + message[DATA_KEY_ID_AT] + message[ORIGIN_QUEUE_ID_AT] + message_id,
+                )
+            except InvalidTag:
+                raise MessageDamaged(f"message {message_id.hex()} does not decrypt") from None
+            yield message_id, None, decode_content(plain)
 
     def _derive_key(self, data_key_id: int, start_id: bytes) -> AESGCM:
         derivation = HKDF(SHA256(), length=32, salt=start_id, info=b"quaymaster message key 1")

@@ -41,6 +41,7 @@ from quaymaster.net.http_message import HTTPRequest
 from quaymaster.net.metadata_client import known
 from quaymaster.protocol import sqs_json, sqs_query
 from quaymaster.protocol.errors import render_error, wire_error
+from quaymaster.protocol.log_shapes import LOG_ACTIONS
 from quaymaster.protocol.queue_names import parse_queue_path
 from quaymaster.protocol.response import WireForm
 from quaymaster.protocol.shapes import ACTIONS, Action, Shape
@@ -48,7 +49,7 @@ from quaymaster.protocol.shapes import ACTIONS, Action, Shape
 MessageHandler = Callable[[Call, Any], None]
 """Answers the call itself, now or when the broker has; never waits."""
 QueueHandler = Callable[[Call, Any], Awaitable[Shape | None]]
-"""Returns the output; runs as a task."""
+"""Returns the output, unless it answered the call itself; runs as a task."""
 
 _LOOPBACK_ORIGIN: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _LOOPBACK_HOST: Final = re.compile(r"(.+\.)?localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
@@ -200,7 +201,8 @@ class FrontEnd:
         control_actions_max: int,
         control_timeout_ms: int,
     ) -> None:
-        assert message_handlers.keys() | queue_handlers.keys() == ACTIONS.keys(), "every action has a handler"
+        actions = ACTIONS.keys() | LOG_ACTIONS.keys()
+        assert message_handlers.keys() | queue_handlers.keys() == actions, "every action has a handler"
         self.calls = calls
         self._authentication = authentication
         self._admission = admission
@@ -213,7 +215,7 @@ class FrontEnd:
         self._queue_handlers = queue_handlers
         self._control_actions_max = control_actions_max
         self._control_timeout_s = control_timeout_ms / 1000
-        self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in ACTIONS}
+        self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in actions}
         self._unknown = metrics.action(UNKNOWN_ACTION.name)
         self._tasks: set[asyncio.Task[None]] = set()
         self._unknown_waiting = 0
@@ -409,7 +411,8 @@ class FrontEnd:
         except Exception as error:
             call.fail(error)
         else:
-            call.succeed(output)
+            if not call.is_done:  # some answer with more than an output
+                call.succeed(output)
 
     async def _when_known(self, call: Call, handler: QueueHandler, given: Shape) -> Shape | None:
         while True:

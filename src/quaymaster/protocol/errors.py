@@ -75,6 +75,9 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     errors.MessageNotInflight: _prefixed("MessageNotInflight"),
     errors.InvalidIdFormat: _modelled("InvalidIdFormat"),
     errors.InvalidMessageContents: _modelled("InvalidMessageContents"),
+    # Logs
+    errors.OffsetOutOfRange: WireError("com.quaymaster#OffsetOutOfRange", "OffsetOutOfRange", 400),
+    errors.MessageUnreadable: WireError("com.quaymaster#MessageUnreadable", "MessageUnreadable", 400),
     # Batches
     errors.EmptyBatchRequest: _prefixed("EmptyBatchRequest"),
     errors.TooManyEntriesInBatchRequest: _prefixed("TooManyEntriesInBatchRequest"),
@@ -141,7 +144,12 @@ def render_error(error: CallerError | NotNow, form: WireForm, request_id: str) -
     if form is WireForm.JSON:
         if not isinstance(error, errors.MalformedInput):  # what cannot be parsed was never a Query request
             headers.append((b"x-amzn-query-error", f"{row.code};{row.fault}".encode()))
-        body = msgspec.json.encode({"__type": row.json_type, "message": _encodable(error.message)})
+        members: dict[str, object] = {"__type": row.json_type, "message": _encodable(error.message)}
+        if isinstance(error, errors.OffsetOutOfRange):
+            members |= {"EarliestOffset": error.earliest, "NextOffset": error.end}
+        elif isinstance(error, errors.MessageUnreadable):
+            members["Offset"] = error.offset
+        body = msgspec.json.encode(members)
         return Response(row.status, headers, body)
     if isinstance(error, errors.UnknownOperation):
         # Without an action the service's Query front says no more than this, whatever was accepted.

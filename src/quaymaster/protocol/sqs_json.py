@@ -1,5 +1,7 @@
 """AWS JSON 1.0: `X-Amz-Target: AmazonSQS.<Action>`, a JSON object in, a JSON object out.
 
+The actions that SQS does not have are targets of `Quaymaster`.
+
 What real clients send decodes in one call to a typed decoder. Only when that refuses, the body is read again
 as plain JSON and walked member by member: it then either turns out acceptable after all (a null is an absent
 member, 10.0 is an integer) or gives the error the service gives, naming the member.
@@ -16,13 +18,18 @@ from typing import Any
 import msgspec
 
 from quaymaster.core.errors import MalformedInput, UnknownOperation
+from quaymaster.protocol.log_shapes import LOG_ACTIONS
 from quaymaster.protocol.shapes import ACTIONS, Action, Shape, missing_member
 
 TARGET_PREFIX = b"AmazonSQS."
+LOG_TARGET_PREFIX = b"Quaymaster."
 
-_ACTION_BY_TARGET: dict[bytes, Action] = {TARGET_PREFIX + name.encode(): a for name, a in ACTIONS.items()}
+_ACTION_BY_TARGET: dict[bytes, Action] = {
+    **{TARGET_PREFIX + name.encode(): action for name, action in ACTIONS.items()},
+    **{LOG_TARGET_PREFIX + name.encode(): action for name, action in LOG_ACTIONS.items()},
+}
 _DECODE: dict[str, Callable[[bytes], Shape]] = {
-    name: msgspec.json.Decoder(action.input).decode for name, action in ACTIONS.items()
+    name: msgspec.json.Decoder(action.input).decode for name, action in (ACTIONS | LOG_ACTIONS).items()
 }
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE_ANYTHING = msgspec.json.Decoder().decode

@@ -25,6 +25,8 @@ from quaymaster.core.errors import (
     OverLimit,
     TooManyEntriesInBatchRequest,
 )
+from quaymaster.protocol.log_columns import COLUMNS
+from quaymaster.protocol.log_shapes import FetchMessagesRequest, FindOffsetsRequest
 from quaymaster.protocol.message_rules import AttributeFilter, check_id
 from quaymaster.protocol.queue_attributes import COMPUTED_NAMES, is_attribute_name
 from quaymaster.protocol.queue_names import QueueArn, parse_queue_arn
@@ -45,6 +47,10 @@ RECEIVE_MESSAGES_MAX = 10
 LIST_RESULTS_MAX = 1_000
 MOVE_TASK_RESULTS_MAX = 10
 MOVE_RATE_MAX = 500
+OFFSET_MAX = (1 << 63) - 1
+FETCH_BYTES_DEFAULT = 4 << 20
+FETCH_BYTES_MAX = 8 << 20
+FETCH_FORMATS = ("columns", "arrow")
 TAGS_MAX = 50
 TAG_KEY_CHARS_MAX = 128
 TAG_VALUE_CHARS_MAX = 256
@@ -337,3 +343,62 @@ def _not_between(parameter: str, value: int, smallest: int, largest: int) -> Inv
 
 def _not_within(parameter: str, value: int, largest: int) -> InvalidParameterValue:
     return InvalidParameterValue.of(parameter, value, f"Must be >= 0 and <= {largest}, if provided.")
+
+
+# Logs
+
+
+class FetchLog(msgspec.Struct, frozen=True, gc=False):
+    """What a FetchMessages asks for. `needs_content`: something that is encrypted; `needs_ids`: message ids."""
+
+    from_offset: int
+    to_offset: int
+    bytes_max: int
+    columns: tuple[str, ...]
+    is_arrow: bool
+    needs_content: bool
+    needs_ids: bool
+
+
+def check_fetch(request: FetchMessagesRequest) -> FetchLog:
+    """Return what `request` asks for. Raises InvalidParameterValue."""
+    for name, offset in (("FromOffset", request.FromOffset), ("ToOffset", request.ToOffset)):
+        _check_range(name, offset, 0, OFFSET_MAX)
+    if request.ToOffset < request.FromOffset:
+        raise InvalidParameterValue.of(
+            "ToOffset", request.ToOffset, f"It must not be below FromOffset, which is {request.FromOffset}."
+        )
+    bytes_max = FETCH_BYTES_DEFAULT if request.MaxBytes is None else request.MaxBytes
+    _check_range("MaxBytes", bytes_max, 1, FETCH_BYTES_MAX)
+    given = tuple(COLUMNS) if request.Columns is None else tuple(request.Columns)
+    if not given:
+        raise InvalidParameterValue.of("Columns", "[]", "It must name at least one column.")
+    for number, name in enumerate(given):
+        if name not in COLUMNS:
+            known = ", ".join(COLUMNS)
+            raise InvalidParameterValue.of("Columns", name, f"The columns are {known}.")
+        if name in given[:number]:
+            raise InvalidParameterValue.of("Columns", name, "Each column may be named once.")
+    form = FETCH_FORMATS[0] if request.Format is None else request.Format
+    if form not in FETCH_FORMATS:
+        raise InvalidParameterValue.of("Format", form, f"It must be one of {', '.join(FETCH_FORMATS)}.")
+    return FetchLog(
+        request.FromOffset,
+        request.ToOffset,
+        bytes_max,
+        given,
+        form == "arrow",
+        any(COLUMNS[name].needs_content for name in given),
+        "message_id" in given,
+    )
+
+
+def check_find_offsets(request: FindOffsetsRequest) -> int:
+    """Return the time that `request` asks for. Raises InvalidParameterValue."""
+    _check_range("Timestamp", request.Timestamp, 0, OFFSET_MAX // 1_000)
+    return request.Timestamp
+
+
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidParameterValue.of(name, value, f"It must be between {least} and {most}.")

@@ -1,0 +1,293 @@
+"""Reading queues as logs over HTTP: bounds, times, ranges in columns and in Arrow's form, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from quaymaster.core.commands import Fetch
+from quaymaster.frontend import log_actions
+from quaymaster.protocol.log_arrow import arrow_schema, to_record_batch
+from quaymaster.protocol.log_columns import COLUMNS, parse_block
+
+from .support import ACCOUNT, Answer, Service, serving, until
+
+
+async def ask(service: Service, action: str, **given: Any) -> Answer:
+    fields = {"QueueUrl": service.client.url("log"), **given}
+    headers = {"x-amz-target": f"Quaymaster.{action}", "content-type": "application/x-amz-json-1.0"}
+    return await service.client.request("POST", "/", headers, json.dumps(fields).encode())
+
+
+async def fetch(service: Service, start: int, stop: int = 1 << 40, **given: Any) -> Answer:
+    return await ask(service, "FetchMessages", Partition=0, FromOffset=start, ToOffset=stop, **given)
+
+
+async def send(service: Service, count: int) -> None:
+    for number in range(count):
+        answer = await service.client.json(
+            "SendMessage", {"QueueUrl": service.client.url("log"), "MessageBody": f"body {number}"}
+        )
+        assert answer.status == 200, answer
+
+
+def rows(answer: Answer) -> list[dict[str, Any]]:
+    assert answer.status == 200, answer
+    assert answer.headers["content-type"] == "application/vnd.quaymaster.columns"
+    return to_record_batch(parse_block(answer.body)).to_pylist()  # type: ignore[no-any-return]
+
+
+def test_a_log_is_described_by_its_bounds() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            queue = await service.add_queue("log")
+            await send(service, 3)
+
+            answer = await ask(service, "DescribeLog")
+
+            assert answer.json == {
+                "QueueId": str(queue.queue_id),
+                "QueueName": "log",
+                "Partitions": [{"Partition": 0, "EarliestOffset": 1, "NextOffset": 4}],
+            }
+
+    asyncio.run(scenario())
+
+
+def test_offsets_are_found_by_time() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            queue = await service.add_queue("log")
+            await send(service, 2)
+            kept = service.broker.queues[queue.queue_id].messages
+            kept[2].sent_ms += 1_000
+
+            every = await ask(service, "FindOffsets", Timestamp=0)
+            second = await ask(service, "FindOffsets", Timestamp=kept[1].sent_ms + 1)
+            none = await ask(service, "FindOffsets", Timestamp=kept[2].sent_ms + 1)
+            wrong = await ask(service, "FindOffsets", Timestamp=-1)
+
+            assert every.json == {"Offsets": [{"Partition": 0, "Offset": 1}]}
+            assert second.json["Offsets"][0]["Offset"] == 2
+            assert none.json["Offsets"][0]["Offset"] == 3
+            assert (wrong.status, wrong.json["__type"]) == (
+                400,
+                "com.amazon.coral.service#InvalidParameterValueException",
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_fetched_message_has_all_that_was_sent_with_it() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            queue = await service.add_queue("log")
+            sent = await service.client.json(
+                "SendMessage",
+                {
+                    "QueueUrl": service.client.url("log"),
+                    "MessageBody": "hello ö",
+                    "MessageGroupId": "tenant",
+                    "MessageAttributes": {
+                        "color": {"DataType": "String", "StringValue": "red"},
+                        "blob": {"DataType": "Binary", "BinaryValue": base64.b64encode(b"\x00").decode()},
+                    },
+                    "MessageSystemAttributes": {
+                        "AWSTraceHeader": {"DataType": "String", "StringValue": "Root=1"}
+                    },
+                },
+            )
+
+            answer = await fetch(service, 1)
+
+            assert answer.headers["x-quaymaster-next-offset"] == "2"
+            assert answer.headers["x-amzn-requestid"]
+            (row,) = rows(answer)
+            stored = service.broker.queues[queue.queue_id].messages[1]
+            assert int(row.pop("timestamp").timestamp() * 1_000) == stored.sent_ms
+            assert row.pop("sender_id")
+            assert row == {
+                "queue": "log",
+                "partition": 0,
+                "offset": 1,
+                "key": "tenant",
+                "value": "hello ö".encode(),
+                "message_id": sent.json["MessageId"],
+                "dedup_id": None,
+                "attributes": [
+                    ("color", {"type": "String", "string_value": "red", "binary_value": None}),
+                    ("blob", {"type": "Binary", "string_value": None, "binary_value": b"\x00"}),
+                ],
+                "system_attributes": [("AWSTraceHeader", "Root=1")],
+                "md5_body": sent.json["MD5OfMessageBody"],
+            }
+
+    asyncio.run(scenario())
+
+
+def test_a_range_may_take_several_commands_and_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_actions, "FETCH_MESSAGES_MAX", 4)
+    monkeypatch.setattr(log_actions, "OPENED_AT_ONCE", 3)
+
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log")
+            service.broker.fetch_messages_max = 4
+            await send(service, 11)
+
+            every = await fetch(service, 1)
+            some = await fetch(service, 3, 10)
+            few = await fetch(service, 2, MaxBytes=1)
+            none = await fetch(service, 12)
+            times = await fetch(service, 1, Columns=["offset"], MaxBytes=8 * 16)
+
+            assert [row["value"].decode() for row in rows(every)] == [f"body {at}" for at in range(11)]
+            assert every.headers["x-quaymaster-next-offset"] == "12"
+            assert [row["offset"] for row in rows(some)] == list(range(3, 10))
+            assert [row["offset"] for row in rows(few)] == [2]
+            assert few.headers["x-quaymaster-next-offset"] == "3"
+            assert rows(none) == []
+            assert none.headers["x-quaymaster-next-offset"] == "12"
+            assert [row["offset"] for row in rows(times)] == list(range(1, 9))
+
+    asyncio.run(scenario())
+
+
+def test_arrow_readers_get_a_stream_with_the_exact_schema() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log")
+            await send(service, 3)
+
+            answer = await fetch(service, 2, Format="arrow")
+
+            assert answer.headers["content-type"] == "application/vnd.apache.arrow.stream"
+            assert answer.headers["x-quaymaster-next-offset"] == "4"
+            table = pa.ipc.open_stream(answer.body).read_all()
+            assert table.schema == arrow_schema(COLUMNS)
+            assert table.column("value").to_pylist() == [b"body 1", b"body 2"]
+
+    asyncio.run(scenario())
+
+
+def test_without_pyarrow_the_other_format_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log")
+            monkeypatch.setattr(importlib, "import_module", missing)
+
+            answer = await fetch(service, 1, Format="arrow")
+
+            assert answer.json["__type"] == "com.amazonaws.sqs#UnsupportedOperation"
+            assert "pip install quaymaster[spark]" in answer.json["message"]
+
+    asyncio.run(scenario())
+
+
+def test_only_what_the_columns_need_is_read_and_opened() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            queue = await service.add_queue("log")
+            await send(service, 2)
+            for message in service.broker.queues[queue.queue_id].messages.values():
+                damaged = bytearray(message.new.payload)
+                damaged[-1] ^= 1
+                message.new.payload = bytes(damaged)
+            service.broker.commands.clear()
+
+            times = await fetch(service, 1, Columns=["offset", "timestamp", "queue", "partition"])
+            ids = await fetch(service, 1, Columns=["message_id"])
+            bodies = await fetch(service, 2, Columns=["value"])
+
+            assert [row["offset"] for row in rows(times)] == [1, 2]
+            assert len({row["message_id"] for row in rows(ids)}) == 2
+            asked = [command for command in service.broker.commands if isinstance(command, Fetch)]
+            assert [command.with_messages for command in asked] == [False, True, True]
+            assert bodies.json["__type"] == "com.quaymaster#MessageUnreadable"
+            assert bodies.json["Offset"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_an_offset_that_is_not_kept_is_refused_with_the_one_that_is() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            queue = await service.add_queue("log")
+            await send(service, 3)
+            del service.broker.queues[queue.queue_id].messages[1]
+
+            answer = await fetch(service, 1)
+
+            assert answer.status == 400
+            assert answer.json["__type"] == "com.quaymaster#OffsetOutOfRange"
+            assert (answer.json["EarliestOffset"], answer.json["NextOffset"]) == (2, 4)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"Partition": 7},
+            "Value 7 for parameter Partition is invalid. Reason: The queue has partitions 0 to 0.",
+        ),
+        ({"ToOffset": 0}, "It must not be below FromOffset"),
+        ({"QueueUrl": "nowhere"}, "The specified queue does not exist."),
+    ],
+)
+def test_other_ranges_are_refused(given: dict[str, Any], message: str) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log")
+
+            answer = await ask(
+                service, "FetchMessages", **{"Partition": 0, "FromOffset": 1, "ToOffset": 9, **given}
+            )
+
+            assert answer.status == 400
+            assert message in answer.json["message"]
+
+    asyncio.run(scenario())
+
+
+def test_logs_are_read_by_those_who_may_only() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log")
+            service.client.secret += "x"
+
+            answer = await fetch(service, 1)
+
+            assert answer.status == 403
+            assert ACCOUNT not in answer.body.decode()
+
+    asyncio.run(scenario())
+
+
+def test_more_fetches_than_may_wait_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_actions, "FETCHES_WAITING_MAX", 2)
+
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log")
+            service.broker.is_silent = True
+            held = [asyncio.create_task(fetch(service, 1)) for _ in range(2)]
+            await until(lambda: len(service.broker.commands) == 2)
+
+            answer = await fetch(service, 1)
+
+            assert answer.status == 503
+            for task in held:
+                task.cancel()
+
+    asyncio.run(scenario())
