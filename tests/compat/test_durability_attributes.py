@@ -13,7 +13,6 @@ NOT_BUILT = [
     ("ReplicationMode", "Peers"),
     ("DeliveryGuarantee", "AtMostOnce"),
     ("DeliveryGuarantee", "ExactlyOnce"),
-    ("RetentionMode", "Log"),
     ("PushEndpoint", "http://127.0.0.1:1/"),
 ]
 

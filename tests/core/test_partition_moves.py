@@ -40,7 +40,7 @@ from quaymaster.core.errors import UnsupportedOperation
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.messages import decode_message, prefix_bytes
-from quaymaster.core.partition import Partition
+from quaymaster.core.partition import STATE_VERSION_WITHOUT_MOVES, Partition
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
 from quaymaster.core.queue_states import message_to_move
 from quaymaster.core.records import RecordType
@@ -539,7 +539,7 @@ def test_a_snapshot_without_moves_is_what_the_first_cells_wrote() -> None:
     source = source_host()
     send(source, JOBS, 5)
     partition = source.partition(JOBS)
-    data = b"".join(partition.pieces(with_moves=False))
+    data = b"".join(partition.pieces(STATE_VERSION_WITHOUT_MOVES))
 
     loaded = Partition.from_bytes(
         data, partition.definition, 0, partition.index._keeper, retry_window_ms=RETRY_WINDOW_MS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -40,9 +40,11 @@ from quaymaster.core.commands import (
     QueueCounts,
     Receipt,
     Receive,
+    ResetGroup,
     Send,
     SendResult,
     SentOutcome,
+    SetGroupOffset,
     SetQueue,
     StartMoveTask,
     TakeForMove,
@@ -109,6 +111,8 @@ entries_to_send = st.lists(
 
 
 class QueueMachine(RuleBasedStateMachine):
+    names: ClassVar = NAMES
+
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
@@ -126,7 +130,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.taken_for_task: list[tuple[int, int, int, bytes]] = []  # queue, sequence, offset
         self.snapshots: dict[int, tuple[int, bytes, bytes]] = {}
         self.kept: list[tuple[int, Any]] = []  # end offset -> the model as of it
-        for name in NAMES:
+        self.make_queues()
+
+    def make_queues(self) -> None:
+        for name in self.names:
             self.make_queue(name, {})
 
     def teardown(self) -> None:
@@ -145,7 +152,15 @@ class QueueMachine(RuleBasedStateMachine):
         if token in replies:
             answer = replies.pop(token)
             is_promise = isinstance(
-                command, Delete | ChangeVisibility | Purge | SetQueue | DeleteQueue | Send
+                command,
+                Delete
+                | ChangeVisibility
+                | Purge
+                | SetQueue
+                | DeleteQueue
+                | Send
+                | ResetGroup
+                | SetGroupOffset,
             )
             if isinstance(command, Receive) and isinstance(answer, TakenOutcome):
                 is_promise = bool(answer.taken) and self.models[command.queue_id].is_fifo
@@ -162,7 +177,7 @@ class QueueMachine(RuleBasedStateMachine):
         raise AssertionError("a command is answered, or its answer waits for the commit")
 
     def name_at(self, place: int) -> str:
-        return NAMES[self.focus if place == 4 else place]
+        return self.names[self.focus if place == 4 else place]
 
     def model_at(self, place: int) -> ModelQueue:
         return self.models[self.definitions[self.name_at(place)].queue_id]
@@ -277,7 +292,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(place=places, entries=entries_to_send)
     def send(self, place: int, entries: list[tuple[int, int, int, int, bool]]) -> None:
-        model = self.model_at(place)
+        self.send_to(self.model_at(place), entries)
+
+    def send_to(self, model: ModelQueue, entries: list[tuple[int, int, int, int, bool]]) -> None:
         model.advance(self.now_ms)
         command = Send(model.queue_id, 0, [])
         expected: list[tuple[bytes, bool]] = []
@@ -668,7 +685,7 @@ class QueueMachine(RuleBasedStateMachine):
         if name.endswith(".fifo"):
             attributes["FifoQueue"] = "true"
         if receives_max and not name.endswith(("-dead", "-dead.fifo")):
-            target = arn(NAMES[NAMES.index(name) + 1])
+            target = arn(self.names[self.names.index(name) + 1])
             attributes["RedrivePolicy"] = (
                 f'{{"deadLetterTargetArn": "{target}", "maxReceiveCount": {receives_max}}}'
             )
@@ -696,7 +713,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(place=places)
     def partition_is_put_into_a_snapshot(self, place: int) -> None:
-        found = self.host.partition(self.model_at(place).queue_id)
+        self.put_into_a_snapshot(self.model_at(place).queue_id)
+
+    def put_into_a_snapshot(self, queue_id: int) -> None:
+        found = self.host.partition(queue_id)
         found.applied = self.host.replica.end_offset
         key = found.definition.queue_id
         self.snapshots[key] = (found.applied, encode_queue_definition(found.definition), found.to_bytes())
@@ -722,6 +742,7 @@ class QueueMachine(RuleBasedStateMachine):
             loaded = Partition.from_bytes(data, definition, 0, self.keeper, retry_window_ms=RETRY_WINDOW_MS)
             assert loaded.applied == applied
             states.load(definition, [loaded])
+        states.attach_groups()
         return replay(batches, states=states, start=start)
 
     def same_as(self, states: QueueStates) -> None:

@@ -70,6 +70,11 @@ class FakeQueue:
         self.dedup: dict[bytes, tuple[int, bytes]] = {}
         self.tasks: list[commands.MoveTask] = []
 
+    def copy(self, sequence: int) -> FakeMessage:
+        """Return a message as a consumer group of a log-retained queue first has it."""
+        message = self.messages[sequence]
+        return FakeMessage(sequence, message.new, message.sent_ms)
+
 
 class FakeSubmitted:
     """A command on its way to the fake broker."""
@@ -146,6 +151,10 @@ class FakeBroker:
     def _carry_out(self, command: Command) -> Outcome:
         match command:
             case commands.SetQueue(definition):
+                log = self.queues.get(definition.group_of)
+                if log is not None and definition.queue_id not in self.queues:
+                    self.queues[definition.queue_id] = group = FakeQueue(definition)
+                    group.messages = {number: log.copy(number) for number in log.messages}
                 known = self.queues.setdefault(definition.queue_id, FakeQueue(definition))
                 known.definition = definition
                 return commands.Done()
@@ -186,6 +195,16 @@ class FakeBroker:
                 return commands.MoveTasksOutcome([task])
             case commands.ListMoveTasks(queue_id):
                 return commands.MoveTasksOutcome(list(reversed(self._queue(queue_id).tasks)))
+            case commands.SetGroupOffset():
+                messages = self._queue(command.queue_id).messages
+                for sequence in [number for number in messages if number < command.sequence]:
+                    del messages[sequence]
+                return commands.Done()
+            case commands.ResetGroup(queue_id):
+                group = self._queue(queue_id)
+                log = self._queue(group.definition.group_of)
+                group.messages = {number: log.copy(number) for number in log.messages}
+                return commands.Done()
 
     def _queue(self, queue_id: int) -> FakeQueue:
         queue = self.queues.get(queue_id)
@@ -207,6 +226,9 @@ class FakeBroker:
             message = FakeMessage(sequence, new, now_ms())
             message.visible_ms = now_ms() + max(0, new.delay_ms)
             queue.messages[sequence] = message
+            for group in self.queues.values():
+                if group.definition.group_of == command.queue_id:
+                    group.messages[sequence] = queue.copy(sequence)
             for key in (new.dedup, new.retry):
                 if key is not None:
                     queue.dedup[key] = (sequence, new.message_id)

@@ -19,31 +19,31 @@ from .support import EXIT_UNUSABLE, CellClient, running_thread
 EXIT_REFUSED = 1
 RAISED = (
     ("__init__.py", '__version__ = "0.1.0"', '__version__ = "0.2.0"'),
-    ("core/formats.py", "FORMAT_MAX: Final = 2\n", "FORMAT_MAX: Final = 3\n"),
+    ("core/formats.py", "FORMAT_MAX: Final = 3\n", "FORMAT_MAX: Final = 4\n"),
     (
         "core/records.py",
         "BATCH_VERSIONS: Final[Versions] = {1: 1}",
-        "BATCH_VERSIONS: Final[Versions] = {1: 1, 3: 2}",
+        "BATCH_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
     ),
     (
         "broker/state_store.py",
-        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4}",
         "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5}",
+        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 4: 6}",
     ),
     (
         "broker/snapshots.py",
         "MANIFEST_VERSIONS: Final[Versions] = {1: 1}",
-        "MANIFEST_VERSIONS: Final[Versions] = {1: 1, 3: 2}",
+        "MANIFEST_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
     ),
     (
         "protocol/replication_codec.py",
         "REPLICATION_VERSIONS: Final[Versions] = {1: 1}",
-        "REPLICATION_VERSIONS: Final[Versions] = {1: 1, 3: 2}",
+        "REPLICATION_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
     ),
     (
         "protocol/command_codec.py",
         "COMMAND_VERSIONS: Final[Versions] = {1: 1}",
-        "COMMAND_VERSIONS: Final[Versions] = {1: 1, 3: 2}",
+        "COMMAND_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
     ),
     ("protocol/frames.py", "RPC_VERSION_MAX: Final = 1\n", "RPC_VERSION_MAX: Final = 2\n"),
     (

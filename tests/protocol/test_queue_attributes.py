@@ -51,6 +51,7 @@ def _redrive(target: Any = _DLQ, count: Any = 3) -> str:
 def test_names_are_those_of_the_model_and_a_few_of_our_own() -> None:
     model = set(MODEL["shapes"]["QueueAttributeName"]["enum"])
     ours = {"Durability", "ReplicationMode", "DeliveryGuarantee", "RetentionMode", "PushEndpoint"}
+    ours |= {"RetentionBytes", "GroupStart"}
 
     assert all(is_attribute_name(name) for name in model - COMPUTED_NAMES - {"All"})
     assert all(is_attribute_name(name) for name in ours)
@@ -284,7 +285,9 @@ def test_what_is_there_may_be_asked_for_by_name() -> None:
         ("ReplicationMode", "Peers", " Reason: Peers is not supported yet."),
         ("DeliveryGuarantee", "AtMostOnce", " Reason: AtMostOnce is not supported yet."),
         ("DeliveryGuarantee", "ExactlyOnce", " Reason: ExactlyOnce is not supported yet."),
-        ("RetentionMode", "Log", " Reason: Log is not supported yet."),
+        ("RetentionBytes", "0", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("GroupStart", "latest", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("GroupStart", "newest", ""),
         ("PushEndpoint", "http://x", " Reason: PushEndpoint is not supported yet."),
         ("Durability", "Eternal", ""),
         ("RetentionMode", "", ""),
@@ -518,3 +521,25 @@ def test_any_attributes_make_a_queue_or_an_error_of_the_caller(
     except CallerError:
         return
     assert QueueAttributes.of(attributes.values) == attributes
+
+
+def test_a_log_retained_queue_keeps_messages_for_years_and_by_bytes() -> None:
+    attributes = _create(
+        RetentionMode="Log", MessageRetentionPeriod="315360000", RetentionBytes="1000", GroupStart="latest"
+    )
+
+    assert attributes.is_log
+    assert attributes.retention_ms == 315_360_000_000
+    with pytest.raises(InvalidAttributeValue):
+        _create(RetentionMode="Log", MessageRetentionPeriod="315360001")
+    with pytest.raises(InvalidAttributeValue):
+        _create(MessageRetentionPeriod="1209601")
+
+
+def test_the_retention_mode_is_given_when_a_queue_is_created() -> None:
+    for mode, other in (("Log", "Delete"), ("Delete", "Log")):
+        attributes = _create(RetentionMode=mode)
+
+        assert change_attributes(_QUEUE, attributes, {"RetentionMode": mode}) == attributes
+        with pytest.raises(InvalidAttributeValue, match="cannot be changed"):
+            change_attributes(_QUEUE, attributes, {"RetentionMode": other})

@@ -485,6 +485,7 @@ class Replica:
         applied = last_time_ms = 0
         if disk.snapshot is not None:
             load_partitions(queues, disk.snapshot.blobs, keeper)
+            queues.attach_groups()
             applied, last_time_ms = disk.snapshot.base_offset, disk.snapshot.last_time_ms
         for batch in disk.batches[self.first_behind(bisect_right(disk.ends, applied)) :]:
             data = batch.data

@@ -266,7 +266,7 @@ class JournalService:
         host, replica = self.host, self.host.replica
         messages = in_flight = 0
         for number, partition in enumerate(list(replica.queues.partitions.values()), 1):
-            messages += partition.alive
+            messages += partition.alive if partition.log is None else 0
             in_flight += len(partition.in_flight)
             if not number % COUNTED_AT_A_TIME:
                 await asyncio.sleep(0)

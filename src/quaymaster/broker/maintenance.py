@@ -101,7 +101,7 @@ class Expiry:
         for key in self._keys[self._next : self._next + EXPIRY_PARTITIONS_PER_STEP]:
             self._next += 1
             found = queues.partitions.get(key)
-            if found is None or not found.alive:
+            if found is None or not found.alive or found.log is not None:  # a group's expire with their log's
                 continue
             if self._may_expire(found, now_ms):
                 self._expire(found)
@@ -109,7 +109,9 @@ class Expiry:
                 break
 
     def _may_expire(self, found: Partition, now_ms: int) -> bool:
-        return found.has_moved_in or found.oldest_sent_ms + found.definition.retention_ms <= now_ms
+        if found.has_moved_in or found.is_over_size:
+            return True
+        return found.oldest_sent_ms + found.definition.retention_ms <= now_ms
 
     def _expire(self, found: Partition) -> None:
         """Propose an end to what has expired; where that was a part of it only, again and again."""

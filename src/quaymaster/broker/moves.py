@@ -372,8 +372,9 @@ class Moves:
             if origin is None:
                 return NO_SOURCE
             target_id, arn = origin
-        if target_id in self._host.replica.queues.definitions:
-            return Place(target_id, HERE)
+        known = self._host.replica.queues.definitions.get(target_id)
+        if known is not None:
+            return NO_TARGET if known.keeps_all else Place(target_id, HERE)
         if self._places is None:
             return NO_TARGET
         if arn is None:

@@ -42,7 +42,7 @@ class QueuePlaces:
         parsed = parse_queue_arn(arn)
         definition = await self._find_queue(parsed[1], parsed[2]) if parsed is not None else None
         place = None
-        if definition is not None and definition.state == "active":
+        if definition is not None and definition.state == "active" and not definition.keeps_all:
             journal_id = definition.partitions[0].journal_id
             place = Place(definition.queue_id, journal_id) if journal_id != self._journal_id else None
         self._remember(arn, place)

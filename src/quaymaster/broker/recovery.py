@@ -280,6 +280,7 @@ def _load(
     recovered = Recovered(
         files, snapshots, chunks.store, queues, base_offset, last_time_ms, 0, warnings, start, []
     )
+    queues.attach_groups()
     recovered.replay()
     return recovered
 

@@ -24,15 +24,13 @@ import msgspec
 
 from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
 from quaymaster.core.index import ChunkKeeper
-from quaymaster.core.partition import Partition
+from quaymaster.core.partition import STATE_VERSION, Partition
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.core.queue_states import QueueStates
 
-BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4}
+BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5}
 _VERSIONS_READ = frozenset(BLOB_VERSIONS.values())
 BLOB_VERSION = version_in(BLOB_VERSIONS, FORMAT_MAX)
-MOVES_BLOB_VERSION: Final = 4
-"""The first that holds moves between journals."""
 
 _KEY = struct.Struct(">Q")
 _HEAD = struct.Struct("<BI")
@@ -74,15 +72,15 @@ def encode_partition(partition: Partition, applied: int, *, version: int = BLOB_
     """
     partition.applied = applied
     partition.dirty = False
-    if partition.moves is not None:  # the cell's format was raised, which this process has not heard of yet
-        version = max(version, MOVES_BLOB_VERSION)
+    # More than the cell's format says: it was raised, which this process has not heard of yet.
+    version = max(version, partition.state_version_min)
     definition = encode_queue_definition(partition.definition)
-    pieces = partition.pieces(with_moves=version >= MOVES_BLOB_VERSION)
+    pieces = partition.pieces(min(version, STATE_VERSION))
     return chain((_HEAD.pack(version, len(definition)), definition), pieces)
 
 
 def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], keeper: ChunkKeeper) -> None:
-    """Fill `queues` from a snapshot's blobs."""
+    """Fill `queues` from a snapshot's blobs. Before anything is applied, `attach_groups`."""
     for key, blob in blobs:
         (number_and_queue,) = _KEY.unpack(key)
         version, length = _HEAD.unpack_from(blob)

@@ -279,7 +279,8 @@ async def settle_restored(
         return
     defined = {definition.queue_id: definition for definition in metadata.queues.active_queues()}
     known = dict(broker.host.replica.queues.definitions)
-    for queue_id, definition in defined.items():
+    # Logs before their consumer groups.
+    for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
         if queue_id not in known:
             log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
         await journal.set_queue(definition)

@@ -11,12 +11,18 @@ Records and what their payloads hold, all integers little-endian:
     DELETE             sequence u64 each
     EXPIRE             the same, for single ones; `sequence`: every message below it has expired
     PURGE              nothing; `sequence`: every message below it is gone
-    QUEUE_SET          the definition (core/queue_definitions); flag IS_NEW: the journal did not have the queue
+    QUEUE_SET          the definition (core/queue_definitions); flag IS_NEW: the journal did not have the queue;
+                       with HAS_STARTS before it: count u16, then (partition u16 · start u64 · end u64) each
     QUEUE_DELETE       nothing
     MOVE_TASK          the task, MessagePack
     MOVE_OUT           target queue u64 · partition u16 · journal u64 · number u64 · task u8
     MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each
     MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
+    GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
+
+What a SEND, EXPIRE or PURGE does to a log-retained queue, its consumer groups follow (`core/partition`). A new group
+starts where the leader said, and has the messages up to an end: others it is told of. A QUEUE_SET of the log is one of
+its groups, too; a QUEUE_DELETE takes them along.
 
 A message that came from another journal is a MOVE too, whose wrapper has a number (`core/partition_moves`).
 """
@@ -26,7 +32,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 import msgspec
@@ -37,7 +43,13 @@ from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, split_payload, split_prefix
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import OpenMove
-from quaymaster.core.queue_definitions import QueueDefinition, decode_queue_definition, parse_queue_arn
+from quaymaster.core.queue_definitions import (
+    QueueDefinition,
+    decode_queue_definition,
+    encode_queue_definition,
+    group_definition,
+    parse_queue_arn,
+)
 from quaymaster.core.records import RecordType, Row
 
 OWN_DELAY = 8
@@ -48,6 +60,9 @@ HAS_ATTEMPT = 1
 
 IS_NEW = 1
 """Flag of a QUEUE_SET that brought a queue into the journal; without it, one that is there was changed."""
+
+HAS_STARTS = 2
+"""Flag of a QUEUE_SET of a new consumer group: it says where the group starts."""
 
 PREFIX_FLAGS = 7
 
@@ -63,8 +78,13 @@ MOVE_OUT = struct.Struct("<QHQQB")
 OTHER_END = struct.Struct("<QH")
 """Queue and partition of the other end, in a MOVE_WITHDRAWN or MOVE_END."""
 SETTLED_BELOW = struct.Struct("<Q")
+STARTS_COUNT = struct.Struct("<H")
+START = struct.Struct("<HQQ")
+"""Partition, first message that is not consumed, and end of those there are, in a QUEUE_SET."""
 ENDED = struct.Struct("<QB")
 """Number and whether the target has taken the message, in a MOVE_END."""
+
+NO_STARTS: Mapping[int, tuple[int, int]] = {}
 
 _task_encoder = msgspec.msgpack.Encoder()
 _task_decoder = msgspec.msgpack.Decoder(MoveTask)
@@ -128,6 +148,7 @@ class AppliedQueues:
             RecordType.MOVE_OUT: self._apply_move_out,
             RecordType.MOVE_WITHDRAWN: self._apply_move_withdrawn,
             RecordType.MOVE_END: self._apply_move_end,
+            RecordType.GROUP_RESET: self._apply_group_reset,
         }
 
     def partition(self, queue_id: int, number: int) -> Partition:
@@ -193,10 +214,14 @@ class AppliedQueues:
         partition = self.partitions.get(row.queue_id << 16 | row.partition)
         if partition is None or row.offset < partition.applied:
             return None
-        partition.applied = row.offset + 1
-        if partition.is_behind(row.time_ms):
-            partition.advance(row.time_ms)
-        return partition
+        return _brought_up(partition, row)
+
+    def _following(self, row: Row) -> list[Partition]:
+        """Return the consumer groups that are to follow what the record does to their log."""
+        log = self.partitions.get(row.queue_id << 16 | row.partition)
+        if log is None or not log.groups:
+            return []
+        return [_brought_up(group, row) for group in log.groups.values() if row.offset >= group.applied]
 
     def _apply_nothing(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         pass
@@ -215,6 +240,12 @@ class AppliedQueues:
                 dedup,
                 retry,
             )
+            if partition.sizes is not None:
+                partition.sizes.add(row.sequence, len(payload))
+        for follower in self._following(row):
+            group = split_prefix(row.flags, payload)[0]
+            own_delay = bool(row.flags & OWN_DELAY)
+            follower.follow_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, own_delay, group)
 
     def _apply_receive(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -302,22 +333,32 @@ class AppliedQueues:
         return arrived
 
     def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        for follower in self._following(row):  # first: they look at what the log drops from the index
+            self.empty_later(follower.apply_purge(row.sequence))
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_purge(row.sequence))
 
     def _apply_expire(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        for follower in self._following(row):
+            self.empty_later(follower.apply_delete_below(row.sequence))
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_delete_below(row.sequence))
             partition.apply_delete(array("Q", bytes(payload)), row.time_ms)
 
     def _apply_queue_set(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
-        definition = decode_queue_definition(payload)
+        starts, definition = split_queue_set(row.flags, payload)
+        if definition.group_of and definition.group_of not in self.definitions:
+            return  # the log was deleted further on, and the snapshot is of then
+        for group_id in self._groups_of(definition.queue_id):
+            group = self.definitions[group_id]
+            if group.revision < definition.revision:
+                self._know(group_definition(group, definition), row.time_ms, row.offset + 1)
         known = self.definitions.get(definition.queue_id)
         # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
         if row.flags & IS_NEW if known is None else known.revision < definition.revision:
-            self._know(definition, row.time_ms, row.offset + 1)
+            self._know(definition, row.time_ms, row.offset + 1, starts)
         elif known is not None:
             # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
             self._ids_by_name[known.account_id, known.name] = known.queue_id
@@ -325,6 +366,11 @@ class AppliedQueues:
     def _apply_queue_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         if row.queue_id in self.definitions:
             self._forget(row.queue_id)
+
+    def _apply_group_reset(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            self.empty_later(partition.apply_reset(row.sequence, row.time_ms))
 
     def _apply_task(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -340,7 +386,34 @@ class AppliedQueues:
         for partition in partitions:
             self.partitions[partition_key(definition.queue_id, partition.number)] = partition
 
-    def _know(self, definition: QueueDefinition, time_ms: int, applied: int) -> None:
+    def attach_groups(self) -> None:
+        """Let consumer groups that came from a snapshot follow their logs, before anything is applied.
+
+        One without its log was deleted with it, further on than the snapshot of the log is.
+        """
+        for definition in list(self.definitions.values()):
+            if definition.group_of and definition.group_of not in self.definitions:
+                self._forget(definition.queue_id)
+            elif definition.group_of:
+                for slice_ in definition.partitions:
+                    group = self.partition(definition.queue_id, slice_.number)
+                    group.follow(self.partition(definition.group_of, slice_.number))
+
+    def _groups_of(self, queue_id: int) -> list[int]:
+        """Return the ids of a log's consumer groups."""
+        definition = self.definitions.get(queue_id)
+        if definition is None or not definition.is_log:
+            return []
+        return list(self.partition(queue_id, definition.partitions[0].number).groups)
+
+    def _know(
+        self,
+        definition: QueueDefinition,
+        time_ms: int,
+        applied: int,
+        starts: Mapping[int, tuple[int, int]] = NO_STARTS,
+    ) -> None:
+        """`starts`: of a new consumer group, for each partition where it starts and what end it has."""
         queue_id = definition.queue_id
         self.definitions[queue_id] = definition
         self._ids_by_name[definition.account_id, definition.name] = queue_id
@@ -356,10 +429,16 @@ class AppliedQueues:
                     retry_ids_max=self.retry_ids_max,
                 )
                 partition.applied = applied
+                if definition.group_of:
+                    partition.begin_group(
+                        self.partition(definition.group_of, slice_.number), *starts[slice_.number], time_ms
+                    )
             else:
                 partition.apply_definition(definition, time_ms)
 
     def _forget(self, queue_id: int) -> None:
+        for group_id in self._groups_of(queue_id):
+            self._forget(group_id)
         definition = self.definitions.pop(queue_id)
         name = definition.account_id, definition.name
         if self._ids_by_name.get(name) == queue_id:
@@ -367,9 +446,44 @@ class AppliedQueues:
         for slice_ in definition.partitions:
             key = partition_key(queue_id, slice_.number)
             partition = self.partitions.pop(key)
-            self.messages_gone += partition.alive
+            if partition.log is not None:
+                del partition.log.groups[queue_id]
+            else:
+                self.messages_gone += partition.alive
             self.empty_later(partition.emptied())
             self.removed.add(key)
+
+
+def _brought_up(partition: Partition, row: Row) -> Partition:
+    partition.applied = row.offset + 1
+    if partition.is_behind(row.time_ms):
+        partition.advance(row.time_ms)
+    return partition
+
+
+def join_queue_set(definition: QueueDefinition, starts: Mapping[int, tuple[int, int]]) -> bytes:
+    """Return the payload of a QUEUE_SET; with `starts` it has the flag HAS_STARTS."""
+    encoded = encode_queue_definition(definition)
+    if not starts:
+        return encoded
+    each = [START.pack(number, start, end) for number, (start, end) in starts.items()]
+    return b"".join((STARTS_COUNT.pack(len(each)), *each, encoded))
+
+
+def split_queue_set(
+    flags: int, payload: bytes | memoryview
+) -> tuple[dict[int, tuple[int, int]], QueueDefinition]:
+    """Return starts and definition of a QUEUE_SET."""
+    starts: dict[int, tuple[int, int]] = {}
+    at = 0
+    if flags & HAS_STARTS:
+        (count,) = STARTS_COUNT.unpack_from(payload)
+        at = STARTS_COUNT.size
+        for _ in range(count):
+            number, start, end = START.unpack_from(payload, at)
+            starts[number] = start, end
+            at += START.size
+    return starts, decode_queue_definition(payload[at:])
 
 
 def entry_of_record(row: Row, payload: bytes | memoryview) -> IndexEntry:

@@ -145,6 +145,21 @@ class DeleteQueue(msgspec.Struct, gc=False, array_like=True, tag=7):
     queue_id: int
 
 
+class ResetGroup(msgspec.Struct, gc=False, array_like=True, tag=17):
+    """Let a consumer group begin anew at `start` (see `core/group_starts`); what was in flight is forgotten."""
+
+    queue_id: int
+    start: str
+
+
+class SetGroupOffset(msgspec.Struct, gc=False, array_like=True, tag=18):
+    """All messages of a consumer group below a sequence number are consumed; it goes no way back."""
+
+    queue_id: int
+    partition: int
+    sequence: int
+
+
 class Done(msgspec.Struct, gc=False, array_like=True, tag=4):
     """It is so, and durable."""
 
@@ -479,6 +494,8 @@ Command = (
     | StartMoveTask
     | CancelMoveTask
     | ListMoveTasks
+    | ResetGroup
+    | SetGroupOffset
     | Fetch
     | LogBounds
     | FindOffset

@@ -448,7 +448,7 @@ class NotYetKnown(NotNow):
 
     message = "It is not known yet. Try again."
 
-    def __init__(self, when_known: Callable[[Callable[[NotNow | None], None]], None]) -> None:
+    def __init__(self, when_known: Callable[[Callable[[CallerError | NotNow | None], None]], None]) -> None:
         super().__init__()
         self.when_known = when_known
 

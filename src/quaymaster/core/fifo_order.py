@@ -265,12 +265,17 @@ class FIFOOrder:
             for sequence in range(first, min(stop, self.cursor)):
                 if is_live(sequence):
                     self._remove(sequence, 0)
+            self.cursor = max(self.cursor, stop)
         else:
-            for key, _ in list(self.groups):
-                group = self.groups.open(key)
-                group.waiting.discard_below(stop)
-                group.in_flight.discard_below(stop)
-                self._drop_or_join(key, group, 0)
+            self.discard_lost(stop, came_back, ())
+
+    def discard_lost(self, stop: int, came_back: Iterable[int], in_flight: Iterable[int]) -> None:
+        """Every message below `stop` is gone, and the index says nothing of them."""
+        for key, _ in list(self.groups):
+            group = self.groups.open(key)
+            group.waiting.discard_below(stop)
+            group.in_flight.discard_below(stop)
+            self._drop_or_join(key, group, 0)
         self.cursor = max(self.cursor, stop)
 
     def discard_all(self) -> list[Iterator[None]]:

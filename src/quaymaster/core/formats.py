@@ -20,10 +20,13 @@ from collections.abc import Mapping
 from typing import Final
 
 FORMAT_MIN: Final = 1
-FORMAT_MAX: Final = 2
+FORMAT_MAX: Final = 3
 
 Versions = Mapping[int, int]
 """From the cell format on which a version is written, to that version."""
+
+LOG_QUEUES: Final[Versions] = {1: 0, 3: 1}
+"""Since which cell format there are log-retained queues: 0 stands for not at all."""
 
 
 class CellFormat:

@@ -75,6 +75,10 @@ class MemoryChunks:
         """Kept: a snapshot may name it."""
 
 
+_NO_CHUNKS = MemoryChunks()
+"""Of an index that is not attached yet."""
+
+
 class IndexEntry(NamedTuple):
     """What the index knows of one message. `due_ms` is when its delay ends."""
 
@@ -381,6 +385,57 @@ class SequenceIndex:
         cache.move_to_end(columns.first)
         while len(cache) > CHUNKS_CACHED:
             cache.popitem(last=False)
+
+
+class GroupIndex(SequenceIndex):
+    """What a consumer group has of its log's index: the same entries, in the same memory, up to an end of its own.
+
+    It is one of a snapshot when the log's may be of another moment, before it (`attach`) or behind it. Entries that the
+    log dropped are gone here, too: whoever asks keeps above the log's head.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, next_sequence: int = 1) -> None:
+        super().__init__(_NO_CHUNKS, b"", next_sequence)
+
+    def attach(self, log: SequenceIndex) -> None:
+        """Read the entries of this index from now on; the chunks that were last used are remembered here."""
+        self._keeper, self._tag = log._keeper, log._tag
+        self._tail, self._chunks = log._tail, log._chunks
+        self.has_groups = self.has_groups or log.has_groups
+
+    def append(self, offset: int, sent_ms: int, delay_ms: int, group: int) -> None:
+        """The log has one more entry (or had it already)."""
+        self.next_sequence += 1
+        if group:
+            self.has_groups = True
+
+    def drop_below(self, sequence: int) -> None:
+        """The entries are the log's."""
+
+    def clear(self) -> None:
+        """The entries are the log's."""
+
+    def chunk_numbers(self) -> list[int]:
+        """Return none: they are the log's."""
+        return []
+
+    def lost_chunks(self, lost: type[Exception]) -> list[int]:
+        """Return none: they are the log's."""
+        return []
+
+    def to_bytes(self) -> bytes:
+        """Return how far it goes, for a snapshot."""
+        return _STATE_HEAD.pack(CHUNK_VERSION, self.has_groups, 0, 0, self.next_sequence, 0)
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> GroupIndex:
+        """Rebuild from `to_bytes`; to be attached."""
+        _, has_groups, _, _, next_sequence, _ = _STATE_HEAD.unpack(data)
+        index = cls(next_sequence)
+        index.has_groups = bool(has_groups)
+        return index
 
 
 class IndexRebuild:

@@ -11,6 +11,11 @@ recent ids. Bodies, groups and send times stay in the journal and its index.
 The leader decides with `take_visible` and the questions below; leader and follower then change state by the same
 `apply_*` methods, which take a record's values. `advance` brings timeouts up to a time; how often it is called
 changes nothing, because due times are slot ends (`core/timers`) and nothing else happens in between.
+
+Nothing is consumed of a log-retained queue's partition: it has the index, and a head that retention and purges move.
+Each of its consumer groups is a partition like any other, but that it reads the log's index (`follow`) and is told what
+comes and goes there. A snapshot may have a group as of another moment than its log. As of an earlier one, the log may
+have dropped what the group still had: that is gone for it, too, and `follow` makes it so before the replay.
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from pyroaring import BitMap64
 
 from quaymaster.core.commands import MoveTask, QueueCounts
 from quaymaster.core.fifo_order import FIFOOrder, GroupState
-from quaymaster.core.index import ChunkKeeper, SequenceIndex
+from quaymaster.core.index import ChunkKeeper, GroupIndex, SequenceIndex
+from quaymaster.core.log_sizes import LogSizes, LogState
 from quaymaster.core.partition_moves import MovesOut, OpenMove, PartitionMoves
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.recent_ids import RecentIds
@@ -36,10 +42,12 @@ from quaymaster.core.sequences import SequenceSet, end_of_run
 from quaymaster.core.standard_order import StandardOrder
 from quaymaster.core.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 
-STATE_VERSION = 4
+STATE_VERSION = 5
+STATE_VERSION_WITHOUT_LOGS = 4
+"""The same but for LOG, for cells whose programs do not know of log-retained queues."""
 STATE_VERSION_WITHOUT_MOVES = 3
-"""The same but for MOVES, for cells whose programs do not know of them."""
-_VERSIONS_READ = frozenset({STATE_VERSION_WITHOUT_MOVES, STATE_VERSION})
+"""The same but for MOVES, too."""
+_VERSIONS_READ = frozenset({STATE_VERSION_WITHOUT_MOVES, STATE_VERSION_WITHOUT_LOGS, STATE_VERSION})
 DEDUP_WINDOW_MS = 300_000
 ATTEMPT_WINDOW_MS = 300_000
 ATTEMPTS_MAX = 100_000
@@ -47,6 +55,7 @@ VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000
 EXPIRED_ROWS_MAX = 4_096
 """About so many messages that were received before expire in one step."""
+DELAY_MAX_MS = 900_000
 FAR_DEADLINE_MS = 60_000
 """A deleted message's entry in the wheel is taken out when it would stay there for longer than this."""
 
@@ -136,6 +145,7 @@ class Section(IntEnum):
     RETRIES = 9
     END = 10
     MOVES = 11
+    LOG = 12
 
 
 class Partition:
@@ -154,16 +164,19 @@ class Partition:
         "definition",
         "deleted",
         "dirty",
+        "groups",
         "has_moved_in",
         "head",
         "in_flight",
         "index",
+        "log",
         "moves",
         "moving",
         "number",
         "order",
         "retries",
         "returned",
+        "sizes",
         "tasks",
         "timed",
         "timers",
@@ -182,7 +195,17 @@ class Partition:
     ) -> None:
         self.definition = definition
         self.number = number
-        self.index = SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number))
+        self.index: SequenceIndex
+        if definition.group_of:
+            self.index = GroupIndex()
+        else:
+            self.index = SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number))
+        self.sizes = LogSizes() if definition.is_log else None
+        """Of a log-retained queue's own partition, and only there."""
+        self.groups: dict[int, Partition] = {}
+        """The same partition of each consumer group of a log, by queue id."""
+        self.log: Partition | None = None
+        """The partition that a consumer group follows."""
         self.applied = 0
         self.head = 1
         self.alive = 0
@@ -221,6 +244,62 @@ class Partition:
             self._oldest = self.head, self.index.sent_ms(self.head)
         return self._oldest[1]
 
+    # Logs and their consumer groups
+
+    def follow(self, log: Partition) -> None:
+        """Read the index of a log's partition, and be told from now on what comes and goes there.
+
+        What the log has dropped is gone here, too. Index chunks may be read: the keeper is open.
+        """
+        assert isinstance(self.index, GroupIndex), "a consumer group has no index of its own"
+        self.log = log
+        log.groups[self.definition.queue_id] = self
+        self.index.attach(log.index)
+        if self.head >= log.head:
+            return
+        self.index.next_sequence = max(self.index.next_sequence, log.head)
+        # Without a look at what is no longer in the index.
+        in_flight = self.in_flight
+        in_flight.take_below(log.head)
+        self.order.discard_lost(
+            log.head, self.returned.take_below(log.head), (s for s, _ in in_flight.items())
+        )
+        if self.moves is not None:
+            self.moves.leave_below(log.head)
+        self._set_head(log.head)
+
+    def begin_group(self, log: Partition, start: int, end: int, time_ms: int) -> None:
+        """Begin as a consumer group: nothing is consumed of [start, end), of which the log may have dropped some."""
+        self.index.next_sequence = self.head = self.order.cursor = end
+        self.follow(log)
+        self._start_over(max(start, log.head), time_ms)
+
+    def apply_reset(self, start: int, time_ms: int) -> list[Iterator[None]]:
+        """Begin anew: from `start` on nothing is consumed, below it all is. Returns what `apply_delete_below` does."""
+        assert self.log is not None, "only a consumer group begins anew"
+        emptied = self._discard_all()
+        self.attempts = {}
+        self._start_over(max(start, self.log.head), time_ms)
+        return emptied
+
+    def _start_over(self, start: int, time_ms: int) -> None:
+        end = self.index.next_sequence
+        assert self.log is not None, "a consumer group follows a log"
+        assert self.log.head <= start <= end, f"a group starts at {start}, outside of its log"
+        self.dirty = True
+        self.head = self._expiry_scan = start
+        self.alive = end - start
+        self.order.cursor = start
+        sizes = self.log.sizes
+        if isinstance(self.order, StandardOrder) and sizes is not None and sizes.last_due_ms > time_ms:
+            # Due times may rise and fall here: each message that waits gets a timer of its own.
+            first = self.index.first_sent_after(start, end, time_ms - DELAY_MAX_MS)
+            for sequence in range(first, end):
+                due_ms = self.index.due_ms(sequence)
+                if due_ms > time_ms:
+                    self.order.own.add(sequence)
+                    self.defer(sequence, due_ms)
+
     # Questions
 
     def is_live(self, sequence: int) -> bool:
@@ -236,11 +315,11 @@ class Partition:
         return self.moves.out.get(target_key) if self.moves is not None else None
 
     def counts(self, now_ms: int) -> QueueCounts:
-        """Return how many messages are visible, in flight and delayed, after `advance`."""
+        """Return how many messages are visible, in flight and delayed, after `advance`; of a log, how many it has."""
         in_flight = len(self.in_flight)
         # What is leaving may be visible at its target already: it is in flight here until that is settled.
         leaving = len(self.moves.leaving) if self.moves is not None else 0
-        delayed = len(self.timed) + self.order.count_waiting(now_ms)
+        delayed = len(self.timed) + self.order.count_waiting(now_ms) if self.sizes is None else 0
         oldest = self.oldest_sent_ms if self.alive else 0
         return QueueCounts(
             visible=max(0, self.alive - in_flight - leaving - delayed),
@@ -256,7 +335,9 @@ class Partition:
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def state_of(self, sequence: int, now_ms: int) -> str:
-        """Return visible, in_flight or delayed for a live message, after `advance`."""
+        """Return visible, in_flight or delayed for a live message, after `advance`; visible for all of a log."""
+        if self.sizes is not None:
+            return "visible"
         if sequence in self.in_flight or self.is_leaving(sequence):
             return "in_flight"
         is_delayed = sequence in self.timed or self.order.is_waiting(sequence, now_ms)
@@ -273,10 +354,16 @@ class Partition:
         if not self.alive or self.head >= stop:
             return self.head, []
         if not self.has_moved_in:
-            if self.oldest_sent_ms + retention_ms > now_ms:
+            expired_below = self._over_size()
+            if self.oldest_sent_ms + retention_ms <= now_ms:
+                expired_below = max(
+                    expired_below, self.index.first_sent_after(self.head, stop, now_ms - retention_ms)
+                )
+            if expired_below <= self.head:
                 return self.head, []
-            expired_below = self.index.first_sent_after(self.head, stop, now_ms - retention_ms)
-            return min(expired_below, self._expiry_stop()), []
+            return min(
+                [expired_below, stop, *(each.expiry_stop() for each in (self, *self.groups.values()))]
+            ), []
         # Messages moved here keep the time they were first sent: look at each, a stretch at a time.
         expired: list[int] = []
         start = max(self._expiry_scan, self.head)
@@ -290,7 +377,19 @@ class Partition:
         self._expiry_scan = end if end < stop else self.head
         return self.head, expired
 
-    def _expiry_stop(self) -> int:
+    @property
+    def is_over_size(self) -> bool:
+        """Whether a log has more bytes than it is to keep."""
+        return self._over_size() > self.head
+
+    def _over_size(self) -> int:
+        """Return below which sequence number a log has more than it is to keep."""
+        bytes_max = self.definition.retention_bytes
+        if self.sizes is None or not bytes_max or self.sizes.total_bytes <= bytes_max:
+            return 0
+        return self.sizes.first_within(bytes_max)
+
+    def expiry_stop(self) -> int:
         """Return below which sequence number messages may be gone in one step."""
         stops = [self.in_flight.stop_after(EXPIRED_ROWS_MAX), self.returned.stop_after(EXPIRED_ROWS_MAX)]
         if self.order.expired_at_a_time is not None:
@@ -395,7 +494,10 @@ class Partition:
         index.append(offset, time_ms, delay_ms, group)
         self.alive += 1
         self.dirty = True
-        if own_delay:
+        if self.sizes is not None:
+            if delay_ms:
+                self.sizes.last_due_ms = max(self.sizes.last_due_ms, round_up_to_slot_ms(time_ms + delay_ms))
+        elif own_delay:
             assert isinstance(self.order, StandardOrder), "a FIFO queue has no delays of single messages"
             if delay_ms:
                 self.order.own.add(sequence)
@@ -412,6 +514,13 @@ class Partition:
             if self.retries is None:
                 self.retries = RecentIds(self._retry_window_ms, self._retry_ids_max)
             self.retries.add(retry, offset, time_ms)
+
+    def follow_send(
+        self, sequence: int, offset: int, time_ms: int, delay_ms: int, own_delay: bool, group: int
+    ) -> None:
+        """A message was stored in the log of this consumer group."""
+        if sequence >= self.index.next_sequence:  # else the log has dropped it already, see `follow`
+            self.apply_send(sequence, offset, time_ms, delay_ms, own_delay, group, None, None)
 
     def apply_move_in(
         self,
@@ -447,11 +556,14 @@ class Partition:
         self, target_key: int, journal_id: int, number: int, move: OpenMove, time_ms: int, *, taken: bool
     ) -> None:
         """A message begins to leave for another journal. `taken`: see `apply_receive`."""
-        if not taken:
+        if not taken and move.sequence >= self.head:
             self.timed.discard(move.sequence)
             self.order.claim(move.sequence, time_ms)
         self.moving.pop(move.sequence, None)
-        self.opened_moves().begin(target_key, journal_id, number, move)
+        moves = self.opened_moves()
+        moves.begin(target_key, journal_id, number, move)
+        if move.sequence < self.head:
+            del moves.leaving[move.sequence]
 
     def apply_move_withdrawn(self, source_key: int, settled_below: int, numbers: Sequence[int]) -> None:
         """Messages that would have come from another journal do not."""
@@ -488,6 +600,8 @@ class Partition:
         in_flight, returned, order = self.in_flight, self.returned, self.order
         self.dirty = True
         for sequence, delivery_count in messages:
+            if sequence < self.head:
+                continue  # gone since, as the log of this group knows: see `follow`
             before = row = None
             if delivery_count > 1 or attempt is not None or not taken:
                 before = returned.take(sequence)
@@ -520,7 +634,7 @@ class Partition:
         row = self.in_flight.get(sequence)
         self.dirty = True
         if row is None:
-            if not timeout_ms:
+            if not timeout_ms or sequence < self.head:
                 return
             before = self.returned.take(sequence)
             self.timed.discard(sequence)
@@ -593,12 +707,18 @@ class Partition:
         for sequence in gone:
             self.moving.pop(sequence, None)
         self.order.discard_below(self.head, stop, self.is_live, self.returned.take_below(stop))
+        self._set_head(stop)
+        return []
+
+    def _set_head(self, stop: int) -> None:
+        self.dirty = True
         self.timed.discard_below(stop)
         self.deleted.remove_range(0, stop)
         self.head = stop
         self.alive = self.index.next_sequence - stop - len(self.deleted)
         self._move_head()
-        return []
+        if self.sizes is not None:
+            self.sizes.drop_below(self.head)
 
     def apply_purge(self, stop: int) -> list[Iterator[None]]:
         """The queue was purged: messages below are gone, and so is what deduplication remembers."""
@@ -629,6 +749,8 @@ class Partition:
         self.head = self.index.next_sequence
         self.alive = 0
         self.index.drop_below(self.head)
+        if self.sizes is not None:
+            self.sizes.clear()
         return emptied
 
     def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
@@ -649,13 +771,14 @@ class Partition:
 
     # Snapshots
 
-    def pieces(self, *, with_moves: bool = True) -> Iterator[bytes]:
+    def pieces(self, version: int | None = None) -> Iterator[bytes]:
         """Return the whole state as it is now, for a snapshot, as bytes to be joined; `applied` says as of when.
 
         Each piece takes a moment of a large partition's time, and the state may change between them. One at a time
         is under way.
         """
-        assert self.moves is None or with_moves, "a snapshot says what has moved between journals"
+        version = STATE_VERSION if version is None else version
+        assert version >= self.state_version_min, "a snapshot says everything that there is"
         order = self.order
         moving = dict(self.moving)
         state = _State(
@@ -700,9 +823,17 @@ class Partition:
             (Section.DEDUP, iter(dedup)),
             (Section.RETRIES, iter(retries)),
             (Section.MOVES, iter([self.moves.to_bytes()] if self.moves is not None else [])),
+            (Section.LOG, iter([self.sizes.state()] if self.sizes is not None else [])),
             (Section.END, iter([b""])),
         ]
-        return _render(sections, STATE_VERSION if with_moves else STATE_VERSION_WITHOUT_MOVES)
+        return _render(sections, version)
+
+    @property
+    def state_version_min(self) -> int:
+        """The first version of the state that can hold what there is."""
+        if self.sizes is not None or self.definition.group_of:
+            return STATE_VERSION
+        return STATE_VERSION_WITHOUT_MOVES if self.moves is None else STATE_VERSION_WITHOUT_LOGS
 
     def to_bytes(self) -> bytes:
         """Return `pieces` joined."""
@@ -751,6 +882,8 @@ class Partition:
             partition.retries = RecentIds.from_bytes(retries, retry_window_ms, retry_ids_max)
         for piece in sections[Section.MOVES]:
             partition.moves = PartitionMoves.from_bytes(piece, partition.is_live)
+        for piece in sections[Section.LOG]:
+            partition.sizes = LogSizes.of_state(_log_decoder.decode(piece))
         order = partition.order
         if isinstance(order, FIFOOrder):
             for piece in sections[Section.GROUPS]:
@@ -765,9 +898,12 @@ class Partition:
 
     def _load_state(self, data: memoryview, keeper: ChunkKeeper) -> _State:
         state = _state_decoder.decode(data)
-        self.index = SequenceIndex.from_bytes(
-            state.index, keeper, b"%d/%d" % (self.definition.queue_id, self.number)
-        )
+        if self.definition.group_of:
+            self.index = GroupIndex.of_bytes(state.index)
+        else:
+            self.index = SequenceIndex.from_bytes(
+                state.index, keeper, b"%d/%d" % (self.definition.queue_id, self.number)
+            )
         self.applied = state.applied
         self.head = self._expiry_scan = state.head
         self.deleted = BitMap64.deserialize(state.deleted) if state.deleted else BitMap64()
@@ -826,6 +962,7 @@ class Partition:
             ),
             self.tasks,
             self.moves.content() if self.moves is not None else [],
+            self.sizes.content() if self.sizes is not None else [],
         ]
         return xxhash.xxh3_64_intdigest(_encoder.encode(content))
 
@@ -901,4 +1038,5 @@ _returned_decoder = msgspec.msgpack.Decoder(dict[int, Returned])
 _timers_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
 _attempts_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, Attempt]])
 _groups_decoder = msgspec.msgpack.Decoder(list[GroupState])
+_log_decoder = msgspec.msgpack.Decoder(LogState)
 _line_decoder = msgspec.msgpack.Decoder(list[tuple[int, int]])

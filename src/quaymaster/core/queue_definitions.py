@@ -9,7 +9,7 @@ To change the format: append fields with defaults (older bytes then still decode
 and keep decoding the old one. Never reorder or reuse a field: the bytes are on disk.
 
 Source of names, defaults and units: Amazon SQS API Reference, SetQueueAttributes; those SQS does not have
-(`ReplicationMode`, `Durability`, `DeliveryGuarantee`, `RetentionMode`) are ours.
+(`ReplicationMode`, `Durability`, `DeliveryGuarantee`, `RetentionMode`, `RetentionBytes`, `GroupStart`) are ours.
 """
 
 from __future__ import annotations
@@ -51,6 +51,15 @@ OWN_DEFAULTS: Mapping[str, str] = {
     "RetentionMode": "Delete",
 }
 """Attributes that SQS does not have."""
+
+LOG_DEFAULTS: Mapping[str, str] = {
+    "RetentionBytes": "0",
+    "GroupStart": "earliest",
+}
+"""What a log-retained queue has besides."""
+
+GROUP_MARK = "@"
+"""Stands between a log's name and a consumer group's; it cannot occur in either."""
 
 KMS_REUSE_PERIOD = "KmsDataKeyReusePeriodSeconds"
 _KMS_DEFAULTS: Mapping[str, str] = {KMS_REUSE_PERIOD: "300"}
@@ -100,6 +109,9 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     `attributes` holds only what the caller set, as SQS spells it; `attribute()` and the properties fill in
     the defaults. The properties are computed once per definition and are plain look-ups afterwards; they give what
     collections of garbage need not look at, because a server may have 100,000 of these.
+
+    A consumer group of a log-retained queue is a queue of its own: its name is `<log>@<group>`, `group_of` the log's id
+    (0: it is no group). What it behaves like is said by its log's attributes: see `group_definition`.
     """
 
     queue_id: int
@@ -113,6 +125,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     tags: dict[str, str]
     data_key_id: int
     partitions: tuple[Partition, ...]
+    group_of: int = 0
 
     def attribute(self, name: str) -> str | None:
         """Return the value in force, default included; None when the queue has no such attribute."""
@@ -128,6 +141,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
         defaults = {**STANDARD_DEFAULTS, **OWN_DEFAULTS}
         if self.is_fifo:
             defaults.update(FIFO_DEFAULTS)
+        if self.attributes.get("RetentionMode") == "Log":
+            defaults.update(LOG_DEFAULTS)
         if "KmsMasterKeyId" in self.attributes:
             defaults.update(_KMS_DEFAULTS)
             defaults["SqsManagedSseEnabled"] = "false"
@@ -139,6 +154,21 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @cached_property
     def is_fifo(self) -> bool:
         return self.attributes.get("FifoQueue", "").lower() == "true"
+
+    @cached_property
+    def is_log(self) -> bool:
+        """Whether messages stay when they are consumed, by groups that are queues of their own."""
+        return self.attributes.get("RetentionMode") == "Log" and not self.group_of
+
+    @cached_property
+    def keeps_all(self) -> bool:
+        """Whether messages neither leave the queue nor come from other ones: a log, or one of its groups."""
+        return self.is_log or self.group_of != 0
+
+    @cached_property
+    def retention_bytes(self) -> int:
+        """So many bytes of messages a log keeps; 0: there is no limit."""
+        return int(self.attributes.get("RetentionBytes") or LOG_DEFAULTS["RetentionBytes"])
 
     @cached_property
     def visibility_timeout_ms(self) -> int:
@@ -280,6 +310,23 @@ def first_difference(definition: QueueDefinition, requested: Mapping[str, str]) 
 def replace_definition(definition: QueueDefinition, **changes: Any) -> QueueDefinition:
     """Return a copy with some fields changed; computed properties start afresh."""
     return msgspec.structs.replace(definition, **changes)
+
+
+def group_name(log_name: str, group: str) -> str:
+    """Return the name of a consumer group's queue."""
+    return f"{log_name}{GROUP_MARK}{group}"
+
+
+def group_definition(group: QueueDefinition, log: QueueDefinition) -> QueueDefinition:
+    """Return a consumer group with what its log says of it: attributes and partitions, as of the log's revision."""
+    return replace_definition(
+        group,
+        attributes=log.attributes,
+        revision=log.revision,
+        modified_ms=log.modified_ms,
+        data_key_id=log.data_key_id,
+        partitions=log.partitions,
+    )
 
 
 def one_partition(journal_id: int = 0) -> tuple[Partition, ...]:

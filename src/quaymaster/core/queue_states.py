@@ -17,6 +17,7 @@ from quaymaster.core.applied_queues import (
     CHANGE,
     ENDED,
     HAS_ATTEMPT,
+    HAS_STARTS,
     IS_NEW,
     MOVE_HEAD,
     MOVE_HEAD_BYTES,
@@ -29,6 +30,7 @@ from quaymaster.core.applied_queues import (
     AppliedQueues,
     count_moved,
     encode_task,
+    join_queue_set,
     partition_key,
     parts_of_key,
 )
@@ -66,9 +68,11 @@ from quaymaster.core.commands import (
     QueueCounts,
     Receipt,
     Receive,
+    ResetGroup,
     Send,
     SendResult,
     SentOutcome,
+    SetGroupOffset,
     SetQueue,
     StartMoveTask,
     TakeForMove,
@@ -78,9 +82,11 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import (
     InvalidParameterValue,
     OverLimit,
+    QueueDoesNotExist,
     ResourceNotFound,
     UnsupportedOperation,
 )
+from quaymaster.core.group_starts import EARLIEST, check_start, find_start
 from quaymaster.core.index import ChunkKeeper
 from quaymaster.core.log_reads import bounds_of, find_messages, find_offset
 from quaymaster.core.messages import encode_moved, prefix_bytes, split_prefix
@@ -90,16 +96,15 @@ from quaymaster.core.partition import (
     Partition,
 )
 from quaymaster.core.partition_moves import AWAY_MAX, OpenMove, QueuesElsewhere
-from quaymaster.core.queue_definitions import (
-    Durability,
-    encode_queue_definition,
-)
+from quaymaster.core.queue_definitions import Durability, QueueDefinition, group_definition
 from quaymaster.core.records import Record, RecordType
 from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
 
 DEAD_LETTERS_PER_RECEIVE_MAX = 100
 EXPIRED_PER_SWEEP_MAX = 1_000
 ACTIVE_TASKS_MAX = 100
+GROUPS_MAX = 100
+"""Consumer groups of one log-retained queue: each is told of every message."""
 DUE_PER_MS_MAX = 1_000
 """How many timeouts and delays that are over are worked off at one time, of all partitions together."""
 
@@ -177,6 +182,8 @@ class QueueStates(AppliedQueues):
             StartMoveTask: self._start_task,
             CancelMoveTask: self._cancel_task,
             ListMoveTasks: self._list_tasks,
+            ResetGroup: self._reset_group,
+            SetGroupOffset: self._set_group_offset,
             ExpireMessages: self._expire,
             MoveMessage: self._move,
             MoveIn: self._move_in,
@@ -198,6 +205,8 @@ class QueueStates(AppliedQueues):
         queue_id, number = command.queue_id, command.partition
         partition = self.partition(queue_id, number)
         definition = partition.definition
+        if partition.log is not None:
+            raise UnsupportedOperation("Messages are sent to the queue, not to one of its consumer groups.")
         queue_delay_ms = definition.delay_ms
         is_fifo = definition.is_fifo
         results: list[SendResult | Duplicate] = []
@@ -227,17 +236,23 @@ class QueueStates(AppliedQueues):
                 Record(_SEND, flags, queue_id, number, sequence, now_ms, delay_ms, message.payload)
             )
             partition.apply_send(sequence, offset, now_ms, delay_ms, own_delay, message.group, dedup, retry)
+            if partition.sizes is not None:
+                partition.sizes.add(sequence, len(message.payload))
+                for group in partition.groups.values():
+                    group.follow_send(sequence, offset, now_ms, delay_ms, own_delay, message.group)
             offset += 1
             stored = True
             results.append(SendResult(sequence, message.message_id))
         if stored:
             proposal.sent_to[partition] = partition.index.next_sequence
+            for group in partition.groups.values():
+                proposal.sent_to[group] = partition.index.next_sequence
         # What a duplicate was told is stored must be so, whatever this queue's durability.
         wait = Wait.COMMIT if duplicate else _WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
 
     def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partition(command.queue_id, command.partition)
+        partition = self._consumed(command.queue_id, command.partition)
         definition = partition.definition
         is_fifo = definition.is_fifo
         if self._advance(partition, now_ms):
@@ -341,6 +356,8 @@ class QueueStates(AppliedQueues):
     def _dead_letter_target(self, partition: Partition, arn: str) -> int | None:
         """Return where dead letters go: a queue's id, 0 if that must be found out, None if they stay."""
         target_id = self.queue_of_arn(arn)
+        if target_id is not None and self.definitions[target_id].keeps_all:
+            return None
         if target_id is not None or self.elsewhere is None:
             return target_id
         place = self.elsewhere.find(arn)
@@ -360,8 +377,9 @@ class QueueStates(AppliedQueues):
             payload = array("Q", expired).tobytes()
             self._propose(proposal, RecordType.EXPIRE, partition, now_ms, payload=payload)
             partition.apply_delete(expired, now_ms)
-            self.messages_gone += len(expired)
-            self.messages_expired += len(expired)
+            if partition.log is None:
+                self.messages_gone += len(expired)
+                self.messages_expired += len(expired)
 
     def _hand_out(
         self,
@@ -404,7 +422,7 @@ class QueueStates(AppliedQueues):
         return TakenOutcome(proposal.epoch, taken, dead_letters, unfinished), wait
 
     def _delete(self, command: Delete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partition(command.queue_id, command.partition)
+        partition = self._consumed(command.queue_id, command.partition)
         is_fifo = partition.definition.is_fifo
         if is_fifo:
             self._advance(partition, now_ms)
@@ -425,7 +443,8 @@ class QueueStates(AppliedQueues):
             )
             was_full = len(partition.in_flight) >= self._in_flight_max
             partition.apply_delete(sequences, now_ms)
-            self.messages_gone += len(sequences)
+            if partition.log is None:
+                self.messages_gone += len(sequences)
             if is_fifo or was_full:
                 proposal.awake.add(partition)
         return EntriesOutcome(errors), Wait.COMMIT
@@ -433,7 +452,7 @@ class QueueStates(AppliedQueues):
     def _change_visibility(
         self, command: ChangeVisibility, now_ms: int, proposal: Proposal
     ) -> tuple[Decided, Wait]:
-        partition = self.partition(command.queue_id, command.partition)
+        partition = self._consumed(command.queue_id, command.partition)
         self._advance(partition, now_ms)
         errors: list[Exception | None] = []
         for receipt, timeout_ms in zip(command.receipts, command.visibility_timeouts_ms, strict=True):
@@ -489,8 +508,10 @@ class QueueStates(AppliedQueues):
         for partition in self.partitions_of(command.queue_id):
             stop = partition.next_sequence
             self._propose(proposal, RecordType.PURGE, partition, now_ms, sequence=stop)
-            self.messages_gone += partition.alive
-            self.empty_later(partition.apply_purge(stop))
+            if partition.log is None:
+                self.messages_gone += partition.alive
+            for each in (*partition.groups.values(), partition):
+                self.empty_later(each.apply_purge(stop))
         return Done(), Wait.COMMIT
 
     def _expire(self, command: ExpireMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -500,12 +521,16 @@ class QueueStates(AppliedQueues):
         return Done(), Wait.NOTHING
 
     def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
-        """Drop the oldest messages, as many as one step may."""
+        """Drop the oldest messages, as many as one step may; those of a log, for all of its groups."""
+        partition = partition.log or partition
         stop, singles = partition.find_expired(now_ms, EXPIRED_PER_SWEEP_MAX)
         if stop > partition.head or singles:
             payload = array("Q", singles).tobytes()
             self._propose(proposal, RecordType.EXPIRE, partition, now_ms, sequence=stop, payload=payload)
             before = partition.alive
+            for group in partition.groups.values():
+                self.empty_later(group.apply_delete_below(stop))
+                proposal.awake.add(group)
             self.empty_later(partition.apply_delete_below(stop))
             partition.apply_delete(singles, now_ms)
             self.messages_gone += before - partition.alive
@@ -516,20 +541,65 @@ class QueueStates(AppliedQueues):
         definition = command.definition
         known = self.definitions.get(definition.queue_id)
         if known is None or known.revision < definition.revision:
+            starts: dict[int, tuple[int, int]] = {}
+            if definition.group_of:
+                definition, starts = self._new_group(definition)
+            flags = (IS_NEW if known is None else 0) | (HAS_STARTS if starts else 0)
+            payload = join_queue_set(definition, starts)
             proposal.records.append(
-                Record(
-                    RecordType.QUEUE_SET,
-                    IS_NEW if known is None else 0,
-                    definition.queue_id,
-                    0,
-                    0,
-                    now_ms,
-                    0,
-                    encode_queue_definition(definition),
-                )
+                Record(RecordType.QUEUE_SET, flags, definition.queue_id, 0, 0, now_ms, 0, payload)
             )
-            self._know(definition, now_ms, proposal.next_offset)
-            proposal.awake.update(self.partitions_of(definition.queue_id))
+            queue_ids = [definition.queue_id, *self._groups_of(definition.queue_id)]
+            self._know(definition, now_ms, proposal.next_offset, starts)
+            for group_id in queue_ids[1:]:
+                group = group_definition(self.definitions[group_id], definition)
+                self._know(group, now_ms, proposal.next_offset)
+            for queue_id in queue_ids:
+                proposal.awake.update(self.partitions_of(queue_id))
+            for partition in self.partitions_of(definition.queue_id) if starts else ():
+                proposal.sent_to[partition] = partition.next_sequence
+                partition.committed = partition.log.committed if partition.log is not None else 0
+        return Done(), Wait.COMMIT
+
+    def _new_group(self, group: QueueDefinition) -> tuple[QueueDefinition, dict[int, tuple[int, int]]]:
+        """Return a new consumer group as its log says, and where it starts in each partition."""
+        log = self.definitions.get(group.group_of)
+        if log is None or not log.is_log:
+            raise QueueDoesNotExist
+        if len(self._groups_of(log.queue_id)) >= GROUPS_MAX:
+            raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
+        start = group.attribute("GroupStart") or log.attribute("GroupStart") or EARLIEST
+        check_start(start)
+        starts = {
+            partition.number: (find_start(start, partition), partition.next_sequence)
+            for partition in self.partitions_of(log.queue_id)
+        }
+        return group_definition(group, log), starts
+
+    def _reset_group(self, command: ResetGroup, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        check_start(command.start)
+        for partition in self.partitions_of(command.queue_id):
+            start = find_start(command.start, _log_of(partition))
+            self._propose(proposal, RecordType.GROUP_RESET, partition, now_ms, sequence=start)
+            self.empty_later(partition.apply_reset(start, now_ms))
+            proposal.awake.add(partition)
+        return Done(), Wait.COMMIT
+
+    def _set_group_offset(
+        self, command: SetGroupOffset, now_ms: int, proposal: Proposal
+    ) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        _log_of(partition)
+        if command.sequence > partition.committed:
+            raise InvalidParameterValue.of(
+                "Offset",
+                command.sequence,
+                f"The end of partition {partition.number} is {partition.committed}.",
+            )
+        if command.sequence > partition.head:
+            self._propose(proposal, RecordType.EXPIRE, partition, now_ms, sequence=command.sequence)
+            self.empty_later(partition.apply_delete_below(command.sequence))
+            proposal.awake.add(partition)
         return Done(), Wait.COMMIT
 
     def _delete_queue(self, command: DeleteQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -537,7 +607,8 @@ class QueueStates(AppliedQueues):
             proposal.records.append(
                 Record(RecordType.QUEUE_DELETE, 0, command.queue_id, 0, 0, now_ms, 0, b"")
             )
-            proposal.awake.update(self.partitions_of(command.queue_id))
+            for queue_id in (command.queue_id, *self._groups_of(command.queue_id)):
+                proposal.awake.update(self.partitions_of(queue_id))
             self._forget(command.queue_id)
         return Done(), Wait.COMMIT
 
@@ -619,7 +690,8 @@ class QueueStates(AppliedQueues):
         # One record does both ends.
         source.apply_delete((sequence,), now_ms)
         self._store_moved(target, message, now_ms, proposal, is_of_task=command.task_id is not None)
-        self.messages_gone += 1
+        if source.log is None:
+            self.messages_gone += 1
         self.messages_moved += 1
         if command.task_id is not None:
             count_moved(source)
@@ -713,7 +785,8 @@ class QueueStates(AppliedQueues):
             payload = b"".join((other_end, *(ENDED.pack(number, taken) for number, taken in ended)))
             self._propose(proposal, RecordType.MOVE_END, source, now_ms, payload=payload)
             arrived = self._end_moves_of(source, command.target_key, ended, now_ms)
-            self.messages_gone += arrived
+            if source.log is None:
+                self.messages_gone += arrived
             self.messages_moved += arrived
             proposal.awake.add(source)
         return Done(), Wait.COMMIT
@@ -739,6 +812,10 @@ class QueueStates(AppliedQueues):
 
     def _start_task(self, command: StartMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partitions_of(command.queue_id)[0]
+        if partition.definition.keeps_all:
+            raise UnsupportedOperation(
+                "Messages of a log-retained queue stay in it: they are not moved. Reset a consumer group instead."
+            )
         if any(task.status in ("RUNNING", "CANCELLING") for task in partition.tasks):
             raise InvalidParameterValue(
                 "There is already a task running. Only one active task is allowed for a source queue "
@@ -809,6 +886,13 @@ class QueueStates(AppliedQueues):
         partition.apply_task(task)
 
     # Helpers
+
+    def _consumed(self, queue_id: int, number: int) -> Partition:
+        """Return a partition whose messages are received and deleted; of a log those of its groups are."""
+        partition = self.partition(queue_id, number)
+        if partition.sizes is not None:
+            raise UnsupportedOperation("A log-retained queue is read by its consumer groups.")
+        return partition
 
     def _advance(self, partition: Partition, now_ms: int) -> bool:
         """Bring a partition up to `now_ms`, as far as this millisecond's share of that work goes.
@@ -885,6 +969,14 @@ def message_to_move(
         first_receive_ms=row.first_receive_ms if row else 0,
         is_redrive=is_redrive,
     )
+
+
+def _log_of(group: Partition) -> Partition:
+    if group.log is None:
+        raise UnsupportedOperation(
+            f"The queue {group.definition.name} is no consumer group of a log-retained queue."
+        )
+    return group.log
 
 
 def _holds(partition: Partition, receipt: Receipt, now_ms: int) -> bool:

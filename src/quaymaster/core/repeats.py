@@ -23,6 +23,7 @@ from quaymaster.core.commands import (
     Receive,
     Send,
     SendOutcome,
+    SetGroupOffset,
     SetQueue,
 )
 from quaymaster.core.errors import Timeout
@@ -38,6 +39,7 @@ _REPEATABLE = (
     Fetch,
     LogBounds,
     FindOffset,
+    SetGroupOffset,
 )
 
 

@@ -233,6 +233,16 @@ class StandardOrder:
             if not held:
                 self.held.discard(group)
 
+    def discard_lost(self, stop: int, came_back: Iterable[int], in_flight: Iterable[int]) -> None:
+        """Every message below `stop` is gone, and the index says nothing of them; `in_flight`: what is still out."""
+        self.discard_below(0, stop, lambda sequence: True, came_back)
+        for tenant in self.tenants.values():
+            tenant.in_flight = 0
+        for sequence in in_flight if self.tenants else ():
+            group = self._index.group(sequence)
+            if group in self.tenants:
+                self.tenants[group].in_flight += 1
+
     def discard_all(self) -> list[Iterator[None]]:
         """Every message is gone; return what is left to be emptied in steps."""
         self.cursor = self._index.next_sequence

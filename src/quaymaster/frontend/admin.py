@@ -289,7 +289,7 @@ class Admin:
         except Exception as error:
             _respond_error(request, error)
 
-    def _handle_when_known(self, request: HTTPRequest, error: NotNow | None) -> None:
+    def _handle_when_known(self, request: HTTPRequest, error: CallerError | NotNow | None) -> None:
         if error is None:
             self.handle(request)
         else:

@@ -9,6 +9,7 @@ from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.authentication import AccessKey, Open, Signed
 from quaymaster.frontend.call import Calls
+from quaymaster.frontend.consumer_groups import ConsumerGroups
 from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.log_actions import LogActions
 from quaymaster.frontend.message_actions import MessageActions
@@ -63,6 +64,7 @@ def make_front_end(
     cipher = MessageCipher(metadata.data_key)
     messages = MessageActions(
         routes,
+        ConsumerGroups(metadata.queues),
         cipher,
         metadata.receipt_handles,
         metrics,

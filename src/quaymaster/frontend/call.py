@@ -124,7 +124,7 @@ class Calls:
         for call, _, _ in encoded:
             call.count("OK", now_ms)
 
-    def _render_when_known(self, call: Call, outcome: Outcome, error: NotNow | None) -> None:
+    def _render_when_known(self, call: Call, outcome: Outcome, error: CallerError | NotNow | None) -> None:
         """Answer a call whose messages are sealed with a data key that had to be asked for."""
         try:
             if error is not None:

@@ -35,7 +35,13 @@ from quaymaster.core.commands import (
     SendOutcome,
     SendResult,
 )
-from quaymaster.core.errors import CallerError, InvalidParameterValue, NotNow, ReceiptHandleIsInvalid
+from quaymaster.core.errors import (
+    CallerError,
+    InvalidParameterValue,
+    NotNow,
+    ReceiptHandleIsInvalid,
+    UnsupportedOperation,
+)
 from quaymaster.core.messages import (
     MessageContent,
     StoredMessage,
@@ -51,8 +57,9 @@ from quaymaster.core.messages import (
 )
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.call import Call
+from quaymaster.frontend.consumer_groups import ConsumerGroups
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
-from quaymaster.frontend.routing import Routes
+from quaymaster.frontend.routing import GroupDoesNotExist, Routes
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.protocol import message_rules, shapes, validation
@@ -146,6 +153,7 @@ class MessageActions:
     def __init__(
         self,
         routes: Routes,
+        groups: ConsumerGroups,
         cipher: MessageCipher,
         handles: ReceiptHandles,
         metrics: Metrics,
@@ -154,6 +162,7 @@ class MessageActions:
         remembers_sends: bool,
     ) -> None:
         self._routes = routes
+        self._groups = groups
         self._cipher = cipher
         self._handles = handles
         self._metrics = metrics
@@ -178,7 +187,7 @@ class MessageActions:
 
     def send_message(self, call: Call, given: shapes.SendMessageRequest) -> None:
         """Store one message."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._sent_to(call, given.QueueUrl)
         checked = message_rules.check_send(given, self._attributes_of(definition))
         (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
 
@@ -197,7 +206,7 @@ class MessageActions:
 
     def send_message_batch(self, call: Call, given: shapes.SendMessageBatchRequest) -> None:
         """Store up to ten messages; what is wrong with one fails it alone, where the service lets it."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._sent_to(call, given.QueueUrl)
         entries = given.Entries
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
         checked = message_rules.check_send_batch(entries, self._attributes_of(definition))
@@ -329,7 +338,10 @@ class MessageActions:
 
     def receive_message(self, call: Call, given: shapes.ReceiveMessageRequest) -> None:
         """Hand out up to ten messages; wait for the first if asked to and nobody else waits too much."""
-        definition = self._queue(call, given.QueueUrl)
+        try:
+            definition = self._consumed(call, given.QueueUrl)
+        except GroupDoesNotExist as missing:
+            self._groups.create(missing)
         asked = validation.check_receive(given)
         wait_ms = definition.receive_wait_ms if asked.wait_ms is None else asked.wait_ms
         if wait_ms and (call.calls.long_polls >= self._long_polls_max or call.calls.is_draining):
@@ -400,7 +412,7 @@ class MessageActions:
 
     def delete_message(self, call: Call, given: shapes.DeleteMessageRequest) -> None:
         """Delete one message by the handle of a delivery of it."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._consumed(call, given.QueueUrl)
         handle = given.ReceiptHandle
         receipt = self._receipt(definition, handle)
 
@@ -415,7 +427,7 @@ class MessageActions:
 
     def delete_message_batch(self, call: Call, given: shapes.DeleteMessageBatchRequest) -> None:
         """Delete up to ten messages; a bad handle fails only its entry."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._consumed(call, given.QueueUrl)
         entries = given.Entries
         validation.check_batch_entries(entries, "DeleteMessageBatchRequestEntry")
         ready: list[shapes.DeleteMessageBatchRequestEntry] = []
@@ -449,7 +461,7 @@ class MessageActions:
 
     def change_message_visibility(self, call: Call, given: shapes.ChangeMessageVisibilityRequest) -> None:
         """Hide one message for a new time from now on."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._consumed(call, given.QueueUrl)
         timeout_ms = validation.check_visibility_timeout(given.VisibilityTimeout)
         handle = given.ReceiptHandle
         receipt = self._receipt(definition, handle)
@@ -467,7 +479,7 @@ class MessageActions:
         self, call: Call, given: shapes.ChangeMessageVisibilityBatchRequest
     ) -> None:
         """Hide up to ten messages, each for its own time; what is wrong with one fails it alone."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._consumed(call, given.QueueUrl)
         entries = given.Entries
         validation.check_batch_entries(entries, "ChangeMessageVisibilityBatchRequestEntry")
         ready: list[shapes.ChangeMessageVisibilityBatchRequestEntry] = []
@@ -505,8 +517,18 @@ class MessageActions:
 
     # Shared
 
-    def _queue(self, call: Call, url: str) -> QueueDefinition:
-        definition = self._routes.queue_of_url(url, call.principal.account_id)
+    def _sent_to(self, call: Call, url: str) -> QueueDefinition:
+        try:
+            definition = self._routes.queue_of_url(url, call.principal.account_id)
+        except GroupDoesNotExist as missing:
+            raise _SENT_TO_GROUP from missing
+        call.queue_name = definition.name
+        if definition.group_of:
+            raise _SENT_TO_GROUP
+        return definition
+
+    def _consumed(self, call: Call, url: str) -> QueueDefinition:
+        definition = self._routes.consumed_queue(url, call.principal.account_id)
         call.queue_name = definition.name
         return definition
 
@@ -528,6 +550,9 @@ class MessageActions:
         return parsed.receipt
 
 
+_SENT_TO_GROUP: Final = UnsupportedOperation(
+    "Messages are sent to the queue, not to one of its consumer groups."
+)
 _NOTHING_RECEIVED: Final = shapes.ReceiveMessageResult()
 
 

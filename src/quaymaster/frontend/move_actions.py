@@ -85,6 +85,10 @@ class MoveActions:
             target = self._routes.queue_of_arn(given.DestinationArn, account_id, "DestinationArn")
             if target.queue_id == source.queue_id:
                 raise InvalidParameterValue("Source queue arn and destination queue arn cannot be the same.")
+            if target.keeps_all:
+                raise UnsupportedOperation(
+                    "Messages are not moved into a log-retained queue: send them anew."
+                )
             if target.is_fifo != source.is_fifo:
                 raise InvalidParameterValue("Source and destination queue must be of the same type.")
         if not await self._is_dead_letter_queue(source):

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from quaymaster.core.commands import CountMessages, Purge, QueueCounts
 from quaymaster.core.errors import MissingParameter, NotNow, UnsupportedOperation
-from quaymaster.core.queue_definitions import OWN_DEFAULTS, QueueDefinition
+from quaymaster.core.group_starts import LATEST
+from quaymaster.core.queue_definitions import LOG_DEFAULTS, OWN_DEFAULTS, QueueDefinition
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.routing import Routes
+from quaymaster.frontend.routing import DEFAULT_GROUP, GroupDoesNotExist, Routes
 from quaymaster.protocol import shapes, validation
 from quaymaster.protocol.metadata_messages import (
     AddPermission,
@@ -159,8 +160,7 @@ class QueueActions:
         asked = check_attribute_names(given.AttributeNames)
         values: dict[str, str] = {}
         if asked is None or not _COUNTED.isdisjoint(asked):
-            counts = await call.calls.ask(CountMessages(definition.queue_id))
-            assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
+            counts = await self._count(call, definition)
             values["ApproximateNumberOfMessages"] = str(counts.visible)
             values["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
             values["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
@@ -170,15 +170,27 @@ class QueueActions:
         values.update(definition.all_attributes())
         if asked is None:
             # What SQS does not have is shown where somebody set it; clients compare the rest with SQS.
-            hidden = OWN_DEFAULTS.keys() - definition.attributes.keys()
+            hidden = (OWN_DEFAULTS.keys() | LOG_DEFAULTS.keys()) - definition.attributes.keys()
             shown = {name: value for name, value in values.items() if name not in hidden}
         else:
             shown = {name: value for name, value in values.items() if name in asked}
         return shapes.GetQueueAttributesResult(shown)
 
+    async def _count(self, call: Call, definition: QueueDefinition) -> QueueCounts:
+        """Return what is in a queue; of a log-retained one, what its default group has, or would have."""
+        if definition.is_log:
+            try:
+                definition = self._routes.group(definition, DEFAULT_GROUP)
+            except GroupDoesNotExist:
+                if definition.attribute("GroupStart") == LATEST:
+                    return QueueCounts(0, 0, 0)
+        counts = await call.calls.ask(CountMessages(definition.queue_id))
+        assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
+        return counts
+
     async def set_queue_attributes(self, call: Call, given: shapes.SetQueueAttributesRequest) -> None:
         """Change some of a queue's attributes."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._changed(call, given.QueueUrl)
         if not given.Attributes:
             raise MissingParameter("Attribute.Name")
         await self._queues.change(SetAttributes(definition.account_id, definition.name, given.Attributes))
@@ -200,13 +212,13 @@ class QueueActions:
 
     async def tag_queue(self, call: Call, given: shapes.TagQueueRequest) -> None:
         """Put tags on a queue."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._changed(call, given.QueueUrl)
         validation.check_tags(definition.name, given.Tags, definition.tags)
         await self._queues.change(TagQueue(definition.account_id, definition.name, given.Tags))
 
     async def untag_queue(self, call: Call, given: shapes.UntagQueueRequest) -> None:
         """Take tags off a queue."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._changed(call, given.QueueUrl)
         validation.check_tag_keys(given.TagKeys)
         await self._queues.change(UntagQueue(definition.account_id, definition.name, given.TagKeys))
 
@@ -219,7 +231,7 @@ class QueueActions:
 
     async def add_permission(self, call: Call, given: shapes.AddPermissionRequest) -> None:
         """Add a statement to the queue's policy."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._changed(call, given.QueueUrl)
         validation.check_permission(given)
         await self._queues.change(
             AddPermission(
@@ -229,7 +241,7 @@ class QueueActions:
 
     async def remove_permission(self, call: Call, given: shapes.RemovePermissionRequest) -> None:
         """Take a statement out of the queue's policy."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = self._changed(call, given.QueueUrl)
         validation.check_label(given.Label)
         await self._queues.change(RemovePermission(definition.account_id, definition.name, given.Label))
 
@@ -237,6 +249,15 @@ class QueueActions:
         """Return the queue as another front end may just have changed it."""
         await self._queues.refresh(self._queue(call, url))
         return self._queue(call, url)
+
+    def _changed(self, call: Call, url: str) -> QueueDefinition:
+        """Return a queue that has attributes and tags of its own."""
+        definition = self._queue(call, url)
+        if definition.group_of:
+            raise UnsupportedOperation(
+                "A consumer group has the attributes, tags and policy of its queue: change them there."
+            )
+        return definition
 
     def _queue(self, call: Call, url: str) -> QueueDefinition:
         definition = self._routes.queue_of_url(url, call.principal.account_id)

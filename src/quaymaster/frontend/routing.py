@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quaymaster.core.errors import AccessDenied, QueueDoesNotExist, ResourceNotFound
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_definitions import QueueDefinition, group_definition, group_name
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.queue_names import (
     QueueAddress,
@@ -14,14 +14,27 @@ from quaymaster.protocol.queue_names import (
     parse_queue_url,
     queue_url_base,
     render_queue_url,
+    split_group,
 )
 
+DEFAULT_GROUP: Final = "default"
+"""Whose messages a log-retained queue's are that are received by the queue's own URL."""
+GROUPS_REMEMBERED_MAX: Final = 16_384
 PARSED_URLS_MAX: Final = 16_384
 _REMEMBERED_URL_CHARS_MAX: Final = 256
 
 
 FindQueue = Callable[[str, str], QueueDefinition | None]
 """Returns an active queue by account and name, or None; answers from memory, since every request asks it."""
+
+
+class GroupDoesNotExist(QueueDoesNotExist):
+    """There is such a log-retained queue, but no such consumer group of it; to the caller, no such queue."""
+
+    def __init__(self, log: QueueDefinition, group: str) -> None:
+        super().__init__()
+        self.log = log
+        self.group = group
 
 
 class Routes:
@@ -35,12 +48,13 @@ class Routes:
         self._public_url = public_url
         self._listen_url = listen_url
         self._parsed: dict[str, QueueAddress] = {}
+        self._groups: dict[int, tuple[QueueDefinition, QueueDefinition, QueueDefinition]] = {}
 
     def queue_of_url(self, url: str, account_id: str) -> QueueDefinition:
-        """Return the queue that a caller of `account_id` means by `url`.
+        """Return the queue that a caller of `account_id` means by `url`; a consumer group with its log's attributes.
 
         Raises:
-            QueueDoesNotExist: there is none.
+            QueueDoesNotExist: there is none; GroupDoesNotExist where only the group is missing.
             AccessDenied: it belongs to another account.
         """
         address = self._parsed.get(url)
@@ -49,12 +63,38 @@ class Routes:
         owner = address.account_id
         if owner is None or owner == account_id:
             definition = self._find_queue(account_id, address.name)
-            if definition is None:
-                raise QueueDoesNotExist
+            if definition is None or definition.group_of:
+                return self._group_of_name(account_id, address.name)
             return definition
         if self._find_queue(owner, address.name) is None:
             raise QueueDoesNotExist
         raise AccessDenied.to_resource(url)
+
+    def _group_of_name(self, account_id: str, name: str) -> QueueDefinition:
+        log_name, group = split_group(name)
+        log = self._find_queue(account_id, log_name) if group else None
+        if log is None or not log.is_log:
+            raise QueueDoesNotExist
+        return self.group(log, group)
+
+    def consumed_queue(self, url: str, account_id: str) -> QueueDefinition:
+        """Return the queue whose messages are received by a URL: of a log-retained one, its group. Raises as above."""
+        definition = self.queue_of_url(url, account_id)
+        return self.group(definition, DEFAULT_GROUP) if definition.is_log else definition
+
+    def group(self, log: QueueDefinition, group: str) -> QueueDefinition:
+        """Return a consumer group, with its log's attributes; GroupDoesNotExist."""
+        found = self._find_queue(log.account_id, group_name(log.name, group))
+        if found is None or found.group_of != log.queue_id:
+            raise GroupDoesNotExist(log, group)
+        known = self._groups.get(found.queue_id)
+        if known is not None and known[0] is found and known[1] is log:
+            return known[2]
+        definition = group_definition(found, log)
+        if len(self._groups) >= GROUPS_REMEMBERED_MAX:
+            self._groups.clear()
+        self._groups[found.queue_id] = found, log, definition
+        return definition
 
     def queue_of_name(self, name: str, owner: str | None, account_id: str) -> QueueDefinition:
         """Return the queue called `name` of the account `owner` (None: the caller's). Raises as above."""

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from quaymaster.core.errors import (
     AccessDenied,
+    CallerError,
     InvalidAction,
     NotNow,
     NotYetKnown,
@@ -324,7 +325,7 @@ class FrontEnd:
             return
         self._unknown_waiting += 1
 
-        def go_on(error: NotNow | None) -> None:
+        def go_on(error: CallerError | NotNow | None) -> None:
             self._unknown_waiting -= 1
             if error is not None:
                 call.fail(error)

@@ -28,8 +28,10 @@ import msgspec
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
 from quaymaster.core.errors import (
+    CallerError,
     InvalidParameterValue,
     NotNow,
+    OverLimit,
     Overloaded,
     PurgeQueueInProgress,
     QueueDeletedRecently,
@@ -38,10 +40,12 @@ from quaymaster.core.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.core.formats import CellFormat
+from quaymaster.core.formats import LOG_QUEUES, CellFormat
+from quaymaster.core.group_starts import check_start
 from quaymaster.core.partition_moves import NUMBERED_MOVES
 from quaymaster.core.queue_definitions import (
     FIFO_DEFAULTS,
+    LOG_DEFAULTS,
     STANDARD_DEFAULTS,
     QueueDefinition,
     decode_queue_definition,
@@ -50,6 +54,7 @@ from quaymaster.core.queue_definitions import (
     one_partition,
     replace_definition,
 )
+from quaymaster.core.queue_states import GROUPS_MAX
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.permissions import add_permission, remove_permission
@@ -72,6 +77,7 @@ from quaymaster.protocol.metadata_messages import (
     AddPermission,
     BeginPurge,
     CancelPurge,
+    CreateGroup,
     CreateQueue,
     DeleteQueue,
     ListDeadLetterSources,
@@ -89,7 +95,7 @@ from quaymaster.protocol.queue_attributes import (
     create_attributes,
     invalid_redrive_policy,
 )
-from quaymaster.protocol.queue_names import QueueArn
+from quaymaster.protocol.queue_names import QueueArn, check_group_name, split_group
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +170,8 @@ class Queues:
         self._names: dict[str, list[str]] = {}
         self._dead_letter_sources: dict[str, list[str]] = {}
         self._partitions_in: Counter[int] = Counter()
+        self._groups_of: dict[int, set[str]] = {}
+        """Consumer groups in any state, by account and name, of each log; also of one that is gone."""
         # Queues in any state, and those lately deleted, whose journals may have to be told once more:
         self._journals_of: dict[int, tuple[int, ...]] = {}
         self._gone_journals_of: dict[int, tuple[int, ...]] = {}
@@ -289,6 +297,8 @@ class Queues:
                 return await self._begin_purge(request)
             case CancelPurge():
                 return await self._cancel_purge(request)
+            case CreateGroup():
+                return await self._create_group(request)
 
     async def change_row(self, request: QueueChange) -> tuple[QueueDefinition, int]:
         """Do what is asked; return the queue's row of one moment, and that moment's revision.
@@ -310,6 +320,11 @@ class Queues:
         account_id, name, data_key = request.account_id, request.name, request.data_key
         given = request.attributes
         checked = create_attributes(QueueArn(self._region, account_id, name), given)
+        if checked.is_log and not self._cell_format.version_of(LOG_QUEUES):
+            raise UnsupportedOperation(
+                "Log-retained queues can be created once all processes of this cell run this version: "
+                "`quaymaster cell upgrade`."
+            )
         asked = {attribute: checked.values.get(attribute, "") for attribute in given}
         suffix = f"{account_id}/{name}"
         async with self._only_one(suffix):
@@ -390,6 +405,71 @@ class Queues:
             return None
         return definition
 
+    async def _create_group(self, request: CreateGroup) -> QueueDefinition:
+        account_id, name = request.account_id, request.name
+        log_name, group = split_group(name)
+        check_group_name(group)
+        if request.start:
+            check_start(request.start)
+        suffix = f"{account_id}/{name}"
+        async with self._only_one(suffix):
+            async for _ in _attempts(suffix):
+                queue = self.queue(account_id, log_name)
+                if not queue.is_log:
+                    raise UnsupportedOperation(
+                        f"The queue {log_name} has no consumer groups: its RetentionMode is not Log."
+                    )
+                existing = self._rows.get(suffix)
+                unchanged = [
+                    self._rows.compare(suffix),
+                    self._deleted.compare(suffix),
+                    self._rows.compare(_suffix(queue)),
+                ]
+                if existing is None:
+                    existing = await self._begin_group(queue, name, request.start, unchanged)
+                elif existing.state == "deleting" or existing.group_of != queue.queue_id:
+                    await self._finish_deletion(existing)
+                    continue
+                if existing is not None:
+                    active = await self._finish_creation(existing)
+                    if active is not None:
+                        return active
+            raise Overloaded
+
+    async def _begin_group(
+        self, queue: QueueDefinition, name: str, start: str, unchanged: Sequence[Compare]
+    ) -> QueueDefinition | None:
+        """Store a consumer group as `creating`; None when something it rests on changed meanwhile."""
+        if len(self._groups_of.get(queue.queue_id, ())) >= GROUPS_MAX:
+            raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
+        suffix = f"{queue.account_id}/{name}"
+        predecessor = self._deleted.get(suffix)
+        queue_id = await self._ids.next_id()
+        now_ms = self._now_ms()
+        group = replace_definition(
+            queue,
+            queue_id=queue_id,
+            name=name,
+            state="creating",
+            revision=1,
+            created_ms=now_ms,
+            modified_ms=now_ms,
+            attributes={"GroupStart": start} if start else {},
+            tags={},
+            group_of=queue.queue_id,
+        )
+        puts = [
+            Put(QUEUES + suffix, encode_queue_definition(group)),
+            Put(PENDING + suffix, encode_row(PendingRow(queue_id, now_ms))),
+        ]
+        if predecessor is not None:
+            puts.append(Put(DELETED + id_text(predecessor.queue_id), encode_row(predecessor)))
+        try:
+            await self._mirror.transact(unchanged, puts, [DELETED + suffix])
+        except RevisionMismatch:
+            return None
+        return group
+
     async def _make_data_key(self) -> NewDataKey:
         assert self._new_data_key is not None, "whoever has no master key is given data keys"
         return await self._new_data_key()
@@ -423,7 +503,11 @@ class Queues:
             return latest
         compare = self._rows.compare(suffix)
         active = replace_definition(latest, state="active")
-        await self._tell_journal(active)
+        try:
+            await self._tell_journal(active)
+        except CallerError:  # the journal does not have the group's log (any more), or no room for the group
+            await self._finish_deletion(latest)
+            raise
         try:
             await self._mirror.transact(
                 [compare], [Put(QUEUES + suffix, encode_queue_definition(active))], [PENDING + suffix]
@@ -453,6 +537,10 @@ class Queues:
         target = self.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
         if target is None:
             raise invalid_redrive_policy(given["RedrivePolicy"], "Dead letter target does not exist.")
+        if target.is_log:
+            raise invalid_redrive_policy(
+                given["RedrivePolicy"], "A log-retained queue cannot be a dead-letter queue."
+            )
         if not target.redrive_allow_policy.allows(str(QueueArn(self._region, account_id, name))):
             raise invalid_redrive_policy(
                 given["RedrivePolicy"], "The dead letter target does not allow this queue as a source."
@@ -473,6 +561,10 @@ class Queues:
 
         def edit(current: QueueDefinition) -> dict[str, str]:
             arn = QueueArn(self._region, account_id, name)
+            if current.group_of:
+                raise UnsupportedOperation(
+                    "A consumer group has the attributes of its queue: set them there."
+                )
             defaults = {**STANDARD_DEFAULTS, **(FIFO_DEFAULTS if current.is_fifo else {})}
             changed = change_attributes(arn, QueueAttributes.of({**defaults, **current.attributes}), changes)
             self._check_dead_letter_target(account_id, name, changed, changes, current)
@@ -630,6 +722,7 @@ class Queues:
         latest = self._rows.get(suffix)
         compare = self._rows.compare(suffix)
         await self._tell_journal_deleted(definition.queue_id)
+        await self._drop_groups_of(definition.queue_id)
         if latest is None or latest.queue_id != definition.queue_id:
             return  # another node finished it, and the name may be in use again
         try:
@@ -641,6 +734,15 @@ class Queues:
         except RevisionMismatch:
             return  # another node finished it
         log.info("queue deleted queue=%s queue_id=%d", suffix, definition.queue_id)
+
+    async def _drop_groups_of(self, queue_id: int) -> None:
+        """Take away the consumer groups of a queue that is gone; the journal forgot them with it."""
+        for suffix in list(self._groups_of.get(queue_id, ())):
+            group = self._rows.get(suffix)
+            assert group is not None, "who is noted as a group has a row"
+            gone = [QUEUES + suffix, PENDING + suffix, PURGES + id_text(group.queue_id)]
+            with suppress(RevisionMismatch):  # another node does the same
+                await self._mirror.transact([self._rows.compare(suffix)], deletes=gone)
 
     # Purging
 
@@ -692,6 +794,10 @@ class Queues:
                     finished += await self._finish(suffix)
                 except NotNow as error:
                     log.warning("queue still pending queue=%s error=%s", suffix, error)
+                except CallerError as error:
+                    log.warning("queue given up queue=%s error=%s", suffix, error)
+        for queue_id in [queue_id for queue_id in self._groups_of if queue_id not in self._journals_of]:
+            await self._drop_groups_of(queue_id)  # made while their queue was deleted
         await self._drop_old_rows()
         return finished
 
@@ -768,6 +874,13 @@ class Queues:
             self._unindex(old)
         if new is not None and new.state == "active":
             self._index(new)
+        if old is not None and old.group_of:
+            groups = self._groups_of[old.group_of]
+            groups.discard(suffix)
+            if not groups:
+                del self._groups_of[old.group_of]
+        if new is not None and new.group_of:
+            self._groups_of.setdefault(new.group_of, set()).add(suffix)
         if old is not None and (new is None or new.queue_id != old.queue_id):
             del self._journals_of[old.queue_id]
             self._note_gone(old.queue_id, _journal_ids(old))
@@ -788,6 +901,8 @@ class Queues:
         key = (definition.account_id, definition.name)
         self._by_name[key] = definition
         self._by_id[definition.queue_id] = definition
+        if definition.group_of:
+            return
         insort(self._names.setdefault(definition.account_id, []), definition.name)
         self._partitions_in.update(partition.journal_id for partition in definition.partitions)
         policy = definition.redrive_policy
@@ -798,6 +913,8 @@ class Queues:
         key = (definition.account_id, definition.name)
         del self._by_name[key]
         del self._by_id[definition.queue_id]
+        if definition.group_of:
+            return
         names = self._names[definition.account_id]
         del names[bisect_left(names, definition.name)]
         self._partitions_in.subtract(partition.journal_id for partition in definition.partitions)
@@ -823,7 +940,7 @@ def _suffix(definition: QueueDefinition) -> str:
 
 def _without_defaults(values: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
     """Return what was said of a queue: the attributes named in `kept`, and those that differ from the defaults."""
-    defaults = {**STANDARD_DEFAULTS, **FIFO_DEFAULTS}
+    defaults = {**STANDARD_DEFAULTS, **FIFO_DEFAULTS, **LOG_DEFAULTS}
     return {name: value for name, value in values.items() if name in kept or defaults.get(name) != value}
 
 

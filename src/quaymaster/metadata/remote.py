@@ -38,6 +38,7 @@ from quaymaster.coordination.interface import (
     WatchLost,
 )
 from quaymaster.core.errors import (
+    CallerError,
     ConnectionLost,
     NotNow,
     NotYetKnown,
@@ -77,6 +78,7 @@ from quaymaster.net.metadata_client import MetadataClient, known, looked_up, one
 from quaymaster.protocol.metadata_messages import (
     CancelPurge,
     ChangedQueue,
+    CreateGroup,
     CreateQueue,
     DeleteQueue,
     FindRows,
@@ -126,7 +128,7 @@ _FOLLOWED: Final = (MASTER_KEY, ACCOUNTS, ACCESS_KEYS, DATA_KEYS, RECEIPT_KEYS, 
 _KEY_CHARS_MAX: Final = 200
 _ACCESS_KEY: Final = re.compile(ACCESS_KEYS + "[A-Z0-9]{20}", re.ASCII)
 
-_REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge)
+_REPEATABLE: Final = (SetAttributes, TagQueue, UntagQueue, CancelPurge, CreateGroup)
 """Changes that may be asked of another node when one may have made them: made twice, they come to the same."""
 
 Asked = TypeVar("Asked", bound=QueueChange | QueueListing)
@@ -350,7 +352,7 @@ class Lookups:
             return
         task = self._look_up(kind, key)
 
-        def when_known(resume: Callable[[NotNow | None], None]) -> None:
+        def when_known(resume: Callable[[CallerError | NotNow | None], None]) -> None:
             def on_done(done: asyncio.Task[bool]) -> None:
                 error = _failure_of(done)
                 if error is None and not done.result():

@@ -21,7 +21,15 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from quaymaster.core.errors import ConnectionLost, NotNow, NotYetKnown, Overloaded, Timeout, Unreachable
+from quaymaster.core.errors import (
+    CallerError,
+    ConnectionLost,
+    NotNow,
+    NotYetKnown,
+    Overloaded,
+    Timeout,
+    Unreachable,
+)
 from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.protocol.metadata_messages import METHOD, Changes, GetChanges, Request, encode_message
 
@@ -303,7 +311,7 @@ async def known(unknown: NotYetKnown) -> None:
     """Return when it is known, to whoever asks again in this task too; raise why it could not be asked for."""
     done: asyncio.Future[frozenset[str]] = asyncio.get_running_loop().create_future()
 
-    def resume(error: NotNow | None) -> None:
+    def resume(error: CallerError | NotNow | None) -> None:
         if done.done():
             return
         if error is None:

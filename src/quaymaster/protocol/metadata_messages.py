@@ -191,6 +191,18 @@ class CancelPurge(msgspec.Struct, frozen=True, array_like=True, tag=24):
     at_least: int = 0
 
 
+class CreateGroup(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """Create a consumer group of a log-retained queue, or find it; `name` is `<queue>@<group>`.
+
+    `start`: see `core/group_starts`; empty: as the queue's GroupStart says. One that is there stays where it is.
+    """
+
+    account_id: str
+    name: str
+    start: str = ""
+    at_least: int = 0
+
+
 class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """An account's queues whose names start with `prefix`, up to 1000.
 
@@ -224,6 +236,7 @@ QueueChange = (
     | DeleteQueue
     | BeginPurge
     | CancelPurge
+    | CreateGroup
 )
 """Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
 node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what

@@ -39,6 +39,17 @@ _NUMBERS: dict[str, tuple[int, int, int]] = {
 }
 _KMS_REUSE = "KmsDataKeyReusePeriodSeconds"
 _KMS_REUSE_LIMITS = (60, 86_400, 300)
+LOG_RETENTION_S_MAX = 315_360_000
+"""Ten years."""
+RETENTION_BYTES_MAX = 10**15
+_LIMITS: dict[str, tuple[int, int, int]] = {
+    **_NUMBERS,
+    # What only a log-retained queue may have is refused where all attributes are known.
+    "MessageRetentionPeriod": (60, LOG_RETENTION_S_MAX, 345_600),
+    "RetentionBytes": (0, RETENTION_BYTES_MAX, 0),
+    _KMS_REUSE: _KMS_REUSE_LIMITS,
+}
+_OF_LOGS = ("RetentionBytes", "GroupStart")
 
 _DEFAULTS = {name: str(limits[2]) for name, limits in _NUMBERS.items()} | {"SqsManagedSseEnabled": "true"}
 _FIFO_DEFAULTS = {
@@ -58,13 +69,16 @@ _CHOICES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "Durability": (frozenset({"Memory", "Async", "Sync"}), frozenset()),
     "ReplicationMode": (frozenset({"Leader"}), frozenset({"Peers"})),
     "DeliveryGuarantee": (frozenset({"AtLeastOnce"}), frozenset({"AtMostOnce", "ExactlyOnce"})),
-    "RetentionMode": (frozenset({"Delete"}), frozenset({"Log"})),
+    "RetentionMode": (frozenset({"Delete", "Log"}), frozenset()),
+    "GroupStart": (frozenset({"earliest", "latest"}), frozenset()),
 }
 _OUR_DEFAULTS = {
     "Durability": "Sync",
     "ReplicationMode": "Leader",
     "DeliveryGuarantee": "AtLeastOnce",
     "RetentionMode": "Delete",
+    "RetentionBytes": "0",
+    "GroupStart": "earliest",
 }
 
 COMPUTED_NAMES = frozenset(
@@ -130,6 +144,7 @@ class QueueAttributes(msgspec.Struct, frozen=True):
     redrive_allow_policy: RedriveAllowPolicy | None
     is_encrypted: bool
     durability: str
+    is_log: bool
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Self:
@@ -151,6 +166,7 @@ class QueueAttributes(msgspec.Struct, frozen=True):
             redrive_allow_policy=None if redrive_allow is None else parse_redrive_allow_policy(redrive_allow),
             is_encrypted=values["SqsManagedSseEnabled"] == "true" or "KmsMasterKeyId" in values,
             durability=values.get("Durability", _OUR_DEFAULTS["Durability"]),
+            is_log=values.get("RetentionMode") == "Log",
         )
 
 
@@ -171,7 +187,12 @@ def create_attributes(queue: QueueArn, given: Mapping[str, str] | None) -> Queue
 
 def change_attributes(queue: QueueArn, current: QueueAttributes, given: Mapping[str, str]) -> QueueAttributes:
     """Return the attributes of `queue` after SetQueueAttributes. Raises as `create_attributes` does."""
-    return _change(queue, dict(current.values), given)
+    changed = _change(queue, dict(current.values), given)
+    if changed.is_log != current.is_log:
+        raise InvalidAttributeValue.of(
+            "RetentionMode", "It is given when a queue is created and cannot be changed."
+        )
+    return changed
 
 
 def first_difference(
@@ -231,10 +252,21 @@ def _change(queue: QueueArn, values: dict[str, str], given: Mapping[str, str]) -
             "messageGroup."
         )
     _settle_encryption(values, given)
+    _check_retention(values, given)
     attributes = QueueAttributes.of(values)
     if "RedrivePolicy" in given and attributes.redrive_policy is not None:
         _check_dead_letter_queue(queue, attributes.redrive_policy, given["RedrivePolicy"])
     return attributes
+
+
+def _check_retention(values: Mapping[str, str], given: Mapping[str, str]) -> None:
+    if values.get("RetentionMode") == "Log":
+        return
+    for name in _OF_LOGS:
+        if name in given:
+            raise InvalidAttributeValue.of(name, "Only a queue with RetentionMode=Log has it.")
+    if int(values["MessageRetentionPeriod"]) > _NUMBERS["MessageRetentionPeriod"][1]:
+        raise InvalidAttributeValue.of("MessageRetentionPeriod")
 
 
 def _not_without_fifo(name: str) -> InvalidAttributeName:
@@ -277,7 +309,7 @@ def _parse_boolean(name: str, text: str) -> str:
 
 
 def _parse_number(name: str, text: str) -> str:
-    smallest, largest, _ = _NUMBERS.get(name, _KMS_REUSE_LIMITS)
+    smallest, largest, _ = _LIMITS[name]
     if _INTEGER.fullmatch(text) is None or not smallest <= int(text) <= largest:
         raise InvalidAttributeValue.of(name)
     return str(int(text))
@@ -435,9 +467,8 @@ def _check_policy(name: str, text: str) -> str:
 
 
 _PARSERS: dict[str, Callable[[str, str], str]] = {
-    **dict.fromkeys(_NUMBERS, _parse_number),
+    **dict.fromkeys(_LIMITS, _parse_number),
     **dict.fromkeys(_CHOICES, _parse_choice),
-    _KMS_REUSE: _parse_number,
     "ContentBasedDeduplication": _parse_boolean,
     "FifoQueue": _parse_boolean,
     "KmsMasterKeyId": _parse_key_id,

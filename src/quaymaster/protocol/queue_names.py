@@ -8,6 +8,8 @@ A queue is found by the path alone, so a client may reach the service by any hos
     /queue/region/account/name       the same, with both
     name                             not a URL at all: a queue of the caller's own account
 
+The name may be that of a consumer group of a log-retained queue, `name@group`.
+
 Where the path has no account, a host such as `account.queue.example` may name it.
 """
 
@@ -18,6 +20,7 @@ import re
 import msgspec
 
 from quaymaster.core.errors import InvalidParameterValue, QueueDoesNotExist
+from quaymaster.core.queue_definitions import GROUP_MARK
 
 NAME_CHARS_MAX = 80
 FIFO_SUFFIX = ".fifo"
@@ -25,6 +28,8 @@ FIFO_SUFFIX = ".fifo"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo", re.ASCII)
 _ANY_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo", re.ASCII)
+_GROUP = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+_ADDRESSED = re.compile(rf"(?:{_ANY_NAME.pattern})(?:{GROUP_MARK}{_GROUP.pattern})?", re.ASCII)
 _ACCOUNT = re.compile(r"[0-9]{12}", re.ASCII)
 _HOST = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII)
 _URL_CHARS_MAX = 1_024
@@ -71,6 +76,21 @@ def check_queue_name(name: str, *, fifo: bool) -> None:
         )
 
 
+def check_group_name(group: str) -> None:
+    """Raise InvalidParameterValue unless a consumer group may have this name."""
+    if _GROUP.fullmatch(group) is None:
+        raise InvalidParameterValue(
+            "The name of a consumer group can only include alphanumeric characters, hyphens, or underscores. "
+            "1 to 80 in length"
+        )
+
+
+def split_group(name: str) -> tuple[str, str]:
+    """Return queue and consumer group of a name; the group is empty where none is named."""
+    queue, _, group = name.partition(GROUP_MARK)
+    return queue, group
+
+
 def parse_queue_url(url: str) -> QueueAddress:
     """Return the queue that a `QueueUrl` parameter means. Raises QueueDoesNotExist when it can be none."""
     if len(url) > _URL_CHARS_MAX:
@@ -97,7 +117,7 @@ def parse_queue_path(raw_path: str, host: str = "") -> QueueAddress | None:
 def _parse_path(path: str, host: str) -> QueueAddress | None:
     segments = path.strip("/").split("/")
     name = segments[-1]
-    if _ANY_NAME.fullmatch(name) is None:
+    if _ADDRESSED.fullmatch(name) is None:
         return None
     match segments[:-1]:
         case []:

@@ -1,0 +1,215 @@
+"""Log-retained queues and their consumer groups over HTTP: which URL means what, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from quaymaster.core import commands
+from quaymaster.frontend import consumer_groups
+
+from .support import ACCOUNT, REGION, Answer, Service, serving
+
+LOG = {"RetentionMode": "Log"}
+
+
+def error_of(answer: Answer) -> tuple[int, str]:
+    return answer.status, answer.headers["x-amzn-query-error"].partition(";")[0]
+
+
+async def send(service: Service, name: str, body: str) -> Answer:
+    return await service.client.json(
+        "SendMessage", {"QueueUrl": service.client.url(name), "MessageBody": body}
+    )
+
+
+async def receive(service: Service, name: str) -> list[dict[str, Any]]:
+    answer = await service.client.json(
+        "ReceiveMessage", {"QueueUrl": service.client.url(name), "MaxNumberOfMessages": 10}
+    )
+    assert answer.status == 200, answer.body
+    messages: list[dict[str, Any]] = answer.json.get("Messages", [])
+    return messages
+
+
+async def counts(service: Service, name: str) -> str:
+    answer = await service.client.json(
+        "GetQueueAttributes",
+        {"QueueUrl": service.client.url(name), "AttributeNames": ["ApproximateNumberOfMessages"]},
+    )
+    number: str = answer.json["Attributes"]["ApproximateNumberOfMessages"]
+    return number
+
+
+def test_each_group_gets_all_and_the_plain_url_is_that_of_the_default_group() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", **LOG)
+            await send(service, "log", "a")
+            assert await counts(service, "log") == "1"
+
+            (got,) = await receive(service, "log")
+            assert await receive(service, "log@default") == []
+            (other,) = await receive(service, "log@audit")
+            handle = {"QueueUrl": service.client.url("log"), "ReceiptHandle": got["ReceiptHandle"]}
+            hidden = await service.client.json("ChangeMessageVisibility", {**handle, "VisibilityTimeout": 9})
+            deleted = await service.client.json("DeleteMessage", handle)
+            elsewhere = await service.client.json(
+                "DeleteMessage", {**handle, "QueueUrl": service.client.url("log@audit")}
+            )
+
+            assert got["Body"] == other["Body"] == "a"
+            assert (hidden.status, deleted.status) == (200, 200)
+            assert error_of(elsewhere)[1] == "ReceiptHandleIsInvalid"
+            assert await counts(service, "log") == "0"
+
+    asyncio.run(scenario())
+
+
+def test_receives_that_come_together_make_a_group_once() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", **LOG)
+
+            await asyncio.gather(*(receive(service, "log@a") for _ in range(5)))
+
+            made = [command for command in service.broker.commands if isinstance(command, commands.SetQueue)]
+            assert [command.definition.name for command in made] == ["log@a"]
+
+    asyncio.run(scenario())
+
+
+def test_groups_are_made_so_many_at_once() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", **LOG)
+            consumer_groups.CREATED_AT_ONCE_MAX, before = 0, consumer_groups.CREATED_AT_ONCE_MAX  # type: ignore[misc]
+            try:
+                answer = await service.client.json("ReceiveMessage", {"QueueUrl": service.client.url("log")})
+            finally:
+                consumer_groups.CREATED_AT_ONCE_MAX = before  # type: ignore[misc]
+
+            assert answer.status == 503
+
+    asyncio.run(scenario())
+
+
+def test_why_a_group_cannot_be_made_is_told_to_who_receives() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", **LOG)
+            for number in range(100):
+                await receive(service, f"log@{number}")
+
+            answer = await service.client.json(
+                "ReceiveMessage", {"QueueUrl": service.client.url("log@one-more")}
+            )
+
+            assert error_of(answer) == (403, "OverLimit")
+            assert "100 consumer groups" in answer.json["message"]
+
+    asyncio.run(scenario())
+
+
+def test_a_group_has_the_attributes_of_its_queue_which_are_set_there() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            await service.add_queue("log", **LOG)
+            await receive(service, "log@a")
+            url, group = client.url("log"), client.url("log@a")
+
+            changed = await client.json(
+                "SetQueueAttributes", {"QueueUrl": url, "Attributes": {"VisibilityTimeout": "77"}}
+            )
+            shown = await client.json("GetQueueAttributes", {"QueueUrl": group, "AttributeNames": ["All"]})
+            fixed = await client.json(
+                "SetQueueAttributes", {"QueueUrl": url, "Attributes": {"RetentionMode": "Delete"}}
+            )
+            refused = [
+                await client.json(
+                    "SetQueueAttributes", {"QueueUrl": group, "Attributes": {"VisibilityTimeout": "7"}}
+                ),
+                await client.json("TagQueue", {"QueueUrl": group, "Tags": {"a": "b"}}),
+                await client.json("SendMessage", {"QueueUrl": group, "MessageBody": "x"}),
+            ]
+
+            assert changed.status == 200
+            assert shown.json["Attributes"]["VisibilityTimeout"] == "77"
+            assert shown.json["Attributes"]["RetentionMode"] == "Log"
+            assert shown.json["Attributes"]["QueueArn"] == f"arn:aws:sqs:{REGION}:{ACCOUNT}:log@a"
+            assert error_of(fixed) == (400, "InvalidAttributeValue")
+            assert {error_of(answer) for answer in refused} == {
+                (400, "AWS.SimpleQueueService.UnsupportedOperation")
+            }
+
+    asyncio.run(scenario())
+
+
+def test_groups_are_not_listed_can_be_purged_and_deleted_and_go_with_their_queue() -> None:
+    async def scenario() -> None:
+        async with serving(queue_name_reuse_s=0) as service:
+            client = service.client
+            await service.add_queue("log", **LOG)
+            await send(service, "log", "a")
+            await receive(service, "log@a")
+            listed = await client.json("ListQueues", {})
+
+            purged = await client.json("PurgeQueue", {"QueueUrl": client.url("log@a")})
+            assert await counts(service, "log@a") == "0"
+            await client.json("DeleteQueue", {"QueueUrl": client.url("log@a")})
+            (again,) = await receive(service, "log@a")
+            await client.json("DeleteQueue", {"QueueUrl": client.url("log")})
+            gone = await client.json("ReceiveMessage", {"QueueUrl": client.url("log@a")})
+            await service.add_queue("log", **LOG)
+
+            assert listed.json == {"QueueUrls": [client.url("log")]}
+            assert purged.status == 200
+            assert again["Body"] == "a"
+            assert error_of(gone) == (400, "AWS.SimpleQueueService.NonExistentQueue")
+            assert await receive(service, "log@a") == []
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_is_no_log_has_no_groups_and_a_group_that_is_none_no_messages() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            await service.add_queue("plain")
+            await service.add_queue("log", **LOG, GroupStart="latest")
+            await send(service, "log", "a")
+
+            of_plain = await client.json("ReceiveMessage", {"QueueUrl": client.url("plain@a")})
+            unnamed = await client.json("ReceiveMessage", {"QueueUrl": client.url("log@")})
+            unknown = await client.json(
+                "DeleteMessage", {"QueueUrl": client.url("log@a"), "ReceiptHandle": "x"}
+            )
+
+            for answer in (of_plain, unnamed, unknown):
+                assert error_of(answer) == (400, "AWS.SimpleQueueService.NonExistentQueue")
+            assert await counts(service, "log") == "0"
+
+    asyncio.run(scenario())
+
+
+def test_a_log_is_neither_a_dead_letter_queue_nor_a_target_of_a_redrive() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            await service.add_queue("log", **LOG)
+            await service.add_queue("dead")
+            arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}"
+            policy = f'{{"deadLetterTargetArn": "{arn}:log", "maxReceiveCount": 1}}'
+
+            dead = await client.json(
+                "CreateQueue", {"QueueName": "jobs", "Attributes": {"RedrivePolicy": policy}}
+            )
+            moved = await client.json(
+                "StartMessageMoveTask", {"SourceArn": f"{arn}:dead", "DestinationArn": f"{arn}:log"}
+            )
+
+            assert "cannot be a dead-letter queue" in dead.json["message"]
+            assert error_of(moved) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
+
+    asyncio.run(scenario())
