@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ app = options.new_group(
 
 WAREHOUSE_DIRECTORY = "warehouse"
 SPARK_DIRECTORY = "spark"
+PIPELINE_FILE = Path("keys", "pipeline.json")
+"""How the usage queue is read, and as whom; a front end writes it."""
 EVERY_S = 15.0
 DRIVER_MEMORY = "1g"
 
@@ -312,13 +315,43 @@ def _spark(directory: Path, master: str, driver_memory: str) -> Iterator[SparkWo
 
 
 def _feed(directory: Path, files: Path | None) -> UsageFeed:
-    from quaymaster.pipeline.feed import FileFeed
+    from pyspark_quaymaster.credentials import Endpoint
+    from quaymaster.pipeline.feed import FileFeed, QueueFeed
 
     if files is not None:
         if not files.is_dir():
             raise WrongUsage(f"{files} is not a directory.")
         return FileFeed(files)
-    raise NoServer(f"{directory} has no usage queue that could be read.")
+    path = directory / PIPELINE_FILE
+    try:
+        fields = json.loads(path.read_bytes())
+        endpoint = Endpoint(
+            fields["endpoint_url"], fields["region"], fields["access_key_id"], fields["secret_access_key"]
+        )
+        return QueueFeed(endpoint, fields["queue_url"])
+    except FileNotFoundError:
+        raise NoServer(
+            f"{path} does not exist: no server that records usage was started on this data directory. "
+            f"Start one with `quaymaster serve --data {directory}`."
+        ) from None
+    except PermissionError:
+        raise NoServer(f"{path} may only be read by the user who runs the server.") from None
+    except (ValueError, KeyError, TypeError):
+        raise NoServer(f"{path} is not whole; start the server again to write it anew.") from None
+
+
+@contextlib.contextmanager
+def _reading(feed: UsageFeed) -> Iterator[None]:
+    """What goes wrong with the feed ends the command with a sentence."""
+    from pyspark_quaymaster.errors import QuaymasterError
+    from quaymaster.pipeline.bronze import FeedChanged, FeedIncomplete
+
+    try:
+        yield
+    except (FeedChanged, FeedIncomplete) as error:
+        raise Refused(f"{error}.") from None
+    except QuaymasterError as error:
+        raise NoServer(f"The usage queue cannot be read: {error}.") from None
 
 
 def _started(workers: SparkWorkers, tables: Warehouse, feed: UsageFeed) -> Pipeline:
@@ -329,18 +362,15 @@ def _started(workers: SparkWorkers, tables: Warehouse, feed: UsageFeed) -> Pipel
 
 def _catch_up(pipeline: Pipeline, tables: Warehouse, feed: UsageFeed, *, quiet: bool) -> dict[str, Any]:
     """Take all that is there, write the metrics, and return what was done."""
-    from quaymaster.pipeline.bronze import FeedChanged, FeedIncomplete
     from quaymaster.pipeline.status import read_status, render_metrics, write_metrics
 
     started_s = time.monotonic()
-    behind = pipeline.lag_blocks()
-    try:
+    with _reading(feed):
+        behind = pipeline.lag_blocks()
         with progress_bar("blocks", total=behind, quiet=quiet) as bar:
             summary = pipeline.catch_up(lambda done: bar.update(done.blocks))
-    except (FeedChanged, FeedIncomplete) as error:
-        raise Refused(f"{error}.") from None
+        lag = pipeline.lag_blocks()
     found = read_status(tables, pipeline.coverage)
-    lag = pipeline.lag_blocks()
     if "://" not in tables.root:
         text = render_metrics(found, lag_blocks=lag, batch_seconds=summary.batch_seconds, now_s=time.time())
         write_metrics(Path(tables.root), text)

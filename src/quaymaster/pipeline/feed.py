@@ -5,6 +5,7 @@ A place is a partition and an offset, dense and for ever the same, so a batch th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +15,11 @@ import pyarrow as pa
 from quaymaster.protocol.usage_records import CorruptBlock, block_length
 
 if TYPE_CHECKING:
+    # Not at run time: the package is Spark's, and takes a second to import.
     from pyspark.sql import DataFrame, SparkSession
+
+    from pyspark_quaymaster.client import Log
+    from pyspark_quaymaster.credentials import Endpoint
 
 BLOCK_FIELDS = "log_partition int, log_offset long, value binary"
 FILES_PATTERN = "*.blocks"
@@ -32,6 +37,57 @@ class UsageFeed(Protocol):
 
     def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
         """Return the messages of these ranges with the columns BLOCK_FIELDS."""
+
+
+class QueueFeed:
+    """The usage queue of a server, read through Spark's source `quaymaster`; offsets are the queue's own."""
+
+    def __init__(self, endpoint: Endpoint, queue_url: str) -> None:
+        self._endpoint = endpoint
+        self._url = queue_url
+        self._log: Log | None = None
+
+    @property
+    def identity(self) -> str:
+        """The queue's id: a queue that was made anew under its name is another."""
+        log = self._log or self._describe()
+        return f"queue:{log.name}:{log.queue_id}"
+
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """Ask the server. Raises as `pyspark_quaymaster.client` does."""
+        return {
+            partition: (bounds.earliest, bounds.next)
+            for partition, bounds in self._describe().partitions.items()
+        }
+
+    def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
+        """Return these messages; only bodies and places are fetched."""
+        log = self._log or self._describe()
+        # All partitions must be named; of those that are not asked for, nothing is read.
+        full = {part: ranges.get(part, (bounds.earliest,) * 2) for part, bounds in log.partitions.items()}
+        start, end = ({log.name: {str(part): pair[side] for part, pair in full.items()}} for side in (0, 1))
+        endpoint = self._endpoint
+        rows = (
+            spark.read.format("quaymaster")
+            .option("endpointUrl", endpoint.url)
+            .option("region", endpoint.region)
+            .option("accessKeyId", endpoint.access_key_id)
+            .option("secretAccessKey", endpoint.secret_access_key)
+            .option("queue", self._url)
+            .option("startingOffsets", json.dumps(start))
+            .option("endingOffsets", json.dumps(end))
+            .option("maxTasks", str(spark.sparkContext.defaultParallelism))
+            .schema("partition int, offset long, value binary")
+            .load()
+        )
+        return rows.withColumnsRenamed({"partition": "log_partition", "offset": "log_offset"})
+
+    def _describe(self) -> Log:
+        from pyspark_quaymaster.client import Client
+
+        with Client(self._endpoint) as client:
+            self._log = client.describe_log(self._url)
+        return self._log
 
 
 class FileFeed:

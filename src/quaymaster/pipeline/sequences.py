@@ -50,7 +50,7 @@ class _Ranges:
 
     def overlaps(self, low: int, high: int) -> bool:
         at = bisect.bisect_right(self.highs, low)
-        return at < len(self.lows) and self.lows[at] < high
+        return low < high and at < len(self.lows) and self.lows[at] < high
 
     def add(self, low: int, high: int) -> None:
         if low >= high:

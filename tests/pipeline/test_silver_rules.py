@@ -1,0 +1,119 @@
+"""Rules of silver: edges of hours and chunks, rates, and what goes to quarantine, told why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
+
+from quaymaster.pipeline.blocks import Origin, bronze_rows, open_block
+from quaymaster.pipeline.gold import HOUR_KEYS, merge_usage, partial_usage
+from quaymaster.pipeline.rules import DAY_US, refine
+from quaymaster.pipeline.schemas import ACTIONS
+from quaymaster.protocol.usage_records import block_text, decode_block
+
+ORIGIN = Origin(0, 7, 3)
+
+
+def bronze(count: int = 40, **changed: Any) -> pa.Table:
+    """Return rows of bronze, with the columns given replaced in the first row."""
+    rows = bronze_rows(open_block(FrontEnd("a").block(count)), ORIGIN)
+    for name, value in changed.items():
+        at = rows.schema.get_field_index(name)
+        kind = rows.schema.field(name).type
+        values = [
+            pa.scalar(value, pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else pa.scalar(value, kind)
+        ]
+        column = pa.chunked_array([pa.array([values[0].as_py()], kind), *rows.column(name).slice(1).chunks])
+        rows = rows.set_column(at, rows.schema.field(name), column)
+    return rows
+
+
+def test_rows_of_bronze_are_the_records_of_the_block() -> None:
+    data = FrontEnd("a").block(60)
+    rows = bronze_rows(open_block(block_text(data).encode()), ORIGIN)
+
+    for name, values in decode_block(data).columns().items():
+        column = rows.column(name.removesuffix("_us") if name.endswith("_time_us") else name)
+        found = column.cast(pa.int64()) if name.endswith("_time_us") else column
+        assert found.to_pylist() == list(values), name
+    assert rows.column("block_row").to_pylist() == list(range(60))
+    assert set(rows.column("log_offset").to_pylist()) == {7}
+
+
+@pytest.mark.parametrize(
+    ("rule", "changed"),
+    [
+        ("identity", {"front_end": ""}),
+        ("identity", {"sequence": -1}),
+        ("time", {"event_time": 5}),
+        ("time", {"event_time": NOON_US + 2 * DAY_US}),
+        ("account", {"account_id": "12345678901x"}),
+        ("status", {"http_status": 99}),
+        ("status", {"http_status": 600}),
+        ("status", {"http_status": None}),
+        ("counts", {"chunks": 0}),
+        ("counts", {"payload_bytes": -1}),
+    ],
+)
+def test_a_row_that_breaks_a_rule_goes_to_quarantine_with_all_it_says(
+    rule: str, changed: dict[str, Any]
+) -> None:
+    silver = refine(bronze(**changed), now_us=NOON_US, closed_until_us=0)
+
+    (row,) = silver.quarantine.to_pylist()
+    assert (row["rule"], row["log_offset"], row["block_row"], row["batch_id"]) == (rule, 7, 0, 3)
+    assert json.loads(row["raw"])["request_id"]
+    assert silver.usage.num_rows == 39
+
+
+def test_a_request_counts_in_the_hour_in_which_it_was_answered() -> None:
+    front_end = FrontEnd("a", time_us=NOON_US - 2, step_us=1)
+    silver = refine(bronze_rows(open_block(front_end.block(4)), ORIGIN), now_us=NOON_US, closed_until_us=0)
+
+    hours = silver.usage.column("hour").cast(pa.int64()).to_pylist()
+    assert hours == [NOON_US - HOUR_US] * 2 + [NOON_US] * 2
+
+
+def test_a_row_of_a_closed_hour_is_late() -> None:
+    silver = refine(bronze(), now_us=NOON_US, closed_until_us=NOON_US + 3_000_000)
+
+    assert silver.usage.column("is_late").to_pylist() == [True] * 3 + [False] * 37
+
+
+def test_messages_of_fifo_queues_are_at_their_own_rate_and_managing_is_not() -> None:
+    usage = refine(bronze(300), now_us=NOON_US, closed_until_us=0).usage.to_pylist()
+
+    at_fifo_rate = {row["action"] for row in usage if row["billing_class"] == "fifo"}
+    assert at_fifo_rate == {"SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage"}
+    assert all((row["queue_type"] == "fifo") >= (row["billing_class"] == "fifo") for row in usage)
+
+
+def test_actions_and_queues_that_were_not_recognised_have_one_name() -> None:
+    rows = bronze(action="Unheard", queue_id=0, account_id="")
+
+    first = refine(rows, now_us=NOON_US, closed_until_us=0).usage.slice(0, 1).to_pylist()[0]
+
+    assert (first["action"], first["op"], first["queue_sk"], first["queue_name"]) == ("Unknown", 0, 0, "")
+    assert first["account_sk"] == 0
+
+
+def test_sums_do_not_depend_on_how_rows_were_parted() -> None:
+    usage = refine(bronze(500), now_us=NOON_US, closed_until_us=0).usage
+
+    whole = merge_usage([partial_usage(usage)])
+    parts = merge_usage([partial_usage(usage.slice(at, 37)) for at in range(0, 500, 37)])
+
+    assert whole.equals(parts)
+    assert pc.sum(whole.column("requests")).as_py() == 500
+    assert len(whole.group_by(list(HOUR_KEYS)).aggregate([])) == whole.num_rows
+
+
+def test_numbers_of_actions_stay_what_they_are() -> None:
+    assert ACTIONS[:4] == ("Unknown", "SendMessage", "SendMessageBatch", "ReceiveMessage")
+    assert ACTIONS.index("CommitOffsets") == 27
+    assert len(set(ACTIONS)) == len(ACTIONS)
