@@ -37,6 +37,7 @@ class FrontEnd:
     time_us: int = NOON_US
     step_us: int = SECOND_US
     previous: bytes = NO_HASH
+    audit_hash: bytes = NO_HASH
     records: list[UsageRecord] = field(default_factory=list)
 
     def block(self, rows: int, *, dropped: int = 0, seal: Seal | None = None) -> bytes:
@@ -73,10 +74,11 @@ class FrontEnd:
             region="eu-west-1",
             low_watermark_us=self.time_us,
             previous=self.previous,
+            audit_hash=self.audit_hash,
             dropped=lost,
             seal=seal,
         )
-        self.previous, self.sequence = encoded.digest, encoded.seq_hi
+        self.previous, self.sequence, self.audit_hash = encoded.digest, encoded.seq_hi, encoded.audit_hash
         self.records += decode_block(encoded.data).records()
         return encoded.data
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
+from quaymaster.pipeline.billing.rules import billed_requests_of, billing_class_of
 from quaymaster.pipeline.blocks import Origin, bronze_rows, open_block
 from quaymaster.pipeline.gold import HOUR_KEYS, merge_usage, partial_usage
 from quaymaster.pipeline.rules import DAY_US, refine
@@ -117,3 +118,22 @@ def test_numbers_of_actions_stay_what_they_are() -> None:
     assert ACTIONS[:4] == ("Unknown", "SendMessage", "SendMessageBatch", "ReceiveMessage")
     assert ACTIONS.index("CommitOffsets") == 27
     assert len(set(ACTIONS)) == len(ACTIONS)
+
+
+@pytest.mark.parametrize("http_status", [200, 204, 301, 400, 403, 404, 429, 499, 500, 503])
+@pytest.mark.parametrize("account_id", ["000000000001", ""])
+@pytest.mark.parametrize(
+    ("action", "queue_type"), [("SendMessage", "fifo"), ("TagQueue", "fifo"), ("SendMessage", "log")]
+)
+def test_a_row_is_billed_as_the_rules_of_billing_say(
+    http_status: int, account_id: str, action: str, queue_type: str
+) -> None:
+    rows = bronze(
+        1, http_status=http_status, account_id=account_id, action=action, queue_type=queue_type, chunks=3
+    )
+
+    (row,) = refine(rows, now_us=NOON_US, closed_until_us=0).usage.to_pylist()
+
+    assert row["chunks"] == 3
+    assert row["billed_requests"] == billed_requests_of(account_id, http_status, 3)
+    assert row["billing_class"] == billing_class_of(action, queue_type)

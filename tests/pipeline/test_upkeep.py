@@ -114,11 +114,11 @@ def test_batches_go_on_after_compaction(site: Site) -> None:
 def test_duckdb_and_polars_read_the_same_totals(site: Site) -> None:
     table = site.warehouse.table(USAGE_EVENTS)
     paths = [f"{table.place.uri}/{file.path}" for file in table.files()]
-    query = f"select count(*), sum(messages), sum(bytes), sum(billed_requests) from read_parquet({paths})"
+    query = f"select count(*), sum(messages), sum(bytes), sum(chunks) from read_parquet({paths})"
 
     by_duckdb = duckdb.connect().execute(query).fetchall()
     hourly = polars.read_delta(site.warehouse.table(USAGE_HOURLY).place.uri)
-    by_polars = hourly.select("requests", "messages", "bytes", "billed_requests").sum().rows()
+    by_polars = hourly.select("requests", "messages", "bytes", "chunks").sum().rows()
 
     records = [record for front_end in site.front_ends for record in front_end.records]
     totals = (

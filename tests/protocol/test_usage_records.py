@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import uuid
 import zlib
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -41,8 +42,10 @@ from quaymaster.protocol.usage_records import (
     encode_records,
     event_id_of,
     hash_record,
+    hashed_bytes,
     merge_dropped,
     parse_block_text,
+    parse_hashed_bytes,
 )
 
 NOON_US = 1_795_348_800_000_000
@@ -496,3 +499,18 @@ def test_older_programs_pass_over_fields_appended_since() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(encoded), type=BlockHeader) == header_of(0)
     assert msgspec.convert([*CONTEXT, "appended"], UsageContext).action == "SendMessage"
     assert msgspec.convert([0, "p", "e", b"", b"", 1], Change).request_params == "p"
+
+
+def test_what_a_record_hash_was_made_of_gives_the_record_back() -> None:
+    record = make_record(0, category="management", prev_hash=NO_HASH, record_hash=b"h")
+
+    data = hashed_bytes(record)
+
+    assert sha256(data).digest() == hash_record(record)
+    assert parse_hashed_bytes(data) == msgspec.structs.replace(record, record_hash=b"")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x93\x01\x02\x03", b"\x91\xa1\xff"])
+def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptBlock, match="no usage record"):
+        parse_hashed_bytes(data)

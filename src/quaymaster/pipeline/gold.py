@@ -25,7 +25,16 @@ HOUR_KEYS = ("hour", "region", "account_id", "queue_sk", "action")
 """What tells rows of usage_hourly apart; the columns in ALONG go with them."""
 ALONG = ("queue_name", "queue_type", "billing_class")
 SUMS = (
-    *("requests", "billed_requests", "messages", "bytes", "empty_receives", "errors_4xx", "errors_5xx"),
+    *(
+        "requests",
+        "billed_requests",
+        "chunks",
+        "messages",
+        "bytes",
+        "empty_receives",
+        "errors_4xx",
+        "errors_5xx",
+    ),
     *("bytes_in", "bytes_out", "latency_us_sum", "source_rows"),
 )
 MAXIMA = ("latency_us_max", "revision")
@@ -48,7 +57,7 @@ def partial_usage(usage: Any) -> Any:
         **{name: usage.column(name) for name in ("account_sk", "queue_sk", "op")},
         **{
             name: usage.column(name)
-            for name in ("billed_requests", "messages", "bytes", "bytes_in", "bytes_out")
+            for name in ("billed_requests", "chunks", "messages", "bytes", "bytes_in", "bytes_out")
         },
         "requests": one,
         "source_rows": one,
@@ -105,7 +114,7 @@ def commit_hours(warehouse: Warehouse, app: str, batch_id: int, usage: Any, repl
 
 def control_totals(rows: Any) -> dict[str, int]:
     """Return the control totals of rows of usage_hourly or usage_daily, by the names that all layers have."""
-    names = {"rows": "requests", "messages": "messages", "bytes": "bytes", "chunks": "billed_requests"}
+    names = {"rows": "requests", "messages": "messages", "bytes": "bytes", "chunks": "chunks"}
     found = {measure: pc.sum(rows.column(name)).as_py() or 0 for measure, name in names.items()}
     errors = (pc.sum(rows.column(name)).as_py() or 0 for name in ("errors_4xx", "errors_5xx"))
     return found | {"errors": sum(errors)}

@@ -72,7 +72,7 @@ def compare_rows(warehouse: Warehouse) -> list[Comparison]:
     headers = {measure: pc.sum(segments.column(measure)).as_py() or 0 for measure in MEASURES}
     names = ["message_count", "payload_bytes", "chunks", "http_status"]
     of_bronze = _sum_files(warehouse, REQUEST_EVENTS, names, bronze.control_totals)
-    usage_names = ["messages", "bytes", "billed_requests", "http_status", "hour"]
+    usage_names = ["messages", "bytes", "chunks", "http_status", "hour"]
     of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
     quarantine = warehouse.table(QUARANTINE).read(["block_row"])
@@ -130,7 +130,7 @@ def _sum_files(warehouse: Warehouse, spec: TableSpec, names: list[str], totals_o
 
 def _hours_that_differ(warehouse: Warehouse, hourly: Any) -> list[Comparison]:
     table = warehouse.table(USAGE_EVENTS)
-    names = ["hour", "messages", "bytes", "billed_requests", "http_status"]
+    names = ["hour", "messages", "bytes", "chunks", "http_status"]
     of_silver: dict[datetime.datetime, Counter[str]] = {}
     for file in table.files():
         for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):

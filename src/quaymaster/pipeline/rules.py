@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster.pipeline.billing.rules import (
+    ANSWERED_STATUS_END,
+    ANSWERED_STATUS_MIN,
+    FIFO_ACTIONS,
+    REFUSED_STATUSES,
+)
 from quaymaster.pipeline.schemas import ACTIONS, AUDIT_EVENTS, QUARANTINE, REQUEST_COLUMNS, USAGE_EVENTS
+from quaymaster.protocol.usage_records import UsageRecord, hashed_bytes
 
 RULE_VERSION = 1
 AUDIT_EVENT_VERSION = "1.10"
@@ -23,11 +30,6 @@ EARLIEST_US = 1_577_836_800_000_000
 """2020-01-01: a clock that says less is not set."""
 AHEAD_US = DAY_US
 """A time further than this ahead of the pipeline's clock is no time."""
-FIFO_RATE_ACTIONS = (
-    *("SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch"),
-    *("ChangeMessageVisibility", "ChangeMessageVisibilityBatch"),
-)
-"""On FIFO queues these are billed at the FIFO rate; all else is at the standard rate."""
 
 
 class Silver(NamedTuple):
@@ -120,7 +122,7 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
     has_queue = pc.greater(rows.column("queue_id"), 0)
     no_text = pa.scalar("")
     at_fifo_rate = pc.and_(
-        pc.equal(rows.column("queue_type"), "fifo"), pc.is_in(action, pa.array(FIFO_RATE_ACTIONS))
+        pc.equal(rows.column("queue_type"), "fifo"), pc.is_in(action, pa.array(sorted(FIFO_ACTIONS)))
     )
     columns = {
         "hour": hour_us,
@@ -131,7 +133,7 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
         "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), 0),
         "op": op,
         "billing_class": pc.if_else(at_fifo_rate, "fifo", "standard"),
-        "billed_requests": rows.column("chunks"),
+        "billed_requests": pc.if_else(_is_billed(rows), rows.column("chunks"), 0),
         "messages": rows.column("message_count"),
         "bytes": rows.column("payload_bytes"),
         "bytes_in": rows.column("request_bytes"),
@@ -141,6 +143,15 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
         "event_date": pc.divide(event_us, DAY_US).cast(pa.int32()),
     }
     return _as(USAGE_EVENTS.schema, rows, columns)
+
+
+def _is_billed(rows: Any) -> Any:
+    """Return which rows are billed, as `billing/rules.billed_requests_of` says."""
+    status = rows.column("http_status")
+    is_answered = pc.and_(pc.greater_equal(status, ANSWERED_STATUS_MIN), pc.less(status, ANSWERED_STATUS_END))
+    is_refused = pc.is_in(status, pa.array(sorted(REFUSED_STATUSES), status.type))
+    has_account = pc.not_equal(pc.fill_null(rows.column("account_id"), ""), "")
+    return pc.and_(has_account, pc.and_not(is_answered, is_refused))
 
 
 def audit_rows(rows: Any) -> Any:
@@ -163,8 +174,19 @@ def audit_rows(rows: Any) -> Any:
         "request_parameters": rows.column("request_params"),
         "management_event": repeated(True),
         "event_date": pc.divide(_micros(rows, "event_time"), DAY_US).cast(pa.int32()),
+        "record": pa.array([hashed_bytes(record) for record in records_of(rows)], pa.binary()),
     }
     return _as(AUDIT_EVENTS.schema, rows, columns)
+
+
+def records_of(rows: Any) -> list[UsageRecord]:
+    """Return rows of bronze as the records that they were made of."""
+    columns = []
+    for name in UsageRecord.__struct_fields__:
+        is_time = name in ("event_time_us", "received_time_us")
+        column = _micros(rows, name.removesuffix("_us")) if is_time else rows.column(name)
+        columns.append(column.to_pylist())
+    return [UsageRecord(*values) for values in zip(*columns, strict=True)]
 
 
 def quarantine_rows(rows: Any, rule: str, reason: str, now_us: int) -> Any:

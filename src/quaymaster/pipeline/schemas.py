@@ -91,7 +91,14 @@ USAGE_EVENTS = TableSpec(
             pa.field("http_status", pa.int16()),
             pa.field("error_code", pa.string()),
             *_fields(
-                pa.int64(), "billed_requests", "messages", "bytes", "bytes_in", "bytes_out", "latency_us"
+                pa.int64(),
+                "billed_requests",
+                "chunks",
+                "messages",
+                "bytes",
+                "bytes_in",
+                "bytes_out",
+                "latency_us",
             ),
             *_fields(pa.bool_(), "empty_receive", "is_late"),
             pa.field("rule_version", pa.int16()),
@@ -101,8 +108,9 @@ USAGE_EVENTS = TableSpec(
     ),
     "event_date",
 )
-"""Every request once, checked. `billed_requests` are its chunks, `bytes` the body and attributes sent or returned,
-`bytes_in` and `bytes_out` what went over the wire; `account_sk`, `queue_sk` and `op` are integers to group by."""
+"""Every request once, checked. `billed_requests` are its chunks, or 0 where it is not billed (`billing/rules`), `bytes`
+the body and attributes sent or returned, `bytes_in` and `bytes_out` what went over the wire; `account_sk`, `queue_sk`
+and `op` are integers to group by."""
 
 AUDIT_EVENTS = TableSpec(
     "silver.audit_events",
@@ -123,11 +131,13 @@ AUDIT_EVENTS = TableSpec(
             *_fields(pa.binary(), "prev_hash", "record_hash"),
             *ORIGIN_COLUMNS,
             pa.field("event_date", pa.date32()),
+            pa.field("record", pa.binary()),
         ]
     ),
     "event_date",
 )
-"""Requests that manage something, in CloudTrail's words. The hashes chain the events of one front end and epoch."""
+"""Requests that manage something, in CloudTrail's words. The hashes chain the events of one front end; `record` is what
+was hashed, so that the chain can be checked when bronze is gone."""
 
 QUARANTINE = TableSpec(
     "silver.quarantine",
@@ -147,7 +157,16 @@ QUARANTINE = TableSpec(
 
 _USAGE_COUNTS = _fields(
     pa.int64(),
-    *("requests", "billed_requests", "messages", "bytes", "empty_receives", "errors_4xx", "errors_5xx"),
+    *(
+        "requests",
+        "billed_requests",
+        "chunks",
+        "messages",
+        "bytes",
+        "empty_receives",
+        "errors_4xx",
+        "errors_5xx",
+    ),
     *("bytes_in", "bytes_out", "latency_us_sum", "latency_us_max", "source_rows", "revision"),
 )
 _USAGE_KEYS = [
@@ -162,7 +181,8 @@ USAGE_HOURLY = TableSpec(
     "usage_date",
 )
 """What was used in an hour, by account, queue, action. `revision` grows each time that the hour's rows were replaced.
-`billed_requests` are chunks of 64 KiB; requests that found no queue have `queue_sk` 0 and an empty `queue_name`."""
+`chunks` are of 64 KiB, `billed_requests` those that are billed. Requests that found no queue have `queue_sk` 0 and an
+empty `queue_name`."""
 
 USAGE_DAILY = TableSpec(
     "gold.usage_daily",

@@ -168,7 +168,7 @@ def usage_work(
 
 def control_totals_of_usage(rows: Any) -> dict[str, int]:
     """Return the control totals of rows of usage_events, by the names that all layers have."""
-    names = {"messages": "messages", "bytes": "bytes", "chunks": "billed_requests"}
+    names = {"messages": "messages", "bytes": "bytes", "chunks": "chunks"}
     return {
         "rows": rows.num_rows,
         **{measure: pc.sum(rows.column(name)).as_py() or 0 for measure, name in names.items()},

@@ -32,7 +32,7 @@ def read_usage(
 ) -> list[UsageLine]:
     """Return lines by hour, account, queue and action. `since` and `until` are hours as in the lines, half open."""
     table = warehouse.table(USAGE_HOURLY)
-    names = ["hour", "account_id", "queue_name", "action", "requests", "messages", "bytes", "billed_requests"]
+    names = ["hour", "account_id", "queue_name", "action", "requests", "messages", "bytes", "chunks"]
     rows = table.read([*names, "errors_4xx", "errors_5xx"])
     lines = []
     for row in rows.to_pylist():
@@ -57,6 +57,6 @@ def _line(row: dict[str, Any]) -> UsageLine:
         row["requests"],
         row["messages"],
         row["bytes"],
-        row["billed_requests"],
+        row["chunks"],
         row["errors_4xx"] + row["errors_5xx"],
     )

@@ -306,6 +306,7 @@ class UsageBlock(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _headers = msgspec.msgpack.Decoder(BlockHeader)
+_records = msgspec.msgpack.Decoder(UsageRecord)
 _bodies = msgspec.msgpack.Decoder(_Body)
 
 
@@ -320,7 +321,20 @@ def hash_record(record: UsageRecord) -> bytes:
     A chain holds when each record's `record_hash` is this, and its `prev_hash` the `record_hash` of the one before of
     the same front end (NO_HASH for the first).
     """
-    return sha256(_encoder.encode(msgspec.structs.replace(record, record_hash=b""))).digest()
+    return sha256(hashed_bytes(record)).digest()
+
+
+def hashed_bytes(record: UsageRecord) -> bytes:
+    """Return what `hash_record` hashes: the record without its own hash."""
+    return _encoder.encode(msgspec.structs.replace(record, record_hash=b""))
+
+
+def parse_hashed_bytes(data: bytes) -> UsageRecord:
+    """Return the record that `hashed_bytes` was given, without its own hash. Raises CorruptBlock."""
+    try:
+        return _records.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptBlock(f"no usage record: {error}") from None
 
 
 def event_id_of(front_end: str, epoch: int, sequence: int, event_time_us: int) -> str:

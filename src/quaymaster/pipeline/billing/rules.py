@@ -36,7 +36,9 @@ FIFO_ACTIONS: Final = frozenset(
         "ChangeMessageVisibilityBatch",
     }
 )
-_REFUSED: Final = frozenset({403, 429})
+ANSWERED_STATUS_MIN: Final = 200
+ANSWERED_STATUS_END: Final = 500
+REFUSED_STATUSES: Final = frozenset({403, 429})
 
 
 def billing_class_of(action: str, queue_type: str | None) -> BillingClass:
@@ -46,5 +48,5 @@ def billing_class_of(action: str, queue_type: str | None) -> BillingClass:
 
 def billed_requests_of(account_id: str | None, http_status: int, chunks: int) -> int:
     """Return how many requests one request is billed as: its chunks, or 0 when it is not billed at all."""
-    is_answered = 200 <= http_status < 500 and http_status not in _REFUSED
-    return chunks if account_id and is_answered else 0
+    is_answered = ANSWERED_STATUS_MIN <= http_status < ANSWERED_STATUS_END
+    return chunks if account_id and is_answered and http_status not in REFUSED_STATUSES else 0
