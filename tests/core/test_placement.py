@@ -302,6 +302,18 @@ def test_leader_that_one_follower_hears_has_a_majority_and_is_kept(hearing: str)
     assert [action.journal for action in of(made.actions, Appoint)] == ([] if hearing else [number])
 
 
+def test_leader_whose_others_lost_their_disks_is_told_of(cell: PlannedCell) -> None:
+    number = journal_led_by(cell, "a")
+    for name in "bc":
+        cell.wipe(name)
+    change(cell, number, "a", hears_leader=False, unheard_ms=PlacementSettings().unheard_ms)
+
+    made = cell.plan()
+
+    assert not on(number, made.actions)
+    assert f"journal {number} cannot be written: 1 of its 3 members take part" in made.problems
+
+
 def test_silence_counts_after_a_second_and_a_half(cell: PlannedCell) -> None:
     number = journal_led_by(cell, "a")
     for name in "bc":

@@ -196,10 +196,15 @@ class LogChecker:
     def on_applied(self, node: Replica) -> None:
         """A replica's queues are as of its log's end: they are those of everybody else with that log.
 
-        A leader's may be as of a later time than its last batch's, and cannot be compared then.
+        A leader's may be as of a later time than its last batch's, and cannot be compared then. Of all batches one in
+        four is looked at, the same for everybody: what differs goes on to differ, and hashes are dear.
         """
         last = node.batches[-1] if node.batches else None
-        if last is not None and decode_header(last.data).time_ms == node.journal.last_time_ms:
+        if (
+            last is not None
+            and not last.chain & 3
+            and decode_header(last.data).time_ms == node.journal.last_time_ms
+        ):
             self._compare(node, node.journal.last_time_ms)
 
     def _compare(self, node: Replica, time_ms: int) -> None:

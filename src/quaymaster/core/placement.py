@@ -114,6 +114,12 @@ class _Planner:
             if trouble is not None:
                 reason, is_slow = trouble
                 self._appoint(number, journal, reason, is_slow=is_slow)
+            elif self._is_deaf(number, journal):
+                members = journal.configuration.members
+                self.problems.append(
+                    f"journal {number} cannot be written: {len(self._voters(number, members))} of its "
+                    f"{len(members)} members take part"
+                )
         self._touched |= self._asking  # nothing else is done there
 
     def finish_moves(self) -> None:
@@ -253,7 +259,7 @@ class _Planner:
         if replica.is_rebuilding and self._others_could_serve(number, configuration):
             return f"broker {name} makes its queues anew", False
         if replica.role == "leading" and replica.epoch == configuration.epoch:
-            if replica.hears_leader or replica.unheard_ms < self._settings.unheard_ms:
+            if not self._is_deaf(number, journal):
                 return None
             others = self._voters(number, configuration.members) - {leader}
             if not is_majority(others, configuration.members):
@@ -266,6 +272,18 @@ class _Planner:
         if age_ms >= election_ms * ELECTED_PATIENCE and not self._is_copied_from(replica):
             return f"broker {name} was not activated", True
         return None
+
+    def _is_deaf(self, number: int, journal: JournalSeen) -> bool:
+        """Tell whether a leader that is kept hears no majority: there is none to appoint another one with."""
+        configuration = journal.configuration
+        replica = self._replica(number, configuration.leader)
+        return (
+            replica is not None
+            and replica.role == "leading"
+            and replica.epoch == configuration.epoch
+            and not replica.hears_leader
+            and replica.unheard_ms >= self._settings.unheard_ms
+        )
 
     def _is_copied_from(self, replica: ReplicaSeen) -> bool:
         """Tell whether somebody gets on with a copy from an elect: it may need that one for its majority."""
@@ -692,7 +710,10 @@ class _Planner:
     def _shift_home(
         self, homes: dict[int, str | None], hosts: dict[int, list[str]], counts: dict[str, int]
     ) -> bool:
+        fewest = min(counts.values(), default=0)
         for fullest in sorted(counts, key=lambda name: -counts[name]):
+            if counts[fullest] < fewest + 2:
+                break  # nobody has room for one of its own
             came_by: dict[str, tuple[int, str]] = {}
             reached = [fullest]
             for name in reached:
