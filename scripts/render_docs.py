@@ -26,7 +26,7 @@ CLI_HEAD = """\
 
 **Which server.** `--endpoint-url` with credentials from `AWS_ACCESS_KEY_ID` and its kin; else `--data`, where a server
 left `client.json` at its start; else `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`; else `QUAYMASTER_DATA` or
-`./quaymaster-data`. Commands on accounts, keys and backups, `queue peek` and `queue delete` use the
+`./quaymaster-data`. Commands on accounts, keys, consumer groups and backups, `queue peek` and `queue delete` use the
 [admin API](admin.md), the others the SQS API.
 
 **Output.** Tables on a terminal, tab-separated lines in a pipe, JSON with `--json`. Notes and progress bars go to

@@ -9,6 +9,7 @@ from quaymaster.core import commands
 from quaymaster.frontend import consumer_groups
 
 from .support import ACCOUNT, REGION, Answer, Service, serving
+from .test_admin import administered
 
 LOG = {"RetentionMode": "Log"}
 
@@ -211,5 +212,38 @@ def test_a_log_is_neither_a_dead_letter_queue_nor_a_target_of_a_redrive() -> Non
 
             assert "cannot be a dead-letter queue" in dead.json["message"]
             assert error_of(moved) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
+
+    asyncio.run(scenario())
+
+
+def test_operators_list_create_reset_and_move_groups() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            service = port.service
+            await service.add_queue("log", **LOG)
+            await service.add_queue("plain")
+            for body in ("a", "b", "c"):
+                await send(service, "log", body)
+
+            made = await port.call("POST", "queues/log/groups", {"group": "x", "start": "earliest"})
+            ahead = await port.call("POST", "queues/log%40x/offset", {"offset": 3})
+            listed = await port.call("GET", "queues/log/groups")
+            reset = await port.call("POST", "queues/log%40x/reset", {"start": "earliest"})
+            deleted = await port.call("DELETE", "queues/log%40x")
+            gone = await port.call("POST", "queues/log%40x/reset", {"start": "earliest"})
+            of_plain = await port.call("GET", "queues/plain/groups")
+            of_none = await port.call("GET", "queues/none/groups")
+            no_number = await port.call("POST", "queues/log%40x/offset", {"offset": -1})
+            no_offset = await port.call("POST", "queues/log%40x/offset", {})
+
+            assert made.json["lag"] == reset.json["lag"] == 3
+            assert ahead.json["lag"] == 1
+            assert [row["group"] for row in listed.json["groups"]] == ["x"]
+            assert listed.json["groups"][0] == ahead.json
+            assert deleted.json == {"name": "log@x", "deleted": True}
+            assert [gone.status, of_plain.status, of_none.status] == [400, 400, 400]
+            assert "RetentionMode is not Log" in of_plain.json["error"]["message"]
+            assert "not negative" in no_number.json["error"]["message"]
+            assert no_offset.status == 400
 
     asyncio.run(scenario())

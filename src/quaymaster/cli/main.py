@@ -20,6 +20,7 @@ from quaymaster.cli import (
     ca,
     cell,
     cell_operations,
+    group,
     key,
     local,
     message,
@@ -54,6 +55,7 @@ def quaymaster_command(
 app.command()(server.serve)
 app.command()(server.env)
 app.add_typer(queue.app, name="queue")
+app.add_typer(group.app, name="group")
 app.add_typer(message.app, name="message")
 app.add_typer(account.app, name="account")
 app.add_typer(key.app, name="key")

@@ -9,6 +9,8 @@
     GET    /admin/v1/queues                  ?prefix= &account_id= &limit= &next_token=
     DELETE /admin/v1/queues/NAME             ?account_id=
     GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
+    GET    /admin/v1/queues/NAME/groups      consumer groups of a log-retained queue; POST: a new one
+    POST   /admin/v1/queues/NAME/reset       NAME is QUEUE@GROUP: it begins anew; /offset: all below is consumed
     GET    /admin/v1/accounts                POST: a new one with a first key
     GET    /admin/v1/keys                    ?account_id= ; sessions too; POST: a new one, its secret is shown once
     POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session
@@ -50,10 +52,11 @@ from quaymaster.core.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.messages import UnknownMessageFormat, decode_message, prefix_bytes
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_definitions import QueueDefinition, group_name
 from quaymaster.frontend.authentication import AccessKey, Signed
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
+from quaymaster.frontend.group_admin import GroupAdmin
 from quaymaster.frontend.message_actions import partition_of, uuid_text
 from quaymaster.frontend.queue_actions import QueueService
 from quaymaster.monitoring.health import Health
@@ -194,6 +197,15 @@ class AdminCall(msgspec.Struct, frozen=True):
             raise InvalidParameterValue.of(parameter, text, f"Must be between {smallest} and {largest}.")
         return int(text)
 
+    def integer(self, field: str, default: int | None = None) -> int:
+        """Return a number of the body, not below 0; MissingParameter when there is none and no default."""
+        value = self.fields.get(field, default)
+        if value is None:
+            raise MissingParameter(field)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+            raise InvalidParameterValue.of(field, value, "Must be a whole number, not negative.")
+        return value
+
     def text(self, field: str, default: str | None = None) -> str:
         """Return a text of the body; MissingParameter when there is none and no default."""
         value = self.fields.get(field, default)
@@ -231,6 +243,7 @@ class Admin:
         self._authentication = authentication
         # Only opens messages; those who send have ciphers of their own.
         self._cipher = MessageCipher(metadata.data_key)
+        self._groups = GroupAdmin(broker, metadata)
         self._timeout_s = settings.control_timeout_ms / 1000
         self._tasks: set[asyncio.Task[None]] = set()
         self._backup: dict[str, Any] = {"state": "none"}
@@ -242,6 +255,10 @@ class Admin:
             ("GET", "queues"): self._list_queues,
             ("DELETE", "queues", "*"): self._delete_queue,
             ("GET", "queues", "*", "messages"): self._peek,
+            ("GET", "queues", "*", "groups"): self._list_groups,
+            ("POST", "queues", "*", "groups"): self._create_group,
+            ("POST", "queues", "*", "reset"): self._reset_group,
+            ("POST", "queues", "*", "offset"): self._set_group_offset,
             ("GET", "accounts"): self._list_accounts,
             ("POST", "accounts"): self._create_account,
             ("GET", "keys"): self._list_keys,
@@ -437,6 +454,28 @@ class Admin:
             "trace_header": content.trace_header,
             "dead_letter_source_arn": stored.dead_letter_source_arn,
         }
+
+    async def _list_groups(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        return {"name": call.name, "groups": await self._groups.list_groups(account_id, call.name)}
+
+    async def _create_group(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        name = group_name(call.name, call.text("group"))
+        return await self._groups.create_group(account_id, name, call.text("start", ""))
+
+    async def _reset_group(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        row = await self._groups.reset(account_id, call.name, call.text("start"))
+        log_event(log, logging.INFO, "consumer group reset by operator", queue=call.name)
+        return row
+
+    async def _set_group_offset(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        offset, partition = call.integer("offset"), call.integer("partition", 0)
+        row = await self._groups.set_offset(account_id, call.name, partition, offset)
+        log_event(log, logging.INFO, "offset of consumer group set by operator", queue=call.name)
+        return row
 
     def _queue(self, call: AdminCall) -> QueueDefinition:
         definition = self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)

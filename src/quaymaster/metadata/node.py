@@ -74,6 +74,7 @@ from quaymaster.protocol.metadata_messages import (
     Greet,
     Greeting,
     ListDeadLetterSources,
+    ListGroups,
     ListQueues,
     ListRows,
     QueueChange,
@@ -262,7 +263,7 @@ class MetadataNode:
                 return await self._transact(request)
             case Greet():
                 return Greeting(self._region, self._account_id)
-            case ListQueues() | ListDeadLetterSources():
+            case ListQueues() | ListDeadLetterSources() | ListGroups():
                 with contextlib.suppress(StoreUnreachable):  # the front end decides how old a list may be
                     await self._see_everything()
                 await self._catch_up(request.at_least)

@@ -81,6 +81,7 @@ from quaymaster.protocol.metadata_messages import (
     CreateQueue,
     DeleteQueue,
     ListDeadLetterSources,
+    ListGroups,
     NewDataKey,
     QueueChange,
     QueueListing,
@@ -236,6 +237,8 @@ class Queues:
         """
         if isinstance(request, ListDeadLetterSources):
             return self._list_dead_letter_sources(request)
+        if isinstance(request, ListGroups):
+            return self._list_groups(request)
         prefix = request.prefix
         names = self._names.get(request.account_id, [])
         after = _parse_token(request.next_token)
@@ -253,6 +256,18 @@ class Queues:
         names = self._dead_letter_sources.get(self.arn(target), [])
         start = 0 if after is None else bisect_right(names, after)
         return self._page(request, names[start : start + _limit(request) + 1])
+
+    def _list_groups(self, request: ListGroups) -> QueuePage:
+        log = self.queue(request.account_id, request.name)
+        suffixes = self._groups_of.get(log.queue_id, ())
+        names = sorted(suffix.rpartition("/")[2] for suffix in suffixes)
+        after = _parse_token(request.next_token)
+        found = [
+            name
+            for name in names
+            if (request.account_id, name) in self._by_name and (after is None or name > after)
+        ]
+        return self._page(request, found[: _limit(request) + 1])
 
     def _page(self, request: QueueListing, names: list[str]) -> QueuePage:
         account_id, limit = request.account_id, _limit(request)

@@ -226,6 +226,16 @@ class ListDeadLetterSources(msgspec.Struct, frozen=True, array_like=True, tag=33
     at_least: int = 0
 
 
+class ListGroups(msgspec.Struct, frozen=True, array_like=True, tag=34):
+    """The consumer groups of a log-retained queue, up to 1000; tokens as in `ListQueues`."""
+
+    account_id: str
+    name: str
+    results_max: int | None = None
+    next_token: str | None = None
+    at_least: int = 0
+
+
 QueueChange = (
     CreateQueue
     | SetAttributes
@@ -241,7 +251,7 @@ QueueChange = (
 """Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
 node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what
 there is up to this revision."""
-QueueListing = ListQueues | ListDeadLetterSources
+QueueListing = ListQueues | ListDeadLetterSources | ListGroups
 Request = Greet | ListRows | FindRows | GetRow | GetChanges | Transact | QueueChange | QueueListing
 
 
