@@ -441,12 +441,17 @@ def _check_memory(replica: Replica) -> None:
 
 
 def _is_busy(manager: Manager) -> bool:
-    """Tell whether a manager acts, waits before it tries again or gives a broker anything, or would act."""
+    """Tell whether a manager acts, waits before it tries again, drops or gives a broker anything, or would act."""
     seen = manager.product._seen()
+    has_left_over = any(
+        number in seen.journals and replica.member not in seen.journals[number].configuration.members
+        for broker in seen.brokers
+        for number, replica in broker.report.replicas.items()
+    )
     settled_ms = seen.now_ms - seen.settings.settle_ms
     is_waiting = seen.acting or seen.asking or seen.resting
     is_settled = all(broker.connected_ms < settled_ms for broker in seen.brokers)
-    return bool(is_waiting or not is_settled or placement.plan(seen).actions)
+    return bool(is_waiting or has_left_over or not is_settled or placement.plan(seen).actions)
 
 
 def run_seed(seed: int, *, profile: Profile | None = None, bugs: Iterable[str] = ()) -> Outcome:
