@@ -61,9 +61,11 @@ def take_batch(
     """
     events, segments = warehouse.table(REQUEST_EVENTS), warehouse.table(SEGMENTS)
     note = events.note(APP)
+    # Asked first: a queue that was made anew tells its new identity.
+    bounds = feed.bounds()
     if note and note["feed"] != feed.identity:
         raise FeedChanged(f"the tables in {warehouse.root} are of {note['feed']}, not of {feed.identity}")
-    ranges = plan_batch(feed.bounds(), {int(key): value for key, value in note.get("next", {}).items()})
+    ranges = plan_batch(bounds, {int(key): value for key, value in note.get("next", {}).items()})
     if not ranges:
         return None
     batch_id = events.last_batch(APP) + 1

@@ -99,9 +99,6 @@ def spark_session(
         .config("spark.sql.warehouse.dir", str(directory / "unused"))
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.session.timeZone", "UTC")
-        # A row of what tasks take is a block of thousands of records.
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
-        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
     )
     if is_local:
         builder = builder.config("spark.driver.host", "127.0.0.1").config(

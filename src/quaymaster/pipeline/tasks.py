@@ -75,6 +75,8 @@ class SparkWorkers:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
+        # A row of what tasks take is a block of thousands of records.
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
 
     def over_blocks(
         self,

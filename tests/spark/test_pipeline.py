@@ -1,0 +1,114 @@
+"""The usage pipeline in a real Spark session: from the queue to gold, with tasks whose processes are killed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.pipeline_site import Site, expected_usage
+from harness.usage_blocks import FrontEnd
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from quaymaster.pipeline.bronze import FeedChanged
+from quaymaster.pipeline.feed import FileFeed, QueueFeed, UsageFeed
+from quaymaster.pipeline.jobs import Pipeline
+from quaymaster.pipeline.reconciliation import compare_rows
+from quaymaster.pipeline.tasks import Answers, SparkWorkers
+from quaymaster.pipeline.upkeep import backfill, compact
+from quaymaster.protocol.usage_records import block_text
+
+from .fake_server import FakeServer
+
+# Executors have this project, and not its tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+NOW = datetime.datetime(2026, 11, 22, 18, tzinfo=datetime.UTC)
+
+
+def run(site: Site, workers: Any, feed: UsageFeed) -> int:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        return Pipeline(workers, warehouse, feed, clock=lambda: NOW).catch_up().rows
+
+
+def test_the_usage_queue_is_read_to_its_end_and_no_further_than_once(
+    spark: SparkSession, fake: FakeServer, tmp_path: Path
+) -> None:
+    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b")
+    log = fake.make("quaymaster-usage", 0, 0)
+    log.partitions[0] += [block_text(one.block(rows)).encode() for rows in (100, 50, 0)]
+    feed = QueueFeed(fake.endpoint, fake.url("quaymaster-usage"))
+    workers = SparkWorkers(spark)
+
+    first = run(site, workers, feed)
+    log.partitions[0].append(block_text(one.block(20)).encode())
+    log.partitions[1].append(block_text(two.block(30)).encode())
+    second = run(site, workers, feed)
+    third = run(site, workers, feed)
+
+    assert (first, second, third) == (150, 50, 0)
+    assert site.usage() == expected_usage(one, two)
+    with site.warehouse.writing():
+        assert backfill(workers, site.warehouse, 0, 1 << 62).replaced == ()
+        compact(workers, site.warehouse, keep_hours=0)
+    assert site.usage() == expected_usage(one, two)
+    assert [compared.difference for compared in compare_rows(site.warehouse)] == [0] * 5
+    fake.make("quaymaster-usage", 0, 0)
+    with pytest.raises(FeedChanged, match="quaymaster-usage"):
+        run(site, workers, feed)
+
+
+class KilledOnce:
+    """Spark's workers, of which each kind of job loses its process once in the middle of its work."""
+
+    def __init__(self, spark: SparkSession, marks: Path) -> None:
+        self._workers = SparkWorkers(spark)
+        self._marks = marks
+        self._jobs = 0
+
+    def over_blocks(
+        self,
+        feed: UsageFeed,
+        ranges: Mapping[int, tuple[int, int]],
+        work: Callable[[Iterator[Any]], Iterator[Any]],
+    ) -> Answers:
+        return self._workers.over_blocks(feed, ranges, self._deadly(work))
+
+    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
+        return self._workers.over(items, self._deadly(work))
+
+    def _deadly(self, work: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        self._jobs += 1
+        mark = str(self._marks / str(self._jobs))
+
+        def work_and_die(rows: Any) -> Iterator[Any]:
+            for line in work(rows):
+                yield line
+                if not os.path.exists(mark):
+                    with open(mark, "w"):
+                        pass
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return work_and_die
+
+
+def test_tasks_whose_processes_are_killed_are_repeated_and_count_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    site, one = Site(tmp_path), FrontEnd("a", step_us=20_000_000)
+    site.ship(*(one.block(40) for _ in range(5)))
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    rows = run(site, KilledOnce(spark, marks), FileFeed(site.feed))
+
+    assert len(list(marks.iterdir())) == 2
+    assert rows == 200
+    assert site.usage() == expected_usage(one)
+    assert [compared.difference for compared in compare_rows(site.warehouse)] == [0] * 5
