@@ -14,6 +14,15 @@ from quaymaster.pipeline.sequences import Coverage
 from quaymaster.pipeline.tables import Warehouse
 
 METRICS_FILE = "metrics.prom"
+METRICS = {
+    "quaymaster_pipeline_lag_blocks": "Blocks of the usage queue that are not yet in the tables.",
+    "quaymaster_pipeline_batch_seconds": "How long the last batch took, through all layers.",
+    "quaymaster_pipeline_last_run_timestamp_seconds": "When this was written.",
+    "quaymaster_pipeline_reconciliation_difference": "How far the layers are from each other; 0, or alarm.",
+    "quaymaster_pipeline_missing_sequences": "Records of front ends that are missing in between.",
+    "quaymaster_pipeline_damaged_blocks": "Blocks that could not be read.",
+    "quaymaster_pipeline_rows_total": "Rows by what became of them: bronze, silver, audit, quarantine, duplicates.",
+}
 
 
 def read_status(warehouse: Warehouse, coverage: Coverage | None = None) -> dict[str, Any]:
@@ -59,32 +68,22 @@ def read_status(warehouse: Warehouse, coverage: Coverage | None = None) -> dict[
 
 def render_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: float, now_s: float) -> str:
     """Return the text that Prometheus's node exporter takes from a file."""
-    gauges = {
-        "lag_blocks": ("Blocks of the usage queue that are not yet in the tables.", lag_blocks),
-        "batch_seconds": ("How long the last batch took, through all layers.", batch_seconds),
-        "last_run_timestamp_seconds": ("When this was written.", now_s),
-        "reconciliation_difference": (
-            "How far the layers are from each other; 0, or alarm.",
-            status["difference"],
-        ),
-        "missing_sequences": (
-            "Records of front ends that are missing in between.",
-            sum(gap["to"] - gap["from"] for gap in status["gaps"]),
-        ),
-        "damaged_blocks": ("Blocks that could not be read.", status["damaged_blocks"]),
+    values = {
+        "quaymaster_pipeline_lag_blocks": lag_blocks,
+        "quaymaster_pipeline_batch_seconds": batch_seconds,
+        "quaymaster_pipeline_last_run_timestamp_seconds": now_s,
+        "quaymaster_pipeline_reconciliation_difference": status["difference"],
+        "quaymaster_pipeline_missing_sequences": sum(gap["to"] - gap["from"] for gap in status["gaps"]),
+        "quaymaster_pipeline_damaged_blocks": status["damaged_blocks"],
     }
     lines = []
-    for name, (text, value) in gauges.items():
-        metric = f"quaymaster_pipeline_{name}"
-        lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge", f"{metric} {value}"]
-    lines += [
-        "# HELP quaymaster_pipeline_rows_total Rows by what became of them.",
-        "# TYPE quaymaster_pipeline_rows_total counter",
-        *(
-            f'quaymaster_pipeline_rows_total{{layer="{layer}"}} {rows}'
-            for layer, rows in status["rows"].items()
-        ),
-    ]
+    for name, text in METRICS.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        if name in values:
+            lines.append(f"{name} {values[name]}")
+        else:
+            lines += [f'{name}{{layer="{layer}"}} {rows}' for layer, rows in status["rows"].items()]
     return "\n".join(lines) + "\n"
 
 
