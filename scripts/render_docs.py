@@ -72,6 +72,8 @@ def commands() -> dict[str, Any]:
 
     def walk(command: Any, words: str) -> None:
         if hasattr(command, "commands"):
+            if command.invoke_without_command and words:
+                found[words] = command
             for name, child in command.commands.items():
                 walk(child, f"{words} {name}".strip())
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from quaymaster.monitoring.metrics import METRICS
-from quaymaster.pipeline.schemas import TABLES
+from quaymaster.pipeline.billing.focus import COLUMNS
+from quaymaster.pipeline.billing.tables import PRICE_BOOK
+from quaymaster.pipeline.schemas import AUDIT_EVENTS, TABLES
 from quaymaster.pipeline.status import METRICS as PIPELINE_METRICS
 from quaymaster.protocol.errors import WIRE_ERRORS
 from quaymaster.protocol.queue_attributes import COMPUTED_NAMES, is_attribute_name
@@ -159,6 +162,7 @@ def test_settings_named_in_a_page_exist(page: Path) -> None:
     measurements = {path.stem for path in (ROOT / "bench").glob("*.py")}
     of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster" / "pipeline").glob("*.py")}
     of_pipeline |= {name.partition(".")[2] for name in PIPELINE_TABLES}
+    of_pipeline |= {*AUDIT_EVENTS.schema.names, *COLUMNS, *PRICE_BOOK.schema.names}
     known = {*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline}
 
     for variable in re.findall(r"QUAYMASTER_[A-Z_]+", text):
@@ -199,18 +203,27 @@ def test_metrics_named_in_a_page_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_options_shown_in_a_page_exist(page: Path, render_docs: ModuleType) -> None:
     commands = render_docs.commands()
-    groups = {words.split()[0] for words in commands if " " in words}
+    words_of = [command.split() for command in commands]
+    groups = {" ".join(words[:count]) for words in words_of for count in range(1, len(words))}
 
     for line in code_lines(text_of(page)):
         for shown in re.findall(r"(?:^|[\s(\"])(?:\S*/)?quaymaster ((?!\.)[a-z-][^\"#)]*)", line):
-            words = shown.split()
-            name = " ".join(words[:2]) if words[0] in groups else words[0]
-            if words[0].startswith("--") or name in groups:
+            words = list(itertools.takewhile(lambda word: word[0] not in "-[", shown.split()))
+            name = _command_named(words, groups)
+            if not words or name in groups - set(commands):
                 continue
             assert name in commands, f"quaymaster {shown}"
             known = {flag for p in commands[name].params for flag in (*p.opts, *p.secondary_opts)}
             for flag in re.findall(r"(?<=\s)--?[a-z][a-z-]*", shown):
                 assert flag in known, f"quaymaster {name} has no {flag}"
+
+
+def _command_named(words: list[str], groups: set[str]) -> str:
+    """Return the words that name a command: one more than those that name a group; the others are its arguments."""
+    count = 0
+    while count < len(words) and " ".join(words[: count + 1]) in groups:
+        count += 1
+    return " ".join(words[: count + 1])
 
 
 def test_make_targets_in_documents_exist_and_all_are_documented() -> None:

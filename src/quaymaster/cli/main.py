@@ -16,7 +16,9 @@ import typer
 import quaymaster
 from quaymaster.cli import (
     account,
+    audit,
     bench,
+    billing,
     ca,
     cell,
     cell_operations,
@@ -63,6 +65,10 @@ app.add_typer(ca.app, name="ca")
 app.add_typer(local.app, name="local")
 app.add_typer(cell.broker_app, name="broker")
 app.add_typer(pipeline.app, name="pipeline")
+pipeline.app.command()(billing.invoice)
+pipeline.app.command()(billing.accounts)
+pipeline.app.add_typer(billing.prices_app, name="prices")
+app.add_typer(audit.app, name="audit")
 app.command()(pipeline.usage)
 for role in (cell.metadata, cell.manager, cell.frontend):
     app.command()(role)

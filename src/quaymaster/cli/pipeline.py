@@ -90,7 +90,7 @@ def run(
     directory = data_directory(data)
     with _spark(directory, master, driver_memory) as workers:
         feed = _feed(directory, files)
-        tables = _warehouse(directory, warehouse, storage_option)
+        tables = open_warehouse(directory, warehouse, storage_option)
         with _writing(tables):
             pipeline = _started(workers, tables, feed)
             while True:
@@ -120,10 +120,10 @@ def status(
     as_json: options.AsJSON = False,
 ) -> None:
     """Show how far the tables are, what is missing, and until when hours are closed."""
-    _need_tables()
+    need_tables()
     from quaymaster.pipeline.status import read_status
 
-    found = read_status(_warehouse(data_directory(data), warehouse, storage_option))
+    found = read_status(open_warehouse(data_directory(data), warehouse, storage_option))
     if as_json:
         print_json(found)
         return
@@ -152,10 +152,10 @@ def reconcile(
 
     Ends with 1 if anything differs. What was found is kept in ops.reconciliation.
     """
-    _need_tables()
+    need_tables()
     from quaymaster.pipeline.reconciliation import compare_rows, write_comparisons
 
-    tables = _warehouse(data_directory(data), warehouse, storage_option)
+    tables = open_warehouse(data_directory(data), warehouse, storage_option)
     with _writing(tables):
         found = compare_rows(tables)
         write_comparisons(tables, found, _now())
@@ -190,14 +190,14 @@ def backfill(
     as_json: options.AsJSON = False,
 ) -> None:
     """Sum hours up anew from the events, and replace those that were wrong. The same again changes nothing."""
-    _need_tables()
+    need_tables()
     from quaymaster.pipeline.upkeep import backfill as sum_up
 
     first_us = _hour_us(since, "--since", 0)
     end_us = _hour_us(until, "--until", 1 << 62)
     directory = data_directory(data)
     with _spark(directory, master, driver_memory) as workers:
-        tables = _warehouse(directory, warehouse, storage_option)
+        tables = open_warehouse(directory, warehouse, storage_option)
         with _writing(tables):
             done = sum_up(workers, tables, first_us, end_us)
     if as_json:
@@ -220,12 +220,12 @@ def compact(
     as_json: options.AsJSON = False,
 ) -> None:
     """Make small files of tables into large ones, and delete those that no table has had for a while."""
-    _need_tables()
+    need_tables()
     from quaymaster.pipeline.upkeep import compact as compact_tables
 
     directory = data_directory(data)
     with _spark(directory, master, driver_memory) as workers:
-        tables = _warehouse(directory, warehouse, storage_option)
+        tables = open_warehouse(directory, warehouse, storage_option)
         with _writing(tables):
             done = compact_tables(workers, tables, keep_hours=keep_hours)
     if as_json:
@@ -250,14 +250,14 @@ def usage(
 
     What is shown is what `quaymaster pipeline run` has put into the tables so far.
     """
-    _need_tables()
+    need_tables()
     from quaymaster.pipeline.usage import UsageLine, read_usage
 
     first, end = (
         None if text is None else _hour_text(_hour_us(text, name, 0))
         for text, name in ((since, "--since"), (until, "--until"))
     )
-    tables = _warehouse(data_directory(data), warehouse, storage_option)
+    tables = open_warehouse(data_directory(data), warehouse, storage_option)
     lines = read_usage(tables, account=account, queue=queue, since=first, until=end)
     if as_json:
         print_json([line._asdict() for line in lines])
@@ -267,7 +267,7 @@ def usage(
         note("No usage is in the tables. `quaymaster pipeline run --once` takes what front ends recorded.")
 
 
-def _need_tables() -> None:
+def need_tables() -> None:
     try:
         import deltalake  # noqa: F401
         import pyarrow  # noqa: F401
@@ -275,7 +275,7 @@ def _need_tables() -> None:
         raise WrongUsage(f"{error.name} is not installed: pip install 'quaymaster[spark]'") from None
 
 
-def _warehouse(directory: Path, uri: str | None, storage_options: list[str] | None) -> Warehouse:
+def open_warehouse(directory: Path, uri: str | None, storage_options: list[str] | None) -> Warehouse:
     from quaymaster.pipeline.tables import Warehouse
 
     pairs = {}
@@ -301,7 +301,7 @@ def _writing(tables: Warehouse) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _spark(directory: Path, master: str, driver_memory: str) -> Iterator[SparkWorkers]:
-    _need_tables()
+    need_tables()
     from quaymaster.pipeline.session import SparkMissing, spark_session
     from quaymaster.pipeline.tasks import SparkWorkers
 

@@ -11,6 +11,7 @@ import pytest
 from harness.billing import ACCOUNT, BOOK, CHANGED, MILLION, MONTH, fill, used
 
 from quaymaster.pipeline.billing.documents import render_csv, render_json
+from quaymaster.pipeline.billing.invoice_pdf import render_pdf
 from quaymaster.pipeline.billing.invoices import Invoice
 from quaymaster.pipeline.billing.periods import Month, Stage
 from quaymaster.pipeline.billing.price_files import example_book, parse_toml, render_toml
@@ -81,6 +82,7 @@ def test_a_final_invoice_is_the_same_bytes_whenever_it_is_asked_for_again(tmp_pa
     assert issued.invoice_id == f"QM-202611-{ACCOUNT}"
     assert render_json(again) == render_json(viewed.invoice) == render_json(issued)
     assert render_csv(again) == render_csv(issued)
+    assert render_pdf(again) == render_pdf(issued)
     assert viewed.stage is Stage.CLOSED
 
 

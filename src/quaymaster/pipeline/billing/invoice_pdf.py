@@ -46,7 +46,8 @@ def render_pdf(invoice: Invoice) -> bytes:
     title = f"Invoice {invoice.invoice_id}" if invoice.invoice_id else "Provisional invoice"
     page = _Page(_latin(f"{invoice.issuer} · {title} · revision {invoice.revision}"))
     # Time, producer and compression would make bytes differ between runs, versions and machines.
-    page.set_creation_date(invoice.issued or datetime(1970, 1, 1, tzinfo=UTC))
+    # UTC is written as Z or as +00'00', by the kind of its zone; tables give another kind than clocks.
+    page.set_creation_date((invoice.issued or datetime(1970, 1, 1, tzinfo=UTC)).astimezone(UTC))
     page.set_producer("Quaymaster")
     page.set_compression(False)
     page.set_title(_latin(f"{title}, {invoice.month}"))

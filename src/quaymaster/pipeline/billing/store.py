@@ -246,7 +246,8 @@ class BillingStore:
         account_id = fields["account_id"]
         invoice = Invoice(
             *(account_id, fields["account_name"], row.month, fields["currency"], fields["issuer"]),
-            *(fields["price_book"], fields["revision"], fields["state"], fields["issued"]),
+            *(fields["price_book"], fields["revision"], fields["state"]),
+            None if fields["issued"] is None else fields["issued"].astimezone(datetime.UTC),
             tuple(self.charges(row.month, account_id)),
             tuple(self.corrections(row.month, account_id)),
         )
@@ -359,8 +360,17 @@ def _charge(row: Mapping[str, Any]) -> Charge:
     """Return the charge that a line was made of."""
     assert set(row) >= set(COLUMNS), "lines have all columns"
     return Charge(
-        *(row["x_line_id"], row["ChargePeriodStart"], row["RegionId"], row["x_queue_id"] or 0),
-        *(row["ResourceName"] or "", row["x_action"], row["x_billing_class"], row["x_price_version"]),
-        FREE if row["x_tier"] == "free" else int(row["x_tier"]) - 1,
-        *(row["ListUnitPrice"], row["ConsumedQuantity"], row["BilledCost"], row["x_rule_version"]),
+        line_id=row["x_line_id"],
+        day=row["ChargePeriodStart"].astimezone(datetime.UTC),
+        region=row["RegionId"],
+        queue_id=row["x_queue_id"] or 0,
+        queue_name=row["ResourceName"] or "",
+        action=row["x_action"],
+        billing_class=row["x_billing_class"],
+        price_version=row["x_price_version"],
+        tier=FREE if row["x_tier"] == "free" else int(row["x_tier"]) - 1,
+        unit_price=row["ListUnitPrice"],
+        quantity=row["ConsumedQuantity"],
+        cost=row["BilledCost"],
+        rule_version=row["x_rule_version"],
     )

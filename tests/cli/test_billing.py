@@ -1,0 +1,218 @@
+"""`quaymaster pipeline invoice`, `prices` and `accounts`, from blocks of usage to files."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from harness.pipeline_site import Site
+from harness.usage_blocks import FrontEnd
+
+from quaymaster.pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
+from quaymaster.pipeline.schemas import USAGE_HOURLY
+from quaymaster.protocol.usage_records import Seal
+
+from .conftest import PlayedServer, Run, write_client_file
+
+MONTH = "2020-02"
+ONE, TWO = "000000000001", "000000000002"
+LEAP_DAY_US = 1_582_934_400_000_000
+"""2020-02-29T00:00:00Z."""
+NOW = datetime.datetime(2020, 3, 9, tzinfo=datetime.UTC)
+MILLION_TIMES_DEARER = (
+    render_toml(example_book())
+    .replace("free_requests = 1000000", "free_requests = 10")
+    .replace('per_million = "0.', 'per_million = "123456.')
+)
+
+
+def used(data: Path, *, is_sealed: bool = True, front_end: str = "fe-1") -> FrontEnd:
+    """Fill a data directory's tables with the last hours of a leap February."""
+    site = Site(data)
+    one = FrontEnd(front_end, time_us=LEAP_DAY_US + 22 * 3_600_000_000, step_us=30_000_000)
+    site.ship(one.block(100), one.block(120, seal=Seal(1, 220, "stopped") if is_sealed else None))
+    site.run(now=NOW)
+    return one
+
+
+def billed(one: FrontEnd) -> Counter[str]:
+    """Return the billed requests of accounts, counted one by one."""
+    found: Counter[str] = Counter()
+    for record in one.records:
+        if record.http_status != 403:
+            found[record.account_id] += record.chunks
+    return found
+
+
+def test_usage_becomes_invoices_whose_requests_are_those_of_the_records(tmp_path: Path, run: Run) -> None:
+    one = used(tmp_path)
+
+    done = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+
+    assert done.code == 0, done.err
+    invoices = json.loads(done.out)
+    assert {invoice["account_id"]: invoice["billed_requests"] for invoice in invoices} == billed(one)
+    assert {invoice["state"] for invoice in invoices} == {"provisional"}
+    assert {invoice["stage"] for invoice in invoices} == {"due"}
+    assert all(compared["difference"] == 0 for invoice in invoices for compared in invoice["reconciliation"])
+
+
+@pytest.mark.parametrize("format_", ["json", "csv", "pdf"])
+def test_final_invoices_are_files_that_are_the_same_whenever_they_are_written(
+    tmp_path: Path, run: Run, format_: str
+) -> None:
+    used(tmp_path)
+    arguments = (
+        "pipeline",
+        "invoice",
+        "--data",
+        tmp_path,
+        "--month",
+        MONTH,
+        "--final",
+        "--format",
+        format_,
+        "--out",
+    )
+
+    first = run(*arguments, tmp_path / "first")
+    second = run(*arguments, tmp_path / "second")
+
+    assert (first.code, second.code) == (0, 0), first.err
+    names = [f"QM-202002-{account}.{format_}" for account in (ONE, TWO)]
+    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    assert first.out.splitlines() == [str(tmp_path / "first" / name) for name in names]
+
+
+def test_an_open_month_has_no_final_invoice(tmp_path: Path, run: Run) -> None:
+    used(tmp_path, is_sealed=False)
+
+    done = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+
+    assert done.code == 1
+    assert "2020-02 is open: hours until 2020-02-29 23:50 are closed" in done.err
+
+
+def test_counts_that_differ_are_told_and_nothing_final_is_issued(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    table = Site(tmp_path).warehouse.table(USAGE_HOURLY)
+    files = table.files()
+    table.commit("somebody", 0, [], removes=files[:1])
+
+    final = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+    provisional = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH)
+
+    assert (final.code, provisional.code) == (1, 0)
+    assert "counts differ" in final.err
+    assert "Counts differ" in provisional.err
+
+
+def test_an_invoice_by_a_price_book_of_ones_own_adds_up(tmp_path: Path, run: Run) -> None:
+    one = used(tmp_path)
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
+
+    book = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path, "--json")
+    done = run(
+        "pipeline",
+        "invoice",
+        "--data",
+        tmp_path,
+        "--month",
+        MONTH,
+        "--account",
+        TWO,
+        "--final",
+        "--format",
+        "csv",
+    )
+
+    assert book.code == 0, book.err
+    assert json.loads(book.out)["versions"][0]["free_requests"] == 10
+    lines = list(csv.DictReader(io.StringIO(done.out)))
+    assert sum(int(line["ConsumedQuantity"] or 0) for line in lines) == billed(one)[TWO]
+    total = sum((Decimal(line["BilledCost"]) for line in lines), Decimal(0))
+    assert total == total.quantize(Decimal("0.01"))
+    assert total > 1
+    assert {line["InvoiceId"] for line in lines} == {f"QM-202002-{TWO}"}
+
+
+def test_prices_of_a_month_with_final_invoices_stay(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    assert run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final").code == 0
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
+
+    done = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
+
+    assert done.code == 1
+    assert "invoices of 2020-02" in done.err
+
+
+@pytest.mark.parametrize(("format_", "parse"), [("toml", parse_toml), ("csv", parse_csv)])
+def test_the_price_book_is_shown_as_it_can_be_set(
+    tmp_path: Path, run: Run, format_: str, parse: object
+) -> None:
+    assert callable(parse)
+
+    shown = run("pipeline", "prices", "show", "--data", tmp_path, "--format", format_)
+    table = run("pipeline", "prices", "show", "--data", tmp_path)
+
+    assert parse(shown.out) == example_book()
+    assert table.out.splitlines()[0] == "1\t2000-01-01 00:00:00Z\t-\t1000000\tstandard\t0\t0.4"
+    assert "example" in table.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("invoice", "--month", "2026-13"), "is no month"),
+        (("invoice", "--month", MONTH, "--format", "pdf"), "needs --out"),
+        (("invoice", "--month", MONTH, "--out", "x"), "needs --format"),
+        (("prices", "set", "prices.xml"), "neither .toml nor .csv"),
+        (("prices", "set", "absent.toml"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(
+    tmp_path: Path, run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    done = run("pipeline", *arguments, "--data", tmp_path)
+
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_bad_price_book_says_where(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER.replace("above = 0,", "above = 7,"))
+
+    done = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
+
+    assert done.code == 2
+    assert "version 1, standard: the first tier must be above 0, not above 7" in done.err
+
+
+def test_a_month_without_usage_has_no_invoices(tmp_path: Path, run: Run) -> None:
+    everybody = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+    one = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--account", ONE)
+
+    assert (everybody.code, json.loads(everybody.out)) == (0, [])
+    assert one.code == 1
+    assert "used nothing" in one.err
+
+
+def test_names_of_accounts_come_from_the_server(tmp_path: Path, run: Run, server: PlayedServer) -> None:
+    server.answers["GET /admin/v1/accounts"] = {
+        "accounts": [{"account_id": ONE, "name": "Acme", "created_ms": 1}]
+    }
+    write_client_file(tmp_path, server.url, server.url)
+
+    done = run("pipeline", "accounts", "--sync", "--data", tmp_path)
+
+    assert (done.code, done.out) == (0, f"{ONE}\tAcme\n"), done.err
+    assert run("pipeline", "accounts", "--data", tmp_path).out == done.out
