@@ -21,8 +21,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_quaymaster.client import ARROW_TYPE, Fetched
+from pyspark_quaymaster.client import ARROW_TYPE, COLUMNS_TYPE, Fetched
 from pyspark_quaymaster.errors import AnswerIsWrong, OptionIsInvalid
+from quaymaster.protocol.log_columns import NotColumns, parse_block
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,15 +81,26 @@ def decode(fetched: Fetched, schema: pa.Schema, rows_max: int) -> Iterator[pa.Re
     """
     import pyarrow as pa
 
-    if fetched.content_type != ARROW_TYPE:
-        raise AnswerIsWrong(f"messages came as {fetched.content_type!r}, which this connector does not read")
     try:
+        for batch in _batches(fetched):
+            if batch.num_rows:
+                yield from _slices(_conform(batch, schema), rows_max)
+    except (NotColumns, pa.ArrowInvalid, KeyError) as error:
+        raise AnswerIsWrong(f"the server's {fetched.content_type} cannot be read: {error}") from error
+
+
+def _batches(fetched: Fetched) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    if fetched.content_type == COLUMNS_TYPE:
+        from quaymaster.protocol.log_arrow import to_record_batch
+
+        yield to_record_batch(parse_block(fetched.body))
+    elif fetched.content_type == ARROW_TYPE:
         with pa.ipc.open_stream(fetched.body) as reader:
-            for batch in reader:
-                if batch.num_rows:
-                    yield from _slices(_conform(batch, schema), rows_max)
-    except (pa.ArrowInvalid, KeyError) as error:
-        raise AnswerIsWrong(f"the server's Arrow stream cannot be read: {error}") from error
+            yield from reader
+    else:
+        raise AnswerIsWrong(f"messages came as {fetched.content_type!r}, which this connector does not read")
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from .fake_server import FakeServer, fake_server
@@ -59,6 +60,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
+    # Spark looks for data sources once, and remembers what it found even when the process that looked was killed.
+    with pytest.raises(AnalysisException, match="exactly one of queue, queues and queuePattern"):
+        session.read.format("quaymaster").load().count()
     try:
         yield session
     finally:

@@ -1,29 +1,29 @@
 """A stand-in for the server's log API, in memory: what a test puts in is what is read; faults are asked for.
 
-It checks signatures as the server does, and answers FetchMessages as Arrow IPC. Tests of decisions use it, because it
-can be trimmed, made anew and broken at any point; that the real server answers alike is tested with the real one.
+It checks signatures and encodes messages with the server's own code. Tests of decisions use it, because it can be
+trimmed, made anew and broken at any point. That the real server answers alike is tested with the real one.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import pyarrow as pa
-
-from pyspark_quaymaster.client import ARROW_TYPE
+from pyspark_quaymaster.client import ARROW_TYPE, COLUMNS_TYPE
 from pyspark_quaymaster.credentials import Endpoint
-from pyspark_quaymaster.schema import SCHEMA, arrow_schema
 from quaymaster.core.errors import CallerError
+from quaymaster.core.messages import MessageContent
+from quaymaster.protocol.log_arrow import to_ipc_stream
+from quaymaster.protocol.log_columns import Rows, columns_of, render_block
 from quaymaster.protocol.sigv4 import SigningKeys
 
 KEY_ID, SECRET = "AKIAFAKE", "a secret"
-TYPES = arrow_schema(SCHEMA)
 START_MS = 1_700_000_000_000
 
 
@@ -75,7 +75,6 @@ class FakeServer:
             "region": "us-east-1",
             "accessKeyId": KEY_ID,
             "secretAccessKey": SECRET,
-            "fetchFormat": "arrow",
             "deadline": "5s",
         }
 
@@ -147,30 +146,11 @@ class FakeServer:
         while end < min(fields["ToOffset"], len(bodies)) and (end == first or room >= len(bodies[end])):
             room -= len(bodies[end])
             end += 1
-        rows = range(first, end)
-        values: dict[str, Iterable[Any]] = {
-            "queue": [log.name] * len(rows),
-            "partition": [number] * len(rows),
-            "offset": list(rows),
-            "timestamp": [(START_MS + offset) * 1000 for offset in rows],
-            "value": [bodies[offset] for offset in rows],
-            "attributes": [
-                [("n", {"type": "Number", "string_value": str(offset), "binary_value": None})]
-                for offset in rows
-            ],
-        }
-        arrays = [
-            pa.array(values.get(name, [None] * len(rows)), TYPES.field(name).type)
-            for name in fields["Columns"]
-        ]
-        sink = pa.BufferOutputStream()
-        batch = pa.RecordBatch.from_arrays(arrays, names=fields["Columns"])
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return sink.getvalue().to_pybytes(), {
-            "Content-Type": ARROW_TYPE,
-            "x-quaymaster-next-offset": str(end),
-        }
+        block = columns_of(_rows(log.name, number, range(first, end), bodies), fields["Columns"])
+        headers = {"x-quaymaster-next-offset": str(end)}
+        if fields["Format"] == "arrow":
+            return to_ipc_stream(block).to_pybytes(), {"Content-Type": ARROW_TYPE, **headers}
+        return b"".join(render_block(block)), {"Content-Type": COLUMNS_TYPE, **headers}
 
     def _log(self, fields: dict[str, Any]) -> FakeLog:
         name = fields["QueueUrl"].rpartition("/")[2]
@@ -179,6 +159,23 @@ class FakeServer:
         if name not in self.logs:
             raise Refusal(400, "QueueDoesNotExist")
         return self.logs[name]
+
+
+def _rows(name: str, partition: int, offsets: range, bodies: list[bytes]) -> Rows:
+    contents = [
+        MessageContent(
+            body=bodies[offset].decode(),
+            body_md5=md5(bodies[offset]).digest(),
+            attributes=[("n", "Number", str(offset)), ("b", "Binary", b"\xff\x00")] if offset % 2 else [],
+            attributes_md5=None,
+            sender_id="AIDA",
+            group_id=f"g{offset % 3}" if offset % 3 else None,
+        )
+        for offset in offsets
+    ]
+    times = [START_MS + offset for offset in offsets]
+    ids = [offset.to_bytes(16, "big") for offset in offsets]
+    return Rows(name, partition, list(offsets), times, ids, [None] * len(offsets), contents)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from hashlib import md5
 from typing import Any
 
 import pyarrow as pa
@@ -106,13 +108,59 @@ def test_only_the_columns_of_the_schema_are_asked_for(server: FakeServer) -> Non
     ]
 
 
-def test_batches_have_exactly_the_schema_that_spark_expects(server: FakeServer) -> None:
+@pytest.mark.parametrize("form", ["columns", "arrow"])
+def test_batches_have_exactly_the_schema_that_spark_expects(server: FakeServer, form: str) -> None:
+    server.make("orders", 5)
+    reader = batch(server, SCHEMA, fetchFormat=form)
+
+    (found,) = batches(reader, reader.partitions())
+
+    assert found.schema.equals(arrow_schema(SCHEMA))
+    found.validate(full=True)
+    assert found.to_pylist()[1] == {
+        "queue": "orders",
+        "partition": 0,
+        "offset": 1,
+        "timestamp": datetime.fromtimestamp((START_MS + 1) / 1000, UTC),
+        "key": "g1",
+        "value": b"0/1",
+        "message_id": "00000000-0000-0000-0000-000000000001",
+        "dedup_id": None,
+        "sender_id": "AIDA",
+        "attributes": [
+            ("n", {"type": "Number", "string_value": "1", "binary_value": None}),
+            ("b", {"type": "Binary", "string_value": None, "binary_value": b"\xff\x00"}),
+        ],
+        "system_attributes": [],
+        "md5_body": md5(b"0/1").hexdigest(),
+    }
+
+
+def test_an_answer_that_is_cut_or_in_another_form_is_an_error(server: FakeServer) -> None:
     server.make("orders", 5)
     reader = batch(server)
+    tasks = reader.partitions()
+    answer = server._fetch
 
-    for found in batches(reader, reader.partitions()):
-        assert found.schema.equals(arrow_schema(SCHEMA))
-        found.validate(full=True)
+    server._fetch = lambda fields: (answer(fields)[0][:50], answer(fields)[1])  # type: ignore[method-assign]
+    with pytest.raises(AnswerIsWrong, match="cannot be read"):
+        batches(reader, tasks)
+    server._fetch = lambda fields: (b"", {**answer(fields)[1], "Content-Type": "text/html"})  # type: ignore[method-assign]
+    with pytest.raises(AnswerIsWrong, match="messages came as 'text/html'"):
+        batches(reader, tasks)
+
+
+@pytest.mark.parametrize("size", [1, 24_999, 25_001, 100_000])
+def test_large_answers_come_as_batches_of_at_most_25_000_rows(server: FakeServer, size: int) -> None:
+    log = server.make("orders", 0)
+    log.partitions[0] = [b""] * size
+    reader = batch(server, StructType([SCHEMA["offset"]]), maxTasks="1", fetchBytes="64000000")
+
+    sizes = [one.num_rows for one in batches(reader, reader.partitions())]
+
+    assert sum(sizes) == size
+    assert max(sizes) <= 25_000
+    assert max(sizes) - min(sizes) < len(sizes)
 
 
 @pytest.mark.parametrize(

@@ -123,17 +123,15 @@ def test_rows_are_sent_by_a_batch_and_by_a_stream(
     fake.make("orders", 200)
     fake.ordinary.add("bills")
     fake.ordinary.add("bills.fifo")
-    options = {name: value for name, value in fake.options.items() if name != "fetchFormat"}
-
     rows = spark.range(100).select(F.col("id").cast("string").alias("value"))
-    rows.write.format("quaymaster").options(**options, queue="bills").mode("append").save()
+    rows.write.format("quaymaster").options(**fake.options, queue="bills").mode("append").save()
     query = (
         spark.readStream.format("quaymaster")
         .options(**fake.options, queue="orders", startingOffsets="earliest")
         .load()
         .select("value", "attributes", F.lit("group").alias("key"))
         .writeStream.format("quaymaster")
-        .options(**options, queue="bills.fifo", exactlyOnce="false")
+        .options(**fake.options, queue="bills.fifo", exactlyOnce="false")
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()

@@ -41,8 +41,7 @@ def _task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def writer(server: FakeServer, columns: StructType, /, **options: str) -> BatchWriter:
-    given = {name: value for name, value in server.options.items() if name != "fetchFormat"}
-    made = DefaultSource({**given, **options}).writer(columns, overwrite=False)
+    made = DefaultSource({**server.options, **options}).writer(columns, overwrite=False)
     assert isinstance(made, BatchWriter)
     return made
 
@@ -198,7 +197,7 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
 
 
 def test_a_stream_must_say_that_at_least_once_is_enough(server: FakeServer) -> None:
-    options = {name: value for name, value in server.options.items() if name != "fetchFormat"}
+    options = server.options
     columns = StructType([VALUE])
 
     with pytest.raises(OptionIsInvalid, match="exactlyOnce=false sends at least once"):

@@ -1,0 +1,150 @@
+"""Rows a second through Spark: from and to a log-retained queue, beside Parquet files of the same rows.
+
+    python -m bench.spark_source [--rows 500000] [--rounds 3] [--memory 4g]
+
+Spark (local[2]) and the server share the machine's cores. All columns go to Spark's `noop` sink, so that every row is
+made and none is kept. Each figure is the best of the rounds, the first of which warms up the JVM. The rows have a body
+of 256 characters; the Parquet files (zstd) are written from the queue, so both have the same columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from bench import machine, servers
+from bench.markdown import number, table
+
+CORES = 2
+
+
+def seconds(run: Callable[[], None], rounds: int) -> float:
+    """Return the shortest of some runs."""
+    times = []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began_s)
+    return min(times)
+
+
+def to_noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def stream_to_noop(frame: DataFrame) -> None:
+    with tempfile.TemporaryDirectory(prefix="quaymaster-spark-") as checkpoint:
+        query = (
+            frame.writeStream.format("noop")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+
+def session(memory: str, folder: Path) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return (
+        SparkSession.builder.master(f"local[{CORES}]")
+        .config("spark.driver.memory", memory)
+        .config("spark.ui.enabled", "false")
+        .config("spark.local.dir", str(folder / "local"))
+        .getOrCreate()
+    )
+
+
+def measure(
+    spark: SparkSession, server: servers.Running, folder: Path, rows: int, rounds: int
+) -> list[list[str]]:
+    """Return a line for each figure: what, rows a second."""
+    log = server.create_queue("rows", {"RetentionMode": "Log"})
+    plain = server.create_queue("sent")
+    options = {
+        "endpointUrl": f"http://{server.endpoint.host}:{server.endpoint.port}",
+        "region": server.endpoint.region,
+        "accessKeyId": server.endpoint.access_key_id,
+        "secretAccessKey": server.endpoint.secret_access_key,
+        "maxTasks": str(CORES),
+    }
+    given, same = str(folder / "given"), str(folder / "same")
+    text = F.concat(F.sha2(F.col("id").cast("string"), 512), F.sha2((-F.col("id")).cast("string"), 512))
+    spark.range(rows, numPartitions=CORES).select(text.alias("value")).write.parquet(given)
+    lines: list[list[str]] = []
+
+    def add(what: str, run: Callable[[], None], times: int = rounds) -> None:
+        lines.append([what, number(rows / seconds(run, times))])
+        print(" | ".join(lines[-1]), flush=True)
+
+    def send(queue: str) -> None:
+        rows_given = spark.read.parquet(given).coalesce(CORES)
+        rows_given.write.format("quaymaster").options(**options, queue=queue).mode("append").save()
+
+    def read(**more: str) -> DataFrame:
+        return spark.read.format("quaymaster").options(**options, queue=log, **more).load()
+
+    def follow(**more: str) -> DataFrame:
+        reader = spark.readStream.format("quaymaster").options(
+            **options, queue=log, startingOffsets="earliest"
+        )
+        return reader.options(**more).load()
+
+    add("sink: Parquet to a queue", lambda: send(plain), 1)
+    send(log)
+    add("source: tail, batch, all columns", lambda: to_noop(read()))
+    add("source: tail, batch, all columns as Arrow IPC", lambda: to_noop(read(fetchFormat="arrow")))
+    without_bodies = spark.read.schema("partition int, offset bigint, timestamp timestamp").format(
+        "quaymaster"
+    )
+    add(
+        "source: tail, batch, partition, offset and timestamp",
+        lambda: to_noop(without_bodies.options(**options, queue=log).load()),
+    )
+    add("source: tail, stream, one micro-batch", lambda: stream_to_noop(follow()))
+    add(
+        "source: tail, stream, micro-batches of 50,000",
+        lambda: stream_to_noop(follow(maxOffsetsPerTrigger="50000")),
+    )
+    read().write.option("compression", "zstd").parquet(same)
+    add("Spark: Parquet, batch, all columns", lambda: to_noop(spark.read.parquet(same)))
+    schema = spark.read.parquet(same).schema
+    add(
+        "Spark: Parquet, stream, one micro-batch",
+        lambda: stream_to_noop(spark.readStream.schema(schema).parquet(same)),
+    )
+    add(
+        "Spark: Parquet to Parquet",
+        lambda: spark.read.parquet(given).write.mode("overwrite").parquet(str(folder / "copied")),
+    )
+    assert read().count() == rows
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", default="4g")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as name:
+        folder = Path(name)
+        spark = session(given.memory, folder)
+        with servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server:
+            lines = measure(spark, server, folder, given.rows, given.rounds)
+        spark.stop()
+    print(f"\n{machine.describe()}; {given.rows:,} rows\n\n{table(['What', 'rows/s'], lines)}")
+
+
+if __name__ == "__main__":
+    main()
