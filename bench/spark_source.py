@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from bench import machine, servers
+from bench import machine, processes, servers
 from bench.markdown import number, table
 
 CORES = 2
+SEAL_INTERVAL_S = 1.0
+SEALED_AFTER_S = 10.0
+"""When nothing was sealed for so long, all is."""
 
 
 def seconds(run: Callable[[], None], rounds: int) -> float:
@@ -63,6 +69,30 @@ def session(memory: str, folder: Path) -> SparkSession:
     )
 
 
+def start_sealing(interval_s: float) -> Callable[[Path, Path, int, IO[bytes]], subprocess.Popen[bytes]]:
+    """Return a start of the server that looks so often for what can be sealed; 0 is never."""
+
+    def start(program: Path, folder: Path, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        command: list[str | Path] = [program, "serve", "--data", folder / "data", "--admin", "127.0.0.1:0"]
+        command += ["--listen", f"127.0.0.1:{port}"]
+        settings = {"QUAYMASTER_SEAL_INTERVAL_S": str(interval_s)}
+        return processes.start(command, folder=folder, environment=settings, log=log)
+
+    return start
+
+
+def wait_until_sealed(folder: Path) -> int:
+    """Wait until nothing more is sealed, and return how many rows are."""
+    rows, since_s = 0, time.monotonic()
+    while time.monotonic() - since_s < SEALED_AFTER_S:
+        time.sleep(SEAL_INTERVAL_S)
+        places = [path.stem.split("-") for path in folder.glob("*/*/*.qmb")]
+        now = sum(int(stop) - int(first) for first, stop in places)
+        if now != rows:
+            rows, since_s = now, time.monotonic()
+    return rows
+
+
 def measure(
     spark: SparkSession, server: servers.Running, folder: Path, rows: int, rounds: int
 ) -> list[list[str]]:
@@ -70,7 +100,6 @@ def measure(
     log = server.create_queue("rows", {"RetentionMode": "Log"})
     plain = server.create_queue("sent")
     options = {
-        "endpointUrl": f"http://{server.endpoint.host}:{server.endpoint.port}",
         "region": server.endpoint.region,
         "accessKeyId": server.endpoint.access_key_id,
         "secretAccessKey": server.endpoint.secret_access_key,
@@ -81,39 +110,50 @@ def measure(
     spark.range(rows, numPartitions=CORES).select(text.alias("value")).write.parquet(given)
     lines: list[list[str]] = []
 
+    def reach() -> dict[str, str]:
+        """Return what Spark needs to reach the server, which has another port after each start."""
+        return {**options, "endpointUrl": f"http://{server.endpoint.host}:{server.endpoint.port}"}
+
     def add(what: str, run: Callable[[], None], times: int = rounds) -> None:
         lines.append([what, number(rows / seconds(run, times))])
         print(" | ".join(lines[-1]), flush=True)
 
     def send(queue: str) -> None:
         rows_given = spark.read.parquet(given).coalesce(CORES)
-        rows_given.write.format("quaymaster").options(**options, queue=queue).mode("append").save()
+        rows_given.write.format("quaymaster").options(**reach(), queue=queue).mode("append").save()
 
     def read(**more: str) -> DataFrame:
-        return spark.read.format("quaymaster").options(**options, queue=log, **more).load()
+        return spark.read.format("quaymaster").options(**reach(), queue=log, **more).load()
 
     def follow(**more: str) -> DataFrame:
         reader = spark.readStream.format("quaymaster").options(
-            **options, queue=log, startingOffsets="earliest"
+            **reach(), queue=log, startingOffsets="earliest"
         )
         return reader.options(**more).load()
 
     add("sink: Parquet to a queue", lambda: send(plain), 1)
     send(log)
-    add("source: tail, batch, all columns", lambda: to_noop(read()))
-    add("source: tail, batch, all columns as Arrow IPC", lambda: to_noop(read(fetchFormat="arrow")))
-    without_bodies = spark.read.schema("partition int, offset bigint, timestamp timestamp").format(
-        "quaymaster"
-    )
-    add(
-        "source: tail, batch, partition, offset and timestamp",
-        lambda: to_noop(without_bodies.options(**options, queue=log).load()),
-    )
-    add("source: tail, stream, one micro-batch", lambda: stream_to_noop(follow()))
-    add(
-        "source: tail, stream, micro-batches of 50,000",
-        lambda: stream_to_noop(follow(maxOffsetsPerTrigger="50000")),
-    )
+
+    def add_reads(kind: str) -> None:
+        add(f"source: {kind}, batch, all columns", lambda: to_noop(read()))
+        add(f"source: {kind}, batch, all columns as Arrow IPC", lambda: to_noop(read(fetchFormat="arrow")))
+        add(f"source: {kind}, batch, partition, offset and timestamp", lambda: to_noop(read_places()))
+        add(f"source: {kind}, stream, one micro-batch", lambda: stream_to_noop(follow()))
+        add(
+            f"source: {kind}, stream, micro-batches of 50,000",
+            lambda: stream_to_noop(follow(maxOffsetsPerTrigger="50000")),
+        )
+
+    def read_places() -> DataFrame:
+        reader = spark.read.schema("partition int, offset bigint, timestamp timestamp").format("quaymaster")
+        return reader.options(**reach(), queue=log).load()
+
+    add_reads("tail")
+    server.server = replace(server.server, start=start_sealing(SEAL_INTERVAL_S))
+    server.restart_after_kill()
+    sealed = wait_until_sealed(server.folder / "data" / "sealed")
+    print(f"sealed: {sealed:,} of {rows:,} rows")
+    add_reads("sealed")
     read().write.option("compression", "zstd").parquet(same)
     add("Spark: Parquet, batch, all columns", lambda: to_noop(spark.read.parquet(same)))
     schema = spark.read.parquet(same).schema
@@ -140,7 +180,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as name:
         folder = Path(name)
         spark = session(given.memory, folder)
-        with servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server:
+        tail_only = replace(servers.SERVERS["quaymaster"], start=start_sealing(0))
+        with servers.Running(tail_only, folder / "server") as server:
             lines = measure(spark, server, folder, given.rows, given.rounds)
         spark.stop()
     print(f"\n{machine.describe()}; {given.rows:,} rows\n\n{table(['What', 'rows/s'], lines)}")
