@@ -103,7 +103,6 @@ def measure(
         "region": server.endpoint.region,
         "accessKeyId": server.endpoint.access_key_id,
         "secretAccessKey": server.endpoint.secret_access_key,
-        "maxTasks": str(CORES),
     }
     given, same = str(folder / "given"), str(folder / "same")
     text = F.concat(F.sha2(F.col("id").cast("string"), 512), F.sha2((-F.col("id")).cast("string"), 512))
