@@ -21,6 +21,7 @@ from quaymaster.pipeline.status import METRICS as PIPELINE_METRICS
 from quaymaster.protocol.errors import WIRE_ERRORS
 from quaymaster.protocol.queue_attributes import COMPUTED_NAMES, is_attribute_name
 from quaymaster.protocol.shapes import ACTIONS
+from quaymaster.protocol.usage_records import BlockHeader, UsageRecord
 from quaymaster.settings import CONFIG_VARIABLE, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,7 +164,8 @@ def test_settings_named_in_a_page_exist(page: Path) -> None:
     of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster" / "pipeline").glob("*.py")}
     of_pipeline |= {name.partition(".")[2] for name in PIPELINE_TABLES}
     of_pipeline |= {*AUDIT_EVENTS.schema.names, *COLUMNS, *PRICE_BOOK.schema.names}
-    known = {*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline}
+    of_records = {*UsageRecord.__struct_fields__, *BlockHeader.__struct_fields__}
+    known = {*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline, *of_records}
 
     for variable in re.findall(r"QUAYMASTER_[A-Z_]+", text):
         name = variable.removeprefix("QUAYMASTER_").lower()

@@ -93,6 +93,7 @@ AGREEMENT = _group("Where queues and keys are kept")
 HTTP = _group("HTTP limits")
 REQUESTS = _group("Requests in progress")
 STORAGE = _group("Journal and disk")
+USAGE = _group("Usage records")
 SECRECY = _group("Encryption")
 BETWEEN = _group("Between the nodes of a cell")
 SEEING = _group("Seeing inside")
@@ -238,6 +239,17 @@ class Settings(BaseSettings):
     disk_low_bytes: NotNegative | None = Field(None, json_schema_extra=STORAGE)
     """Free space below which sends are refused; they are taken again when there is more. Unset: a twentieth of
     the file system, at most 256 MiB."""
+
+    usage: bool = Field(True, json_schema_extra=USAGE)
+    """Record every request and keep the [records](../internals/usage.md) in the queue `quaymaster-usage` of account
+    000000000000, for usage, billing and audit."""
+    usage_sync_ms: Annotated[int, Field(ge=10)] = Field(1_000, json_schema_extra=USAGE)
+    """How often records are written and fsynced; a crash loses those of about this time."""
+    usage_heartbeat_s: Count = Field(60, json_schema_extra=USAGE)
+    """How often an idle front end says that it is, so that hours can be closed."""
+    usage_spool_bytes_max: Annotated[int, Field(ge=MIB)] = Field(256 * MIB, json_schema_extra=USAGE)
+    """Records on disk that are not yet in that queue, because brokers are away. Above it requests go on, and what is
+    not recorded is counted."""
 
     master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=SECRECY)
     """Where the master key is, which wraps all other keys: `keys/` in the data directory, or `master_key`."""

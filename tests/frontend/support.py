@@ -35,6 +35,7 @@ from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.server import FrontEnd
+from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
@@ -530,20 +531,31 @@ async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIter
 @asynccontextmanager
 async def serving(**flags: object) -> AsyncIterator[Service]:
     """Start a front end with these settings on a free port, and stop it."""
+    async with serving_recorded(None, **flags) as service:
+        yield service
+
+
+@asynccontextmanager
+async def serving_recorded(usage: UsageRecorder | None, **flags: object) -> AsyncIterator[Service]:
+    """Do the same, with a recorder that takes a record of every request."""
     settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
     broker = FakeBroker()
     async with (
         embedded_metadata(settings, broker) as metadata,
-        serving_with(settings, broker, metadata) as service,
+        serving_with(settings, broker, metadata, usage) as service,
     ):
         yield service
 
 
 @asynccontextmanager
-async def serving_with(settings: Settings, broker: FakeBroker, metadata: Any) -> AsyncIterator[Service]:
-    """Start a front end that stands on this broker and this metadata."""
+async def serving_with(
+    settings: Settings, broker: FakeBroker, metadata: Any, usage: UsageRecorder | None = None
+) -> AsyncIterator[Service]:
+    """Start a front end that stands on this broker and this metadata; `usage` takes records of what it answers."""
     metrics = Metrics("0.0.0")
-    front_end = make_front_end(settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=now_ms)
+    front_end = make_front_end(
+        settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=now_ms, usage=usage
+    )
     server = HTTPServer(front_end.handle, HTTPLimits(), name="sqs", admit=front_end.admit)
     _, port = await server.start("127.0.0.1", 0)
     front_end.start()

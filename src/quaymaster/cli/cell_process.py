@@ -56,6 +56,7 @@ from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow, UnsupportedOperation
 from quaymaster.core.formats import CellFormat
 from quaymaster.frontend.admin import make_admin
+from quaymaster.frontend.usage_spool import SpoolUnusable
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import KeysUnusable
 from quaymaster.metadata.rows import QueueRows
@@ -123,6 +124,7 @@ async def run_role(settings: Settings, role: Role) -> int:
         KeysUnusable,
         TransportSecurityError,
         DeclaredQueuesError,
+        SpoolUnusable,
         NotNow,
         OSError,
     ) as error:
@@ -280,7 +282,9 @@ async def _start_front_end(process: CellProcess) -> None:
         operations=FrontEndOperations(process),
     )
     stack.push_async_callback(admin.stop)
-    address = await serve_sqs(settings, stack, router, metadata, metrics, health)
+    address = await serve_sqs(
+        settings, stack, router, metadata, metrics, health, store=process.store, data=process.data
+    )
     process.admin.handler = one_by_one(admin.handle)
     process.admin.admit = admin.admit
     await asyncio.get_running_loop().run_in_executor(

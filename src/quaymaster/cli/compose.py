@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,11 +32,13 @@ from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
 from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.stores import SQLITE_FILE, open_store
-from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow
 from quaymaster.frontend.admin import make_admin
-from quaymaster.frontend.assembly import Metadata, make_front_end
+from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.frontend.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
+from quaymaster.frontend.usage_spool import SpoolUnusable
 from quaymaster.metadata.accounts import AccessKey
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider, KeysUnusable
@@ -57,6 +60,7 @@ JOURNAL_ID = 0
 SEGMENT_BYTES_LEAST = 2 << 20
 """On a small disk segments are at most a sixteenth of it, but not smaller than this."""
 CLIENT_FILE = "client.json"
+PIPELINE_WAIT_S = 2.0
 DATA_FORMAT = 1
 """Of the data directory as a whole. Raise it when a release lays files out anew, and migrate or refuse older ones."""
 FORMAT_FILE = "format"
@@ -86,6 +90,7 @@ async def run_server(settings: Settings) -> int:
         NotActivated,
         NotNow,
         DeclaredQueuesError,
+        SpoolUnusable,
         OSError,
     ) as error:
         log_event(log, logging.ERROR, "server not started", reason=str(error))
@@ -169,7 +174,7 @@ class Server:
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-        address = await serve_sqs(settings, stack, broker, metadata, metrics, health)
+        address = await serve_sqs(settings, stack, broker, metadata, metrics, health, store=store, data=data)
         await loop.run_in_executor(
             None, write_client_file, data, settings, metadata.default_access_key, address, admin_address
         )
@@ -249,9 +254,20 @@ async def serve_sqs(
     metadata: Metadata,
     metrics: Metrics,
     health: Health,
+    *,
+    store: Coordination,
+    data: Path,
 ) -> Address:
-    """Start a front end and its port, and return the address."""
-    front_end = make_front_end(settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=wall_ms)
+    """Start a front end, what records its requests, and its port; return the address."""
+    feed = await start_usage(settings, stack, metrics, store=store, data=data) if settings.usage else None
+    front_end = make_front_end(
+        settings,
+        broker=broker,
+        metadata=metadata,
+        metrics=metrics,
+        now_ms=wall_ms,
+        usage=None if feed is None else feed.recorder,
+    )
     front_end.start()
     stack.push_async_callback(front_end.stop)
     limits = HTTPLimits(**settings.http_limits())
@@ -267,7 +283,64 @@ async def serve_sqs(
             Sample("quaymaster_http_connections_held", server.connections_held),
         ]
     )
+    if feed is not None:
+        await ship_usage(settings, stack, feed, broker, metadata, data=data, address=address)
     return address
+
+
+async def start_usage(
+    settings: Settings, stack: AsyncExitStack, metrics: Metrics, *, store: Coordination, data: Path
+) -> UsageFeed:
+    """Start to record requests; what they are is kept on disk until `ship_usage`."""
+    feed = make_usage_feed(settings, data, node=socket.gethostname())
+    try:
+        await feed.start(store, settings.region)
+    except BaseException:
+        feed.abandon()
+        raise
+    # After the front end has stopped, and before the broker does.
+    stack.push_async_callback(feed.stop)
+    metrics.add_source(feed.samples)
+    return feed
+
+
+async def ship_usage(
+    settings: Settings,
+    stack: AsyncExitStack,
+    feed: UsageFeed,
+    broker: BrokerClient,
+    metadata: Metadata,
+    *,
+    data: Path,
+    address: Address,
+) -> None:
+    """Begin to bring records into the usage queue, and write how the pipeline reads it."""
+    shipper = make_usage_shipper(settings, feed, broker=broker, metadata=metadata)
+
+    def write(described: bytes) -> None:
+        disk = RealDisk()
+        disk.make_directory(str(data / "keys"))
+        write_file_durably(disk, str(data / "keys"), PIPELINE_FILE, described)
+
+    feed.ship(shipper)
+    setting_up = asyncio.create_task(
+        set_up_pipeline(
+            metadata.accounts,
+            shipper,
+            write,
+            endpoint_url=endpoint_of(settings, address),
+            region=settings.region,
+        ),
+        name="usage-pipeline",
+    )
+    stack.callback(setting_up.cancel)
+    # Usually at once: who finds the server ready finds the pipeline's file. Otherwise it follows.
+    await asyncio.wait({setting_up}, timeout=PIPELINE_WAIT_S)
+
+
+def endpoint_of(settings: Settings, address: Address) -> str:
+    """Return the URL by which clients on this machine reach the SQS API."""
+    return settings.public_url or f"http://{_reachable(address)}"
 
 
 async def settle_restored(
@@ -389,7 +462,7 @@ def write_client_file(
 ) -> None:
     """Write how to reach this server, for `quaymaster env` and the other commands; mode 0600."""
     fields = {
-        "endpoint_url": settings.public_url or f"http://{_reachable(address)}",
+        "endpoint_url": endpoint_of(settings, address),
         "admin_url": f"http://{_reachable(admin)}",
         "region": settings.region,
         "account_id": settings.account_id,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -17,6 +19,10 @@ from quaymaster.frontend.move_actions import MoveActions
 from quaymaster.frontend.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.routing import Routes
 from quaymaster.frontend.server import CORS, FrontEnd, host_of
+from quaymaster.frontend.usage import UsageRecorder
+from quaymaster.frontend.usage_feed import AccountService, UsageFeed, spool_directory
+from quaymaster.frontend.usage_shipper import UsageShipper
+from quaymaster.frontend.usage_spool import UsageSpool
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.protocol.receipts import ReceiptHandles
@@ -28,6 +34,9 @@ class Metadata(Protocol):
 
     @property
     def queues(self) -> QueueService: ...
+
+    @property
+    def accounts(self) -> AccountService: ...
 
     @property
     def receipt_handles(self) -> ReceiptHandles: ...
@@ -49,10 +58,12 @@ def make_front_end(
     metadata: Metadata,
     metrics: Metrics,
     now_ms: Callable[[], int],
+    usage: UsageRecorder | None = None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
-    One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock.
+    One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `usage` takes a record
+    of every request.
     """
     routes = Routes(
         metadata.find_queue,
@@ -80,6 +91,7 @@ def make_front_end(
             metrics,
             broker_timeout_ms=settings.broker_timeout_ms,
             slow_request_ms=settings.slow_request_ms,
+            usage=usage,
         ),
         authentication=Open(settings.account_id)
         if is_open
@@ -106,3 +118,42 @@ def make_front_end(
         control_actions_max=settings.control_actions_max,
         control_timeout_ms=settings.control_timeout_ms,
     )
+
+
+def make_usage_feed(settings: Settings, data: Path, *, node: str) -> UsageFeed:
+    """Return the feed of what a front end's requests use, kept in a data directory; `start` it before the front end.
+
+    `node` is the front end's name where the settings give none.
+    """
+    spool = UsageSpool(
+        spool_directory(data),
+        node=settings.node or node,
+        is_named=settings.node is not None,
+        bytes_max=settings.usage_spool_bytes_max,
+    )
+    return UsageFeed(
+        spool,
+        UsageRecorder(now_us=_now_us),
+        sync_s=settings.usage_sync_ms / 1000,
+        heartbeat_s=settings.usage_heartbeat_s,
+        now_us=_now_us,
+    )
+
+
+def make_usage_shipper(
+    settings: Settings, feed: UsageFeed, *, broker: BrokerClient, metadata: Metadata
+) -> UsageShipper:
+    """Return what brings the feed's records into the usage queue; give it to `feed.ship`."""
+    return UsageShipper(
+        feed,
+        broker,
+        MessageCipher(metadata.data_key),
+        find_queue=metadata.find_queue,
+        change_queue=metadata.queues.change,
+        timeout_s=settings.broker_timeout_ms / 1000,
+        now_us=_now_us,
+    )
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

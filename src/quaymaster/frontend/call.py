@@ -23,7 +23,9 @@ import msgspec
 
 from quaymaster.core.commands import Command, Outcome
 from quaymaster.core.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.usage import CLIENT_GONE, CLIENT_GONE_STATUS, UNKNOWN, UsageRecorder, describe_change
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
 from quaymaster.net.broker_client import BrokerClient, Submitted
@@ -46,7 +48,7 @@ _JSON_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: application/x-amz
 _ID_HEADER: Final = b"x-amzn-RequestId: %b\r\n"
 _OTHER_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: %b\r\n"
 
-UNKNOWN_ACTION: Final = Action("Unknown", Shape, None, False)
+UNKNOWN_ACTION: Final = Action(UNKNOWN, Shape, None, False)
 """What a request asks for that has not been understood yet."""
 NOBODY: Final = Principal("", "", "")
 """Who asks before that is known."""
@@ -56,10 +58,18 @@ class Calls:
     """What all requests in progress share. Everything happens on the loop's thread."""
 
     def __init__(
-        self, broker: BrokerClient, metrics: Metrics, *, broker_timeout_ms: int, slow_request_ms: int
+        self,
+        broker: BrokerClient,
+        metrics: Metrics,
+        *,
+        broker_timeout_ms: int,
+        slow_request_ms: int,
+        usage: UsageRecorder | None = None,
     ) -> None:
         self.broker = broker
         self.metrics = metrics
+        self.usage = usage
+        """Takes a record of every request; None: nobody wants them."""
         self.broker_timeout_ms = broker_timeout_ms
         self.slow_request_ms = slow_request_ms or float("inf")
         self.waiting: set[Call] = set()
@@ -121,8 +131,8 @@ class Calls:
                 call.fail(error)
         for call, headers, body in encoded:
             call.request.respond(200, headers, body)
-        for call, _, _ in encoded:
-            call.count("OK", now_ms)
+        for call, _, body in encoded:
+            call.count("OK", now_ms, 200, len(body))
 
     def _render_when_known(self, call: Call, outcome: Outcome, error: CallerError | NotNow | None) -> None:
         """Answer a call whose messages are sealed with a data key that had to be asked for."""
@@ -195,6 +205,15 @@ class Call(msgspec.Struct, eq=False):
     deadline_ms: float = 0.0
     wait_ms: int = 0
     queue_name: str = ""
+    queue: QueueDefinition | None = None
+    payload_bytes: int = 0
+    """Of the messages sent or returned: bodies and attributes."""
+    message_count: int = 0
+    """Messages that were stored, delivered, deleted or changed."""
+    duplicate_count: int = 0
+    """Of those stored, how many were stored before."""
+    change: tuple[str, str] | None = None
+    """What was asked and answered of an action that changes a queue, as JSON."""
     submitted: Submitted | None = None
     render: Callable[[Outcome], Shape | None] = cannot_render
 
@@ -228,8 +247,11 @@ class Call(msgspec.Struct, eq=False):
         if self.submitted is not None:
             self.submitted.cancel()
         self.leave(0.0)
+        now_ms = _monotonic() * 1000
+        self.counted.observe(CLIENT_GONE, (now_ms - self.request.received_ms) / 1000)
+        if self.calls.usage is not None:
+            self.calls.usage.record(self, CLIENT_GONE, CLIENT_GONE_STATUS, now_ms, 0)
         self._let_go()
-        self.counted.observe("ClientGone", _monotonic() - self.request.received_ms / 1000)
 
     def on_drain(self) -> None:
         """The server stops: a poll still parked ends empty; one being served gets its messages."""
@@ -278,14 +300,16 @@ class Call(msgspec.Struct, eq=False):
         """Answer with the action's output."""
         headers, body = self.encode(output)
         self.is_done = True
+        if self.is_control and self.calls.usage is not None:
+            self.change = describe_change(self.action.name, self.given, output)
         self.request.respond(200, headers, body)
-        self.count("OK", _monotonic() * 1000)
+        self.count("OK", _monotonic() * 1000, 200, len(body))
 
     def succeed_with(self, headers: bytes, body: bytes) -> None:
         """Answer with a body that is no JSON; `headers` say what it is."""
         self.is_done = True
         self.request.respond(200, _ID_HEADER % self.request_id.encode() + headers + self.cors, body)
-        self.count("OK", _monotonic() * 1000)
+        self.count("OK", _monotonic() * 1000, 200, len(body))
 
     def fail(self, error: Exception) -> None:
         """Answer with an error; what is neither the caller's nor "not now" is a bug of ours, and logged."""
@@ -301,13 +325,18 @@ class Call(msgspec.Struct, eq=False):
             error = InternalFailure()
         self.is_done = True
         response = render_error(error, self.form, self.request_id)
+        if self.given is not None and self.calls.usage is not None:
+            self.change = describe_change(self.action.name, self.given, None)
         self.request.respond(response.status, render_headers(response) + self.cors, response.body)
-        self.count(wire_error(error).code, _monotonic() * 1000)
+        self.count(wire_error(error).code, _monotonic() * 1000, response.status, len(response.body))
 
-    def count(self, code: str, now_ms: float) -> None:
-        """Count the answered request, and log it if it was slow."""
+    def count(self, code: str, now_ms: float, status: int, response_bytes: int) -> None:
+        """Count and record the answered request, and log it if it was slow."""
         took_ms = now_ms - self.request.received_ms
         self.counted.observe(code, took_ms / 1000)
+        usage = self.calls.usage
+        if usage is not None:
+            usage.record(self, code, status, now_ms, response_bytes)
         if took_ms > self.calls.slow_request_ms:
             self._log_if_slow(code, took_ms)
         self._let_go()

@@ -113,11 +113,12 @@ class LogActions:
                 headers, body = await _encode(block, is_arrow=wanted.is_arrow)
         finally:
             self._waiting -= 1
+        call.message_count, call.payload_bytes = max(0, next_offset - given.FromOffset), len(body)
         call.succeed_with(headers % next_offset, body)
 
     def _log(self, call: Call, url: str) -> QueueDefinition:
         log = self._routes.queue_of_url(url, call.principal.account_id)
-        call.queue_name = log.name
+        call.queue, call.queue_name = log, log.name
         return log
 
     async def _read(

@@ -60,6 +60,7 @@ from quaymaster.frontend.call import Call
 from quaymaster.frontend.consumer_groups import ConsumerGroups
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
 from quaymaster.frontend.routing import GroupDoesNotExist, Routes
+from quaymaster.frontend.usage import refuse_internal
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.protocol import message_rules, shapes, validation
@@ -189,11 +190,12 @@ class MessageActions:
         """Store one message."""
         definition = self._sent_to(call, given.QueueUrl)
         checked = message_rules.check_send(given, self._attributes_of(definition))
+        call.payload_bytes = checked.size_bytes
         (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
 
         def render(outcome: Outcome) -> shapes.SendMessageResult:
             assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
-            (result,) = self._counted(outcome)
+            (result,) = self._counted(call, outcome)
             return shapes.SendMessageResult(
                 MD5OfMessageBody=prepared.body_md5.hex(),
                 MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
@@ -217,6 +219,7 @@ class MessageActions:
                 failed.append(batch_error_entry(entry.Id, result))
             else:
                 valid.append((entry.Id, entry, result.body))
+                call.payload_bytes += result.size_bytes
         if not valid:
             call.succeed(shapes.SendMessageBatchResult(Failed=failed))
             return
@@ -234,7 +237,7 @@ class MessageActions:
                     MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
                     SequenceNumber=sequence_number_text(result.sequence) if is_fifo else None,
                 )
-                for prepared, result in zip(ready, self._counted(outcome), strict=True)
+                for prepared, result in zip(ready, self._counted(call, outcome), strict=True)
             ]
             return shapes.SendMessageBatchResult(Successful=successful, Failed=failed)
 
@@ -324,12 +327,14 @@ class MessageActions:
             is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
         return Invocation(invocation_id.decode("latin-1"), not is_first)
 
-    def _counted(self, outcome: SendOutcome) -> list[SendResult]:
+    def _counted(self, call: Call, outcome: SendOutcome) -> list[SendResult]:
         results = outcome.results
         metrics = self._metrics
+        call.message_count = len(results)
         for result in results:
             if result.duplicate:
                 metrics.messages_duplicate += 1
+                call.duplicate_count += 1
             else:
                 metrics.messages_sent += 1
         return results
@@ -368,6 +373,7 @@ class MessageActions:
                 return _NOTHING_RECEIVED
             self._metrics.messages_received += len(deliveries)
             messages: list[shapes.Message] = []
+            payload_bytes = 0
             for delivery in deliveries:
                 opened = self._open(call, definition, delivery)
                 if opened is None:
@@ -376,7 +382,12 @@ class MessageActions:
                 handle = self._handles.mint(
                     definition.queue_id, partition, delivery.sequence, outcome.epoch, delivery.delivery_count
                 )
-                messages.append(_render_message(asked, definition, delivery, stored, content, handle))
+                message = _render_message(asked, definition, delivery, stored, content, handle)
+                messages.append(message)
+                payload_bytes += message_rules.text_bytes(content.body)
+                if message.MessageAttributes:
+                    payload_bytes += message_rules.attributes_bytes(message.MessageAttributes)
+            call.message_count, call.payload_bytes = len(messages), payload_bytes
             return shapes.ReceiveMessageResult(messages)
 
         if wait_ms:
@@ -422,6 +433,7 @@ class MessageActions:
             if error is not None:
                 raise quoting(error, handle)
             self._metrics.messages_deleted += 1
+            call.message_count = 1
 
         call.submit(Delete(definition.queue_id, partition_of(definition), [receipt]), render)
 
@@ -453,6 +465,7 @@ class MessageActions:
                 else:
                     failed.append(batch_error_entry(entry.Id, quoting(error, entry.ReceiptHandle)))
             self._metrics.messages_deleted += len(successful)
+            call.message_count = len(successful)
             return shapes.DeleteMessageBatchResult(successful, failed)
 
         call.submit(Delete(definition.queue_id, partition_of(definition), receipts), render)
@@ -471,6 +484,7 @@ class MessageActions:
             (error,) = outcome.errors
             if error is not None:
                 raise quoting(error, handle)
+            call.message_count = 1
 
         partition = partition_of(definition)
         call.submit(ChangeVisibility(definition.queue_id, partition, [receipt], [timeout_ms]), render)
@@ -510,6 +524,7 @@ class MessageActions:
                     successful.append(shapes.ChangeMessageVisibilityBatchResultEntry(entry.Id))
                 else:
                     failed.append(batch_error_entry(entry.Id, quoting(error, entry.ReceiptHandle)))
+            call.message_count = len(successful)
             return shapes.ChangeMessageVisibilityBatchResult(successful, failed)
 
         partition = partition_of(definition)
@@ -522,13 +537,14 @@ class MessageActions:
             definition = self._routes.queue_of_url(url, call.principal.account_id)
         except GroupDoesNotExist as missing:
             raise _SENT_TO_GROUP from missing
-        call.queue_name = definition.name
+        call.queue, call.queue_name = definition, definition.name
         if definition.group_of:
             raise _SENT_TO_GROUP
+        refuse_internal(definition.account_id, definition.name)
         return definition
 
     def _consumed(self, call: Call, url: str) -> QueueDefinition:
-        definition = self._routes.consumed_queue(url, call.principal.account_id)
+        call.queue = definition = self._routes.consumed_queue(url, call.principal.account_id)
         call.queue_name = definition.name
         return definition
 

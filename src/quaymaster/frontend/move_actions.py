@@ -20,6 +20,7 @@ from quaymaster.core.errors import InvalidParameterValue, ResourceNotFound, Unsu
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.routing import Routes
+from quaymaster.frontend.usage import refuse_internal
 from quaymaster.protocol import shapes, validation
 
 RUNNING: Final = "RUNNING"
@@ -79,10 +80,11 @@ class MoveActions:
         move = validation.check_start_move(given)
         account_id = call.principal.account_id
         source = self._routes.queue_of_arn(given.SourceArn, account_id, "SourceArn")
-        call.queue_name = source.name
+        call.queue, call.queue_name = source, source.name
         target: QueueDefinition | None = None
         if given.DestinationArn is not None:
             target = self._routes.queue_of_arn(given.DestinationArn, account_id, "DestinationArn")
+            refuse_internal(target.account_id, target.name)
             if target.queue_id == source.queue_id:
                 raise InvalidParameterValue("Source queue arn and destination queue arn cannot be the same.")
             if target.keeps_all:
@@ -110,7 +112,7 @@ class MoveActions:
         """Stop a task that runs; what it moved stays moved."""
         task_id, source_arn = parse_task_handle(given.TaskHandle)
         source = self._routes.queue_of_arn(source_arn, call.principal.account_id, "SourceArn")
-        call.queue_name = source.name
+        call.queue, call.queue_name = source, source.name
         task = next((task for task in await self._tasks(call, source) if task.task_id == task_id), None)
         if task is None:
             raise ResourceNotFound.task()
@@ -129,7 +131,7 @@ class MoveActions:
         """List the newest tasks of a queue."""
         _, count_max = validation.check_list_moves(given)
         source = self._routes.queue_of_arn(given.SourceArn, call.principal.account_id, "SourceArn")
-        call.queue_name = source.name
+        call.queue, call.queue_name = source, source.name
         tasks = await self._tasks(call, source)
         return shapes.ListMessageMoveTasksResult([_render_task(task) for task in tasks[:count_max]])
 

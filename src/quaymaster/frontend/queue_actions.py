@@ -15,6 +15,7 @@ from quaymaster.core.group_starts import LATEST
 from quaymaster.core.queue_definitions import LOG_DEFAULTS, OWN_DEFAULTS, QueueDefinition
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.routing import DEFAULT_GROUP, GroupDoesNotExist, Routes
+from quaymaster.frontend.usage import CHANGES, refuse_internal
 from quaymaster.protocol import shapes, validation
 from quaymaster.protocol.metadata_messages import (
     AddPermission,
@@ -101,12 +102,13 @@ class QueueActions:
     async def create_queue(self, call: Call, given: shapes.CreateQueueRequest) -> shapes.CreateQueueResult:
         """Create a queue, or find the one that is as asked for."""
         call.queue_name = given.QueueName
+        refuse_internal(call.principal.account_id, given.QueueName)
         if given.tags:
             validation.check_tags(given.QueueName, given.tags)
         request = CreateQueue(
             call.principal.account_id, given.QueueName, given.Attributes or {}, given.tags or {}
         )
-        definition = await self._queues.change(request)
+        call.queue = definition = await self._queues.change(request)
         return shapes.CreateQueueResult(self._routes.url(definition, call.request))
 
     async def delete_queue(self, call: Call, given: shapes.DeleteQueueRequest) -> None:
@@ -124,7 +126,7 @@ class QueueActions:
         call.queue_name = given.QueueName
         named = (given.QueueName, given.QueueOwnerAWSAccountId, call.principal.account_id)
         await self._queues.refresh(self._routes.queue_of_name(*named))
-        definition = self._routes.queue_of_name(*named)
+        call.queue = definition = self._routes.queue_of_name(*named)
         return shapes.GetQueueUrlResult(self._routes.url(definition, call.request))
 
     async def list_queues(self, call: Call, given: shapes.ListQueuesRequest) -> shapes.ListQueuesResult:
@@ -261,5 +263,8 @@ class QueueActions:
 
     def _queue(self, call: Call, url: str) -> QueueDefinition:
         definition = self._routes.queue_of_url(url, call.principal.account_id)
+        call.queue = definition
         call.queue_name = definition.name
+        if call.action.name in CHANGES:
+            refuse_internal(definition.account_id, definition.name)
         return definition

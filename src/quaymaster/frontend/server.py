@@ -245,8 +245,11 @@ class FrontEnd:
         if error is None:
             return None
         form = WireForm.QUERY if request.header(b"x-amz-target") is None else WireForm.JSON
-        response = render_error(error, form, self._next_id())
-        self._unknown.observe(wire_error(error).code, 0.0)
+        request_id = self._next_id()
+        response = render_error(error, form, request_id)
+        code = wire_error(error).code
+        self._unknown.observe(code, 0.0)
+        self._record_refused(request, code, response.status, request_id, form, response.body)
         origin = request.header(b"origin")
         cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
         return response.status, render_headers(response) + cors, response.body
@@ -286,13 +289,29 @@ class FrontEnd:
     def _throttle(self, request: HTTPRequest, hold_ms: int) -> None:
         fields = request.first
         form = WireForm.JSON if b"x-amz-target" in fields else _query_form(request)
-        status, headers, body = self._throttled.reply(form, self._next_id(), hold_ms)
+        request_id = self._next_id()
+        status, headers, body = self._throttled.reply(form, request_id, hold_ms)
         origin = fields.get(b"origin")
         if origin is not None:
             headers += self._cors.headers(origin.decode("latin-1"))
         request.hold_off(hold_ms)
         request.respond(status, headers, body)
         self._unknown.observe("RequestThrottled", 0.0)
+        self._record_refused(request, "RequestThrottled", status, request_id, form, body)
+
+    def _record_refused(
+        self, request: HTTPRequest, code: str, status: int, request_id: str, form: WireForm, body: bytes
+    ) -> None:
+        usage = self.calls.usage
+        if usage is not None:
+            usage.record_refused(
+                request,
+                code,
+                status,
+                request_id,
+                is_json=form is WireForm.JSON,
+                response_bytes=len(body),
+            )
 
     def _look_for_end_later(self, refused_before: int) -> None:
         loop = asyncio.get_running_loop()

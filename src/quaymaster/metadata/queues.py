@@ -73,6 +73,7 @@ from quaymaster.metadata.rows import (
     id_text,
     row_decoder,
 )
+from quaymaster.protocol.internal_queues import is_internal
 from quaymaster.protocol.metadata_messages import (
     AddPermission,
     BeginPurge,
@@ -918,7 +919,8 @@ class Queues:
         self._by_id[definition.queue_id] = definition
         if definition.group_of:
             return
-        insort(self._names.setdefault(definition.account_id, []), definition.name)
+        if not is_internal(*key):
+            insort(self._names.setdefault(definition.account_id, []), definition.name)
         self._partitions_in.update(partition.journal_id for partition in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:
@@ -930,8 +932,9 @@ class Queues:
         del self._by_id[definition.queue_id]
         if definition.group_of:
             return
-        names = self._names[definition.account_id]
-        del names[bisect_left(names, definition.name)]
+        if not is_internal(*key):
+            names = self._names[definition.account_id]
+            del names[bisect_left(names, definition.name)]
         self._partitions_in.subtract(partition.journal_id for partition in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:

@@ -77,6 +77,26 @@ METRICS: Final[dict[str, Declaration]] = {
         ("result",),
         is_of_cells=True,
     ),
+    # Usage records
+    "quaymaster_usage_records_total": Declaration(
+        "counter", "Requests of which there is a usage record, or was."
+    ),
+    "quaymaster_usage_records_written_total": Declaration(
+        "counter", "Usage records that are fsynced in this front end's spool."
+    ),
+    "quaymaster_usage_records_dropped_total": Declaration(
+        "counter",
+        "Usage records that were only counted, by reason: spool_full, disk_failed, too_many. Any is worth an alarm.",
+        ("reason",),
+    ),
+    "quaymaster_usage_records_shipped_total": Declaration(
+        "counter", "Usage records stored in the usage queue."
+    ),
+    "quaymaster_usage_blocks_shipped_total": Declaration("counter", "Blocks of them, empty ones included."),
+    "quaymaster_usage_spool_bytes": Declaration("gauge", "Bytes of this front end's spool of usage records."),
+    "quaymaster_usage_ship_lag_seconds": Declaration(
+        "gauge", "How old the first usage record is that is not in the usage queue; 0 when all are."
+    ),
     # Brokers, as a front end of a cell sees them
     "quaymaster_broker_calls_in_flight": Declaration(
         "gauge",

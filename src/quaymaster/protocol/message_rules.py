@@ -125,9 +125,9 @@ def attributes_bytes(attributes: Attributes) -> int:
     """Return what message attributes add to the size of a message: names, types and values."""
     total = 0
     for name, attribute in attributes.items():
-        total += _utf8_bytes(name) + _utf8_bytes(attribute.DataType)
+        total += text_bytes(name) + text_bytes(attribute.DataType)
         if attribute.StringValue is not None:
-            total += _utf8_bytes(attribute.StringValue)
+            total += text_bytes(attribute.StringValue)
         if attribute.BinaryValue is not None:
             total += len(attribute.BinaryValue)
     return total
@@ -150,7 +150,8 @@ def check_id(parameter: str, value: str) -> None:
         )
 
 
-def _utf8_bytes(text: str) -> int:
+def text_bytes(text: str) -> int:
+    """Return how long a text is in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 

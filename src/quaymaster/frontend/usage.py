@@ -1,0 +1,390 @@
+"""What each answered request used, noted as it is answered: `UsageRecorder.record`, on the path of every request.
+
+    Call.count ──record──▶ rows in memory ──take, once a second──▶ usage_spool ──▶ usage_shipper
+                             │ too many
+                             └──▶ counted by account and action, and said to be missing
+
+A record is a tuple of a dozen numbers and an index into the contexts met since the last `take`; all else is worked out
+when a block is made of them, on another thread. Nothing here waits, and nothing fails a request.
+
+Reads and sends of the pipeline's own queue are not recorded: nobody is to be billed for them, and a pipeline that
+reads would otherwise have something new to read for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from quaymaster.core.errors import AccessDenied
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.frontend.authentication import Principal
+from quaymaster.net.http_message import HTTPRequest
+from quaymaster.protocol.internal_queues import USAGE_QUEUE, is_internal
+from quaymaster.protocol.response import WireForm
+from quaymaster.protocol.shapes import Action, Shape
+from quaymaster.protocol.usage_records import (
+    Category,
+    Change,
+    DroppedCount,
+    UsageContext,
+    UsageRows,
+    add_dropped,
+    chunks_of,
+)
+
+UNKNOWN: Final = "Unknown"
+"""The action of a request that was refused before that was read."""
+CLIENT_GONE: Final = "ClientGone"
+CLIENT_GONE_STATUS: Final = 499
+"""As web servers note it: the client closed its connection before it was answered."""
+ROWS_MAX: Final = 65_536
+"""Records in memory that wait to be written, at about 400 bytes each."""
+ROWS_TO_WRITE: Final = 16_384
+"""So many are written without waiting for the next turn."""
+USER_AGENT_CHARS_MAX: Final = 256
+JSON_CHARS_MAX: Final = 4_096
+OMITTED: Final = '{"omitted":true}'
+"""In place of parameters or an answer that is longer than that."""
+
+CHANGES: Final = frozenset(
+    {
+        *(
+            "AddPermission",
+            "CancelMessageMoveTask",
+            "CreateQueue",
+            "DeleteQueue",
+            "PurgeQueue",
+            "RemovePermission",
+        ),
+        *("SetQueueAttributes", "StartMessageMoveTask", "TagQueue", "UntagQueue"),
+    }
+)
+"""Actions that change a queue: their records say what was asked and answered."""
+LOOKS: Final = frozenset(
+    {
+        *(
+            "GetQueueAttributes",
+            "GetQueueUrl",
+            "ListDeadLetterSourceQueues",
+            "ListMessageMoveTasks",
+            "ListQueueTags",
+        ),
+        "ListQueues",
+    }
+)
+"""Other actions of management."""
+_DATA_LOOKS: Final = frozenset({"DescribeLog", "FindOffsets", "FetchMessages"})
+
+_MS_TO_US: Final = 1000
+_INTERNAL: Final = -1
+"""In place of the number of a context: what it stands for is not recorded."""
+_json = msgspec.json.Encoder()
+
+RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool, int, str]
+"""Account, key, principal, address, user agent, action, queue id and name, whether JSON, status, code."""
+Row = tuple[int, float, float, float, int, int, int, int, int, str]
+"""Context, ms when answered, ms when received, ms waited in a long poll, bytes of request and response, payload bytes,
+messages, duplicates, request id. Milliseconds are of `time.monotonic`."""
+
+
+class PassTimes(Protocol):
+    """When the requests of one pass had come how far, in ms of `time.monotonic`."""
+
+    submitted_ms: float
+
+
+class AnsweredCall(Protocol):
+    """What a record says of a call."""
+
+    request: HTTPRequest
+    request_id: str
+    form: WireForm
+    principal: Principal
+    queue: QueueDefinition | None
+    queue_name: str
+    payload_bytes: int
+    message_count: int
+    duplicate_count: int
+    change: tuple[str, str] | None
+    wait_ms: int
+    replied_ms: float
+
+    @property
+    def action(self) -> Action: ...
+    @property
+    def times(self) -> PassTimes: ...
+
+
+class TakenRows(msgspec.Struct):
+    """What was recorded since the last time, in the order it was answered."""
+
+    contexts: list[UsageContext]
+    rows: list[Row]
+    changes: list[Change]
+    anchor_us: int
+    """What to add to a monotonic clock to have the wall clock's microseconds."""
+    watermark_us: int
+    """What comes later was not answered before this."""
+    overflow: int
+    """Records that were too many, after the rows."""
+    overflow_counts: list[DroppedCount]
+
+    def columns(self, start: int, end: int) -> UsageRows:
+        """Return some of the rows as a block has them, with the contexts they need."""
+        anchor_us = self.anchor_us
+        columns: list[Any] = list(zip(*self.rows[start:end], strict=True))
+        at, answered, received, waited, asked, responded, payload, messages, duplicates, request_ids = columns
+        numbers = {number: new for new, number in enumerate(dict.fromkeys(at))}
+        latency_us = [
+            max(0, int((ended - began) * _MS_TO_US)) for ended, began in zip(answered, received, strict=True)
+        ]
+        server_us = [
+            max(0, took - int(waited_ms * _MS_TO_US)) if waited_ms else took
+            for took, waited_ms in zip(latency_us, waited, strict=True)
+        ]
+        return UsageRows(
+            [self.contexts[number] for number in numbers],
+            [numbers[number] for number in at],
+            [anchor_us + int(ended * _MS_TO_US) for ended in answered],
+            latency_us,
+            server_us,
+            asked,
+            responded,
+            payload,
+            messages,
+            duplicates,
+            request_ids,
+            [
+                Change(change.row - start, change.request_params, change.response_elements)
+                for change in self.changes
+                if start <= change.row < end
+            ],
+        )
+
+    def counts(self, start: int, end: int) -> list[DroppedCount]:
+        """Return sums of some of the rows, for when they cannot be written."""
+        counts: dict[tuple[str, str], DroppedCount] = {}
+        for row in self.rows[start:end]:
+            context = self.contexts[row[0]]
+            add_dropped(
+                counts,
+                context.account_id,
+                context.action,
+                requests=1,
+                messages=row[7],
+                payload_bytes=row[6],
+                chunks=chunks_of(row[6]),
+                errors=int(context.http_status >= 400),
+            )
+        return list(counts.values())
+
+
+class UsageRecorder:
+    """Takes one record a request, on the event loop's thread. `now_us` is the wall clock."""
+
+    def __init__(
+        self,
+        *,
+        now_us: Callable[[], int],
+        monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
+        rows_max: int = ROWS_MAX,
+    ) -> None:
+        self._now_us = now_us
+        self._monotonic_ms = monotonic_ms
+        self._rows_max = rows_max
+        self._rows_to_write = min(ROWS_TO_WRITE, rows_max)
+        self._rows: list[Row] = []
+        self._numbers: dict[RowKey, int] = {}
+        self._contexts: list[UsageContext] = []
+        self._changes: list[Change] = []
+        self._overflow: dict[tuple[str, str], DroppedCount] = {}
+        self._anchor_us = now_us() - int(monotonic_ms() * _MS_TO_US)
+        self.recorded = 0
+        """Requests so far, those that were too many among them."""
+        self.on_many: Callable[[], None] = lambda: None
+        """Called when there is enough to be written at once."""
+
+    def record(self, call: AnsweredCall, code: str, status: int, now_ms: float, response_bytes: int) -> None:
+        """Note a request that was answered, "OK" or with an error's code. On the path of every request: 1 us."""
+        queue, request, principal = call.queue, call.request, call.principal
+        key = (
+            principal.account_id,
+            principal.access_key_id,
+            principal.sender_id,
+            request.peer,
+            request.first.get(b"user-agent"),
+            call.action.name,
+            0 if queue is None else queue.queue_id,
+            call.queue_name,
+            call.form is WireForm.JSON,
+            status,
+            code,
+        )
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._add_context(key, queue)
+        if number == _INTERNAL:
+            return
+        self.recorded += 1
+        rows = self._rows
+        count = len(rows)
+        if count >= self._rows_max:
+            self._count_overflow(
+                principal.account_id, call.action.name, call.message_count, call.payload_bytes, status
+            )
+            return
+        wait_ms: float = call.wait_ms
+        if wait_ms and call.replied_ms:
+            wait_ms = min(wait_ms, call.replied_ms - call.times.submitted_ms)
+        if self._contexts[number].category == "management":
+            self._changes.append(Change(count, *(call.change or ("", ""))))
+        rows.append(
+            (
+                number,
+                now_ms,
+                request.received_ms,
+                wait_ms,
+                len(request.body),
+                response_bytes,
+                call.payload_bytes,
+                call.message_count,
+                call.duplicate_count,
+                call.request_id,
+            )
+        )
+        if count == self._rows_to_write:
+            self.on_many()
+
+    def record_refused(
+        self,
+        request: HTTPRequest,
+        code: str,
+        status: int,
+        request_id: str,
+        *,
+        is_json: bool,
+        response_bytes: int,
+    ) -> None:
+        """Note a request that was refused by its head alone: who asks for what was not looked at."""
+        key = (
+            "",
+            "",
+            "",
+            request.peer,
+            request.first.get(b"user-agent"),
+            UNKNOWN,
+            0,
+            "",
+            is_json,
+            status,
+            code,
+        )
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._add_context(key, None)
+        self.recorded += 1
+        if len(self._rows) >= self._rows_max:
+            self._count_overflow("", UNKNOWN, 0, 0, status)
+            return
+        now_ms = self._monotonic_ms()
+        # Of its body, what has come was not counted.
+        self._rows.append((number, now_ms, request.received_ms, 0.0, 0, response_bytes, 0, 0, 0, request_id))
+
+    def take(self) -> TakenRows:
+        """Return what was recorded since the last time."""
+        contexts, self._contexts = self._contexts, []
+        rows, self._rows = self._rows, []
+        changes, self._changes = self._changes, []
+        overflow, self._overflow = list(self._overflow.values()), {}
+        self._numbers = {}
+        anchor_us = self._anchor_us
+        # Hours are closed by these times, so they never go back: where the wall clock did, time stands still.
+        elapsed_us = int(self._monotonic_ms() * _MS_TO_US)
+        watermark_us = max(anchor_us + elapsed_us, self._now_us())
+        self._anchor_us = watermark_us - elapsed_us
+        return TakenRows(
+            contexts,
+            rows,
+            changes,
+            anchor_us,
+            watermark_us,
+            sum(count.requests for count in overflow),
+            overflow,
+        )
+
+    def _add_context(self, key: RowKey, queue: QueueDefinition | None) -> int:
+        account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
+        is_json, status, code = key[8:]
+        if queue is not None and is_internal(queue.account_id, queue.name):
+            self._numbers[key] = _INTERNAL
+            return _INTERNAL
+        number = self._numbers[key] = len(self._contexts)
+        self._contexts.append(
+            UsageContext(
+                account_id,
+                principal_id,
+                access_key_id,
+                peer,
+                (user_agent or b"")[:USER_AGENT_CHARS_MAX].decode("latin-1"),
+                "json" if is_json else "query",
+                action,
+                category_of(action),
+                action in LOOKS or action in _DATA_LOOKS,
+                queue_id,
+                queue_name,
+                "" if queue is None else queue_type(queue),
+                status,
+                "" if code == "OK" else code,
+            )
+        )
+        return number
+
+    def _count_overflow(
+        self, account_id: str, action: str, messages: int, payload_bytes: int, status: int
+    ) -> None:
+        add_dropped(
+            self._overflow,
+            account_id,
+            action,
+            requests=1,
+            messages=messages,
+            payload_bytes=payload_bytes,
+            chunks=chunks_of(payload_bytes),
+            errors=int(status >= 400),
+        )
+
+
+def category_of(action: str) -> Category:
+    """Return whether an action is about queues, or about what is in them."""
+    return "management" if action in CHANGES or action in LOOKS else "data"
+
+
+def queue_type(queue: QueueDefinition) -> str:
+    """Return a queue's kind as records name it; a FIFO queue that is a log as well is fifo, as it is billed."""
+    if queue.is_fifo:
+        return "fifo"
+    return "log" if queue.attribute("RetentionMode") == "Log" else "standard"
+
+
+def describe_change(action: str, given: Shape | None, output: Shape | None) -> tuple[str, str] | None:
+    """Return what was asked and answered, as JSON, of an action that changes a queue; None of others."""
+    if action not in CHANGES:
+        return None
+    return _as_json(given), _as_json(output)
+
+
+def refuse_internal(account_id: str, name: str) -> None:
+    """Raise AccessDenied for Quaymaster's own queue: clients only read it, so that nobody forges what was used."""
+    if is_internal(account_id, name):
+        raise AccessDenied(f"The queue {USAGE_QUEUE} is written by the server alone.")
+
+
+def _as_json(shape: Shape | None) -> str:
+    if shape is None:
+        return ""
+    text = _json.encode(shape).decode()
+    return text if len(text) <= JSON_CHARS_MAX else OMITTED

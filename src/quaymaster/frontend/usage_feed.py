@@ -1,0 +1,301 @@
+"""The usage feed of one front end: recorder, spool and shipper, put together; the epoch it runs under.
+
+start: spool read and mended ─▶ epoch claimed in coordination ─▶ records are taken
+once a second: records ─▶ spool (its thread: encoded, written, fsynced) ─▶ shipper
+once a minute at the latest: a block although there was nothing, so that hours can be closed
+stop: last records ─▶ seal ─▶ shipped, if that goes quickly; otherwise by the next start
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
+from quaymaster.core.errors import CallerError, NotNow
+from quaymaster.frontend.usage import UsageRecorder
+from quaymaster.frontend.usage_shipper import RETRY_MAX_S, RETRY_MIN_S, UsageShipper
+from quaymaster.frontend.usage_spool import Appended, SpooledBlock, UsageSpool
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.metrics import Sample
+from quaymaster.protocol.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
+from quaymaster.protocol.usage_records import DropReason
+
+EPOCHS: Final = "usage/front_ends/"
+"""In coordination: a front end's name, and its epoch."""
+STOP_SHIPPING_S: Final = 2.0
+PIPELINE_FILE: Final = "pipeline.json"
+PIPELINE_KEY: Final = "pipeline"
+"""The access key by which the pipeline reads, as `quaymaster key list` shows it."""
+
+log = logging.getLogger(__name__)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """What coordination keeps of a front end: the epoch of its last start, and when that was."""
+
+    epoch: int
+    started_us: int
+
+
+async def claim_epoch(
+    store: Coordination, front_end: str, *, after: int, now_us: Callable[[], int]
+) -> tuple[int, int | None]:
+    """Return an epoch that no other start of a front end of this name has, and the one before it (None: the first).
+
+    It is larger than `after`, and at least the seconds since 1970: a store that was restored from a backup does not
+    give one out again.
+    """
+    key = EPOCHS + front_end
+    while True:
+        row = await store.get(key)
+        last = None if row is None else msgspec.json.decode(row.value, type=Epoch).epoch
+        epoch = max(last or 0, after, now_us() // 1_000_000 - 1) + 1
+        value = msgspec.json.encode(Epoch(epoch, now_us()))
+        with suppress(RevisionMismatch):
+            await store.compare_and_swap(key, ABSENT if row is None else row.revision, value)
+            return epoch, last
+
+
+class UsageFeed:
+    """Starts, runs and ends them. `recorder` is for the front end's calls."""
+
+    def __init__(
+        self,
+        spool: UsageSpool,
+        recorder: UsageRecorder,
+        *,
+        sync_s: float,
+        heartbeat_s: float,
+        now_us: Callable[[], int],
+    ) -> None:
+        self.recorder = recorder
+        self._spool = spool
+        self._sync_s = sync_s
+        self._heartbeat_s = heartbeat_s
+        self._now_us = now_us
+        self._thread = ThreadPoolExecutor(1, "usage")
+        self._write_now = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._shipper: UsageShipper | None = None
+        self._is_stopping = False
+        self._blocked: DropReason | None = None
+        """Why records are dropped now, as far as the log says."""
+        self._dropped: dict[DropReason, int] = {}
+        self._written = 0
+        self._spool_bytes = 0
+        self._block_s = 0.0
+        """When there was a block last, by the monotonic clock."""
+
+    async def start(self, store: Coordination, region: str) -> None:
+        """Read the spool, claim an epoch, and begin to write.
+
+        Raises:
+            SpoolUnusable: a newer program wrote the spool.
+            NotNow: the epoch cannot be claimed.
+            OSError: the spool cannot be read or written.
+        """
+        spool = self._spool
+        await self._on_thread(spool.open)
+        epoch, last = await claim_epoch(store, spool.front_end, after=spool.epoch, now_us=self._now_us)
+        lost = last if last is not None and last > spool.epoch else None
+        await self._on_thread(lambda: spool.begin(epoch, region, now_us=self._now_us(), lost_epoch=lost))
+        log_event(log, logging.INFO, "usage epoch begun", front_end=spool.front_end, epoch=epoch)
+        self.recorder.on_many = self._write_now.set
+        # The first block names the epoch: whoever closes hours knows of it from then on.
+        await self._write(is_heartbeat=True)
+        self._tasks.append(asyncio.create_task(self._write_for_ever(), name="usage-writer"))
+
+    def ship(self, shipper: UsageShipper) -> None:
+        """Begin to ship."""
+        self._shipper = shipper
+        shipper.wake()
+        self._tasks.append(asyncio.create_task(self._ship_for_ever(shipper), name="usage-shipper"))
+
+    async def stop(self) -> None:
+        """Write the last records, seal the epoch, ship what can be shipped at once."""
+        writing, *shipping = self._tasks
+        # Not cancelled: what it has taken from the recorder must get to the spool.
+        self._is_stopping = True
+        self._write_now.set()
+        await writing
+        await self._write(is_heartbeat=False)
+        try:
+            await self._on_thread(lambda: self._spool.close(now_us=self._now_us()))
+        except OSError as error:
+            log_event(log, logging.WARNING, "usage epoch not sealed", reason=str(error))
+        if self._shipper is not None:
+            self._shipper.wake()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SHIPPING_S):
+                    await self._shipper.is_idle.wait()
+        for task in shipping:
+            task.cancel()
+        await asyncio.gather(*shipping, return_exceptions=True)
+        self._thread.shutdown()
+
+    def abandon(self) -> None:
+        """Let go without having started."""
+        self._thread.shutdown()
+
+    async def next_block(self) -> SpooledBlock | None:
+        """Return the first block that is not shipped; as `UsageSpool.next_block`."""
+        return await self._on_thread(self._spool.next_block)
+
+    async def mark_shipped(self, block: SpooledBlock) -> None:
+        """Note that a block is stored in the queue."""
+        await self._on_thread(self._spool.mark_shipped, block)
+        self._spool_bytes = self._spool.size_bytes
+
+    def samples(self) -> Iterable[Sample]:
+        """Give the feed's metrics: a source for `Metrics`."""
+        shipper = self._shipper
+        yield Sample("quaymaster_usage_records_total", self.recorder.recorded)
+        yield Sample("quaymaster_usage_records_written_total", self._written)
+        for reason, number in self._dropped.items():
+            yield Sample("quaymaster_usage_records_dropped_total", number, (reason,))
+        yield Sample("quaymaster_usage_records_shipped_total", 0 if shipper is None else shipper.records)
+        yield Sample("quaymaster_usage_blocks_shipped_total", 0 if shipper is None else shipper.blocks)
+        yield Sample("quaymaster_usage_spool_bytes", self._spool_bytes)
+        yield Sample("quaymaster_usage_ship_lag_seconds", 0 if shipper is None else shipper.lag_s)
+
+    async def _write_for_ever(self) -> None:
+        while not self._is_stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._sync_s):
+                    await self._write_now.wait()
+            self._write_now.clear()
+            try:
+                await self._write(is_heartbeat=time.monotonic() - self._block_s >= self._heartbeat_s)
+            except Exception as error:  # a bug of ours: records are lost, and requests go on
+                log_failure(log, "usage records lost", error)
+
+    async def _write(self, *, is_heartbeat: bool) -> None:
+        taken = self.recorder.take()
+        if not (taken.rows or taken.overflow or is_heartbeat):
+            return
+        appended = await self._on_thread(lambda: self._spool.append(taken, is_heartbeat=is_heartbeat))
+        self._spool_bytes = self._spool.size_bytes
+        self._written += appended.rows
+        if appended.rows or is_heartbeat:
+            self._block_s = time.monotonic()
+        self._tell(appended)
+        if self._shipper is not None:
+            self._shipper.wake()
+
+    def _tell(self, appended: Appended) -> None:
+        reason = appended.reason
+        if reason is not None:
+            self._dropped[reason] = self._dropped.get(reason, 0) + appended.dropped
+            if self._blocked is None:
+                log_event(log, logging.ERROR, "usage records are dropped", reason=reason)
+            self._blocked = reason
+        elif self._blocked is not None and appended.rows:
+            dropped = sum(self._dropped.values())
+            log_event(log, logging.WARNING, "usage records are written again", dropped_since_start=dropped)
+            self._blocked = None
+
+    async def _ship_for_ever(self, shipper: UsageShipper) -> None:
+        while True:
+            try:
+                await shipper.run()
+            except Exception as error:
+                log_failure(log, "usage records not shipped", error)
+                await asyncio.sleep(RETRY_MAX_S)
+
+    async def _on_thread(
+        self, call: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: call(*args, **kwargs))
+
+
+class PipelineAccessKey(Protocol):
+    """An access key with its secret."""
+
+    @property
+    def access_key_id(self) -> str: ...
+    @property
+    def secret(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_enabled(self) -> bool: ...
+
+
+class AccountService(Protocol):
+    """The part of metadata that owns accounts and their keys."""
+
+    def account(self, account_id: str) -> object | None: ...
+    async def create_account(self, name: str, account_id: str | None = None) -> object: ...
+    def list_access_keys(self, account_id: str) -> Iterable[PipelineAccessKey]: ...
+    async def create_access_key(self, account_id: str, name: str = "") -> PipelineAccessKey: ...
+
+
+async def ensure_pipeline_key(accounts: AccountService) -> PipelineAccessKey:
+    """Return the key by which the pipeline reads the usage queue; made, with its account, if it is not there.
+
+    Raises NotNow. A key that an operator disabled stays so, and is replaced by another.
+    """
+    if accounts.account(INTERNAL_ACCOUNT) is None:
+        with suppress(CallerError):  # another front end was faster
+            await accounts.create_account("internal", INTERNAL_ACCOUNT)
+    for key in accounts.list_access_keys(INTERNAL_ACCOUNT):
+        if key.name == PIPELINE_KEY and key.is_enabled:
+            return key
+    return await accounts.create_access_key(INTERNAL_ACCOUNT, PIPELINE_KEY)
+
+
+def describe_pipeline(key: PipelineAccessKey, *, endpoint_url: str, region: str) -> bytes:
+    """Return the file by which the pipeline knows what to read, and as whom."""
+    fields = {
+        "endpoint_url": endpoint_url,
+        "region": region,
+        "account_id": INTERNAL_ACCOUNT,
+        "access_key_id": key.access_key_id,
+        "secret_access_key": key.secret,
+        "queue": USAGE_QUEUE,
+        "queue_url": f"{endpoint_url}/{INTERNAL_ACCOUNT}/{USAGE_QUEUE}",
+    }
+    return json.dumps(fields, indent=2).encode() + b"\n"
+
+
+async def set_up_pipeline(
+    accounts: AccountService,
+    shipper: UsageShipper,
+    write: Callable[[bytes], None],
+    *,
+    endpoint_url: str,
+    region: str,
+) -> None:
+    """Make account, key, queue and file as soon as that is possible; returns when all are there."""
+    pause_s = RETRY_MIN_S
+    while True:
+        try:
+            key = await ensure_pipeline_key(accounts)
+            described = describe_pipeline(key, endpoint_url=endpoint_url, region=region)
+            await asyncio.get_running_loop().run_in_executor(None, write, described)
+            await shipper.ensure_queue()
+        except (NotNow, CallerError, RevisionMismatch, OSError) as error:
+            log_event(log, logging.WARNING, "pipeline access not set up", reason=str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(RETRY_MAX_S, pause_s * 2)
+        else:
+            return
+
+
+def spool_directory(data: Path) -> Path:
+    """Return where a data directory's spool is."""
+    return data / "usage"

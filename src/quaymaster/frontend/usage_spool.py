@@ -1,0 +1,640 @@
+"""Blocks of usage records on this front end's disk, until they are shipped: `<data>/usage/`.
+
+    <number>.usage    segment: head, then blocks (protocol/usage_records) one after another
+    shipped           how far they have been shipped: a number and an offset; a hint, may be old
+    front_end         this front end's name, as it was at its first start here
+
+    head: version u8 · magic "QMS" · length u32 · CRC32C of the rest u32 · MessagePack of SegmentHead
+
+A block counts once it is fsynced; only then is it shipped. What a crash loses is what was recorded since the last
+fsync. At the next start the epoch that ended is *sealed* with the sequence number its next record would have had, so
+that whoever adds up knows that nothing is to come; damage found then is written down as dropped. So the blocks of each
+epoch lie end to end, whatever happens, and end with a seal.
+
+When there is no room (`bytes_max`, a full disk), records are counted by account and action, and the counts are
+written in front of the next block that finds room.
+
+All of it belongs to one thread, which is not the event loop's: nothing here has a lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from quaymaster.frontend.usage import TakenRows
+from quaymaster.monitoring.logs import log_event
+from quaymaster.protocol.usage_records import (
+    BLOCK_BYTES_MAX,
+    HEAD_BYTES,
+    NO_HASH,
+    ROWS_PER_BLOCK_MAX,
+    BlockHeader,
+    CorruptBlock,
+    Dropped,
+    DroppedCount,
+    DropReason,
+    EncodedBlock,
+    Seal,
+    UnknownBlockVersion,
+    UsageRows,
+    block_length,
+    decode_block,
+    decode_header,
+    encode_block,
+    merge_dropped,
+)
+
+SEGMENT_BYTES: Final = 4 << 20
+SEGMENT_VERSION: Final = 1
+SEGMENT_SUFFIX: Final = ".usage"
+_DAMAGED_SUFFIX: Final = ".damaged"
+_SHIPPED: Final = "shipped"
+_FRONT_END: Final = "front_end"
+_MAGIC: Final = b"QMS"
+_HEAD = struct.Struct("<B3sII")
+_SEGMENT_HEAD_BYTES_MAX: Final = 4096
+_FREE_BYTES_MIN: Final = 1 << 20
+"""Below it the disk counts as full for us: journals come first."""
+
+log = logging.getLogger(__name__)
+
+
+class SpoolUnusable(Exception):
+    """The spool was written by a newer program, or cannot be read by this user."""
+
+
+class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
+    """What the first block of a segment goes on from."""
+
+    front_end: str
+    epoch: int
+    next_sequence: int
+    previous: bytes
+    audit_hash: bytes
+    region: str
+
+
+class SpooledBlock(msgspec.Struct, frozen=True):
+    """A durable block that is to be shipped, and where it ends."""
+
+    data: bytes
+    header: BlockHeader
+    number: int
+    end: int
+
+
+class Appended(msgspec.Struct):
+    """What came of an append: records that are durable, and those that were dropped."""
+
+    rows: int
+    dropped: int
+    reason: DropReason | None
+
+
+class _Segment(msgspec.Struct):
+    number: int
+    epoch: int
+    end: int
+    """Bytes that are durable."""
+
+
+class _Chain(msgspec.Struct, frozen=True):
+    """What the next block goes on from."""
+
+    next_sequence: int
+    previous: bytes
+    audit_hash: bytes
+    watermark_us: int = 0
+    is_sealed: bool = False
+
+
+_NOTHING: Final = UsageRows([], [], [], [], [], [], [], [], [], [], [], [])
+_encoder = msgspec.msgpack.Encoder()
+_heads = msgspec.msgpack.Decoder(SegmentHead)
+
+
+class UsageSpool:
+    """The segments of one data directory. `open`, then `begin` an epoch, then append, ship, and `close` with a seal.
+
+    `node` is the front end's name at its first start here; later ones keep that, so that a host that is called
+    otherwise after its next start goes on where it was. `is_named`: the operator gave the name, and it counts.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        node: str,
+        is_named: bool,
+        bytes_max: int,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self._directory = directory
+        self._bytes_max = bytes_max
+        self._segment_bytes = segment_bytes
+        self._segments: list[_Segment] = []
+        self._fd = -1
+        self._region = ""
+        self._chain = _Chain(0, NO_HASH, NO_HASH)
+        self._dropped: Dropped | None = None
+        self._shipped = (0, 0)
+        """Segment number and offset up to which all is shipped."""
+        self._is_named = is_named
+        self.front_end = node
+        self.epoch = 0
+        """That of the last segment, until `begin`."""
+
+    # Starting
+
+    def open(self) -> None:
+        """Read what is there, mend it, and seal the epoch that was not.
+
+        Raises:
+            SpoolUnusable: a newer program wrote it.
+            OSError: it cannot be read or written.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._take_name()
+        numbers = sorted(
+            int(path.stem)
+            for path in self._directory.glob(f"*{SEGMENT_SUFFIX}")
+            if path.stem.isascii() and path.stem.isdecimal()
+        )
+        heads: list[tuple[int, SegmentHead]] = []
+        for number in numbers:
+            head = self._read_segment_head(number)
+            if head is not None:
+                heads.append((number, head))
+        for at, (number, head) in enumerate(heads):
+            following = heads[at + 1][1] if at + 1 < len(heads) else None
+            self._mend(number, head, following if following and following.epoch == head.epoch else None)
+        self._shipped = self._read_shipped()
+        self._drop_shipped_segments()
+
+    def begin(self, epoch: int, region: str, *, now_us: int, lost_epoch: int | None = None) -> None:
+        """Start an epoch with a segment of its own.
+
+        `lost_epoch` is one that coordination knows, and of which nothing is here: it is sealed as lost.
+        """
+        assert epoch > self.epoch, f"epoch {epoch} comes after {self.epoch}, which is in the spool"
+        self._region = region
+        chain = self._chain
+        self._chain = _Chain(0, chain.previous, chain.audit_hash)
+        self.epoch = epoch
+        try:
+            self._roll()
+            if lost_epoch is not None:
+                self._write_lost(lost_epoch, now_us)
+        except OSError as error:  # a full disk: written later, or counted as dropped
+            log_event(log, logging.WARNING, "usage records cannot be written", reason=str(error))
+
+    # Writing
+
+    def append(self, taken: TakenRows, *, is_heartbeat: bool = False) -> Appended:
+        """Make records durable, or count them as dropped. With `is_heartbeat` there is a block even without records.
+
+        Never fails: what cannot be written is counted.
+        """
+        before, dropped_before = self._chain, self._dropped
+        data: list[bytes] = []
+        reason: DropReason | None = None
+        lost = 0
+        room = self._bytes_max - self.size_bytes
+        for start in range(0, len(taken.rows), ROWS_PER_BLOCK_MAX):
+            end = min(start + ROWS_PER_BLOCK_MAX, len(taken.rows))
+            blocks = self._encode(taken, start, end)
+            if sum(map(len, data)) + sum(len(block.data) for block in blocks) > room:
+                self._drop(end - start, taken.counts(start, end), "spool_full")
+                lost += end - start
+                reason = "spool_full"
+                continue
+            data.extend(block.data for block in blocks)
+            self._dropped = None
+            self._chain = _Chain(
+                blocks[-1].seq_hi, blocks[-1].digest, blocks[-1].audit_hash, taken.watermark_us
+            )
+        if taken.overflow:
+            self._drop(taken.overflow, taken.overflow_counts, "too_many")
+            lost += taken.overflow
+            reason = reason or "too_many"
+        if is_heartbeat and not data:
+            block = self._encode_empty(taken.watermark_us)
+            data.append(block.data)
+            self._dropped = None
+            self._chain = _Chain(block.seq_hi, block.digest, block.audit_hash, taken.watermark_us)
+        try:
+            if data:
+                self._write(b"".join(data), before)
+        except OSError as error:
+            log_event(log, logging.WARNING, "usage records not written", reason=str(error))
+            self._chain, self._dropped = before, dropped_before
+            self._drop(len(taken.rows), taken.counts(0, len(taken.rows)), "disk_failed")
+            self._drop(taken.overflow, taken.overflow_counts, "too_many")
+            return Appended(0, len(taken.rows) + taken.overflow, "disk_failed")
+        return Appended(len(taken.rows) + taken.overflow - lost, lost, reason)
+
+    def close(self, *, now_us: int) -> None:
+        """Seal the epoch and let go of the files. An OSError leaves the sealing to the next start."""
+        try:
+            if self._fd >= 0:
+                block = self._encode_empty(now_us, Seal(self.epoch, self._end_sequence, "stopped"))
+                self._write(block.data, self._chain)
+        finally:
+            self._close_file()
+
+    # Shipping
+
+    def next_block(self) -> SpooledBlock | None:
+        """Return the first block that is not shipped, None when all are.
+
+        In place of one that cannot be read any more there is one that says so.
+        """
+        number, offset = self._shipped
+        for at, segment in enumerate(self._segments):
+            if segment.number < number:
+                continue
+            if segment.number > number:
+                number, offset = segment.number, 0
+            with self._path(number).open("rb") as file:
+                if offset == 0:
+                    offset = _segment_head_length(file.read(_HEAD.size))
+                if offset >= segment.end:
+                    continue
+                file.seek(offset)
+                try:
+                    head = file.read(HEAD_BYTES)
+                    data = head + file.read(block_length(head) - len(head))
+                    return SpooledBlock(data, decode_header(data), number, offset + len(data))
+                except CorruptBlock as error:
+                    reason = str(error)
+            log_event(
+                *(log, logging.ERROR, "spooled usage block damaged"),
+                segment=number,
+                offset=offset,
+                reason=reason,
+            )
+            return self._stand_in(at)
+        return None
+
+    def mark_shipped(self, block: SpooledBlock) -> None:
+        """Note that a block is stored elsewhere; segments before it, and its own if it was the last, are deleted."""
+        self._shipped = (block.number, block.end)
+        self._drop_shipped_segments()
+        temporary = self._directory / f"{_SHIPPED}.tmp"
+        with suppress(
+            OSError
+        ):  # without it, or with an old one, blocks are shipped again and known by their names
+            temporary.write_text(f"{block.number} {block.end}\n")
+            temporary.replace(self._directory / _SHIPPED)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is in the spool."""
+        return sum(segment.end for segment in self._segments)
+
+    def _stand_in(self, at: int) -> SpooledBlock | None:
+        """Return what a start would write in place of a segment's damaged rest; None until there is a next segment."""
+        segment = self._segments[at]
+        if at + 1 == len(self._segments):
+            self._close_file()  # the next block is written into another
+            return None
+        head = self._read_segment_head(segment.number)
+        following = self._read_segment_head(self._segments[at + 1].number)
+        if head is None or following is None:
+            return None
+        same_epoch = following if following.epoch == head.epoch else None
+        chain, _ = self._scan(segment.number, head, same_epoch)
+        if same_epoch is None:
+            block = self._repair(head, chain, seal=Seal(head.epoch, chain.next_sequence, "crashed"))
+        else:
+            dropped = Dropped(chain.next_sequence, same_epoch.next_sequence, "damaged", [])
+            block = self._repair(head, chain, dropped=dropped)
+        return SpooledBlock(block.data, decode_header(block.data), segment.number, segment.end)
+
+    # Parts of starting
+
+    def _take_name(self) -> None:
+        path = self._directory / _FRONT_END
+        with suppress(FileNotFoundError):
+            kept = path.read_text().strip()
+            if kept and not self._is_named:
+                self.front_end = kept
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(f"{self.front_end}\n")
+        temporary.replace(path)
+
+    def _read_segment_head(self, number: int) -> SegmentHead | None:
+        path = self._path(number)
+        with path.open("rb") as file:
+            data = file.read(_SEGMENT_HEAD_BYTES_MAX)
+        try:
+            return _decode_segment_head(data)
+        except CorruptBlock as error:
+            # Made by a crash, with nothing in it; or damaged, and nobody knows what it was.
+            log_event(log, logging.WARNING, "usage segment not readable", path=str(path), reason=str(error))
+            path.replace(path.with_suffix(_DAMAGED_SUFFIX))
+            return None
+
+    def _mend(self, number: int, head: SegmentHead, following: SegmentHead | None) -> None:
+        """Cut what is torn, and say in the file what is missing: up to the next segment, or the end of the epoch."""
+        chain, end = self._scan(number, head, following)
+        extra: EncodedBlock | None = None
+        if following is not None and chain.next_sequence < following.next_sequence:
+            missing = Dropped(chain.next_sequence, following.next_sequence, "damaged", [])
+            log_event(
+                log,
+                logging.ERROR,
+                "usage records damaged",
+                segment=number,
+                from_sequence=missing.from_sequence,
+                to_sequence=missing.to_sequence,
+            )
+            extra = self._repair(head, chain, dropped=missing)
+        elif following is None and not chain.is_sealed:
+            log_event(
+                log,
+                logging.INFO,
+                "usage epoch sealed",
+                front_end=head.front_end,
+                epoch=head.epoch,
+                end_sequence=chain.next_sequence,
+            )
+            extra = self._repair(head, chain, seal=Seal(head.epoch, chain.next_sequence, "crashed"))
+        fd = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, end)
+            if extra is not None:
+                try:
+                    _write_all(fd, extra.data, end)
+                except OSError as error:  # a full disk keeps nobody from starting; the next start tries again
+                    log_event(log, logging.WARNING, "usage spool not mended", reason=str(error))
+                    os.ftruncate(fd, end)
+                else:
+                    end += len(extra.data)
+                    chain = _Chain(extra.seq_hi, extra.digest, extra.audit_hash)
+            # What was read may have come from memory: nothing is shipped that a loss of power could take back.
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self._segments.append(_Segment(number, head.epoch, end))
+        self._chain = chain
+        self.epoch = max(self.epoch, head.epoch)
+
+    def _repair(
+        self, head: SegmentHead, chain: _Chain, *, dropped: Dropped | None = None, seal: Seal | None = None
+    ) -> EncodedBlock:
+        return encode_block(
+            head.front_end,
+            head.epoch,
+            chain.next_sequence,
+            _NOTHING,
+            region=head.region,
+            low_watermark_us=chain.watermark_us,
+            previous=chain.previous,
+            audit_hash=chain.audit_hash,
+            dropped=dropped,
+            seal=seal,
+        )
+
+    def _scan(self, number: int, head: SegmentHead, following: SegmentHead | None) -> tuple[_Chain, int]:
+        """Return where a segment's whole blocks end, and what comes after them.
+
+        Blocks behind the one from which the next segment goes on do not count: their fsync failed.
+        """
+        data = self._path(number).read_bytes()
+        at = _segment_head_length(data)
+        chain = _Chain(head.next_sequence, head.previous, head.audit_hash)
+        while at < len(data):
+            if following is not None and chain.previous == following.previous:
+                break
+            try:
+                block = decode_block(memoryview(data)[at:])
+            except CorruptBlock:
+                break
+            except UnknownBlockVersion as error:
+                raise SpoolUnusable(f"{self._path(number)}: {error}") from None
+            header = block.header
+            if header.epoch == head.epoch:
+                if header.seq_lo != chain.next_sequence:
+                    break
+                hashes = [change.record_hash for change in block.rows.changes]
+                chain = _Chain(
+                    header.seq_hi,
+                    block.digest,
+                    hashes[-1] if hashes else chain.audit_hash,
+                    header.low_watermark_us,
+                    header.seal is not None,
+                )
+            else:  # the seal of an epoch whose spool was lost
+                chain = msgspec.structs.replace(chain, previous=block.digest)
+            at += block_length(memoryview(data)[at:])
+        return chain, at
+
+    def _read_shipped(self) -> tuple[int, int]:
+        try:
+            number, offset = map(int, (self._directory / _SHIPPED).read_text().split())
+        except (OSError, ValueError):
+            return 0, 0
+        for segment in self._segments:
+            if segment.number == number:
+                return number, min(offset, segment.end)
+        return number, 0
+
+    # Parts of writing
+
+    @property
+    def _end_sequence(self) -> int:
+        return self._chain.next_sequence if self._dropped is None else self._dropped.to_sequence
+
+    def _encode(self, taken: TakenRows, start: int, end: int) -> list[EncodedBlock]:
+        """Return blocks of some rows, as few as are not too long."""
+        chain = self._chain
+        return self._encode_part(taken, start, end, chain.previous, chain.audit_hash, self._dropped)
+
+    def _encode_part(
+        self,
+        taken: TakenRows,
+        start: int,
+        end: int,
+        previous: bytes,
+        audit_hash: bytes,
+        dropped: Dropped | None,
+        seq_lo: int | None = None,
+    ) -> list[EncodedBlock]:
+        if seq_lo is None:
+            seq_lo = self._chain.next_sequence
+        block = encode_block(
+            self.front_end,
+            self.epoch,
+            seq_lo,
+            taken.columns(start, end),
+            region=self._region,
+            low_watermark_us=taken.watermark_us if end == len(taken.rows) else 0,
+            previous=previous,
+            audit_hash=audit_hash,
+            dropped=dropped,
+        )
+        if len(block.data) <= BLOCK_BYTES_MAX or end - start == 1:
+            return [block]
+        middle = (start + end) // 2
+        first = self._encode_part(taken, start, middle, previous, audit_hash, dropped, seq_lo)
+        last = first[-1]
+        second = self._encode_part(taken, middle, end, last.digest, last.audit_hash, None, last.seq_hi)
+        return first + second
+
+    def _encode_empty(self, watermark_us: int, seal: Seal | None = None) -> EncodedBlock:
+        chain = self._chain
+        return encode_block(
+            self.front_end,
+            self.epoch,
+            chain.next_sequence,
+            _NOTHING,
+            region=self._region,
+            low_watermark_us=watermark_us,
+            previous=chain.previous,
+            audit_hash=chain.audit_hash,
+            dropped=self._dropped,
+            seal=seal,
+        )
+
+    def _drop(self, records: int, counts: list[DroppedCount], reason: DropReason) -> None:
+        if not records:
+            return
+        start = self._end_sequence
+        dropped = Dropped(start, start + records, reason, counts)
+        self._dropped = dropped if self._dropped is None else merge_dropped(self._dropped, dropped)
+
+    def _write_lost(self, epoch: int, now_us: int) -> None:
+        chain = self._chain
+        block = encode_block(
+            self.front_end,
+            epoch,
+            0,
+            _NOTHING,
+            region=self._region,
+            low_watermark_us=now_us,
+            previous=chain.previous,
+            audit_hash=chain.audit_hash,
+            seal=Seal(epoch, None, "lost"),
+        )
+        self._write(block.data, chain)
+        self._chain = msgspec.structs.replace(chain, previous=block.digest)
+
+    def _write(self, data: bytes, before: _Chain) -> None:
+        """Make blocks durable at the end of the last segment, or of a new one that goes on from `before`."""
+        status = os.statvfs(self._directory)
+        if status.f_bavail * status.f_frsize < len(data) + _FREE_BYTES_MIN:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._fd < 0 or self._segments[-1].end + len(data) > self._segment_bytes:
+            self._roll(before)
+        segment = self._segments[-1]
+        try:
+            _write_all(self._fd, data, segment.end)
+            os.fdatasync(self._fd)
+        except OSError:
+            # What the disk has of it is unknown. The next segment goes on from before it, which is how a start tells.
+            with suppress(OSError):
+                os.ftruncate(self._fd, segment.end)
+            self._close_file()
+            raise
+        segment.end += len(data)
+
+    def _roll(self, chain: _Chain | None = None) -> None:
+        """Begin a new segment."""
+        chain = chain or self._chain
+        number = self._segments[-1].number + 1 if self._segments else max(1, self._shipped[0] + 1)
+        head = _encode_segment_head(
+            SegmentHead(
+                self.front_end,
+                self.epoch,
+                chain.next_sequence,
+                chain.previous,
+                chain.audit_hash,
+                self._region,
+            )
+        )
+        path = self._path(number)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, head, 0)
+            os.fdatasync(fd)
+            self._sync_directory()
+        except OSError:
+            os.close(fd)
+            with suppress(OSError):
+                path.unlink()
+            raise
+        self._close_file()
+        self._fd = fd
+        self._segments.append(_Segment(number, self.epoch, len(head)))
+
+    def _drop_shipped_segments(self) -> None:
+        """Delete the segments that are shipped; the last one stays, the next start goes on from it."""
+        number, offset = self._shipped
+        while len(self._segments) > 1:
+            segment = self._segments[0]
+            if segment.number > number or (segment.number == number and offset < segment.end):
+                return
+            self._path(segment.number).unlink(missing_ok=True)
+            del self._segments[0]
+
+    def _sync_directory(self) -> None:
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number:016}{SEGMENT_SUFFIX}"
+
+
+def _encode_segment_head(head: SegmentHead) -> bytes:
+    body = _encoder.encode(head)
+    return _HEAD.pack(SEGMENT_VERSION, _MAGIC, _HEAD.size + len(body), crc32c(body)) + body
+
+
+def _segment_head_length(data: bytes) -> int:
+    """Return how long the head is that a segment begins with; it was checked when it was opened."""
+    return int(_HEAD.unpack_from(data)[2])
+
+
+def _decode_segment_head(data: bytes) -> SegmentHead:
+    if len(data) < _HEAD.size:
+        raise CorruptBlock("a segment is shorter than its head")
+    version, magic, length, crc = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        raise CorruptBlock("a segment begins with something else")
+    if version != SEGMENT_VERSION:
+        raise SpoolUnusable(
+            f"a segment of usage records has version {version}; {SEGMENT_VERSION} can be read"
+        )
+    body = data[_HEAD.size : length]
+    if len(body) != length - _HEAD.size or crc32c(body) != crc:
+        raise CorruptBlock("a segment's head is damaged")
+    try:
+        return _heads.decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptBlock(f"a segment's head cannot be read: {error}") from None
+
+
+def _write_all(fd: int, data: bytes, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, position)
+        view = view[written:]
+        position += written

@@ -1,0 +1,124 @@
+"""The usage feed of the real server: kill -9 loses at most what was not fsynced, doubles nothing, hides nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from harness.load import SQSConnection
+from harness.process import Environment, QuaymasterProcess
+
+from process.support import Client, running
+from quaymaster.protocol.usage_records import UsageBlock, decode_block, parse_block_text
+
+KILLS = 3
+SYNC_MS = 100
+UNSYNCED_S = 3.0
+"""Far more than the fsync interval: machines that run tests are slow now and then."""
+
+
+def read_usage(process: QuaymasterProcess) -> list[UsageBlock]:
+    """Receive all blocks of the usage queue, as the pipeline does, with its own credentials."""
+    described = json.loads((process.data / "keys" / "pipeline.json").read_text())
+    environment = Environment(
+        described["endpoint_url"],
+        described["region"],
+        described["account_id"],
+        described["access_key_id"],
+        described["secret_access_key"],
+    )
+    connection = SQSConnection(environment, process.listen_port)
+    blocks: list[UsageBlock] = []
+    empty = 0
+    while empty < 3:
+        given = {"QueueUrl": described["queue_url"], "MaxNumberOfMessages": 10, "WaitTimeSeconds": 1}
+        answer = connection.call("ReceiveMessage", {**given, "VisibilityTimeout": 600})
+        assert answer.status == 200, answer
+        messages = answer.fields.get("Messages") or []
+        empty = 0 if messages else empty + 1
+        blocks += [decode_block(parse_block_text(message["Body"])) for message in messages]
+    connection.close()
+    return blocks
+
+
+def check_epochs(blocks: list[UsageBlock]) -> dict[int, int]:
+    """Check that each epoch's blocks lie end to end, once each, and end with a seal; return rows by epoch."""
+    rows: dict[int, int] = {}
+    for epoch in sorted({block.header.epoch for block in blocks}):
+        headers = sorted(
+            (block.header for block in blocks if block.header.epoch == epoch),
+            key=lambda header: (header.seq_lo, header.seq_hi, header.seal is not None),
+        )
+        end = 0
+        for header in headers:
+            assert header.seq_lo == end, f"epoch {epoch} has a gap or an overlap at {end}: {header}"
+            assert header.dropped is None
+            end = header.seq_hi
+        seals = [header.seal for header in headers if header.seal is not None]
+        assert len(seals) == 1
+        assert seals[0].end_sequence == end
+        rows[epoch] = sum(header.rows for header in headers)
+    return rows
+
+
+def test_killed_again_and_again_it_loses_little_and_doubles_nothing(tmp_path: Path) -> None:
+    settings = {"usage_sync_ms": str(SYNC_MS)}
+    process = QuaymasterProcess(tmp_path / "data", settings=settings)
+    random = Random(11)
+    surely_recorded = answered = 0
+    with running(process):
+        client = Client(process)
+        client.create("orders")
+        client.close()
+        for _ in range(KILLS):
+            client = Client(process)
+            times: list[float] = []
+            end_s = time.monotonic() + UNSYNCED_S + random.uniform(0.5, 2)
+            while time.monotonic() < end_s:
+                assert client.call("SendMessage", "orders", MessageBody="x" * 10).status == 200
+                times.append(time.monotonic())
+                time.sleep(0.01)
+            process.kill9()
+            killed_s = time.monotonic()
+            client.close()
+            answered += len(times)
+            surely_recorded += sum(at < killed_s - UNSYNCED_S for at in times)
+            process.start()
+        process.restart()
+
+        blocks = read_usage(process)
+
+    last = max(block.header.epoch for block in blocks)
+    rows = check_epochs([block for block in blocks if block.header.epoch != last])
+    assert len(rows) == KILLS + 1
+    sends = [record for block in blocks for record in block.records() if record.action == "SendMessage"]
+    assert surely_recorded <= len(sends) <= answered
+    assert surely_recorded > 0
+    assert all(count == 1 for count in Counter(record.request_id for record in sends).values())
+    assert sum(record.payload_bytes for record in sends) == 10 * len(sends)
+    reasons = Counter(block.header.seal.reason for block in blocks if block.header.seal)
+    assert reasons == {"crashed": KILLS, "stopped": 1}
+
+
+def test_a_server_that_does_not_record_makes_neither_queue_nor_key(tmp_path: Path) -> None:
+    process = QuaymasterProcess(tmp_path / "data", settings={"usage": "false"})
+    with running(process):
+        client = Client(process)
+        answer = client.call("GetQueueUrl", QueueName="quaymaster-usage")
+        client.close()
+
+    assert answer.status == 400
+    assert not (tmp_path / "data" / "usage").exists()
+    assert not (tmp_path / "data" / "keys" / "pipeline.json").exists()
+
+
+def test_the_pipelines_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    process = QuaymasterProcess(tmp_path / "data")
+    with running(process):
+        read_usage(process)
+
+    mode = (tmp_path / "data" / "keys" / "pipeline.json").stat().st_mode
+    assert mode & 0o777 == 0o600
