@@ -165,12 +165,19 @@ def test_bronze_gives_back_the_records_that_were_hashed(site: Site) -> None:
     assert audit_rows(rows.slice(0, 0)).num_rows == 0
 
 
+def damaged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Somebody put bytes there that are no record, with their hash."""
+    data = b"\xc1"
+    return [*rows[:2], {**rows[2], "record": data, "record_hash": sha256(data).digest()}, *rows[3:]]
+
+
 CHANGES: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
     "a column": lambda rows: [*rows[:2], {**rows[2], "principal_id": "mallory"}, *rows[3:]],
     "parameters": lambda rows: [*rows[:2], {**rows[2], "request_parameters": "{}"}, *rows[3:]],
     "the record": lambda rows: [*rows[:2], {**rows[2], "record": rows[3]["record"]}, *rows[3:]],
     "no record": lambda rows: [*rows[:2], {**rows[2], "record": None}, *rows[3:]],
     "a pretended stub": lambda rows: [*rows[:2], {**rows[2], "record": None, "event_name": None}, *rows[3:]],
+    "no record's bytes": damaged,
     "twice": lambda rows: [*rows[:3], rows[2], *rows[3:]],
 }
 ABSENT: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
@@ -374,6 +381,19 @@ def test_events_do_not_expire_while_the_pipeline_writes(site: Site) -> None:
 
     with site.warehouse.writing(), pytest.raises(WarehouseBusy):
         audit.expire(LATER, LATER)
+
+
+def test_old_files_of_holds_and_anchors_are_deleted_and_what_they_say_stays(site: Site) -> None:
+    audit = shipped(site, front_end(days_between=0.5))
+    for name in ("one", "two"):
+        audit.place_hold(hold(name, "999999999999"))
+    audit.expire(NOON + timedelta(days=20), LATER)
+
+    deleted = Audit(site.warehouse).delete_old_files(0)
+
+    assert deleted == 1
+    assert [found.name for found in Audit(site.warehouse).holds()] == ["one", "two"]
+    assert Audit(site.warehouse).verify().breaks == []
 
 
 def test_the_pipeline_goes_on_after_events_expired(site: Site) -> None:

@@ -228,6 +228,7 @@ def compact(
         tables = open_warehouse(directory, warehouse, storage_option)
         with _writing(tables):
             done = compact_tables(workers, tables, keep_hours=keep_hours)
+            _delete_old_files_of_others(tables, keep_hours)
     if as_json:
         print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
     else:
@@ -265,6 +266,19 @@ def usage(
     print_table(tuple(name.upper() for name in UsageLine._fields), lines)
     if not lines:
         note("No usage is in the tables. `quaymaster pipeline run --once` takes what front ends recorded.")
+
+
+def _delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
+    """Delete what the tables of billing and audit have not had for a while; they are small, and stay as they are."""
+    from quaymaster.pipeline.audit import Audit
+    from quaymaster.pipeline.billing.store import BillingStore
+    from quaymaster.pipeline.tables import WarehouseBusy
+
+    for owner in (BillingStore(tables), Audit(tables)):
+        try:
+            owner.delete_old_files(keep_hours)
+        except WarehouseBusy as error:
+            note(f"{error}; its old files stay until the next time.")
 
 
 def need_tables() -> None:

@@ -359,6 +359,11 @@ class Audit:
             rows = pa.Table.from_pylist(lines, schema=ANCHORS.schema)
             table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows))
 
+    def delete_old_files(self, keep_hours: int) -> int:
+        """Delete files that neither holds nor anchors have had for so long; return how many. Raises WarehouseBusy."""
+        with self._writing():
+            return sum(self._warehouse.table(spec).vacuum(keep_hours) for spec in (HOLDS, ANCHORS))
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         root = self._warehouse.root

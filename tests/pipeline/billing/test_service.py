@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars
@@ -12,15 +14,14 @@ from harness.billing import ACCOUNT, BOOK, CHANGED, MILLION, MONTH, fill, used
 
 from quaymaster.pipeline.billing.documents import render_csv, render_json
 from quaymaster.pipeline.billing.invoice_pdf import render_pdf
-from quaymaster.pipeline.billing.invoices import Invoice
 from quaymaster.pipeline.billing.periods import Month, Stage
 from quaymaster.pipeline.billing.price_files import example_book, parse_toml, render_toml
 from quaymaster.pipeline.billing.prices import PriceBook
 from quaymaster.pipeline.billing.reconciliation import Comparison
 from quaymaster.pipeline.billing.service import Billing, NothingToBill, NotIssued, PricesAreClosed
 from quaymaster.pipeline.billing.store import BillingStore, StoreDamaged
-from quaymaster.pipeline.billing.tables import ADJUSTMENTS, CHARGES, INVOICES
-from quaymaster.pipeline.tables import Warehouse, WarehouseBusy
+from quaymaster.pipeline.billing.tables import ADJUSTMENTS, CHARGES
+from quaymaster.pipeline.tables import Table, Warehouse, WarehouseBusy
 
 OTHER = "210987654321"
 AGREES = (Comparison("all", "rows", (("bronze", 9), ("silver", 9))),)
@@ -187,33 +188,52 @@ def test_months_are_closed_in_order(tmp_path: Path) -> None:
     after(january, tmp_path).close(january, [ACCOUNT])
 
 
-def test_an_invoice_that_was_not_finished_is_made_again_the_same(tmp_path: Path) -> None:
-    """Killed after the charges were written, before the invoice's own row was."""
+@pytest.mark.parametrize("commits", range(4))
+@pytest.mark.parametrize("has_taken_effect", [False, True])
+def test_an_invoice_that_was_killed_at_any_commit_is_made_again_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int, has_taken_effect: bool
+) -> None:
+    """In December, with a correction of November, so that all three tables are written."""
+    december = MONTH.next
+    fill(Warehouse(tmp_path), [used(3 * MILLION), used(3 * MILLION, month=december)])
+    after(MONTH, tmp_path).close(MONTH, [ACCOUNT])
+    fill(Warehouse(tmp_path), [used(500_000, hour=700)])
+    expected = after(december, tmp_path).view(december, ACCOUNT).invoice
+    commit, done = Table.commit, 0
+
+    def killed(self: Table, *arguments: Any, **named: Any) -> bool:
+        nonlocal done
+        if done == commits and not has_taken_effect:
+            raise KeyboardInterrupt
+        found = commit(self, *arguments, **named)
+        if done == commits:
+            raise KeyboardInterrupt
+        done += 1
+        return found
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(Table, "commit", killed)
+        after(december, tmp_path).close(december, [ACCOUNT])
+
+    final = after(december, tmp_path).close(december, [ACCOUNT])[0].invoice
+    assert final.digest == expected.digest
+    assert after(december, tmp_path).view(december, ACCOUNT).invoice == final
+    assert len(final.corrections) == 1
+    assert [quantity for _, quantity, _ in lines_of(tmp_path, december)] == [MILLION, 2 * MILLION]
+    assert after(december.next, tmp_path).view(december, ACCOUNT).stage is Stage.CLOSED
+
+
+def test_files_that_no_table_has_any_more_are_deleted_and_invoices_stay(tmp_path: Path) -> None:
     fill(Warehouse(tmp_path), [used(3 * MILLION)])
-    store = BillingStore(Warehouse(tmp_path))
-    interrupted = Billing(
-        store, now=MONTH.end + timedelta(days=4), closed_until=MONTH.end, compare_layers=lambda: AGREES
-    )
-    interrupted_invoice: list[Invoice] = []
-
-    class Killed(Exception):
-        pass
-
-    original = store._replace_month
-
-    def killed_before_the_invoice(spec: object, *arguments: object) -> None:
-        if spec is INVOICES:
-            raise Killed
-        original(spec, *arguments)  # type: ignore[arg-type]
-
-    store._replace_month = killed_before_the_invoice  # type: ignore[assignment,method-assign]
-    with pytest.raises(Killed):
-        interrupted_invoice += [made.invoice for made in interrupted.close(MONTH, [ACCOUNT])]
-
+    billing(tmp_path).update(MONTH, [ACCOUNT])
     final = billing(tmp_path).close(MONTH, [ACCOUNT])[0].invoice
 
-    assert final.quantity == 3 * MILLION
-    assert [quantity for _, quantity, _ in lines_of(tmp_path)] == [MILLION, 2 * MILLION]
+    deleted = BillingStore(Warehouse(tmp_path)).delete_old_files(0)
+
+    there = {path.name for path in (tmp_path / "gold" / "charges").rglob("*.parquet")}
+    assert deleted == 2
+    assert there == {Path(file.path).name for file in Warehouse(tmp_path).table(CHARGES).files()}
+    assert billing(tmp_path).view(MONTH, ACCOUNT).invoice == final
 
 
 def test_invoices_of_several_accounts_do_not_touch_each_other(tmp_path: Path) -> None:

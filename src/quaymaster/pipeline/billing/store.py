@@ -28,6 +28,7 @@ from quaymaster.pipeline.billing.rules import BILLING_CLASSES
 from quaymaster.pipeline.billing.tables import (
     ACCOUNTS,
     ADJUSTMENTS,
+    BILLING_TABLES,
     CHARGES,
     INVOICES,
     MONTH_COLUMN,
@@ -91,9 +92,14 @@ class BillingStore:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise WarehouseBusy(f"another process writes invoices or prices in {root}") from None
-            for spec in (ACCOUNTS, ADJUSTMENTS, CHARGES, INVOICES, PRICE_BOOK):
+            for spec in BILLING_TABLES:
                 self._warehouse.table(spec).refresh()
             yield
+
+    def delete_old_files(self, keep_hours: int) -> int:
+        """Delete files that no table of billing has had for so long; return how many. Raises WarehouseBusy."""
+        with self.writing():
+            return sum(self._warehouse.table(spec).vacuum(keep_hours) for spec in BILLING_TABLES)
 
     # Usage
 
