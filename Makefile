@@ -3,13 +3,16 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-cluster test check format bench soak sim mutants docs build clean env env-run
+.PHONY: help run run-pipeline run-cluster test check format bench soak sim mutants docs build clean env env-run
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: env-run  ## serve on 127.0.0.1:9324 (admin 9325), data in ./quaymaster-data; ARGS="..." adds options
 	@exec .venv/bin/quaymaster serve --data ./quaymaster-data --listen 127.0.0.1:9324 --admin 127.0.0.1:9325 $(ARGS)
+
+run-pipeline: env-run  ## beside `make run`: put what was used into tables until Ctrl-C; `quaymaster usage` shows it
+	@exec .venv/bin/quaymaster pipeline run --data ./quaymaster-data $(ARGS)
 
 run-cluster: env-run  ## run a whole cell until Ctrl-C, data in ./quaymaster-cluster; ARGS="..." adds options
 	@exec .venv/bin/quaymaster local up --data ./quaymaster-cluster $(ARGS)

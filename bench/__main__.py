@@ -2,7 +2,7 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost | cell [its options]
+        frontend_cost | cell | pipeline [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -25,6 +25,7 @@ from bench import (
     frontend_cost,
     http_limit,
     overload,
+    pipeline,
     report,
     rpc_cost,
     serve_cost,
@@ -43,6 +44,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "width": width.main,
     "rpc_cost": rpc_cost.main,
     "cell": cell.main,
+    "pipeline": pipeline.main,
 }
 
 

@@ -88,20 +88,19 @@ def run(
     Runs until it is stopped, or --once. Afterwards layers are compared; a difference ends with 1.
     """
     directory = data_directory(data)
-    with _spark(directory, master, driver_memory) as workers:
-        feed = _feed(directory, files)
-        tables = open_warehouse(directory, warehouse, storage_option)
-        with _writing(tables):
-            pipeline = _started(workers, tables, feed)
-            while True:
-                report = _catch_up(pipeline, tables, feed, quiet=as_json)
-                if once:
-                    break
-                if report["batches"]:
-                    note(
-                        f"{report['rows']} requests in {report['seconds']:.1f} s; {report['lag_blocks']} blocks behind"
-                    )
-                time.sleep(every)
+    need_tables()
+    feed = _feed(directory, files)
+    tables = open_warehouse(directory, warehouse, storage_option)
+    with _writing(tables), _spark(directory, master, driver_memory) as workers:
+        pipeline = _started(workers, tables, feed)
+        while True:
+            report = _catch_up(pipeline, tables, feed, quiet=as_json)
+            if once:
+                break
+            if report["batches"]:
+                rows, seconds, lag = report["rows"], report["seconds"], report["lag_blocks"]
+                note(f"{rows} requests in {seconds:.1f} s; {lag} blocks behind")
+            time.sleep(every)
     if as_json:
         print_json(report)
     else:
@@ -196,10 +195,9 @@ def backfill(
     first_us = _hour_us(since, "--since", 0)
     end_us = _hour_us(until, "--until", 1 << 62)
     directory = data_directory(data)
-    with _spark(directory, master, driver_memory) as workers:
-        tables = open_warehouse(directory, warehouse, storage_option)
-        with _writing(tables):
-            done = sum_up(workers, tables, first_us, end_us)
+    tables = open_warehouse(directory, warehouse, storage_option)
+    with _writing(tables), _spark(directory, master, driver_memory) as workers:
+        done = sum_up(workers, tables, first_us, end_us)
     if as_json:
         print_json({"hours": done.hours, "replaced": list(done.replaced)})
     else:
@@ -224,11 +222,10 @@ def compact(
     from quaymaster.pipeline.upkeep import compact as compact_tables
 
     directory = data_directory(data)
-    with _spark(directory, master, driver_memory) as workers:
-        tables = open_warehouse(directory, warehouse, storage_option)
-        with _writing(tables):
-            done = compact_tables(workers, tables, keep_hours=keep_hours)
-            _delete_old_files_of_others(tables, keep_hours)
+    tables = open_warehouse(directory, warehouse, storage_option)
+    with _writing(tables), _spark(directory, master, driver_memory) as workers:
+        done = compact_tables(workers, tables, keep_hours=keep_hours)
+        _delete_old_files_of_others(tables, keep_hours)
     if as_json:
         print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
     else:

@@ -23,6 +23,10 @@ import pyarrow.parquet as pq
 from quaymaster.pipeline.schemas import TableSpec
 
 ROW_GROUP_ROWS = 131_072
+UNIQUE_TEXTS = frozenset(
+    {"event_id", "request_id", "request_params", "response_elements", "request_parameters"}
+)
+"""Columns whose values hardly repeat, for which a dictionary would be built in vain."""
 STATS_KINDS = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)
 
 
@@ -109,7 +113,14 @@ class FileWriter:
         if "/" in self._path:
             filesystem.create_dir(os.path.dirname(self._path), recursive=True)
         self._sink = filesystem.open_output_stream(self._path)
-        self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=1)
+        repeating = [
+            field.name
+            for field in self._schema
+            if pa.types.is_string(field.type) and field.name not in UNIQUE_TEXTS
+        ]
+        self._writer = pq.ParquetWriter(
+            self._sink, self._schema, compression="zstd", compression_level=1, use_dictionary=repeating
+        )
         self._waiting: list[Any] = []
         self._waiting_rows = 0
 

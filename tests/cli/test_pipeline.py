@@ -1,0 +1,114 @@
+"""`quaymaster pipeline` and `quaymaster usage` without Spark: what they refuse, and what they read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness.pipeline_site import Site, expected_usage
+from harness.usage_blocks import FrontEnd
+
+from quaymaster.pipeline.session import SparkMissing, check_spark, java_version
+from quaymaster.pipeline.tables import Warehouse
+
+from .conftest import Run
+
+
+def test_usage_is_a_list_of_what_accounts_used(run: Run, tmp_path: Path) -> None:
+    site, one = Site(tmp_path), FrontEnd("a", step_us=60_000_000)
+    site.ship(one.block(100))
+    site.run()
+
+    everything = run("usage", "--data", tmp_path, "--json").json
+    chosen = run("usage", "--data", tmp_path, "--queue", "queue-1", "--since", "2026-11-22T13", "--json")
+
+    names = ("account", "queue", "action", "hour", "requests", "messages", "bytes", "chunks", "errors")
+    assert all(tuple(line) == names for line in everything)
+    found = {
+        tuple(line[name] for name in names[:4]): tuple(line[name] for name in names[4:])
+        for line in everything
+    }
+    assert found == expected_usage(one)
+    lines = chosen.json
+    assert {line["queue"] for line in lines} == {"queue-1"}
+    assert {line["hour"] for line in lines} == {"2026-11-22T13:00:00Z"}
+
+
+def test_usage_of_a_directory_without_tables_is_an_empty_list_and_says_what_to_run(
+    run: Run, tmp_path: Path
+) -> None:
+    as_json = run("usage", "--data", tmp_path, "--json")
+    for_people = run("usage", "--data", tmp_path)
+
+    assert (as_json.code, as_json.json) == (0, [])
+    assert "pipeline run --once" in for_people.err
+
+
+def test_status_and_reconcile_read_the_tables(run: Run, tmp_path: Path) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(100))
+    site.run()
+
+    status = run("pipeline", "status", "--data", tmp_path, "--json").json
+    compared = run("pipeline", "reconcile", "--data", tmp_path, "--json").json
+
+    assert (status["rows"]["silver"], status["difference"], status["gaps"]) == (100, 0, [])
+    assert [line["difference"] for line in compared] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("pipeline", "run", "--once"), 3, "keys/pipeline.json does not exist"),
+        (("pipeline", "run", "--files", "/nowhere"), 2, "/nowhere is not a directory"),
+        (("usage", "--since", "noon"), 2, "--since takes an hour such as 2026-11-22T10"),
+        (("pipeline", "status", "--storage-option", "KEY"), 2, "takes KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(
+    run: Run, tmp_path: Path, words: tuple[str, ...], code: int, message: str
+) -> None:
+    done = run(*words, "--data", tmp_path, "--json")
+
+    assert done.code == code
+    assert message in json.loads(done.err)["error"]["message"]
+
+
+def test_a_second_writer_is_refused(run: Run, tmp_path: Path) -> None:
+    with Warehouse(tmp_path / "warehouse").writing():
+        done = run("pipeline", "reconcile", "--data", tmp_path)
+
+    assert done.code == 1
+    assert "another process writes the tables" in done.err
+
+
+def test_a_half_written_access_file_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "pipeline.json").write_text("{")
+
+    done = run("pipeline", "run", "--once", "--data", tmp_path)
+
+    assert done.code == 3
+    assert "is not whole" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21-ea" 2023-09-19', 21),
+        ('java version "1.8.0_402"', 8),
+        ("no such thing", 0),
+    ],
+)
+def test_java_tells_its_version_in_several_ways(text: str, version: int) -> None:
+    assert java_version(text) == version
+
+
+def test_without_java_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(SparkMissing, match="apt-get install openjdk-17-jre-headless"):
+        check_spark()
