@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay
 
-from quaymaster.core import log_sizes
-from quaymaster.core import partition as partition_module
+from quaymaster.core import fifo_order, log_sizes
 from quaymaster.core.commands import (
     ChangeVisibility,
     CountMessages,
@@ -87,7 +86,7 @@ def restarted(
     host: Host, *, snapshots: list[tuple[int, bytes, QueueDefinition]], start: int | None = None
 ) -> QueueStates:
     """Return what a start makes of snapshots, as (applied, bytes, definition), and all batches behind them."""
-    keeper = host.partition(LOG).index._keeper
+    keeper = host.states._keeper
     states = QueueStates(keeper, retry_window_ms=RETRY_WINDOW_MS)
     for applied, data, definition in snapshots:
         loaded = Partition.from_bytes(data, definition, 0, keeper, retry_window_ms=RETRY_WINDOW_MS)
@@ -503,18 +502,48 @@ def test_messages_that_leave_for_another_journal_are_the_groups_alone() -> None:
 
 
 def test_what_a_bounded_expiry_leaves_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "EXPIRED_ROWS_MAX", 1)
-    host = log_host(MessageRetentionPeriod="60")
-    host.ask(SetQueue(group(A, "log@a")))
-    host.ask(SetQueue(group(B, "log@b")))
-    send(host, 1, 2, 3, 4)
+    monkeypatch.setattr(fifo_order, "EXPIRED_AT_A_TIME", 1)
+    host = log_host("log.fifo", MessageRetentionPeriod="60")
+    host.ask(SetQueue(group(A, "log.fifo@a")))
+    host.ask(SetQueue(group(B, "log.fifo@b")))
+    for number in range(1, 5):
+        send(host, number, group=number)
     assert receive(host, B, 4) == [1, 2, 3, 4]
     host.now_ms += 70_000
-    send(host, 5)
+    send(host, 5, group=5)
 
     assert receive(host, A) == [5]
 
+    assert counts(host, LOG)[0] > 1
     assert_same(host, host.replayed())
+
+
+def test_a_purge_of_a_group_consumes_all_there_is_for_that_group() -> None:
+    host = log_host()
+    host.ask(SetQueue(group(A, "log@a")))
+    host.ask(SetQueue(group(B, "log@b")))
+    send(host, 1, 2)
+
+    host.ask(Purge(A))
+
+    assert (counts(host, A), counts(host, B), counts(host, LOG)) == ((0, 0, 0), (2, 0, 0), (2, 0, 0))
+    assert host.states.messages_gone == 0
+    assert_same(host, host.replayed())
+
+
+def test_groups_go_with_their_log() -> None:
+    host = log_host()
+    host.ask(SetQueue(group(A, "log@a")))
+    send(host, 1)
+    changed = queue(LOG, "log", revision=2, attributes={"RetentionMode": "Log", "DelaySeconds": "5"})
+    host.ask(SetQueue(changed))
+    snapshots = [snapshot(host, LOG), snapshot(host, A)]
+    assert_same(host, restarted(host, snapshots=snapshots, start=0))
+
+    host.ask(DeleteQueue(LOG))
+
+    assert host.states.partitions == {}
+    assert restarted(host, snapshots=snapshots).partitions == {}
 
 
 def test_a_reset_of_a_group_that_is_gone_is_passed_over() -> None:
@@ -523,4 +552,4 @@ def test_a_reset_of_a_group_that_is_gone_is_passed_over() -> None:
     host.ask(ResetGroup(A, "earliest"))
     host.ask(DeleteQueue(A))
 
-    assert_same(host, restarted(host, snapshots=[snapshot(host, LOG)], start=2))
+    assert_same(host, restarted(host, snapshots=[snapshot(host, LOG)], start=3))

@@ -23,10 +23,12 @@ from quaymaster.protocol.metadata_messages import (
     CreateGroup,
     CreateQueue,
     DeleteQueue,
+    ListGroups,
     ListQueues,
     SetAttributes,
 )
 
+from .cell import Cell, run_cell
 from .support import ACCOUNT, World, eventually, run
 
 LOG = {"RetentionMode": "Log"}
@@ -156,3 +158,22 @@ def test_logs_wait_until_all_of_a_cell_know_them(tmp_path: Path) -> None:
                 await service.queues.change(CreateQueue(ACCOUNT, "log", LOG))
 
     run(scenario, tmp_path)
+
+
+def test_groups_are_made_listed_and_gone_for_every_front_end_of_a_cell(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        async with cell.started() as (a, b):
+            log = await a.queues.change(CreateQueue(ACCOUNT, "log", LOG))
+            made = await a.queues.change(CreateGroup(ACCOUNT, "log@x"))
+            second = await b.queues.change(CreateGroup(ACCOUNT, "log@y"))
+
+            assert await b.queues.change(CreateGroup(ACCOUNT, "log@x")) == made
+            assert made.group_of == second.group_of == log.queue_id
+            assert b.journal_of(second.queue_id, 0) == log.partitions[0].journal_id
+            first = await a.queues.list_page(ListGroups(ACCOUNT, "log", 1))
+            rest = await a.queues.list_page(ListGroups(ACCOUNT, "log", 1, first.next_token))
+            assert [*first.queues, *rest.queues] == [made, second]
+            await a.queues.change(DeleteQueue(ACCOUNT, "log"))
+            await eventually(lambda: len(a.queues) == len(b.queues) == 0)
+
+    run_cell(scenario, tmp_path)

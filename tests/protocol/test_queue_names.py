@@ -10,6 +10,7 @@ from quaymaster.core.errors import InvalidParameterValue, QueueDoesNotExist
 from quaymaster.protocol.queue_names import (
     QueueAddress,
     QueueArn,
+    check_group_name,
     check_queue_name,
     is_fifo_name,
     parse_queue_arn,
@@ -17,6 +18,7 @@ from quaymaster.protocol.queue_names import (
     parse_queue_url,
     queue_url_base,
     render_queue_url,
+    split_group,
 )
 
 _ACCOUNT = "123456789012"
@@ -72,6 +74,11 @@ def test_a_queue_is_found_by_the_path_of_its_url(url: str, address: QueueAddress
         f"http://localhost/{_ACCOUNT}/{'a' * 76}.fifo",
         f"http://localhost/{_ACCOUNT}/orders\n",
         "http://localhost/" + "a/" * 10_000,
+        "log@",
+        "log@a@b",
+        "@a",
+        "log@a.fifo",
+        "log@" + "a" * 81,
     ],
 )
 def test_what_can_be_no_queue_does_not_exist(url: str) -> None:
@@ -171,3 +178,21 @@ def test_a_url_that_was_given_out_is_understood(host: str) -> None:
     base = queue_url_base(host, otherwise="http://127.0.0.1:9324")
 
     assert parse_queue_url(render_queue_url(base, _ACCOUNT, "orders")) == QueueAddress("orders", _ACCOUNT)
+
+
+@pytest.mark.parametrize("name", ["log@billing", "log.fifo@a_b-c", "a@" + "b" * 80])
+def test_a_consumer_group_is_named_behind_its_queue(name: str) -> None:
+    assert parse_queue_url(f"http://localhost/{_ACCOUNT}/{name}").name == name
+    queue, group = split_group(name)
+    assert f"{queue}@{group}" == name
+    check_group_name(group)
+
+
+@pytest.mark.parametrize("group", ["", "a.b", "a@b", "a" * 81, "a\n"])
+def test_what_can_be_no_group_is_refused(group: str) -> None:
+    with pytest.raises(InvalidParameterValue, match="name of a consumer group"):
+        check_group_name(group)
+
+
+def test_a_name_without_a_group_has_none() -> None:
+    assert split_group("log") == ("log", "")

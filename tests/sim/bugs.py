@@ -481,6 +481,15 @@ class _InFlightCompacted(Replica):
         return super().is_dead(row) or row.sequence in partition.in_flight
 
 
+@plant(
+    "compacted-by-a-group", "a log's message is taken for one that is gone when one group deleted it", "logs"
+)
+class _CompactedByAGroup(Replica):
+    def is_dead(self, row: Row) -> bool:
+        groups = self.journal.queues.partition(row.queue_id, row.partition).groups.values()
+        return super().is_dead(row) or any(not group.is_live(row.sequence) for group in groups)
+
+
 # Leading and following of queues
 
 
@@ -674,6 +683,12 @@ class _PurgeForgotten(QueueStates):
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_purge(min(partition.head + 1, row.sequence)))
+
+
+@plant("group-not-told", "a follower tells the groups of a log nothing of what is sent to it", "logs")
+class _GroupNotTold(QueueStates):
+    def _following(self, row: Row) -> list[Partition]:
+        return [] if row.type == RecordType.SEND else super()._following(row)
 
 
 @plant("no-delay", "a message is handed out whatever its delay", "queues")

@@ -23,7 +23,7 @@ from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import Command, InternalCommand, SetQueue
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from sim.bugs import Planted
@@ -67,10 +67,22 @@ FAR_QUEUES = [
     QueueKind(TARGET, "target", journal=1),
 ]
 """These, too: dead letters of the one move to the other, in another journal."""
+LOG, STEPS = 10, 20
+LOG_QUEUES = [
+    QueueKind(LOG, "log", is_log=True),
+    QueueKind(LOG + 1, "log@a", group_of=LOG),
+    QueueKind(LOG + 2, "log@b", group_of=LOG),
+    QueueKind(STEPS, "steps.fifo", journal=1, is_fifo=True, is_log=True),
+    QueueKind(STEPS + 1, "steps.fifo@a", journal=1, is_fifo=True, group_of=STEPS),
+    QueueKind(STEPS + 2, "steps.fifo@b", journal=1, is_fifo=True, group_of=STEPS),
+]
+"""And these: logs that are read by two groups each."""
 
 
 def definition_of(kind: QueueKind) -> QueueDefinition:
     """Return a queue's definition."""
+    if kind.group_of:
+        return replace_definition(queue(kind.queue_id, kind.name), group_of=kind.group_of)
     attributes: dict[str, object] = {
         "VisibilityTimeout": kind.visibility_timeout_ms // 1000,
         "DelaySeconds": kind.delay_ms // 1000,
@@ -82,6 +94,8 @@ def definition_of(kind: QueueKind) -> QueueDefinition:
         )
     if kind.retention_ms < RETENTION_SHORT_MS:
         attributes["MessageRetentionPeriod"] = kind.retention_ms // 1000
+    if kind.is_log:
+        attributes["RetentionMode"] = "Log"
     if not kind.is_durable:
         attributes["Durability"] = "Async"
     return queue(kind.queue_id, kind.name, attributes=attributes)
@@ -139,8 +153,15 @@ class Cell:
         self.queues = [*QUEUES, *(MORE_QUEUES if profile.has_more_queues else ())]
         if profile.has_moves:
             self.queues += FAR_QUEUES
+        if profile.has_logs:
+            self.queues += LOG_QUEUES
+        self.kinds: dict[int, QueueKind] = {kind.queue_id: kind for kind in self.queues}
         self.elsewhere = QueuesElsewhere(CellFormat())
-        self.queue_checker = QueueChecker(self.queues)
+        self.queue_checker = QueueChecker(
+            [kind for kind in self.queues if not kind.is_log and not kind.group_of]
+        )
+        self.group_checkers = {kind.queue_id: QueueChecker([kind]) for kind in self.queues if kind.group_of}
+        """Of each consumer group one: to it, the log is a queue of its own."""
         self.managers = [Manager(self, name, self._clock()) for name in MANAGERS[: profile.managers]]
         self.manager_checker = ManagerChecker(self)
         self.store.on_write_of_manager = self.manager_checker.on_write
@@ -181,7 +202,18 @@ class Cell:
 
     def journal_of(self, queue_id: int) -> int:
         """Return which journal a queue is in."""
-        return self.used_journals[self.queue_checker.queues[queue_id].journal % self.journals]
+        return self.used_journals[self.kinds[queue_id].journal % self.journals]
+
+    def judge_of(self, queue_id: int) -> QueueChecker:
+        """Return who judges what is received from a queue."""
+        return self.group_checkers.get(queue_id, self.queue_checker)
+
+    def judges_of(self, kind: QueueKind) -> list[tuple[QueueChecker, int]]:
+        """Return who judges what is sent to a queue, each with the queue it is received from."""
+        if not kind.is_log:
+            return [(self.queue_checker, kind.queue_id)]
+        groups = [group for group in self.queues if group.group_of == kind.queue_id]
+        return [(self.judge_of(group.queue_id), group.queue_id) for group in groups]
 
     def choose_journals(self) -> bool:
         """Choose which journals the queues are in, as soon as there are enough."""
@@ -294,7 +326,8 @@ class Cell:
             raise Violation(
                 "L3", f"the queues do not drain: {self.last_counts or 'no counts'}; {self._states()}"
             )
-        self.queue_checker.check_drained()
+        for checker in (self.queue_checker, *self.group_checkers.values()):
+            checker.check_drained()
         if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._is_at_rest):
             raise Violation("L5", f"the managers do not come to rest: {self._states()}")
         kernel.run_until(kernel.now_us + SETTLE_US)
@@ -348,8 +381,10 @@ class Cell:
             for kind, carelessness in zip(FAR_QUEUES, (0.9, 0.1), strict=True):
                 client = self._client(f"c {kind.name}")
                 client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=carelessness))
+        if profile.has_logs:
+            self._start_clients_of_logs()
         client = self._client("counts")
-        client.run(watch_empty(client, self.queues))
+        client.run(watch_empty(client, [kind for kind in self.queues if not kind.is_log]))
 
     def _start_more_clients(self) -> None:
         profile = self.faults
@@ -362,6 +397,16 @@ class Cell:
             if kind.is_purged:
                 client = self._client("purger")
                 client.run(purge(client, kind))
+
+    def _start_clients_of_logs(self) -> None:
+        profile = self.faults
+        for kind in LOG_QUEUES:
+            client = self._client(f"of {kind.name}")
+            if kind.is_log:
+                self.producers_left += 1
+                client.run(produce(client, kind, gap_us=2 * profile.gap_us, groups=profile.groups))
+            else:
+                client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=profile.carelessness))
 
     def _client(self, name: str) -> Client:
         client = self.bugs.variant(Client)(self, name)
@@ -424,7 +469,7 @@ class Cell:
 
 
 def _check_memory(replica: Replica) -> None:
-    """I14, L4: what is kept of messages is gone with them."""
+    """I14, L4: what is kept of messages is gone with them. A log keeps them, and nothing else."""
     for key, partition in replica.journal.queues.partitions.items():
         left = {
             "messages": partition.alive,
@@ -436,6 +481,8 @@ def _check_memory(replica: Replica) -> None:
             "leaving": sum(len(pair.open) for pair in partition.moves.out.values()) if partition.moves else 0,
             "behind the head": partition.next_sequence - partition.head,
         }
+        if partition.definition.is_log:
+            del left["messages"], left["behind the head"]
         if any(left.values()):
             raise Violation("L4", f"{replica.member} drained partition {key >> 16} and still has {left}")
 

@@ -176,21 +176,23 @@ def set_up(client: Client, commands: list[Command]) -> Script:
 def produce(client: Client, queue: QueueKind, *, gap_us: int, groups: int) -> Script:
     """Send to a queue, one to three messages at a time."""
     cell, random = client.cell, client.random
-    checker = cell.queue_checker
+    judges = cell.judges_of(queue)
     while not cell.is_set_up:
         yield 50 * MS
     while cell.is_sending:
         numbers = [cell.next_number() for _ in range(random.choice((1, 1, 2, 3)))]
         messages = [_new_message(random, queue, number, groups) for number in numbers]
         for number, (group, dedup, delay_ms, _) in zip(numbers, messages, strict=True):
-            checker.send_asked(
-                queue.queue_id, number, group=group, dedup=dedup, delay_ms=delay_ms, now_us=cell.kernel.now_us
-            )
+            for checker, queue_id in judges:
+                checker.send_asked(
+                    queue_id, number, group=group, dedup=dedup, delay_ms=delay_ms, now_us=cell.kernel.now_us
+                )
         outcome = yield Send(queue.queue_id, 0, [new for *_, new in messages])
         if isinstance(outcome, Sent):
             for at, (sequence, original) in enumerate(outcome.places):
                 sent_ms = None if at in outcome.duplicates else outcome.decided_ms
-                checker.send_acked(numbers[at], sequence, original, cell.kernel.now_us, sent_ms)
+                for checker, _ in judges:
+                    checker.send_acked(numbers[at], sequence, original, cell.kernel.now_us, sent_ms)
         elif isinstance(outcome, CallerError):
             raise AssertionError(f"a send was refused: {outcome}")
         yield random.randint(0, 2 * gap_us)
@@ -225,7 +227,7 @@ def _new_message(
 def consume(client: Client, queue: QueueKind, *, gap_us: int, carelessness: float) -> Script:
     """Receive, work for a while, delete; or too late, or never, or change the visibility first."""
     cell, random = client.cell, client.random
-    checker = cell.queue_checker
+    checker = cell.judge_of(queue.queue_id)
     while not cell.is_set_up:
         yield 50 * MS
     while True:

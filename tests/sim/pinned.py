@@ -36,7 +36,7 @@ CAUGHT_BY: dict[str, int] = {
     "group-forgotten": 0,
     "delay-forgotten": 0,
     "receives-forgotten": 0,
-    "visibility-forgotten": 0,
+    "visibility-forgotten": 7,
     "dead-letter-lost": 2,
     "dead-letter-stays": 2,
     "time-goes-back": 0,
@@ -62,6 +62,8 @@ CAUGHT_BY: dict[str, int] = {
     "activated-again": 29,
     "volpromise": 31,
     "longack": 102,
+    "compacted-by-a-group": 2,
+    "group-not-told": 0,
     "copy-over-longer-log": 11,
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,

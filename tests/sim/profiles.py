@@ -68,6 +68,8 @@ class Profile:
     """Whether dead letters of one queue move to another in another journal."""
     has_more_queues: bool = False
     """Whether there is a queue that is purged, and one whose messages expire."""
+    has_logs: bool = False
+    """Whether there are log-retained queues with two consumer groups each."""
 
 
 def draw(seed: int) -> Profile:
@@ -132,6 +134,7 @@ def draw(seed: int) -> Profile:
         profile.compaction_us = random.choice((500 * MS, 5 * SECOND))
     profile.has_more_queues = random.random() < 0.3
     profile.has_moves = random.random() < 0.4
+    profile.has_logs = random.random() < 0.2
     return profile
 
 
@@ -153,6 +156,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "compaction": {"appointment": 2, "power cut": 2, "kill": 4, "leader cut off": 3},
     "moves": {"kill": 2, "leader cut off": 3, "power cut": 3, "transfer": 6},
     "more queues": {"kill": 5, "leader cut off": 5},
+    "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
 }
 """Profiles in which one kind of bug shows soonest: the mean distance in seconds of each fault they add."""
@@ -174,8 +178,9 @@ def draw_for(hunt: str, seed: int) -> Profile:
         profile.managers = 1
     profile.has_more_queues = hunt == "more queues"
     profile.has_moves = hunt == "moves"
-    profile.compaction_us = 300 * MS if hunt == "compaction" else 0
-    if hunt in ("laggards", "snapshots", "compaction"):
+    profile.has_logs = hunt == "logs"
+    profile.compaction_us = 300 * MS if hunt in ("compaction", "logs") else 0
+    if hunt in ("laggards", "snapshots", "compaction", "logs"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
     if hunt == "stale":

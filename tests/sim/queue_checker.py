@@ -33,6 +33,9 @@ class QueueKind:
     dead_letters: int | None = None
     """The queue that gets what was received too often."""
     receive_count_max: int = 0
+    is_log: bool = False
+    """Whether it keeps what is consumed: its groups have a checker each, to which what is sent to it is theirs."""
+    group_of: int = 0
 
 
 class Delivery(NamedTuple):
