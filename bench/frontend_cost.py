@@ -1,10 +1,11 @@
 """CPU time of the front end per request, without sockets, journal or queue state.
 
-    python -m bench.frontend_cost [--requests N] [--profile]
+    python -m bench.frontend_cost [--requests N] [--profile] [--usage]
 
 Requests go through the real HTTP connection (head parsing, signature, checksums, encryption, rendering, metrics)
 over an in-memory transport to a broker that answers at once from a list; what is measured is one core's CPU time.
-Figures are for comparing two states of this code on one machine.
+Figures are for comparing two states of this code on one machine. With `--usage` every second round records what its
+requests use; what that adds, writing the records into blocks included (not to disk), is shown beside.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from quaymaster.core import commands
 from quaymaster.core.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
@@ -33,6 +35,7 @@ from quaymaster.net.http_message import HTTPLimits
 from quaymaster.net.http_server import HTTPServer
 from quaymaster.protocol.metadata_messages import CreateQueue
 from quaymaster.protocol.sigv4 import sign
+from quaymaster.protocol.usage_records import ROWS_PER_BLOCK_MAX, encode_block
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"
@@ -176,7 +179,17 @@ def measure_reference_us() -> float:
     return (time.process_time() - started) / 500 * 1e6
 
 
-async def measure(requests: int, profile: bool) -> None:
+def measure_blocks_us(usage: UsageRecorder) -> float:
+    """Return what making blocks of the records taken so far costs, each."""
+    taken = usage.take()
+    started = time.process_time()
+    for start in range(0, taken.count, ROWS_PER_BLOCK_MAX):
+        rows = taken.columns(start, min(start + ROWS_PER_BLOCK_MAX, taken.count))
+        encode_block("bench", 1, start, rows, region=REGION, low_watermark_us=taken.watermark_us)
+    return (time.process_time() - started) / taken.count * 1e6
+
+
+async def measure(requests: int, profile: bool, with_usage: bool) -> None:
     """Print the cost of each action."""
     settings = load_settings(environment={}, flags={"log_level": "error"})
     broker = InstantBroker()
@@ -235,8 +248,11 @@ async def measure(requests: int, profile: bool) -> None:
         profiler = cProfile.Profile() if profile else None
         rounds = max(1, requests // REQUESTS_PER_ROUND)
         turns = REQUESTS_PER_ROUND // PER_TURN
-        best_us = reference_us = float("inf")
-        for _ in range(rounds):
+        best_us = reference_us = best_recorded_us = blocks_us = float("inf")
+        usage = UsageRecorder(now_us=lambda: time.time_ns() // 1000)
+        for number in range(rounds):
+            is_recorded = with_usage and number % 2 == 1
+            front_end.calls.usage = usage if is_recorded else None
             if profiler is not None:
                 profiler.enable()
             started = time.process_time()
@@ -245,13 +261,25 @@ async def measure(requests: int, profile: bool) -> None:
             spent = time.process_time() - started
             if profiler is not None:
                 profiler.disable()
-            best_us = min(best_us, spent / (turns * PER_TURN) * 1e6)
+            each_us = spent / (turns * PER_TURN) * 1e6
+            if is_recorded:
+                best_recorded_us = min(best_recorded_us, each_us)
+            else:
+                best_us = min(best_us, each_us)
+            if usage.waiting >= ROWS_PER_BLOCK_MAX // 2:
+                blocks_us = min(blocks_us, measure_blocks_us(usage))
             reference_us = min(reference_us, measure_reference_us())
         label = f"{action} ({messages})"
         print(
             f"{label:24} {best_us:7.1f} us a request {best_us / messages:7.1f} us a message"
             f"   (machine: {reference_us:.2f} us for one MD5 of 1 KiB)"
         )
+        if with_usage:
+            added_us = best_recorded_us - best_us + blocks_us
+            print(
+                f"{'':24} {added_us:7.1f} us added by its usage record, {added_us / best_us:.1%}: "
+                f"{best_recorded_us - best_us:.2f} noting it, {blocks_us:.2f} making blocks"
+            )
         if profiler is not None:
             pstats.Stats(profiler).sort_stats("tottime").print_stats(22)
         for client in clients:
@@ -264,8 +292,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=16_000)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--usage", action="store_true")
     given = parser.parse_args()
-    asyncio.run(measure(given.requests, given.profile))
+    asyncio.run(measure(given.requests, given.profile, given.usage))
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ def recorder(**options: Any) -> UsageRecorder:
 def records_of(usage: UsageRecorder) -> list[UsageRecord]:
     """Take what was recorded, through a block."""
     taken = usage.take()
-    if not taken.rows:
+    if not taken.count:
         return []
-    rows = taken.columns(0, len(taken.rows))
+    rows = taken.columns(0, taken.count)
     block = encode_block("fe", 1, 0, rows, region="r", low_watermark_us=taken.watermark_us)
     records = decode_block(block.data).records()
     assert all(record.event_time_us <= taken.watermark_us for record in records)
@@ -318,7 +318,7 @@ async def test_what_is_too_much_for_memory_is_counted() -> None:
 
         taken = usage.take()
 
-    assert len(taken.rows) == 2
+    assert taken.count == 2
     assert taken.overflow == 4
     sends, unsigned = taken.overflow_counts
     assert (sends.account_id, sends.action, sends.requests, sends.messages) == (ACCOUNT, "SendMessage", 3, 2)

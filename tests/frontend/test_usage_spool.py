@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from quaymaster.frontend import usage_spool
-from quaymaster.frontend.usage import Row, TakenRows, category_of
+from quaymaster.frontend.usage import CELLS, TakenRows, category_of
 from quaymaster.frontend.usage_spool import SpoolUnusable, UsageSpool
 from quaymaster.protocol.usage_records import (
     BLOCK_BYTES_MAX,
@@ -38,12 +39,12 @@ def taken(count: int, *, overflow: int = 0, changes: Sequence[int] = (), user_ag
         UsageContext(*who, action, category_of(action), False, 7, "q", "standard", 200, "")
         for action in ("SendMessage", "CreateQueue")
     ]
-    rows: list[Row] = [
-        (int(at in changes), 2.0 + at, 1.0 + at, 0, 300, 200, 100, 1, 0, f"{at:036d}") for at in range(count)
-    ]
+    cells: list[Any] = []
+    for at in range(count):
+        cells += (int(at in changes), 2.0 + at, 1.0 + at, 0, 300, 200, 100, 1, 0, f"{at:036d}")
     return TakenRows(
         contexts,
-        rows,
+        cells,
         [Change(at, "{}", "") for at in changes],
         NOON_US,
         NOON_US + 1_000_000 + count,
@@ -121,9 +122,9 @@ def test_rows_of_many_blocks_are_cut_into_blocks_that_fit_a_message(tmp_path: Pa
     rows.contexts = [
         UsageContext("1", "", "", "", random.randbytes(256).decode("latin-1"), "json", "SendMessage", "data",
                      False, at, "q", "standard", 200, "")
-        for at in range(len(rows.rows))
+        for at in range(rows.count)
     ]  # fmt: skip
-    rows.rows = [(at, *row[1:]) for at, row in enumerate(rows.rows)]
+    rows.cells[::CELLS] = range(rows.count)
 
     spool.append(rows)
     spool.close(now_us=NOON_US)
@@ -135,7 +136,7 @@ def test_rows_of_many_blocks_are_cut_into_blocks_that_fit_a_message(tmp_path: Pa
         blocks.append(decode_block(block.data))
         spool.mark_shipped(block)
     assert max(sizes) <= BLOCK_BYTES_MAX
-    assert check_complete(blocks) == len(rows.rows)
+    assert check_complete(blocks) == rows.count
     agents = [record.user_agent for block in blocks for record in block.records()]
     assert agents == [context.user_agent for context in rows.contexts]
 

@@ -4,8 +4,9 @@
                              │ too many
                              └──▶ counted by account and action, and said to be missing
 
-A record is a tuple of a dozen numbers and an index into the contexts met since the last `take`; all else is worked out
-when a block is made of them, on another thread. Nothing here waits, and nothing fails a request.
+A record is ten cells at the end of one long list: numbers, and an index into the contexts met since the last `take`.
+All else is worked out when a block is made of them, on another thread. A record leaves no object behind that collections
+of garbage would look at. Nothing here waits, and nothing fails a request.
 
 Reads and sends of the pipeline's own queue are not recorded: nobody is to be billed for them, and a pipeline that
 reads would otherwise have something new to read for ever.
@@ -86,9 +87,9 @@ _json = msgspec.json.Encoder()
 
 RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool, int, str]
 """Account, key, principal, address, user agent, action, queue id and name, whether JSON, status, code."""
-Row = tuple[int, float, float, float, int, int, int, int, int, str]
-"""Context, ms when answered, ms when received, ms waited in a long poll, bytes of request and response, payload bytes,
-messages, duplicates, request id. Milliseconds are of `time.monotonic`."""
+CELLS: Final = 10
+"""Of a record: context, ms when answered, ms when received, ms waited in a long poll, bytes of request and response,
+payload bytes, messages, duplicates, request id. Milliseconds are of `time.monotonic`."""
 
 
 class PassTimes(Protocol):
@@ -123,7 +124,8 @@ class TakenRows(msgspec.Struct):
     """What was recorded since the last time, in the order it was answered."""
 
     contexts: list[UsageContext]
-    rows: list[Row]
+    cells: list[Any]
+    """CELLS for each record, one record after another."""
     changes: list[Change]
     anchor_us: int
     """What to add to a monotonic clock to have the wall clock's microseconds."""
@@ -133,10 +135,15 @@ class TakenRows(msgspec.Struct):
     """Records that were too many, after the rows."""
     overflow_counts: list[DroppedCount]
 
+    @property
+    def count(self) -> int:
+        """How many records there are, but for those that were too many."""
+        return len(self.cells) // CELLS
+
     def columns(self, start: int, end: int) -> UsageRows:
         """Return some of the rows as a block has them, with the contexts they need."""
         anchor_us = self.anchor_us
-        columns: list[Any] = list(zip(*self.rows[start:end], strict=True))
+        columns = [self.cells[start * CELLS + column : end * CELLS : CELLS] for column in range(CELLS)]
         at, answered, received, waited, asked, responded, payload, messages, duplicates, request_ids = columns
         numbers = {number: new for new, number in enumerate(dict.fromkeys(at))}
         latency_us = [
@@ -168,16 +175,17 @@ class TakenRows(msgspec.Struct):
     def counts(self, start: int, end: int) -> list[DroppedCount]:
         """Return sums of some of the rows, for when they cannot be written."""
         counts: dict[tuple[str, str], DroppedCount] = {}
-        for row in self.rows[start:end]:
-            context = self.contexts[row[0]]
+        for at in range(start * CELLS, end * CELLS, CELLS):
+            context = self.contexts[self.cells[at]]
+            payload_bytes, messages = self.cells[at + 6 : at + 8]
             add_dropped(
                 counts,
                 context.account_id,
                 context.action,
                 requests=1,
-                messages=row[7],
-                payload_bytes=row[6],
-                chunks=chunks_of(row[6]),
+                messages=messages,
+                payload_bytes=payload_bytes,
+                chunks=chunks_of(payload_bytes),
                 errors=int(context.http_status >= 400),
             )
         return list(counts.values())
@@ -197,7 +205,8 @@ class UsageRecorder:
         self._monotonic_ms = monotonic_ms
         self._rows_max = rows_max
         self._rows_to_write = min(ROWS_TO_WRITE, rows_max)
-        self._rows: list[Row] = []
+        self._cells: list[Any] = []
+        self._count = 0
         self._numbers: dict[RowKey, int] = {}
         self._contexts: list[UsageContext] = []
         self._changes: list[Change] = []
@@ -230,8 +239,7 @@ class UsageRecorder:
         if number == _INTERNAL:
             return
         self.recorded += 1
-        rows = self._rows
-        count = len(rows)
+        count = self._count
         if count >= self._rows_max:
             self._count_overflow(
                 principal.account_id, call.action.name, call.message_count, call.payload_bytes, status
@@ -242,7 +250,8 @@ class UsageRecorder:
             wait_ms = min(wait_ms, call.replied_ms - call.times.submitted_ms)
         if self._contexts[number].category == "management":
             self._changes.append(Change(count, *(call.change or ("", ""))))
-        rows.append(
+        self._count = count + 1
+        self._cells.extend(
             (
                 number,
                 now_ms,
@@ -287,17 +296,24 @@ class UsageRecorder:
         if number is None:
             number = self._add_context(key, None)
         self.recorded += 1
-        if len(self._rows) >= self._rows_max:
+        if self._count >= self._rows_max:
             self._count_overflow("", UNKNOWN, 0, 0, status)
             return
         now_ms = self._monotonic_ms()
         # Of its body, what has come was not counted.
-        self._rows.append((number, now_ms, request.received_ms, 0.0, 0, response_bytes, 0, 0, 0, request_id))
+        self._cells.extend((number, now_ms, request.received_ms, 0.0, 0, response_bytes, 0, 0, 0, request_id))
+        self._count += 1
+
+    @property
+    def waiting(self) -> int:
+        """How many records wait to be taken."""
+        return self._count
 
     def take(self) -> TakenRows:
         """Return what was recorded since the last time."""
         contexts, self._contexts = self._contexts, []
-        rows, self._rows = self._rows, []
+        cells, self._cells = self._cells, []
+        self._count = 0
         changes, self._changes = self._changes, []
         overflow, self._overflow = list(self._overflow.values()), {}
         self._numbers = {}
@@ -308,7 +324,7 @@ class UsageRecorder:
         self._anchor_us = watermark_us - elapsed_us
         return TakenRows(
             contexts,
-            rows,
+            cells,
             changes,
             anchor_us,
             watermark_us,

@@ -184,7 +184,7 @@ class UsageFeed:
 
     async def _write(self, *, is_heartbeat: bool) -> None:
         taken = self.recorder.take()
-        if not (taken.rows or taken.overflow or is_heartbeat):
+        if not (taken.count or taken.overflow or is_heartbeat):
             return
         appended = await self._on_thread(lambda: self._spool.append(taken, is_heartbeat=is_heartbeat))
         self._spool_bytes = self._spool.size_bytes

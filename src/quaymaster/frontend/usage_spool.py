@@ -209,8 +209,8 @@ class UsageSpool:
         reason: DropReason | None = None
         lost = 0
         room = self._bytes_max - self.size_bytes
-        for start in range(0, len(taken.rows), ROWS_PER_BLOCK_MAX):
-            end = min(start + ROWS_PER_BLOCK_MAX, len(taken.rows))
+        for start in range(0, taken.count, ROWS_PER_BLOCK_MAX):
+            end = min(start + ROWS_PER_BLOCK_MAX, taken.count)
             blocks = self._encode(taken, start, end)
             if sum(map(len, data)) + sum(len(block.data) for block in blocks) > room:
                 self._drop(end - start, taken.counts(start, end), "spool_full")
@@ -237,10 +237,10 @@ class UsageSpool:
         except OSError as error:
             log_event(log, logging.WARNING, "usage records not written", reason=str(error))
             self._chain, self._dropped = before, dropped_before
-            self._drop(len(taken.rows), taken.counts(0, len(taken.rows)), "disk_failed")
+            self._drop(taken.count, taken.counts(0, taken.count), "disk_failed")
             self._drop(taken.overflow, taken.overflow_counts, "too_many")
-            return Appended(0, len(taken.rows) + taken.overflow, "disk_failed")
-        return Appended(len(taken.rows) + taken.overflow - lost, lost, reason)
+            return Appended(0, taken.count + taken.overflow, "disk_failed")
+        return Appended(taken.count + taken.overflow - lost, lost, reason)
 
     def close(self, *, now_us: int) -> None:
         """Seal the epoch and let go of the files. An OSError leaves the sealing to the next start."""
@@ -478,7 +478,7 @@ class UsageSpool:
             seq_lo,
             taken.columns(start, end),
             region=self._region,
-            low_watermark_us=taken.watermark_us if end == len(taken.rows) else 0,
+            low_watermark_us=taken.watermark_us if end == taken.count else 0,
             previous=previous,
             audit_hash=audit_hash,
             dropped=dropped,
