@@ -234,6 +234,9 @@ class Settings(BaseSettings):
     """A segment with a smaller share of live bytes than this is rewritten without the dead ones."""
     compaction_age_min_s: Annotated[int, Field(ge=600)] = Field(600, json_schema_extra=STORAGE)
     """Nothing younger is compacted, so that deduplication windows can point at records."""
+    seal_interval_s: NotNegative = Field(10, json_schema_extra=STORAGE)
+    """How often closed stretches of log-retained queues are looked for, to be sealed in blocks that are read at full
+    speed; 0: they are not."""
     disk_reserve_segments: NotNegative = Field(2, json_schema_extra=STORAGE)
     """Space held back, in segments, so that receives and deletes still work when the disk is full."""
     disk_low_bytes: NotNegative | None = Field(None, json_schema_extra=STORAGE)

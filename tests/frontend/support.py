@@ -34,6 +34,7 @@ from quaymaster.core.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.frontend.sealed_blocks import SealedLogs
 from quaymaster.frontend.server import FrontEnd
 from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
@@ -493,6 +494,7 @@ class Service(NamedTuple):
     metrics: Metrics
     settings: Settings
     client: Client
+    sealed: SealedLogs | None = None
 
     async def add_queue(self, name: str, account_id: str = ACCOUNT, **attributes: str) -> QueueDefinition:
         """Create a queue; the name's suffix says whether it is a FIFO queue."""
@@ -529,32 +531,46 @@ async def embedded_metadata(settings: Settings, broker: FakeBroker) -> AsyncIter
 
 
 @asynccontextmanager
-async def serving(**flags: object) -> AsyncIterator[Service]:
-    """Start a front end with these settings on a free port, and stop it."""
-    async with serving_recorded(None, **flags) as service:
+async def serving(sealed_in: Any = None, **flags: object) -> AsyncIterator[Service]:
+    """Start a front end with these settings on a free port, and stop it; `sealed_in`: where logs are sealed."""
+    async with serving_recorded(None, sealed_in, **flags) as service:
         yield service
 
 
 @asynccontextmanager
-async def serving_recorded(usage: UsageRecorder | None, **flags: object) -> AsyncIterator[Service]:
+async def serving_recorded(
+    usage: UsageRecorder | None, sealed_in: Any = None, **flags: object
+) -> AsyncIterator[Service]:
     """Do the same, with a recorder that takes a record of every request."""
     settings = load_settings(flags={"slow_request_ms": 0, **flags}, environment={})
     broker = FakeBroker()
     async with (
         embedded_metadata(settings, broker) as metadata,
-        serving_with(settings, broker, metadata, usage) as service,
+        serving_with(settings, broker, metadata, usage, sealed_in=sealed_in) as service,
     ):
         yield service
 
 
 @asynccontextmanager
 async def serving_with(
-    settings: Settings, broker: FakeBroker, metadata: Any, usage: UsageRecorder | None = None
+    settings: Settings,
+    broker: FakeBroker,
+    metadata: Any,
+    usage: UsageRecorder | None = None,
+    *,
+    sealed_in: Path | None = None,
 ) -> AsyncIterator[Service]:
     """Start a front end that stands on this broker and this metadata; `usage` takes records of what it answers."""
     metrics = Metrics("0.0.0")
+    sealed = None if sealed_in is None else SealedLogs(sealed_in, metadata.data_key)
     front_end = make_front_end(
-        settings, broker=broker, metadata=metadata, metrics=metrics, now_ms=now_ms, usage=usage
+        settings,
+        broker=broker,
+        metadata=metadata,
+        metrics=metrics,
+        now_ms=now_ms,
+        usage=usage,
+        sealed=sealed,
     )
     server = HTTPServer(front_end.handle, HTTPLimits(), name="sqs", admit=front_end.admit)
     _, port = await server.start("127.0.0.1", 0)
@@ -565,7 +581,7 @@ async def serving_with(
     if settings.authentication == "open":
         client = Client(port, None, "")
     try:
-        yield Service(server, front_end, front_end.calls, broker, metadata, metrics, settings, client)
+        yield Service(server, front_end, front_end.calls, broker, metadata, metrics, settings, client, sealed)
     finally:
         await server.drain(1)
         await front_end.stop()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from quaymaster.core.commands import Fetch
-from quaymaster.frontend import log_actions
+from quaymaster.frontend import log_actions, log_reader
 from quaymaster.protocol.log_arrow import arrow_schema, to_record_batch
 from quaymaster.protocol.log_columns import COLUMNS, parse_block
 
@@ -46,7 +46,7 @@ def rows(answer: Answer) -> list[dict[str, Any]]:
 def test_a_log_is_described_by_its_bounds() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            queue = await service.add_queue("log")
+            queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 3)
 
             answer = await ask(service, "DescribeLog")
@@ -63,7 +63,7 @@ def test_a_log_is_described_by_its_bounds() -> None:
 def test_offsets_are_found_by_time() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            queue = await service.add_queue("log")
+            queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 2)
             kept = service.broker.queues[queue.queue_id].messages
             kept[2].sent_ms += 1_000
@@ -87,7 +87,7 @@ def test_offsets_are_found_by_time() -> None:
 def test_a_fetched_message_has_all_that_was_sent_with_it() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            queue = await service.add_queue("log")
+            queue = await service.add_queue("log", RetentionMode="Log")
             sent = await service.client.json(
                 "SendMessage",
                 {
@@ -132,12 +132,12 @@ def test_a_fetched_message_has_all_that_was_sent_with_it() -> None:
 
 
 def test_a_range_may_take_several_commands_and_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_actions, "FETCH_MESSAGES_MAX", 4)
-    monkeypatch.setattr(log_actions, "OPENED_AT_ONCE", 3)
+    monkeypatch.setattr(log_reader, "FETCH_MESSAGES_MAX", 4)
+    monkeypatch.setattr(log_reader, "OPENED_AT_ONCE", 3)
 
     async def scenario() -> None:
         async with serving() as service:
-            await service.add_queue("log")
+            await service.add_queue("log", RetentionMode="Log")
             service.broker.fetch_messages_max = 4
             await send(service, 11)
 
@@ -162,7 +162,7 @@ def test_a_range_may_take_several_commands_and_several_parts(monkeypatch: pytest
 def test_arrow_readers_get_a_stream_with_the_exact_schema() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            await service.add_queue("log")
+            await service.add_queue("log", RetentionMode="Log")
             await send(service, 3)
 
             answer = await fetch(service, 2, Format="arrow")
@@ -182,7 +182,7 @@ def test_without_pyarrow_the_other_format_is_named(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         async with serving() as service:
-            await service.add_queue("log")
+            await service.add_queue("log", RetentionMode="Log")
             monkeypatch.setattr(importlib, "import_module", missing)
 
             answer = await fetch(service, 1, Format="arrow")
@@ -196,7 +196,7 @@ def test_without_pyarrow_the_other_format_is_named(monkeypatch: pytest.MonkeyPat
 def test_only_what_the_columns_need_is_read_and_opened() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            queue = await service.add_queue("log")
+            queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 2)
             for message in service.broker.queues[queue.queue_id].messages.values():
                 damaged = bytearray(message.new.payload)
@@ -221,13 +221,14 @@ def test_only_what_the_columns_need_is_read_and_opened() -> None:
 def test_an_offset_that_is_not_kept_is_refused_with_the_one_that_is() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            queue = await service.add_queue("log")
+            queue = await service.add_queue("log", RetentionMode="Log")
             await send(service, 3)
             del service.broker.queues[queue.queue_id].messages[1]
 
             answer = await fetch(service, 1)
 
             assert answer.status == 400
+            assert answer.headers["x-amzn-query-error"] == "OffsetOutOfRange;Sender"
             assert answer.json["__type"] == "com.quaymaster#OffsetOutOfRange"
             assert (answer.json["EarliestOffset"], answer.json["NextOffset"]) == (2, 4)
 
@@ -248,7 +249,7 @@ def test_an_offset_that_is_not_kept_is_refused_with_the_one_that_is() -> None:
 def test_other_ranges_are_refused(given: dict[str, Any], message: str) -> None:
     async def scenario() -> None:
         async with serving() as service:
-            await service.add_queue("log")
+            await service.add_queue("log", RetentionMode="Log")
 
             answer = await ask(
                 service, "FetchMessages", **{"Partition": 0, "FromOffset": 1, "ToOffset": 9, **given}
@@ -263,7 +264,7 @@ def test_other_ranges_are_refused(given: dict[str, Any], message: str) -> None:
 def test_logs_are_read_by_those_who_may_only() -> None:
     async def scenario() -> None:
         async with serving() as service:
-            await service.add_queue("log")
+            await service.add_queue("log", RetentionMode="Log")
             service.client.secret += "x"
 
             answer = await fetch(service, 1)
@@ -279,7 +280,7 @@ def test_more_fetches_than_may_wait_are_turned_away(monkeypatch: pytest.MonkeyPa
 
     async def scenario() -> None:
         async with serving() as service:
-            await service.add_queue("log")
+            await service.add_queue("log", RetentionMode="Log")
             service.broker.is_silent = True
             held = [asyncio.create_task(fetch(service, 1)) for _ in range(2)]
             await until(lambda: len(service.broker.commands) == 2)
@@ -289,5 +290,85 @@ def test_more_fetches_than_may_wait_are_turned_away(monkeypatch: pytest.MonkeyPa
             assert answer.status == 503
             for task in held:
                 task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_missing_message_is_an_error_and_not_a_row_less() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            queue = await service.add_queue("log", RetentionMode="Log")
+            await send(service, 4)
+            del service.broker.queues[queue.queue_id].messages[2]
+
+            answer = await fetch(service, 1)
+
+            assert answer.status == 500
+
+    asyncio.run(scenario())
+
+
+def test_queues_that_keep_nothing_are_not_read_by_offsets() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log")
+
+            answers = [
+                await ask(service, "DescribeLog"),
+                await ask(service, "FindOffsets", Timestamp=0),
+                await fetch(service, 1),
+                await ask(service, "CommitOffsets", Offsets=[]),
+            ]
+
+            for answer in answers:
+                assert answer.json["__type"] == "com.amazonaws.sqs#UnsupportedOperation"
+                assert "RetentionMode=Log" in answer.json["message"]
+
+    asyncio.run(scenario())
+
+
+def test_a_group_has_what_it_committed_and_is_made_by_its_first_commit() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", RetentionMode="Log")
+            await send(service, 5)
+            url = service.client.url("log@spark")
+
+            missing = await ask(service, "DescribeLog", QueueUrl=url)
+            committed = await ask(
+                service, "CommitOffsets", QueueUrl=url, Offsets=[{"Partition": 0, "Offset": 4}]
+            )
+            described = await ask(service, "DescribeLog", QueueUrl=url)
+            fetched = await fetch(service, 1, QueueUrl=url, Columns=["queue", "offset"])
+
+            assert missing.json["__type"] == "com.amazonaws.sqs#QueueDoesNotExist"
+            assert (committed.status, committed.body) == (200, b"")
+            assert described.json["QueueName"] == "log"
+            assert described.json["Partitions"] == [
+                {"Partition": 0, "EarliestOffset": 1, "NextOffset": 6, "Committed": 4}
+            ]
+            assert rows(fetched)[0] == {"queue": "log", "offset": 1}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"QueueUrl": "log"}, "Offsets are committed for a consumer group"),
+        ({"Offsets": [{"Partition": 2, "Offset": 1}]}, "The queue has partitions 0 to 0."),
+        ({"Offsets": [{"Partition": 0, "Offset": -1}]}, "Value -1 for parameter Offset is invalid."),
+        ({"QueueUrl": "other@spark"}, "The specified queue does not exist."),
+    ],
+)
+def test_other_commits_are_refused(given: dict[str, Any], message: str) -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", RetentionMode="Log")
+
+            answer = await ask(service, "CommitOffsets", **{"QueueUrl": "log@spark", "Offsets": [], **given})
+
+            assert answer.status == 400
+            assert message in answer.json["message"]
 
     asyncio.run(scenario())

@@ -91,7 +91,7 @@ def expected(
             )
             for name, data_type, value in content.attributes
         ],
-        "system_attributes": [(name, value) for name, value in system if value is not None],
+        "system_attributes": [(name, value) for name, value in system if value],
         "md5_body": content.body_md5.hex(),
     }
 
@@ -158,6 +158,14 @@ def test_without_contents_the_plain_columns_are_there() -> None:
         {"offset": 7, "timestamp": 1_000, "queue": "jobs", "partition": 0},
         {"offset": 8, "timestamp": 2_000, "queue": "jobs", "partition": 0},
     ]
+
+
+@pytest.mark.parametrize("sender", ["me", "", "ö"])
+def test_what_all_messages_have_alike_comes_out_for_each(sender: str) -> None:
+    content = MessageContent("body", bytes(16), [], None, sender)
+    each: list[Any] = [(number, 5, bytes(16), None, content) for number in range(1, 4)]
+
+    assert seen(columns_of(rows_of(each), COLUMNS)) == [expected(*one) for one in each]
 
 
 def test_a_text_may_be_empty_throughout() -> None:

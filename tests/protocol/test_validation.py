@@ -354,16 +354,16 @@ def test_a_fetch_has_all_columns_and_a_few_mebibytes_when_nothing_was_said() -> 
 
     assert (found.from_offset, found.to_offset, found.bytes_max) == (5, 9, validation.FETCH_BYTES_DEFAULT)
     assert found.columns == tuple(COLUMNS)
-    assert (found.is_arrow, found.needs_content, found.needs_ids) == (False, True, True)
+    assert not found.is_arrow
 
 
-def test_a_fetch_needs_what_its_columns_need() -> None:
+def test_a_fetch_has_the_columns_and_the_form_that_were_asked_for() -> None:
     times = validation.check_fetch(FetchMessagesRequest("u", 0, 5, 5, 1, ["offset", "timestamp"], "arrow"))
     ids = validation.check_fetch(FetchMessagesRequest("u", 0, 5, 5, Columns=["message_id"], Format="columns"))
 
     assert times.columns == ("offset", "timestamp")
-    assert (times.is_arrow, times.needs_content, times.needs_ids) == (True, False, False)
-    assert (ids.is_arrow, ids.needs_content, ids.needs_ids) == (False, False, True)
+    assert (times.is_arrow, times.bytes_max) == (True, 1)
+    assert (ids.is_arrow, ids.columns) == (False, ("message_id",))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -36,7 +37,10 @@ from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
+from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.frontend.sealed_blocks import SealedLogs
+from quaymaster.frontend.sealing import Sealing
 from quaymaster.frontend.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
 from quaymaster.frontend.usage_spool import SpoolUnusable
 from quaymaster.metadata.accounts import AccessKey
@@ -61,6 +65,9 @@ SEGMENT_BYTES_LEAST = 2 << 20
 """On a small disk segments are at most a sixteenth of it, but not smaller than this."""
 CLIENT_FILE = "client.json"
 PIPELINE_WAIT_S = 2.0
+SEALED_DIRECTORY = "sealed"
+SEALING_ROOM = 4
+"""Blocks are written while so many times the space is free below which sends are refused: they must not be why."""
 DATA_FORMAT = 1
 """Of the data directory as a whole. Raise it when a release lays files out anew, and migrate or refuse older ones."""
 FORMAT_FILE = "format"
@@ -174,7 +181,8 @@ class Server:
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-        address = await serve_sqs(settings, stack, broker, metadata, metrics, health, store=store, data=data)
+        sealed = start_sealing(settings, stack, broker, metadata, data)
+        address = await serve_sqs(settings, stack, broker, metadata, metrics, health, store=store, data=data, sealed=sealed)
         await loop.run_in_executor(
             None, write_client_file, data, settings, metadata.default_access_key, address, admin_address
         )
@@ -257,6 +265,7 @@ async def serve_sqs(
     *,
     store: Coordination,
     data: Path,
+    sealed: SealedLogs | None = None,
 ) -> Address:
     """Start a front end, what records its requests, and its port; return the address."""
     feed = await start_usage(settings, stack, metrics, store=store, data=data) if settings.usage else None
@@ -267,6 +276,7 @@ async def serve_sqs(
         metrics=metrics,
         now_ms=wall_ms,
         usage=None if feed is None else feed.recorder,
+        sealed=sealed,
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)
@@ -341,6 +351,37 @@ async def ship_usage(
 def endpoint_of(settings: Settings, address: Address) -> str:
     """Return the URL by which clients on this machine reach the SQS API."""
     return settings.public_url or f"http://{_reachable(address)}"
+
+
+def start_sealing(
+    settings: Settings, stack: AsyncExitStack, broker: Broker, metadata: MetadataService, data: Path
+) -> SealedLogs | None:
+    """Start to seal logs in the background, and return where their blocks are; None when that is switched off."""
+    if not settings.seal_interval_s:
+        return None
+    sealed = SealedLogs(data / SEALED_DIRECTORY, metadata.data_key)
+
+    def has_room() -> bool:
+        usage = shutil.disk_usage(data)
+        return usage.free > SEALING_ROOM * settings.disk_low_limit(usage.total)
+
+    sealing = Sealing(
+        broker,
+        MessageCipher(metadata.data_key),
+        sealed,
+        logs=lambda: [queue for queue in metadata.queues.active_queues() if queue.is_log],
+        data_key=metadata.data_key,
+        has_room=has_room,
+        interval_s=settings.seal_interval_s,
+    )
+    task = asyncio.get_running_loop().create_task(sealing.run())
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    return sealed
 
 
 async def settle_restored(

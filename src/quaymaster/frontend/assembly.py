@@ -18,6 +18,7 @@ from quaymaster.frontend.message_actions import MessageActions
 from quaymaster.frontend.move_actions import MoveActions
 from quaymaster.frontend.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.routing import Routes
+from quaymaster.frontend.sealed_blocks import SealedLogs
 from quaymaster.frontend.server import CORS, FrontEnd, host_of
 from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.frontend.usage_feed import AccountService, UsageFeed, spool_directory
@@ -59,11 +60,12 @@ def make_front_end(
     metrics: Metrics,
     now_ms: Callable[[], int],
     usage: UsageRecorder | None = None,
+    sealed: SealedLogs | None = None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
     One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `usage` takes a record
-    of every request.
+    of every request. `sealed`: where closed stretches of logs may be read; None: they are in the journal only.
     """
     routes = Routes(
         metadata.find_queue,
@@ -73,9 +75,10 @@ def make_front_end(
     )
     is_open = settings.authentication == "open"
     cipher = MessageCipher(metadata.data_key)
+    groups = ConsumerGroups(metadata.queues)
     messages = MessageActions(
         routes,
-        ConsumerGroups(metadata.queues),
+        groups,
         cipher,
         metadata.receipt_handles,
         metrics,
@@ -84,7 +87,7 @@ def make_front_end(
     )
     queues = QueueActions(routes, metadata.queues, can_delete=settings.delete_queue == "api")
     moves = MoveActions(routes, queues.is_dead_letter_queue)
-    logs = LogActions(routes, cipher)
+    logs = LogActions(routes, groups, broker, cipher, sealed)
     return FrontEnd(
         Calls(
             broker,

@@ -1,49 +1,51 @@
 """Reading queues as logs: what there is, from which offset on, and the messages of a range in columns.
 
-    FetchMessages ──▶ Fetch ══▶ broker ──▶ stored messages ──▶ opened, a few hundred at a time ──▶ columns ──▶ reply
-                        ▲                                                                   │
-                        └──────────────────── until the range or its bytes are full ◀───────┘
-
-Between the few hundred others get their turn. What no column asked for needs is not done: without a body or an
-attribute nothing is decrypted, and without message ids as well no body is read.
+FetchMessages ──▶ is the range in a sealed block? ──▶ its columns, opened by a worker thread ──▶ reply
+                              └── no ──▶ from the journal, message by message (`log_reader`) ──┘
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from quaymaster.core.commands import (
-    Fetch,
-    FetchOutcome,
-    FindOffset,
-    FoundOffset,
-    LogBounds,
-    LogBoundsOutcome,
-)
-from quaymaster.core.errors import (
-    InvalidParameterValue,
-    MessageUnreadable,
-    Overloaded,
-    UnsupportedOperation,
-)
-from quaymaster.core.log_reads import FETCH_MESSAGES_MAX
-from quaymaster.core.messages import UnknownMessageFormat, message_id_of
+from quaymaster.core.commands import FindOffset, FoundOffset, LogBounds, LogBoundsOutcome, SetGroupOffset
+from quaymaster.core.errors import InvalidParameterValue, Overloaded, UnsupportedOperation
 from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.frontend.call import Call
-from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
-from quaymaster.frontend.routing import Routes
+from quaymaster.frontend.call import Call, ask
+from quaymaster.frontend.consumer_groups import ConsumerGroups
+from quaymaster.frontend.encryption import MessageCipher
+from quaymaster.frontend.log_reader import LogReader
+from quaymaster.frontend.routing import GroupDoesNotExist, Routes
+from quaymaster.frontend.sealed_blocks import (
+    NOT_SEALED,
+    BlockDamaged,
+    BlockPlace,
+    SealedLogs,
+    block_bytes,
+)
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.broker_client import BrokerClient
 from quaymaster.protocol import log_shapes, validation
-from quaymaster.protocol.log_columns import Block, Rows, columns_of, render_block
+from quaymaster.protocol.log_columns import (
+    Block,
+    constant_number,
+    constant_text,
+    numbers,
+    render_block,
+    slice_block,
+)
+from quaymaster.protocol.queue_names import split_group
 from quaymaster.protocol.shapes import Shape
 
-OPENED_AT_ONCE: Final = 256
-"""So many messages are opened before others get their turn: less than a millisecond."""
 FETCHES_AT_ONCE_MAX: Final = 4
 """More would not be faster, and each holds some MiB."""
 FETCHES_WAITING_MAX: Final = 64
+
+logger = logging.getLogger(__name__)
 
 _COLUMNS_HEADERS: Final = (
     b"Content-Type: application/vnd.quaymaster.columns\r\nx-quaymaster-next-offset: %d\r\n"
@@ -56,15 +58,26 @@ _ARROW_HEADERS: Final = (
 class LogActions:
     """The handlers of the actions on logs."""
 
-    def __init__(self, routes: Routes, cipher: MessageCipher) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        groups: ConsumerGroups,
+        broker: BrokerClient,
+        cipher: MessageCipher,
+        sealed: SealedLogs | None = None,
+    ) -> None:
         self._routes = routes
-        self._cipher = cipher
+        self._groups = groups
+        self._broker = broker
+        self._reader = LogReader(broker, cipher)
+        self._sealed = sealed
         self._fetching = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
         self._waiting = 0
 
     def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[Shape | None]]]:
         """Return the handler of each action."""
         return {
+            "CommitOffsets": self.commit_offsets,
             "DescribeLog": self.describe_log,
             "FindOffsets": self.find_offsets,
             "FetchMessages": self.fetch_messages,
@@ -73,13 +86,17 @@ class LogActions:
     async def describe_log(
         self, call: Call, given: log_shapes.DescribeLogRequest
     ) -> log_shapes.DescribeLogResult:
-        """Say what a log is, and which offsets its partitions have."""
-        log = self._log(call, given.QueueUrl)
+        """Say what a log is, and which offsets its partitions have; of a group also below which all is consumed."""
+        log, group = self._log_and_group(call, given.QueueUrl)
         partitions = []
         for partition in log.partitions:
-            outcome = await call.calls.ask(LogBounds(log.queue_id, partition.number))
-            assert isinstance(outcome, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
-            partitions.append(log_shapes.LogPartition(partition.number, outcome.earliest, outcome.end))
+            bounds = await self._bounds(log, partition.number)
+            committed = None
+            if group is not None:
+                committed = max(bounds.earliest, (await self._bounds(group, partition.number)).earliest)
+            partitions.append(
+                log_shapes.LogPartition(partition.number, bounds.earliest, bounds.end, committed)
+            )
         return log_shapes.DescribeLogResult(str(log.queue_id), log.name, partitions)
 
     async def find_offsets(
@@ -99,72 +116,141 @@ class LogActions:
         """Answer with the messages of a range, as columns."""
         log = self._log(call, given.QueueUrl)
         wanted = validation.check_fetch(given)
-        if given.Partition not in [partition.number for partition in log.partitions]:
-            raise InvalidParameterValue.of(
-                "Partition", given.Partition, f"The queue has partitions 0 to {len(log.partitions) - 1}."
-            )
+        _check_partition(log, given.Partition)
         if self._waiting >= FETCHES_WAITING_MAX:
             raise Overloaded
         self._waiting += 1
         try:
             async with self._fetching:
-                rows, next_offset = await self._read(call, log, given.Partition, wanted)
-                block = columns_of(rows, wanted.columns)
+                block, next_offset = await self._read(log, given.Partition, wanted)
                 headers, body = await _encode(block, is_arrow=wanted.is_arrow)
         finally:
             self._waiting -= 1
         call.message_count, call.payload_bytes = max(0, next_offset - given.FromOffset), len(body)
         call.succeed_with(headers % next_offset, body)
 
+    async def commit_offsets(self, call: Call, given: log_shapes.CommitOffsetsRequest) -> None:
+        """Let everything below these offsets be consumed by a group; it goes no way back."""
+        try:
+            log, group = self._log_and_group(call, given.QueueUrl)
+        except GroupDoesNotExist as missing:
+            self._groups.create(missing)
+        if group is None:
+            raise UnsupportedOperation(
+                "Offsets are committed for a consumer group: its URL is that of the queue, with @ and its name."
+            )
+        for offset in given.Offsets:
+            _check_partition(log, offset.Partition)
+            validation.check_offset(offset.Offset)
+        for offset in given.Offsets:
+            await call.calls.ask(SetGroupOffset(group.queue_id, offset.Partition, offset.Offset))
+
     def _log(self, call: Call, url: str) -> QueueDefinition:
-        log = self._routes.queue_of_url(url, call.principal.account_id)
-        call.queue, call.queue_name = log, log.name
-        return log
+        return self._log_and_group(call, url)[0]
+
+    def _log_and_group(self, call: Call, url: str) -> tuple[QueueDefinition, QueueDefinition | None]:
+        """Return the log that a URL means, and its consumer group if it names one."""
+        account_id = call.principal.account_id
+        definition = self._routes.queue_of_url(url, account_id)
+        call.queue, call.queue_name = definition, definition.name
+        if definition.group_of:
+            log_name, _ = split_group(definition.name)
+            return self._routes.queue_of_name(log_name, None, account_id), definition
+        if not definition.is_log:
+            raise UnsupportedOperation("Only queues with RetentionMode=Log are read by offsets.")
+        return definition, None
+
+    async def _bounds(self, queue: QueueDefinition, partition: int) -> LogBoundsOutcome:
+        outcome = await ask(self._broker, LogBounds(queue.queue_id, partition))
+        assert isinstance(outcome, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
+        return outcome
 
     async def _read(
-        self, call: Call, log: QueueDefinition, partition: int, wanted: validation.FetchLog
-    ) -> tuple[Rows, int]:
+        self, log: QueueDefinition, partition: int, wanted: validation.FetchLog
+    ) -> tuple[Block, int]:
         """Return messages from the beginning of the range on, and the offset behind them."""
-        rows = Rows(log.name, partition, [], [], [], [], [])
-        at, left = wanted.from_offset, wanted.bytes_max
-        needs_messages = wanted.needs_content or wanted.needs_ids
-        while True:
-            fetch = Fetch(log.queue_id, partition, at, wanted.to_offset, left, needs_messages)
-            outcome = await call.calls.ask(fetch)
-            assert isinstance(outcome, FetchOutcome), "a Fetch is answered by a FetchOutcome"
-            rows.offsets += outcome.sequences
-            rows.sent_ms += outcome.sent_ms
-            if needs_messages:
-                await self._open(outcome, rows, needs_content=wanted.needs_content)
-            is_full_stretch = outcome.next_sequence - at == FETCH_MESSAGES_MAX
-            at = outcome.next_sequence
-            left -= sum(map(len, outcome.messages)) or _TIMES_BYTES * len(outcome.sequences)
-            if not is_full_stretch or left <= 0 or at >= min(wanted.to_offset, outcome.end):
-                return rows, at
+        if self._sealed is not None:
+            found = self._sealed.find(log.queue_id, partition, wanted.from_offset)
+            if found is not None:
+                block = await self._read_sealed(self._sealed, log, partition, found, wanted)
+                if block is not None:
+                    return block, wanted.from_offset + block.rows
+        return await self._reader.read(
+            log,
+            partition,
+            wanted.from_offset,
+            wanted.to_offset,
+            bytes_max=wanted.bytes_max,
+            columns=wanted.columns,
+        )
 
-    async def _open(self, outcome: FetchOutcome, rows: Rows, *, needs_content: bool) -> None:
-        """Open what was fetched, a part at a time."""
-        messages = outcome.messages
-        for start in range(0, len(messages), OPENED_AT_ONCE):
-            part = messages[start : start + OPENED_AT_ONCE]
-            before = len(rows.message_ids)
-            try:
-                if needs_content:
-                    for message_id, source, content in self._cipher.open_run(part):
-                        rows.message_ids.append(message_id)
-                        rows.dead_letter_sources.append(source)
-                        rows.contents.append(content)
-                else:
-                    for message in part:
-                        rows.message_ids.append(message_id_of(message))
-            except (MessageDamaged, UnknownMessageFormat) as error:
-                at = start + len(rows.message_ids) - before
-                raise MessageUnreadable(outcome.sequences[at]) from error
-            await asyncio.sleep(0)
+    async def _read_sealed(
+        self,
+        sealed: SealedLogs,
+        log: QueueDefinition,
+        partition: int,
+        place: BlockPlace,
+        wanted: validation.FetchLog,
+    ) -> Block | None:
+        """Return the messages of a range that are in a block; None when they must be read from the journal."""
+        bounds = await self._bounds(log, partition)
+        if not bounds.earliest <= wanted.from_offset < bounds.end:
+            return None  # the journal says what is wrong with it
+        stop = min(place.stop, wanted.to_offset, bounds.end)
+        if stop <= wanted.from_offset:
+            return None
+        names = [name for name in wanted.columns if name not in NOT_SEALED]
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(
+                None, self._open_sealed, sealed, log, partition, place, names, wanted, stop
+            )
+        except BlockDamaged as error:
+            log_event(
+                logger,
+                logging.WARNING,
+                "sealed block dropped",
+                queue=log.name,
+                partition=partition,
+                first=place.first,
+                reason=str(error),
+            )
+            sealed.drop(log.queue_id, partition, place)
+            return None
+
+    @staticmethod
+    def _open_sealed(
+        sealed: SealedLogs,
+        log: QueueDefinition,
+        partition: int,
+        place: BlockPlace,
+        names: list[str],
+        wanted: validation.FetchLog,
+        stop: int,
+    ) -> Block:
+        """Read, decrypt and decompress; on a worker's thread, mostly without the interpreter's lock."""
+        whole = Block(place.stop - place.first, {})
+        block = sealed.read(log.queue_id, partition, place, names) if names else whole
+        start, size = wanted.from_offset, block_bytes(block)
+        if size > wanted.bytes_max:
+            stop = min(stop, start + max(1, wanted.bytes_max * block.rows // size))
+        part = slice_block(block, start - place.first, stop - place.first)
+        made = {
+            "queue": lambda: constant_text(log.name, stop - start),
+            "partition": lambda: constant_number(partition, stop - start),
+            "offset": lambda: numbers(range(start, stop)),
+        }
+        return Block(
+            stop - start,
+            {name: made[name]() if name in made else part.columns[name] for name in wanted.columns},
+        )
 
 
-_TIMES_BYTES: Final = 16
-"""What a message counts of which only offset and time are asked for."""
+def _check_partition(log: QueueDefinition, number: int) -> None:
+    if number not in [partition.number for partition in log.partitions]:
+        raise InvalidParameterValue.of(
+            "Partition", number, f"The queue has partitions 0 to {len(log.partitions) - 1}."
+        )
 
 
 async def _encode(block: Block, *, is_arrow: bool) -> tuple[bytes, bytes]:

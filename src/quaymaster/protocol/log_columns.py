@@ -108,7 +108,13 @@ class NotColumns(Exception):
 
 def columns_of(rows: Rows, names: Iterable[str]) -> Block:
     """Return messages in the columns asked for."""
-    return Block(len(rows.offsets), {name: _MAKE[name](rows) for name in names})
+    return Block(len(rows.offsets), {name: column_of(rows, name) for name in names})
+
+
+def column_of(rows: Rows, name: str) -> Buffers:
+    """Return one column of messages."""
+    buffers: Buffers = _MAKE[name](rows)
+    return buffers
 
 
 def render_block(block: Block) -> list[Buffer]:
@@ -195,6 +201,8 @@ def numbers(values: Iterable[int]) -> Buffers:
 def _texts(values: Sequence[str | None]) -> Buffers:
     nulls = values.count(None)
     count = len(values)
+    if count and not nulls and values.count(values[0]) == count:
+        return constant_text(str(values[0]), count)
     if nulls == count:
         return [bytes(-(-count // 8)), bytes(4 * count + 4), b""]
     present: Sequence[str] = [value or "" for value in values] if nulls else values  # type: ignore[assignment]
@@ -244,6 +252,8 @@ def _md5s(contents: Sequence[MessageContent]) -> Buffers:
 
 def _attributes(rows: Rows) -> Buffers:
     each = [content.attributes for content in rows.contents]
+    if not any(each):
+        return _no_entries(rows, COLUMNS["attributes"])
     every = [attribute for attributes in each for attribute in attributes]
     texts = [value if isinstance(value, str) else None for _, _, value in every]
     blobs = [None if isinstance(value, str) else value for _, _, value in every]
@@ -256,13 +266,20 @@ def _attributes(rows: Rows) -> Buffers:
     ]
 
 
+def _no_entries(rows: Rows, column: Column) -> Buffers:
+    """Return a MAP without entries, which most messages' are."""
+    return [bytes(4 * len(rows.contents) + 4), *([b"", bytes(4), b""] * column.fields)]
+
+
 def _system_attributes(rows: Rows) -> Buffers:
+    if not any(content.trace_header for content in rows.contents) and not any(rows.dead_letter_sources):
+        return _no_entries(rows, COLUMNS["system_attributes"])
     each: list[list[tuple[str, str]]] = []
     for content, source in zip(rows.contents, rows.dead_letter_sources, strict=True):
         entries = []
-        if content.trace_header is not None:
+        if content.trace_header:
             entries.append(("AWSTraceHeader", content.trace_header))
-        if source is not None:
+        if source:
             entries.append(("DeadLetterQueueSourceArn", source))
         each.append(entries)
     every = [entry for entries in each for entry in entries]

@@ -63,6 +63,7 @@ class CommitOffsetsRequest(Shape, frozen=True):
 LOG_ACTIONS: dict[str, Action] = {
     action.name: action
     for action in (
+        Action("CommitOffsets", CommitOffsetsRequest, None, True),
         Action("DescribeLog", DescribeLogRequest, DescribeLogResult, True),
         Action("FetchMessages", FetchMessagesRequest, None, True),
         Action("FindOffsets", FindOffsetsRequest, FindOffsetsResult, True),

@@ -349,15 +349,13 @@ def _not_within(parameter: str, value: int, largest: int) -> InvalidParameterVal
 
 
 class FetchLog(msgspec.Struct, frozen=True, gc=False):
-    """What a FetchMessages asks for. `needs_content`: something that is encrypted; `needs_ids`: message ids."""
+    """What a FetchMessages asks for."""
 
     from_offset: int
     to_offset: int
     bytes_max: int
     columns: tuple[str, ...]
     is_arrow: bool
-    needs_content: bool
-    needs_ids: bool
 
 
 def check_fetch(request: FetchMessagesRequest) -> FetchLog:
@@ -382,15 +380,12 @@ def check_fetch(request: FetchMessagesRequest) -> FetchLog:
     form = FETCH_FORMATS[0] if request.Format is None else request.Format
     if form not in FETCH_FORMATS:
         raise InvalidParameterValue.of("Format", form, f"It must be one of {', '.join(FETCH_FORMATS)}.")
-    return FetchLog(
-        request.FromOffset,
-        request.ToOffset,
-        bytes_max,
-        given,
-        form == "arrow",
-        any(COLUMNS[name].needs_content for name in given),
-        "message_id" in given,
-    )
+    return FetchLog(request.FromOffset, request.ToOffset, bytes_max, given, form == "arrow")
+
+
+def check_offset(offset: int) -> None:
+    """Raise InvalidParameterValue unless a message may have this offset."""
+    _check_range("Offset", offset, 0, OFFSET_MAX)
 
 
 def check_find_offsets(request: FindOffsetsRequest) -> int:
