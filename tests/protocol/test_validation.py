@@ -396,3 +396,11 @@ def test_a_time_is_one_that_a_message_can_have() -> None:
     for wrong in (-1, 1 << 62):
         with pytest.raises(InvalidParameterValue):
             validation.check_find_offsets(FindOffsetsRequest("u", wrong))
+
+
+def test_an_offset_is_a_whole_number_of_63_bits() -> None:
+    validation.check_offset(0)
+    validation.check_offset(validation.OFFSET_MAX)
+    for wrong in (-1, validation.OFFSET_MAX + 1):
+        with pytest.raises(InvalidParameterValue):
+            validation.check_offset(wrong)

@@ -1,0 +1,215 @@
+"""Reading a log in bulk: rows per second and CPU time of sealed stretches and of the tail, beside Spark on Parquet.
+
+    python -m bench.log_reads [--messages 100000] [--rounds 3] [--spark]
+
+Fills a log-retained queue (JSON bodies of about 270 bytes, a tenth of them with attributes), reads it whole with
+FetchMessages into Arrow record batches, from the journal and, when it is sealed, from its blocks. With `--spark` the
+same rows are written to Parquet (zstd, 4 files), and Spark reads them on two cores to `noop`. The best of the rounds
+counts, for each figure. CPU is that of server and reader together: on a shared machine it says more than rows/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench import servers
+from bench.requests import Endpoint
+from quaymaster.protocol.log_arrow import to_record_batch
+from quaymaster.protocol.log_columns import parse_block
+from quaymaster.protocol.sigv4 import sign
+
+SENDERS = 4
+BATCH = 10
+SEALED_PATIENCE_S = 300.0
+PARQUET_FILES = 4
+
+
+class Connection:
+    """One connection of a client that signs with headers, and wants the answer's body."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=60)
+
+    def call(self, target: str, fields: dict[str, Any]) -> tuple[http.client.HTTPMessage, bytes]:
+        """Make a call that must succeed; return headers and body."""
+        at, body = self._endpoint, json.dumps(fields).encode()
+        headers = sign(
+            method=b"POST",
+            raw_path=b"/",
+            raw_query=b"",
+            headers=[(b"host", at.host.encode()), (b"x-amz-target", target.encode())],
+            body=body,
+            access_key_id=at.access_key_id,
+            secret=at.secret_access_key,
+            region=at.region,
+            now_ms=time.time_ns() // 1_000_000,
+        )
+        self._connection.putrequest("POST", "/", skip_host=True, skip_accept_encoding=True)
+        for name, value in headers:
+            self._connection.putheader(name.decode(), value.decode())
+        self._connection.putheader("content-type", "application/x-amz-json-1.0")
+        self._connection.putheader("content-length", str(len(body)))
+        self._connection.endheaders(body)
+        response = self._connection.getresponse()
+        data = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{target}: {response.status} {data[:300]!r}")
+        return response.headers, data
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+
+def fill(endpoint: Endpoint, url: str, messages: int) -> None:
+    """Send so many messages over a few connections."""
+
+    def send(sender: int) -> None:
+        connection = Connection(endpoint)
+        chance = random.Random(sender)
+        for first in range(0, messages // SENDERS, BATCH):
+            entries = [_entry(chance, number) for number in range(first, first + BATCH)]
+            connection.call("AmazonSQS.SendMessageBatch", {"QueueUrl": url, "Entries": entries})
+        connection.close()
+
+    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(SENDERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _entry(chance: random.Random, number: int) -> dict[str, Any]:
+    body = {
+        "id": chance.getrandbits(60),
+        "user": chance.randrange(10_000),
+        "number": number,
+        "text": "what was said about it, more or less as it is always said; " * 3,
+    }
+    entry: dict[str, Any] = {"Id": str(number % BATCH), "MessageBody": json.dumps(body)}
+    if number % BATCH == 0:
+        entry["MessageAttributes"] = {"kind": {"DataType": "String", "StringValue": "order"}}
+    return entry
+
+
+def read_all(endpoint: Endpoint, url: str, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    """Read a log from its beginning to its end."""
+    connection = Connection(endpoint)
+    described = json.loads(connection.call("Quaymaster.DescribeLog", {"QueueUrl": url})[1])
+    at, end = (described["Partitions"][0][name] for name in ("EarliestOffset", "NextOffset"))
+    while at < end:
+        fields = {"QueueUrl": url, "Partition": 0, "FromOffset": at, "ToOffset": end}
+        headers, body = connection.call(
+            "Quaymaster.FetchMessages", fields if columns is None else {**fields, "Columns": columns}
+        )
+        yield to_record_batch(parse_block(body))
+        at = int(headers["x-quaymaster-next-offset"])
+    connection.close()
+
+
+def measure(name: str, rounds: int, pid: int, read: Callable[[], int]) -> None:
+    """Print rows/s and CPU of the best round of a read; `pid` is who works beside this process."""
+    took: list[float] = []
+    spent: list[float] = []
+    for _ in range(rounds):
+        started, cpu = time.monotonic(), _cpu_s(pid) + time.process_time()
+        count = read()
+        took.append((time.monotonic() - started) / count)
+        spent.append((_cpu_s(pid) + time.process_time() - cpu) / count)
+    print(f"{name:44s} {1 / min(took):11,.0f} rows/s  {min(spent) * 1e6:6.2f} us CPU a row", flush=True)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_log(endpoint: Endpoint, url: str, pid: int, what: str, rounds: int) -> None:
+    """Measure reads of all columns, of bodies, and of times."""
+
+    def read(columns: list[str] | None) -> int:
+        return sum(batch.num_rows for batch in read_all(endpoint, url, columns))
+
+    measure(f"{what}, all columns", rounds, pid, lambda: read(None))
+    measure(f"{what}, value", rounds, pid, lambda: read(["value"]))
+    measure(f"{what}, offset, timestamp", rounds, pid, lambda: read(["offset", "timestamp"]))
+
+
+def measure_spark(folder: Path, rounds: int) -> None:
+    """Measure Spark's own reader on the Parquet files of a folder."""
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    gateway: Any = spark.sparkContext._gateway
+    pid = gateway.proc.pid
+    rows = spark.read.parquet(str(folder)).count()
+
+    def read(columns: list[str]) -> int:
+        frame = spark.read.parquet(str(folder))
+        (frame.select(*columns) if columns else frame).write.format("noop").mode("overwrite").save()
+        return rows
+
+    read([])
+    measure("Spark, Parquet (zstd), all columns", rounds, pid, lambda: read([]))
+    measure("Spark, Parquet (zstd), value", rounds, pid, lambda: read(["value"]))
+    spark.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--spark", action="store_true")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
+    with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        os.environ["QUAYMASTER_SEAL_INTERVAL_S"] = "0"
+        with servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server:
+            url = server.create_queue("log", {"RetentionMode": "Log"})
+            fill(server.endpoint, url, arguments.messages)
+            measure_log(server.endpoint, url, server.pid, "tail", rounds)
+            os.environ["QUAYMASTER_SEAL_INTERVAL_S"] = "1"
+            server.restart_after_kill()
+            url = f"http://{server.endpoint.host}:{server.endpoint.port}/000000000000/log"
+            blocks, seen = folder / "server" / "data" / "sealed", -1
+            deadline = time.monotonic() + SEALED_PATIENCE_S
+            while (count := len(list(blocks.glob("*/*/*.qmb")))) != seen or not count:
+                if time.monotonic() > deadline:
+                    raise RuntimeError("the log was not sealed in time")
+                seen = count
+                time.sleep(5)
+            measure_log(server.endpoint, url, server.pid, "sealed", rounds)
+            if arguments.spark:
+                table = pa.Table.from_batches(read_all(server.endpoint, url, None))
+                parquet = folder / "parquet"
+                parquet.mkdir()
+                each = -(-table.num_rows // PARQUET_FILES)
+                for number in range(PARQUET_FILES):
+                    part = table.slice(number * each, each)
+                    pq.write_table(part, parquet / f"{number}.parquet", compression="zstd")
+        if arguments.spark:
+            measure_spark(folder / "parquet", rounds)
+
+
+if __name__ == "__main__":
+    main()
