@@ -182,7 +182,9 @@ class Server:
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
         sealed = start_sealing(settings, stack, broker, metadata, data)
-        address = await serve_sqs(settings, stack, broker, metadata, metrics, health, store=store, data=data, sealed=sealed)
+        address = await serve_sqs(
+            settings, stack, broker, metadata, metrics, health, store=store, data=data, sealed=sealed
+        )
         await loop.run_in_executor(
             None, write_client_file, data, settings, metadata.default_access_key, address, admin_address
         )
