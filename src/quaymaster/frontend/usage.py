@@ -5,8 +5,8 @@
                              └──▶ counted by account and action, and said to be missing
 
 A record is ten cells at the end of one long list: numbers, and an index into the contexts met since the last `take`.
-All else is worked out when a block is made of them, on another thread. A record leaves no object behind that collections
-of garbage would look at. Nothing here waits, and nothing fails a request.
+All else is worked out when a block is made of them, on another thread. A record leaves no object behind that
+collections of garbage would look at. Nothing here waits, and nothing fails a request.
 
 Reads and sends of the pipeline's own queue are not recorded: nobody is to be billed for them, and a pipeline that
 reads would otherwise have something new to read for ever.
