@@ -297,7 +297,8 @@ def send_all(client: Client, url: str, entries: Sequence[Mapping[str, Any]]) -> 
     """
     left = list(entries)
     for repeat in range(REPEATS_MAX):
-        time.sleep(min(REPEAT_PAUSE_MAX_S, 0.01 * 4**repeat) if repeat else 0)
+        if repeat:
+            time.sleep(min(REPEAT_PAUSE_MAX_S, 0.01 * 4**repeat))
         failed = {str(one["Id"]): one for one in client.send_batch(url, left)}
         for one in failed.values():
             if one.get("SenderFault", True):
