@@ -124,6 +124,17 @@ def test_a_search_finds_what_it_asks_for_and_nothing_else(
     assert [event["event_id"] for event in found] == [r.event_id for r in managed(one) if wanted(r)]
 
 
+def test_a_search_for_changes_leaves_out_what_only_reads(site: Site) -> None:
+    shipped(site, front_end())
+    audit = rewrite(site, lambda rows: [{**row, "read_only": at % 2 == 0} for at, row in enumerate(rows)])
+
+    found = audit.search(Query(changes_only=True, limit=1000))
+
+    everything = audit.search(Query(limit=1000))
+    assert found == [event for event in everything if not event["read_only"]]
+    assert 0 < len(found) < len(everything)
+
+
 @pytest.mark.parametrize("limit", [0, 10_001])
 def test_a_search_without_bound_is_refused(site: Site, limit: int) -> None:
     with pytest.raises(AuditMistake, match="1 to 10000"):

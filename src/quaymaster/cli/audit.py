@@ -46,6 +46,9 @@ def search(
     ] = None,
     action: Annotated[str | None, typer.Option("--action", help="Only this action.", metavar="NAME")] = None,
     queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.", metavar="NAME")] = None,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="Leave out what only reads, as GetQueueUrl.")
+    ] = False,
     since: Since = None,
     until: Until = None,
     limit: Annotated[
@@ -57,14 +60,16 @@ def search(
 ) -> None:
     """Show who did what, when, from where, newest first."""
     if context.invoked_subcommand is not None:
-        if limit != LIMIT or any((data, account, principal, action, queue, since, until, warehouse, as_json)):
+        if limit != LIMIT or any(
+            (data, account, principal, action, queue, changes, since, until, warehouse, as_json)
+        ):
             raise WrongUsage(f"Options of `audit {context.invoked_subcommand}` come after its name.")
         return
     from_time, to_time = _time(since, "--since"), _time(until, "--until")
     with _audit(data, warehouse, storage_option) as audit:
         from quaymaster.pipeline.audit import Query
 
-        found = audit.search(Query(account, principal, action, queue, from_time, to_time, limit))
+        found = audit.search(Query(account, principal, action, queue, from_time, to_time, limit, changes))
     if as_json:
         print_json([event | {"event_time": _text(event["event_time"])} for event in found])
     else:

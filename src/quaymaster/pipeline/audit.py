@@ -112,6 +112,8 @@ class Query:
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
     limit: int = 100
+    changes_only: bool = False
+    """Leave out what only reads, as GetQueueUrl."""
 
 
 class Hold(NamedTuple):
@@ -588,6 +590,8 @@ def _wanted(rows: Any, query: Query) -> Any:
     ):
         if value is not None:
             mask = pc.and_(mask, pc.fill_null(pc.equal(rows.column(name), value), False))
+    if query.changes_only:
+        mask = pc.and_(mask, pc.invert(pc.fill_null(rows.column("read_only"), False)))
     times = rows.column("event_time")
     if query.since is not None:
         mask = pc.and_(mask, pc.greater_equal(times, pa.scalar(query.since, TIME)))
