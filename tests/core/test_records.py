@@ -28,6 +28,7 @@ from quaymaster.core.records import (
     iterate_rows,
     payload_places,
     rewrite_batch,
+    row_at,
 )
 
 U64 = st.integers(0, 2**64 - 1)
@@ -87,6 +88,7 @@ def test_records_come_back_as_they_were_encoded(records: list[Record], at: int) 
         for row in rows
     ] == records
     assert [row.offset for row in rows] == list(range(5, 5 + len(records)))
+    assert [row_at(data, header, number, at) for number in range(len(records))] == rows
 
 
 @given(RECORDS, st.data())

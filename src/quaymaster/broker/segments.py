@@ -51,7 +51,7 @@ from quaymaster.core.records import (
     check_batch,
     check_table,
     decode_header,
-    iterate_rows,
+    row_at,
 )
 
 SEGMENT_VERSION = 1
@@ -554,18 +554,14 @@ def _find_rows(data: bytes, header: BatchHeader, at: int, wanted: Sequence[int])
             high = header.count
             while low < high:
                 middle = (low + high) // 2
-                if _row_at(data, header, at, middle).offset < offset:
+                if row_at(data, header, middle, at).offset < offset:
                     low = middle + 1
                 else:
                     high = middle
-        row = _row_at(data, header, at, low) if 0 <= low < header.count else None
+        row = row_at(data, header, low, at) if 0 <= low < header.count else None
         if row is None or row.offset != offset:
             raise RecordGone(offset, "compacted away")
         yield row
-
-
-def _row_at(data: bytes, header: BatchHeader, at: int, number: int) -> Row:
-    return next(iterate_rows(data, header._replace(count=1), at + number * ROW_BYTES))
 
 
 def _check_payload(row: Row, payload: bytes) -> None:

@@ -126,6 +126,9 @@ class MessageContent(msgspec.Struct, array_like=True, gc=False):
     trace_header: str | None = None
 
 
+VIEWED_BYTES_MIN: Final = 4096
+"""From this size on content is not copied to be decoded."""
+
 _content_encoder = msgspec.msgpack.Encoder()
 _content_decoder = msgspec.msgpack.Decoder(MessageContent)
 _CONTENT_VERSION_BYTE = bytes([CONTENT_VERSION])
@@ -144,7 +147,8 @@ def decode_content(data: bytes) -> MessageContent:
             f"this program reads version {CONTENT_VERSION}"
         )
     try:
-        return _content_decoder.decode(memoryview(data)[1:])
+        # A view costs more than a copy of a short one.
+        return _content_decoder.decode(data[1:] if len(data) < VIEWED_BYTES_MIN else memoryview(data)[1:])
     except msgspec.MsgspecError:
         # The parser's message could quote the content.
         raise UnknownMessageFormat("the message content is damaged") from None

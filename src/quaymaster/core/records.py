@@ -293,6 +293,15 @@ def iterate_rows(data: bytes | memoryview, header: BatchHeader, at: int = 0) -> 
         yield Row(base + delta, type_, flags, crc, queue, partition, sequence, time_ms, due, position, length)
 
 
+def row_at(data: bytes | memoryview, header: BatchHeader, number: int, at: int = 0) -> Row:
+    """Return one row of the batch at `at`, without touching payloads."""
+    type_, flags, delta, crc, queue, sequence, time_ms, due, position, length, partition, _ = (
+        _ROW.unpack_from(data, at + HEADER_BYTES + number * ROW_BYTES)
+    )
+    base = header.base_offset
+    return Row(base + delta, type_, flags, crc, queue, partition, sequence, time_ms, due, position, length)
+
+
 def record_at(data: bytes, at: int) -> tuple[int, int, int, bytes]:
     """Return (type, flags, sequence, payload) of row `at` of a batch as it was first written."""
     row = _ROW.unpack_from(data, HEADER_BYTES + at * ROW_BYTES)
