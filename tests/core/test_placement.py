@@ -1310,3 +1310,14 @@ def _are_whole(cell: PlannedCell) -> bool:
         for number in cell.journals
         if number in cell.leaders()
     ) and set(cell.leaders()) == set(cell.journals)
+
+
+def test_replicas_are_not_evened_out_while_a_broker_is_asked_for_one(cell: PlannedCell) -> None:
+    cell.run()
+    cell.join("d")
+    cell.now_ms += PlacementSettings().settle_ms + POLL_MS
+    seen = cell.see()
+    free, busy = plan(seen), plan(msgspec.structs.replace(seen, asking=frozenset({0})))
+
+    assert [action.broker for action in of(free.actions, ReplaceMember)] == ["d", "d"]
+    assert of(busy.actions, ReplaceMember) == []

@@ -45,7 +45,7 @@ ACTIVATION_LIMIT_US = 15 * SECOND
 DRAIN_LIMIT_US = 120 * SECOND
 SET_UP_US = 10 * SECOND
 """What goes wrong begins when the queues are there, or after so long."""
-REST_LIMIT_US = 180 * SECOND
+REST_LIMIT_US = 600 * SECOND
 SETTLE_US = 2 * SECOND
 MANAGERS = ("m1", "m2")
 STANDARD, FIFO, WORK, DEAD, LOOSE, PURGED, SHORT, SOURCE, TARGET = 1, 2, 3, 4, 5, 6, 7, 8, 9

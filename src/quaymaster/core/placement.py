@@ -514,10 +514,13 @@ class _Planner:
             self._promote(number, journal, members, f"replicas={self._settings.replicas}")
 
     def _even_out(self, number: int, journal: JournalSeen) -> None:
-        """Replace a member when the cell is more even without it; only while all members are well."""
+        """Replace a member when the cell is more even without it; only while all members are well.
+
+        Not while a broker is asked for a replica: that is not counted yet, and another might go there in vain.
+        """
         configuration = journal.configuration
         members = configuration.members
-        if configuration.learners or len(self._voters(number, members)) < len(members):
+        if self._asking or configuration.learners or len(self._voters(number, members)) < len(members):
             return
         spares = [
             name
