@@ -26,6 +26,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.formats import FORMAT_MAX
 
 LEASE_MS = 1_000
 WAIT_S = 20
@@ -180,12 +181,13 @@ def test_a_process_that_cannot_read_the_format_does_not_start_or_stops() -> None
         failures: list[Exception] = []
         member = member_of(store, failures=failures)
         await member.join()
-        await store.transaction([], [Put(FORMAT_KEY, b"3")])
+        await store.transaction([], [Put(FORMAT_KEY, b"%d" % (FORMAT_MAX + 1))])
         await until(lambda: bool(failures))
         late = member_of(store, "frontend", "b")
 
         with pytest.raises(
-            StoreUnusable, match="the cell writes format 3; this program reads formats 1 to 2"
+            StoreUnusable,
+            match=f"the cell writes format {FORMAT_MAX + 1}; this program reads formats 1 to {FORMAT_MAX}",
         ):
             await late.join()
 

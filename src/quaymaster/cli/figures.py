@@ -61,7 +61,7 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     for partition in _some_at_a_time(queues.partitions):
         if partition is None:
             yield None
-        elif partition.alive:
+        elif partition.alive and not partition.definition.is_log:  # its groups have what waits
             for state, number in _states(partition).items():
                 totals[state] += number
             oldest_s = max(oldest_s, _oldest_age_s(partition, now_ms))
@@ -100,7 +100,7 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
         for partition in _some_at_a_time(journal.host.replica.queues.partitions):
             if partition is None:
                 yield None
-            elif partition.alive:
+            elif partition.alive and not partition.definition.is_log:  # its groups have what waits
                 for state, number in _states(partition).items():
                     totals[state] += number
     for state, number in totals.items():
