@@ -37,7 +37,7 @@ def job(
         service.broker,
         MessageCipher(metadata.data_key),
         service.sealed,
-        logs=lambda: [queue for queue in metadata.queues.active_queues() if queue.is_log],
+        queues=metadata.queues.active_queues,
         data_key=metadata.data_key,
         has_room=has_room,
         interval_s=interval_s,

@@ -371,7 +371,7 @@ def start_sealing(
         broker,
         MessageCipher(metadata.data_key),
         sealed,
-        logs=lambda: [queue for queue in metadata.queues.active_queues() if queue.is_log],
+        queues=metadata.queues.active_queues,
         data_key=metadata.data_key,
         has_room=has_room,
         interval_s=settings.seal_interval_s,
