@@ -14,6 +14,7 @@ from quaymaster.core.queue_definitions import (
     decode_queue_definition,
     encode_queue_definition,
     first_difference,
+    group_name,
     one_partition,
     parse_queue_arn,
     queue_arn,
@@ -176,3 +177,7 @@ def test_what_a_definition_has_worked_out_is_nothing_for_the_garbage_collector_t
     assert queue.redrive_policy is None
 
     assert not gc.is_tracked(queue.__dict__)
+
+
+def test_a_consumer_group_is_named_after_its_log() -> None:
+    assert group_name("orders", "billing") == "orders@billing"
