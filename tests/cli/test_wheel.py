@@ -25,6 +25,7 @@ from harness.process import QuaymasterProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
+OURS = {"quaymaster", "pyspark_quaymaster"}
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +101,7 @@ def test_the_wheel_has_the_package_the_licence_and_nothing_else(wheel: Path) -> 
 
     assert "quaymaster/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"quaymaster"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == OURS
 
 
 def test_the_wheel_declares_every_package_it_imports(wheel: Path) -> None:
@@ -113,7 +114,7 @@ def test_the_wheel_declares_every_package_it_imports(wheel: Path) -> None:
     for name in archive.namelist():
         if name.endswith(".py"):
             for module in _imported(archive.read(name)):
-                if module in sys.stdlib_module_names or module == "quaymaster":
+                if module in sys.stdlib_module_names or module in OURS:
                     continue
                 owners = {owner.lower().replace("_", "-") for owner in distributions.get(module, [])}
                 assert owners & declared, f"{name} imports {module}, which nothing declares"

@@ -93,7 +93,8 @@ class UsageFeed:
         self._is_stopping = False
         self._blocked: DropReason | None = None
         """Why records are dropped now, as far as the log says."""
-        self._dropped: dict[DropReason, int] = {}
+        self._dropped: dict[DropReason, int] = {"spool_full": 0, "disk_failed": 0, "too_many": 0}
+        """Each is there from the start: an alarm on a counter's growth needs its zero."""
         self._written = 0
         self._spool_bytes = 0
         self._block_s = 0.0
