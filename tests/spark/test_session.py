@@ -30,13 +30,11 @@ def test_the_source_is_found_without_registration_and_has_its_schema(
 
     assert frame.schema == SCHEMA
     assert frame.count() == 150
-    first = frame.orderBy("partition", "offset").first()
-    assert first is not None
-    assert (first["queue"], first["value"], first["attributes"]["n"]["string_value"]) == (
-        "orders",
-        b"0/0",
-        "0",
-    )
+    first, second = frame.orderBy("partition", "offset").limit(2).collect()
+    assert (first["queue"], first["value"], first["attributes"]) == ("orders", b"0/0", {})
+    assert second["value"] == b"0/1"
+    assert second["attributes"]["n"]["string_value"] == "1"
+    assert second["attributes"]["b"]["binary_value"] == b"\xff\x00"
 
 
 def test_columns_are_chosen_by_schema(spark: SparkSession, fake: FakeServer) -> None:
@@ -141,5 +139,6 @@ def test_rows_are_sent_by_a_batch_and_by_a_stream(
     assert sorted(int(entry["MessageBody"]) for entry in fake.sent["bills"]) == list(range(100))
     assert [entry["MessageBody"] for entry in fake.sent["bills.fifo"]] == [f"0/{n}" for n in range(200)]
     assert fake.sent["bills.fifo"][7]["MessageAttributes"] == {
-        "n": {"DataType": "Number", "StringValue": "7"}
+        "n": {"DataType": "Number", "StringValue": "7"},
+        "b": {"DataType": "Binary", "BinaryValue": "/wA="},
     }
