@@ -61,7 +61,7 @@ CAUGHT_BY: dict[str, int] = {
     "moves-forgotten": 21,
     "activated-again": 29,
     "volpromise": 31,
-    "longack": 14,
+    "longack": 102,
     "compacted-by-a-group": 2,
     "group-not-told": 0,
     "copy-over-longer-log": 11,
