@@ -98,7 +98,7 @@ class Nemesis:
             for replica in host.replicas.values():
                 replica.writer.stalled_until_us = 0
             cell.restart(host)
-        for name in self._asked_for_state:
+        for name in sorted(self._asked_for_state):
             self._ask_for_state(name, "active")
 
     # The faults

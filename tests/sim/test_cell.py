@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +64,24 @@ def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> N
 
     assert found == 0
     assert "1 seeds" in capsys.readouterr().out
+
+
+def test_seeds_give_the_same_runs_whatever_order_sets_have() -> None:
+    def run(hash_seed: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "sim", "--hours", "0.1", "--seed0", "102"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": "tests"},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return re.findall(r"[\d,]+ (?:seeds|events|epochs|acknowledged sends|deliveries)", done.stdout)
+
+    first, second = run("1"), run("2")
+
+    assert first == second
+    assert len(first) == 5
 
 
 def test_the_command_names_the_seed_that_found_something(capsys: pytest.CaptureFixture[str]) -> None:
