@@ -478,6 +478,15 @@ def test_a_dead_letter_moves_when_its_leader_hears_a_majority_again(
     assert asyncio.run(run()) == 2
 
 
+async def redriven(directory: Path) -> tuple[MoveTask, int]:
+    """Move two dead letters back; return how the task ended, and how many messages wait at their source."""
+    async with running(directory) as tester:
+        await make_queues(tester)
+        await make_dead(tester, 1, 2)
+        await start_task(tester)
+        return await ended(tester), await waiting(tester, SOURCE)
+
+
 def test_a_task_goes_on_after_a_failure_that_nobody_expected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,14 +501,7 @@ def test_a_task_goes_on_after_a_failure_that_nobody_expected(
 
     monkeypatch.setattr(moves.Moves, "_take", failing_once)
 
-    async def run() -> tuple[MoveTask, int]:
-        async with running(tmp_path) as tester:
-            await make_queues(tester)
-            await make_dead(tester, 1, 2)
-            await start_task(tester)
-            return await ended(tester), await waiting(tester, SOURCE)
-
-    task, count = asyncio.run(run())
+    task, count = asyncio.run(redriven(tmp_path))
 
     assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)
 
@@ -517,13 +519,6 @@ def test_a_task_that_starts_again_while_its_work_is_about_to_be_left_to_the_next
 
     monkeypatch.setattr(moves.Moves, "_run", run_or_leave)
 
-    async def run() -> tuple[MoveTask, int]:
-        async with running(tmp_path) as tester:
-            await make_queues(tester)
-            await make_dead(tester, 1, 2)
-            await start_task(tester)
-            return await ended(tester), await waiting(tester, SOURCE)
-
-    task, count = asyncio.run(run())
+    task, count = asyncio.run(redriven(tmp_path))
 
     assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)

@@ -27,7 +27,7 @@ from quaymaster.broker.state_store import (
 from quaymaster.core.commands import ExpireMessages
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition import Partition
-from quaymaster.core.records import RecordType, iterate_rows
+from quaymaster.core.records import MESSAGE_TYPES, iterate_rows
 from quaymaster.monitoring.logs import log_event
 
 STEP_S = 0.004
@@ -61,8 +61,6 @@ SCRAPS_TO_MERGE = 8
 MERGED_BYTES_MAX = 1 << 30
 """So many bytes of segments, before the rewrite, become one file at most."""
 LOOK_AGAIN_AFTER_DAMAGE = 1_000_000
-
-MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
 
 log = logging.getLogger(__name__)
 

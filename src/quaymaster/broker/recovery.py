@@ -37,12 +37,11 @@ from quaymaster.core.index import IndexRebuild, NoRoomForChunk
 from quaymaster.core.log_tail import Position
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.records import RecordType, iterate_rows
+from quaymaster.core.records import MESSAGE_TYPES, iterate_rows
 from quaymaster.monitoring.logs import log_event
 
 INDEX_NAME = "index.chunks"
 DAMAGED_NAME = "index.damaged"
-MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
 
 log = logging.getLogger(__name__)
 

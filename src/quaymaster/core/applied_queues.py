@@ -50,7 +50,7 @@ from quaymaster.core.queue_definitions import (
     group_definition,
     parse_queue_arn,
 )
-from quaymaster.core.records import RecordType, Row
+from quaymaster.core.records import MESSAGE_TYPES, RecordType, Row
 
 OWN_DELAY = 8
 """Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/messages`'s."""
@@ -172,7 +172,7 @@ class AppliedQueues:
 
     def is_live(self, row: Row) -> bool:
         """Return whether a record still has a message that somebody may ask for. Compaction keeps these."""
-        if row.type != RecordType.SEND and row.type != RecordType.MOVE:
+        if row.type not in MESSAGE_TYPES:
             return False
         partition = self.partitions.get(row.queue_id << 16 | row.partition)
         return partition is not None and partition.is_live(row.sequence)

@@ -85,6 +85,10 @@ class RecordType(IntEnum):
     GROUP_RESET = 15
 
 
+MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
+"""Records that hold a message."""
+
+
 class Record(msgspec.Struct, gc=False):
     """One decision, before it has an offset.
 
