@@ -3,16 +3,13 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-pipeline run-cluster test check format bench soak sim mutants docs build clean env env-run
+.PHONY: help run run-cluster test check format bench soak spark-faults sim mutants pipeline-faults docs build clean env env-run
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: env-run  ## serve on 127.0.0.1:9324 (admin 9325), data in ./quaymaster-data; ARGS="..." adds options
-	@exec .venv/bin/quaymaster serve --data ./quaymaster-data --listen 127.0.0.1:9324 --admin 127.0.0.1:9325 $(ARGS)
-
-run-pipeline: env-run  ## beside `make run`: put what was used into tables until Ctrl-C; `quaymaster usage` shows it
-	@exec .venv/bin/quaymaster pipeline run --data ./quaymaster-data $(ARGS)
+run: env-run  ## serve on 127.0.0.1:9324 (admin 9325), with the usage pipeline beside; data in ./quaymaster-data; ARGS="..." adds options
+	@exec scripts/run $(ARGS)
 
 run-cluster: env-run  ## run a whole cell until Ctrl-C, data in ./quaymaster-cluster; ARGS="..." adds options
 	@exec .venv/bin/quaymaster local up --data ./quaymaster-cluster $(ARGS)
@@ -33,11 +30,17 @@ bench: env  ## run the benchmarks; ARGS="..." goes to them
 soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load, NEMESIS_MINUTES=60 of faults
 	@scripts/test soak
 
+spark-faults: env  ## kill a Spark cluster, its driver, the server and a cell's leaders for BATCHES=120 batches
+	@SPARK_FAULT_BATCHES=$(or $(BATCHES),120) scripts/test spark-faults
+
 sim: env  ## run simulated cells for HOURS=10 simulated hours in JOBS=1 processes, from seed SEED0 (fresh) on
 	@PYTHONPATH=tests .venv/bin/python -m sim --hours $(or $(HOURS),10) --jobs $(or $(JOBS),1) --seed0 $(or $(SEED0),$(shell date +%s))
 
 mutants: env  ## hunt every planted bug with fresh seeds, and print what it took; ARGS="..." names some
 	@PYTHONPATH=tests .venv/bin/python -m sim.mutants --jobs $(or $(JOBS),1) --seed0 $(or $(SEED0),$(shell date +%s)) $(ARGS)
+
+pipeline-faults: env  ## kill the usage pipeline everywhere: RUNS=20 histories from SEED=1 on, and Spark's driver at each table
+	@PIPELINE_FAULT_RUNS=$(or $(RUNS),20) PIPELINE_FAULT_SEED=$(or $(SEED),1) .venv/bin/python -m pytest -q tests/pipeline/test_exactness.py tests/spark/test_pipeline_kills.py
 
 docs: env  ## write the reference pages that are made from the code
 	@.venv/bin/python scripts/render_docs.py

@@ -2,7 +2,7 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost | cell | pipeline [its options]
+        frontend_cost | cell | pipeline | engines | freshness [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -22,6 +22,8 @@ from bench import (
     cell,
     compare,
     depth,
+    engines,
+    freshness,
     frontend_cost,
     http_limit,
     overload,
@@ -45,6 +47,8 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "rpc_cost": rpc_cost.main,
     "cell": cell.main,
     "pipeline": pipeline.main,
+    "engines": engines.main,
+    "freshness": freshness.main,
 }
 
 

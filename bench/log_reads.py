@@ -1,12 +1,14 @@
 """Reading a log in bulk: rows per second and CPU time of sealed stretches and of the tail, beside Spark on Parquet.
 
-    python -m bench.log_reads [--messages 100000] [--rounds 3] [--spark [--copies 20]]
+    python -m bench.log_reads [--messages 100000] [--rounds 3] [--readers 2] [--spark [--copies 20]]
 
 Fills a log-retained queue (JSON bodies of about 270 bytes, a tenth of them with attributes), reads it whole with
 FetchMessages into Arrow record batches, from the journal and, when it is sealed, from its blocks. With `--spark` the
 same rows are written to Parquet (zstd, 4 files), so many times that what a job costs by itself is little beside it, and
 Spark reads them on two cores to `noop`. The best of the rounds
 counts, for each figure. CPU is that of server and reader together: on a shared machine it says more than rows/s.
+"Readers" are that many processes, each of which reads a stretch of the log: what more cores would bring. CPU a row that
+does not grow with them is work that goes in parallel.
 """
 
 from __future__ import annotations
@@ -107,11 +109,15 @@ def _entry(chance: random.Random, number: int) -> dict[str, Any]:
     return entry
 
 
-def read_all(endpoint: Endpoint, url: str, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    """Read a log from its beginning to its end."""
+def read_all(
+    endpoint: Endpoint, url: str, columns: list[str] | None, part: int = 0, parts: int = 1
+) -> Iterator[pa.RecordBatch]:
+    """Read a log from its beginning to its end, or one of so many equal stretches of it."""
     connection = Connection(endpoint)
     described = json.loads(connection.call("Quaymaster.DescribeLog", {"QueueUrl": url})[1])
-    at, end = (described["Partitions"][0][name] for name in ("EarliestOffset", "NextOffset"))
+    earliest, end = (described["Partitions"][0][name] for name in ("EarliestOffset", "NextOffset"))
+    count = end - earliest
+    at, end = earliest + count * part // parts, earliest + count * (part + 1) // parts
     while at < end:
         fields = {"QueueUrl": url, "Partition": 0, "FromOffset": at, "ToOffset": end}
         headers, body = connection.call(
@@ -134,13 +140,52 @@ def measure(name: str, rounds: int, pid: int, read: Callable[[], int]) -> None:
     print(f"{name:44s} {1 / min(took):11,.0f} rows/s  {min(spent) * 1e6:6.2f} us CPU a row", flush=True)
 
 
+def measure_readers(endpoint: Endpoint, url: str, pid: int, what: str, rounds: int, readers: int) -> None:
+    """Print rows/s of so many processes at a time that each read their part of the log, all columns."""
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        cpu = _cpu_s(pid)
+        children = [os.pipe() for _ in range(readers)]
+        started = time.monotonic()
+        for part, (_, report) in enumerate(children):
+            if os.fork() == 0:
+                # Whatever happens, this copy of the process must not go on as the benchmark.
+                try:
+                    used = time.process_time()
+                    count = sum(one.num_rows for one in read_all(endpoint, url, None, part, readers))
+                    os.write(report, json.dumps([count, time.process_time() - used]).encode())
+                finally:
+                    os._exit(0)
+            os.close(report)
+        told = [json.loads(os.read(reads, 1000) or "[0, 0]") for reads, _ in children]
+        took = time.monotonic() - started
+        for reads, _ in children:
+            os.close(reads)
+            os.wait()
+        if not all(count for count, _ in told):
+            raise RuntimeError("a reader failed; its error stands above")
+        count = sum(count for count, _ in told)
+        spent = _cpu_s(pid) - cpu + sum(used for _, used in told)
+        best = {
+            "rows": max(best.get("rows", 0), count / took),
+            "cpu": min(best.get("cpu", 1e9), spent / count),
+            "server": min(best.get("server", 1e9), (_cpu_s(pid) - cpu) / count),
+        }
+    print(
+        f"{what}, all columns, {readers} readers".ljust(44)
+        + f" {best['rows']:11,.0f} rows/s  {best['cpu'] * 1e6:6.2f} us CPU a row, "
+        f"{best['server'] * 1e6:.2f} of it the server's",
+        flush=True,
+    )
+
+
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure_log(endpoint: Endpoint, url: str, pid: int, what: str, rounds: int) -> None:
-    """Measure reads of all columns, of bodies, and of times."""
+def measure_log(endpoint: Endpoint, url: str, pid: int, what: str, rounds: int, readers: int) -> None:
+    """Measure reads of all columns, of bodies, and of times; and of all columns by several readers."""
 
     def read(columns: list[str] | None) -> int:
         return sum(batch.num_rows for batch in read_all(endpoint, url, columns))
@@ -148,6 +193,8 @@ def measure_log(endpoint: Endpoint, url: str, pid: int, what: str, rounds: int) 
     measure(f"{what}, all columns", rounds, pid, lambda: read(None))
     measure(f"{what}, value", rounds, pid, lambda: read(["value"]))
     measure(f"{what}, offset, timestamp", rounds, pid, lambda: read(["offset", "timestamp"]))
+    if readers > 1:
+        measure_readers(endpoint, url, pid, what, rounds, readers)
 
 
 def measure_spark(folder: Path, rounds: int) -> None:
@@ -179,17 +226,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--readers", type=int, default=2)
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--copies", type=int, default=20)
     arguments = parser.parse_args()
     rounds = arguments.rounds
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         os.environ["QUAYMASTER_SEAL_INTERVAL_S"] = "0"
         with servers.Running(servers.SERVERS["quaymaster"], folder / "server") as server:
             url = server.create_queue("log", {"RetentionMode": "Log"})
             fill(server.endpoint, url, arguments.messages)
-            measure_log(server.endpoint, url, server.pid, "tail", rounds)
+            measure_log(server.endpoint, url, server.pid, "tail", rounds, arguments.readers)
             os.environ["QUAYMASTER_SEAL_INTERVAL_S"] = "1"
             server.restart_after_kill()
             url = f"http://{server.endpoint.host}:{server.endpoint.port}/000000000000/log"
@@ -200,7 +249,7 @@ def main() -> None:
                     raise RuntimeError("the log was not sealed in time")
                 seen = count
                 time.sleep(5)
-            measure_log(server.endpoint, url, server.pid, "sealed", rounds)
+            measure_log(server.endpoint, url, server.pid, "sealed", rounds, arguments.readers)
             if arguments.spark:
                 table = pa.Table.from_batches(read_all(server.endpoint, url, None))
                 parquet = folder / "parquet"

@@ -1,33 +1,30 @@
-"""The usage pipeline: rows a second from blocks to bronze and to gold, and hourly sums beside DuckDB and Polars.
+"""The usage pipeline: rows a second from blocks to bronze and to gold.
 
-    python -m bench pipeline [--rows 2000000] [--events 10000000] [--cores 2]
+    python -m bench pipeline [--rows 10000000] [--cores 2]
 
-Blocks are made beforehand and read from files, full ones, of one front end. Hourly sums are made of the same files of
-usage_events by all, grouped by the same columns, with all results materialised, and must be equal. Processor time is
-that of all processes together; on a busy machine it is what can be compared. Second run of two.
+Blocks are made beforehand and read from files, full ones, of one front end. Everything is done twice, in one process:
+cold begins with the start of the JVM, warm is the second time, into other tables. Processor time is that of all
+processes together; on a busy machine it is what can be compared. `task` is the same work in one process without
+Spark: what is between the two is Spark's. Beside other engines: `python -m bench engines`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import random
 import tempfile
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
-import polars
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from bench.processes import cpu_s
-from quaymaster.pipeline import bronze, gold, silver
+from bench.meter import Meter
+from quaymaster.pipeline import bronze
+from quaymaster.pipeline.data_files import Place
 from quaymaster.pipeline.feed import FileFeed
 from quaymaster.pipeline.jobs import Pipeline
 from quaymaster.pipeline.reconciliation import compare_notes
@@ -41,6 +38,7 @@ NOON_US = 1_795_348_800_000_000
 HOUR_US = 3_600_000_000
 ACCOUNTS, QUEUES = 1_000, 20_000
 EVENTS_PER_FILE = 1_000_000
+TASK_BLOCKS = 200
 
 
 def main() -> None:
@@ -48,21 +46,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--events", type=int, default=10_000_000)
+    parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--cores", type=int, default=2)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    rows = options.rows // ROWS_PER_BLOCK_MAX * ROWS_PER_BLOCK_MAX
+    with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder:
         place = Path(folder)
-        make_blocks(place / "feed", options.rows)
-        figures: dict[str, Any] = {"rows": options.rows, "events": options.events, "cores": options.cores}
-        begun_s = time.monotonic()
-        with spark_session(f"local[{options.cores}]", directory=place / "spark") as spark:
-            figures["start_s"] = round(time.monotonic() - begun_s, 2)
-            workers = SparkWorkers(spark)
-            workers.over(["warm"], lambda item: iter(()))
-            figures |= measure_layers(workers, place)
-            figures["hourly"] = measure_hourly(workers, place, options.events, options.cores)
+        make_blocks(place / "feed", rows)
+        figures: dict[str, Any] = {"rows": rows, "cores": options.cores}
+        starting = Meter()
+        with contextlib.ExitStack() as stack:
+            with starting:
+                session = spark_session(f"local[{options.cores}]", directory=place / "spark")
+                workers = SparkWorkers(stack.enter_context(session))
+            figures["start"] = starting.figures(0)
+            for name in ("cold", "warm"):
+                figures[name] = measure_layers(workers, place / name, place / "feed")
+        cold = figures["cold"]["bronze"]
+        cpu_s, wall_s = starting.cpu_s + cold["cpu_s"], starting.wall_s + cold["wall_s"]
+        figures["start_and_cold_bronze"] = {
+            "rows_per_cpu_s": round(rows / cpu_s),
+            "rows_per_wall_s": round(rows / wall_s),
+        }
+        figures["task"] = measure_task(place)
         print(json.dumps(figures, indent=2))
 
 
@@ -129,15 +135,14 @@ def _rows(chance: random.Random, contexts: list[UsageContext]) -> UsageRows:
     )
 
 
-def measure_layers(workers: SparkWorkers, place: Path) -> dict[str, Any]:
-    """Return rows a second of bronze alone, and of all layers."""
-    warehouse = Warehouse(place / "warehouse")
+def measure_layers(workers: SparkWorkers, place: Path, blocks: Path) -> dict[str, Any]:
+    """Return figures of bronze alone, and of the layers after it."""
+    warehouse = Warehouse(place)
     now = datetime(2026, 11, 22, 18, tzinfo=UTC)
-    found: dict[str, Any] = {}
     with warehouse.writing():
-        pipeline = Pipeline(workers, warehouse, FileFeed(place / "feed"), clock=lambda: now)
-        feed, rows = FileFeed(place / "feed"), 0
-        in_bronze, in_others = Stopwatch(), Stopwatch()
+        feed = FileFeed(blocks)
+        pipeline, rows = Pipeline(workers, warehouse, feed, clock=lambda: now), 0
+        in_bronze, in_others = Meter(), Meter()
         while True:
             with in_bronze:
                 taken = bronze.take_batch(workers, warehouse, feed, pipeline.coverage, now)
@@ -146,92 +151,21 @@ def measure_layers(workers: SparkWorkers, place: Path) -> dict[str, Any]:
             rows += taken.totals["rows"]
             with in_others:
                 pipeline.finish_batch()
-        found["bronze"] = in_bronze.figures(rows)
-        found["silver_and_gold"] = in_others.figures(rows)
         assert sum(one.difference for one in compare_notes(warehouse)) == 0
-    return found
+    return {"bronze": in_bronze.figures(rows), "silver_and_gold": in_others.figures(rows)}
 
 
-class Stopwatch:
-    """Wall and processor time, of this process and all below it, while its block runs."""
-
-    def __init__(self) -> None:
-        self.wall_s = self.cpu_s = 0.0
-
-    def __enter__(self) -> None:
-        self._began = time.monotonic(), cpu_s(os.getpid())
-
-    def __exit__(self, *_: object) -> None:
-        self.wall_s += time.monotonic() - self._began[0]
-        self.cpu_s += cpu_s(os.getpid()) - self._began[1]
-
-    def figures(self, rows: int) -> dict[str, float]:
-        return {
-            "wall_s": round(self.wall_s, 2),
-            "cpu_s": round(self.cpu_s, 2),
-            "rows_per_wall_s": round(rows / self.wall_s),
-            "rows_per_cpu_s": round(rows / self.cpu_s),
-        }
-
-
-def measure_hourly(workers: SparkWorkers, place: Path, events: int, cores: int) -> dict[str, Any]:
-    """Return times of hourly sums of the same files by the pipeline, DuckDB and Polars."""
-    warehouse = Warehouse(place / "hourly")
-    table = warehouse.table(USAGE_EVENTS)
-    for part in range(0, events, EVENTS_PER_FILE):
-        table.commit(
-            "bench", part, table.write("bench", make_events(part, min(EVENTS_PER_FILE, events - part)))
-        )
-    paths = [file.path for file in table.files()]
-    full = [f"{table.place.uri}/{path}" for path in paths]
-    keys = ["hour", "region", "account_id", "queue_sk", "action"]
-    sums = ["billed_requests", "messages", "bytes", "bytes_in", "bytes_out", "latency_us"]
-
-    def by_pipeline() -> Any:
-        work = silver.usage_work(table.place, 0, 1 << 62)
-        return gold.merge_usage(workers.over(paths, work).tables("usage"))
-
-    def by_duckdb() -> Any:
-        connection = duckdb.connect(config={"threads": cores})
-        columns = ", ".join(f"sum({name})" for name in sums)
-        names = ", ".join(keys)
-        return connection.execute(
-            f"select {names}, count(*) as requests, {columns}, max(latency_us), any_value(queue_name), "
-            "any_value(queue_type), any_value(billing_class), sum(empty_receive::int), "
-            "sum((http_status between 400 and 499)::int), sum((http_status >= 500)::int) "
-            f"from read_parquet({full}) group by {names}"
-        ).to_arrow_table()
-
-    def by_polars() -> Any:
-        column = polars.col
-        return (
-            polars.scan_parquet(full)
-            .group_by(keys)
-            .agg(
-                polars.len().alias("requests"),
-                *(column(name).sum() for name in sums),
-                column("latency_us").max().alias("latency_us_max"),
-                *(column(name).first() for name in ("queue_name", "queue_type", "billing_class")),
-                column("empty_receive").sum(),
-                column("http_status").is_between(400, 499).sum().alias("errors_4xx"),
-                (column("http_status") >= 500).sum().alias("errors_5xx"),
-            )
-            .collect(engine="streaming")
-            .to_arrow()
-        )
-
-    found: dict[str, Any] = {}
-    ways: dict[str, Callable[[], Any]] = {"pipeline": by_pipeline, "duckdb": by_duckdb, "polars": by_polars}
-    for name, run in ways.items():
-        for _ in range(2):
-            watch = Stopwatch()
-            with watch:
-                result = run()
-            found[name] = watch.figures(events)
-        found[name]["groups"] = result.num_rows
-        assert pc.sum(result.column("requests")).as_py() == events, name
-    assert len({found[name]["groups"] for name in ways}) == 1, found
-    return found
+def measure_task(place: Path) -> dict[str, float]:
+    """Return figures of what a task of bronze does, in this process; the second time of two."""
+    feed = FileFeed(place / "feed")
+    bounds = {0: (0, min(feed.bounds()[0][1], TASK_BLOCKS))}
+    for number in range(2):
+        work = bronze.bronze_work(Place(str(place / f"task-{number}"), {}), 0, date(2026, 11, 22))
+        meter = Meter()
+        with meter:
+            for _ in work(feed.batches(bounds)):
+                pass
+    return meter.figures(bounds[0][1] * ROWS_PER_BLOCK_MAX)
 
 
 def make_events(first: int, count: int) -> pa.Table:

@@ -1,16 +1,19 @@
 """What a request costs the whole server: CPU time of its process per request, beside a bare responder's.
 
-    python -m bench.serve_cost [--seconds 3] [--connections 32] [--body 256]
+    python -m bench.serve_cost [--seconds 3] [--connections 32] [--body 256] [--usage [--rounds 5]]
 
 Starts the server on a new data directory (Sync, encryption and signatures on) on one core and drives it from the
 other with signed requests, each with an invocation id of its own; then does the same to a bare responder (uvloop,
 httptools, one fixed answer). Shared machines are noisy: the ratio of CPU times in one run is what counts, the rate
-is beside it.
+is beside it. With `--usage` only SendMessage is measured, at two servers in turns of which one records usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -35,15 +38,50 @@ def measure(server: servers.Running, plan: Load, name: str, make_work: MakeWork,
     return each_us
 
 
+def measure_usage(folder: Path, connections: int, seconds: float, body_bytes: int, rounds: int) -> float:
+    """Print and return by how much recording usage raises the CPU time of a send: the median of pairs of rounds."""
+    with contextlib.ExitStack() as stack:
+        sides = []
+        for is_on in (False, True):
+            os.environ["QUAYMASTER_USAGE"] = str(is_on).lower()
+            server = servers.Running(servers.SERVERS["quaymaster"], folder / f"usage-{is_on}")
+            sides.append((stack.enter_context(server), server.create_queue("bench")))
+        del os.environ["QUAYMASTER_USAGE"]
+
+        def cost(side: tuple[servers.Running, str], name: str) -> float:
+            server, url = side
+            plan = Load(server.endpoint, connections, seconds, lead_s=LEAD_S)
+            return measure(server, plan, name, lambda *_: Send(server.endpoint, url, body_bytes=body_bytes))
+
+        ratios = []
+        for number in range(rounds):
+            # In turns also who is first: a machine's clock and neighbours drift.
+            order = (0, 1) if number % 2 else (1, 0)
+            costs = {which: cost(sides[which], ("without usage", "with usage")[which]) for which in order}
+            ratios.append(costs[1] / costs[0])
+    ratio = statistics.median(ratios)
+    print(
+        f"CPU time of a send with usage records / without: {ratio:.3f} "
+        f"(rounds {min(ratios):.3f} to {max(ratios):.3f}); "
+        f"load average {os.getloadavg()[0]:.1f}"
+    )
+    return ratio
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--body", type=int, default=256)
+    parser.add_argument("--usage", action="store_true", help="what usage records cost")
+    parser.add_argument("--rounds", type=int, default=5, help="of --usage")
     arguments = parser.parse_args()
     body = arguments.body
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-", ignore_cleanup_errors=True) as folder:
         directory = Path(folder)
+        if arguments.usage:
+            measure_usage(directory, arguments.connections, arguments.seconds, body, arguments.rounds)
+            return
         with servers.Running(servers.SERVERS["quaymaster"], directory / "server") as server:
             at = server.endpoint
             url = server.create_queue("bench")

@@ -68,6 +68,13 @@ class Server:
     is_durable: bool = False
 
 
+def free_port() -> int:
+    """Return a loopback port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Running:
     """A started server. Ended by `stop`, or at the end of a `with`."""
 
@@ -112,9 +119,7 @@ class Running:
         call(self.endpoint, "DeleteQueue", {"QueueUrl": queue_url})
 
     def _launch(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         started = time.monotonic()
         with self._log_path.open("ab") as log:
             self._process = self.server.start(self._what, self.folder, port, log)

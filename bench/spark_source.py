@@ -1,11 +1,12 @@
 """Rows a second through Spark: from and to a log-retained queue, beside Parquet files of the same rows.
 
-    python -m bench.spark_source [--rows 500000] [--rounds 3] [--memory 4g]
+    python -m bench.spark_source [--rows 500000] [--rounds 3] [--memory 4g] [--only-sink]
 
 Spark (local[2]) and the server share the machine's cores. All columns go to Spark's `noop` sink, so that every row is
 made and none is kept. Each figure is the best of the rounds, the first of which warms up the JVM;
 CPU time holds on a busy machine, rows a second do not. The rows have a body
-of 256 characters; the Parquet files (zstd) are written from the queue, so both have the same columns.
+of 256 characters; the Parquet files (zstd) are written from the queue, so both have the same columns. The sink sends
+them with transactions (exactly once) and without, each time to a new queue, beside Spark writing them to Parquet.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,9 @@ from bench.markdown import number, table
 
 CORES = 2
 HEAD = ("What", "rows/s", "CPU of Spark, µs a row", "CPU of the server, µs a row")
+SINK_ONCE = "sink: Parquet to a log, exactly once"
+SINK_AT_LEAST_ONCE = "sink: Parquet to a log, at least once"
+SPARK_SINK = "Spark: Parquet to Parquet"
 SEAL_INTERVAL_S = 1.0
 SEALED_AFTER_S = 10.0
 """When nothing was sealed for so long, all is."""
@@ -114,7 +119,7 @@ def wait_until_sealed(folder: Path) -> int:
 
 
 def measure(
-    spark: SparkSession, server: servers.Running, folder: Path, rows: int, rounds: int
+    spark: SparkSession, server: servers.Running, folder: Path, rows: int, rounds: int, *, only_sink: bool
 ) -> list[list[str]]:
     """Return a line for each figure, as HEAD says."""
     log = server.create_queue("rows", {"RetentionMode": "Log"})
@@ -127,6 +132,7 @@ def measure(
     text = F.concat(F.sha2(F.col("id").cast("string"), 512), F.sha2((-F.col("id")).cast("string"), 512))
     spark.range(rows, numPartitions=CORES).select(text.alias("value")).write.parquet(given)
     lines: list[list[str]] = []
+    figures: dict[str, Figure] = {}
 
     def reach() -> dict[str, str]:
         """Return what Spark needs to reach the server, which has another port after each start."""
@@ -134,12 +140,20 @@ def measure(
 
     def add(what: str, run: Callable[[], None], times: int = rounds) -> None:
         figure = best_of(times, rows, server, run)
+        figures[what] = figure
         lines.append([what, *map(number, figure)])
         print(" | ".join(lines[-1]), flush=True)
 
-    def send() -> None:
+    def send(queue: str, **more: str) -> None:
         rows_given = spark.read.parquet(given).coalesce(CORES)
-        rows_given.write.format("quaymaster").options(**reach(), queue=log).mode("append").save()
+        rows_given.write.format("quaymaster").options(**reach(), queue=queue, **more).mode("append").save()
+
+    def send_anew(name: str, **more: str) -> None:
+        queue = f"{name}-{uuid.uuid4().hex}"
+        send(server.create_queue(queue, {"RetentionMode": "Log"}), **more)
+
+    def copy() -> None:
+        spark.read.parquet(given).write.mode("overwrite").parquet(str(folder / "copied"))
 
     def read(**more: str) -> DataFrame:
         return spark.read.format("quaymaster").options(**reach(), queue=log, **more).load()
@@ -150,7 +164,16 @@ def measure(
         )
         return reader.options(**more).load()
 
-    add("sink: Parquet to the log", send, 1)
+    add(SINK_ONCE, lambda: send_anew("once", txnId=uuid.uuid4().hex))
+    add(SINK_AT_LEAST_ONCE, lambda: send_anew("at-least-once"))
+    add(SPARK_SINK, copy)
+    for what in (SINK_ONCE, SINK_AT_LEAST_ONCE):
+        ratio = figures[what].rows_per_s / figures[SPARK_SINK].rows_per_s
+        cpu = figures[what].spark_us / figures[SPARK_SINK].spark_us
+        print(f"{what}: {ratio:.2f} of the rows/s of Spark's Parquet writer, {cpu:.1f} of its CPU in Spark")
+    if only_sink:
+        return lines
+    send(log, txnId="rows")
 
     def add_reads(kind: str) -> None:
         add(f"source: {kind}, batch, all columns", lambda: to_noop(read()))
@@ -178,10 +201,6 @@ def measure(
         "Spark: Parquet, stream, one micro-batch",
         lambda: stream_to_noop(spark.readStream.schema(schema).parquet(same)),
     )
-    add(
-        "Spark: Parquet to Parquet",
-        lambda: spark.read.parquet(given).write.mode("overwrite").parquet(str(folder / "copied")),
-    )
     assert read().count() == rows
     return lines
 
@@ -193,13 +212,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="4g")
+    parser.add_argument("--only-sink", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as name:
         folder = Path(name)
         spark = session(given.memory, folder)
         tail_only = replace(servers.SERVERS["quaymaster"], start=start_sealing(0))
         with servers.Running(tail_only, folder / "server") as server:
-            lines = measure(spark, server, folder, given.rows, given.rounds)
+            lines = measure(spark, server, folder, given.rows, given.rounds, only_sink=given.only_sink)
         spark.stop()
     print(f"\n{machine.describe()}; {given.rows:,} rows\n\n{table(HEAD, lines)}")
 

@@ -33,8 +33,9 @@ left `client.json` at its start; else `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_UR
 standard error. Times are UTC.
 
 **How it ends.** 0 done · 1 refused by the service, or `doctor` found a problem · 2 wrong command line, setting or
-file · 3 no server there, or it cannot answer now · 130 interrupted. A failure is one line on standard error, with
-`--json` an object `{"error": {"code", "message"}}`.
+file · 3 no server there, or it cannot answer now · 130 interrupted. A failure is one line on standard error, a
+wrong option or argument four lines, with the command's usage; with `--json` both are an object
+`{"error": {"code", "message"}}`.
 
 **Completion.** `quaymaster --install-completion`, for bash, zsh and fish. **Version.** `quaymaster --version`.
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quaymaster.monitoring.metrics import METRICS
+from quaymaster.pipeline.archive.metrics import METRICS as ARCHIVE_METRICS
 from quaymaster.pipeline.billing.focus import COLUMNS
 from quaymaster.pipeline.billing.tables import PRICE_BOOK
 from quaymaster.pipeline.schemas import AUDIT_EVENTS, TABLES
@@ -163,6 +164,7 @@ def test_settings_named_in_a_page_exist(page: Path) -> None:
     measurements = {path.stem for path in (ROOT / "bench").glob("*.py")}
     of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster" / "pipeline").glob("*.py")}
     of_pipeline |= {name.partition(".")[2] for name in PIPELINE_TABLES}
+    of_pipeline |= {name for spec in TABLES for name in spec.schema.names}
     of_pipeline |= {*AUDIT_EVENTS.schema.names, *COLUMNS, *PRICE_BOOK.schema.names}
     of_records = {*UsageRecord.__struct_fields__, *BlockHeader.__struct_fields__}
     known = {*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline, *of_records}
@@ -199,7 +201,7 @@ def test_values_of_settings_are_found_in_a_page() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_metrics_named_in_a_page_exist(page: Path) -> None:
     for name in re.findall(r"\bquaymaster_[a-z_]+", text_of(page)):
-        assert name in METRICS or name in PIPELINE_METRICS, name
+        assert name in METRICS or name in PIPELINE_METRICS or name in ARCHIVE_METRICS, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,7 +1,8 @@
 """Asks the server: one connection that is kept, signed requests, retries with back-off until a deadline.
 
 Owned by one thread. Every request that this package makes may be repeated: reads change nothing, a group's offset
-only grows, and a batch of sends keeps its invocation id over all attempts, by which the server knows a repetition.
+only grows, a batch of sends keeps its invocation id over all attempts, by which the server knows a repetition, messages
+are staged by their index, and a transaction is committed once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 from pyspark_quaymaster.credentials import Endpoint
 from pyspark_quaymaster.errors import AnswerIsWrong, RequestRefused, ServerIsUnavailable
@@ -44,10 +47,11 @@ class Patience:
 
 
 class Bounds(NamedTuple):
-    """What a log's partition holds: offsets from `earliest` on, below `next`."""
+    """What a log's partition holds: offsets from `earliest` on, below `next`; below `live` the archive has them."""
 
     earliest: int
     next: int
+    live: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,13 @@ class Fetched(NamedTuple):
     body: bytes
     content_type: str
     next_offset: int
+
+
+class Transaction(NamedTuple):
+    """Who writes, and which of its batches: what makes a repetition known."""
+
+    sink_id: str
+    batch_id: int
 
 
 class _Answer(NamedTuple):
@@ -123,6 +134,20 @@ class Client:
             token = page.get("NextToken")
             if not token:
                 return urls
+
+    def queue_attributes(self, url: str) -> dict[str, str]:
+        """Return all attributes of a queue."""
+        fields = {"QueueUrl": url, "AttributeNames": ["All"]}
+        return {
+            str(name): str(value)
+            for name, value in self._call("AmazonSQS.GetQueueAttributes", fields)
+            .get("Attributes", {})
+            .items()
+        }
+
+    def set_queue_attributes(self, url: str, attributes: Mapping[str, str]) -> None:
+        """Change some attributes of a queue."""
+        self._call("AmazonSQS.SetQueueAttributes", {"QueueUrl": url, "Attributes": dict(attributes)})
 
     def describe_log(self, url: str) -> Log:
         """Return identity and bounds of a log-retained queue."""
@@ -182,6 +207,51 @@ class Client:
         failed: list[Mapping[str, Any]] = answer.get("Failed", [])
         return failed
 
+    def stage_messages(
+        self,
+        url: str,
+        transaction: Transaction,
+        stage: str,
+        first_index: int,
+        entries: Sequence[Mapping[str, Any]],
+    ) -> tuple[int, bool]:
+        """Add messages to a stage, from this index on; nobody sees them until the transaction is committed.
+
+        Return how many are in the stage now, and whether the transaction is committed already: then nothing was added.
+        """
+        found = self._call(
+            "Quaymaster.StageMessages",
+            {
+                **_transaction_fields(url, transaction),
+                "Stage": stage,
+                "FirstIndex": first_index,
+                "Messages": list(entries),
+            },
+        )
+        return int(found["Staged"]), bool(found["AlreadyCommitted"])
+
+    def commit_transaction(
+        self, url: str, transaction: Transaction, stages: Sequence[tuple[str, int]]
+    ) -> tuple[int, bool]:
+        """Make visible what is in these stages (name, messages), and drop other stages of the transaction.
+
+        Return how many messages that are, and whether it was committed already. Raises RequestRefused with the code
+        StageNotFound when one is not there as it is counted.
+        """
+        found = self._call(
+            "Quaymaster.CommitTransaction",
+            {
+                **_transaction_fields(url, transaction),
+                "Stages": [{"Stage": stage, "Count": count} for stage, count in stages],
+            },
+        )
+        return int(found["Committed"]), bool(found["AlreadyCommitted"])
+
+    def abort_transaction(self, url: str, transaction: Transaction) -> bool:
+        """Drop what a transaction has staged; False when it is committed, which this does not undo."""
+        found = self._call("Quaymaster.AbortTransaction", _transaction_fields(url, transaction))
+        return bool(found["Aborted"])
+
     def _call(self, target: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._ask(target, fields)
         try:
@@ -197,7 +267,9 @@ class Client:
     def _ask(self, target: str, fields: Mapping[str, Any]) -> _Answer:
         """Return the answer 200, or raise what was refused, or that nothing came in time."""
         action = target.partition(".")[2]
-        body = json.dumps(fields, separators=(",", ":")).encode()
+        queue = _queue_of(fields)
+        subject = f"{action} of {queue}" if queue else action
+        body = msgspec.json.encode(fields)
         invocation = uuid.uuid4().hex.encode()
         began_s = self._now_s()
         attempt = 0
@@ -212,7 +284,7 @@ class Client:
             else:
                 if answer.status == 200:
                     return answer
-                refusal = _refusal(action, answer)
+                refusal = _refusal(action, queue, answer)
                 if answer.status < 500 and refusal.code not in THROTTLING_CODES:
                     raise refusal
                 reason = str(refusal)
@@ -222,7 +294,7 @@ class Client:
             left_s = began_s + self.patience.deadline_s - self._now_s()
             if left_s <= wait_s:
                 raise ServerIsUnavailable(
-                    f"{action} at {self.endpoint.url}: no usable answer in {self.patience.deadline_s:g} s and "
+                    f"{subject} at {self.endpoint.url}: no usable answer in {self.patience.deadline_s:g} s and "
                     f"{attempt} attempts, the last one: {reason}"
                 )
             self._sleep(wait_s)
@@ -267,7 +339,17 @@ class Client:
         return _Answer(response.status, found, content)
 
 
-def _refusal(action: str, answer: _Answer) -> RequestRefused:
+def _transaction_fields(url: str, transaction: Transaction) -> dict[str, Any]:
+    return {"QueueUrl": url, "SinkId": transaction.sink_id, "BatchId": transaction.batch_id}
+
+
+def _queue_of(fields: Mapping[str, Any]) -> str:
+    """Return the name of the queue that a request is about, empty where it is about none."""
+    url: str = fields.get("QueueUrl", "")
+    return str(fields.get("QueueName", url.rpartition("/")[2]))
+
+
+def _refusal(action: str, queue: str, answer: _Answer) -> RequestRefused:
     try:
         fields = json.loads(answer.body)
     except ValueError:
@@ -276,4 +358,4 @@ def _refusal(action: str, answer: _Answer) -> RequestRefused:
         fields = {}
     code = str(fields.get("__type", "")).rpartition("#")[2] or f"HTTP{answer.status}"
     message = str(fields.get("message") or fields.get("Message") or answer.body[:200].decode("latin-1"))
-    return RequestRefused(action, answer.status, code, message)
+    return RequestRefused(action, queue, answer.status, code, message)

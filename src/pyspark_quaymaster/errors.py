@@ -12,14 +12,17 @@ class OptionIsInvalid(QuaymasterError, ValueError):
 
 
 class RequestRefused(QuaymasterError):
-    """The server understood a request and refused it; trying again would not help."""
+    """The server understood a request and refused it; trying again would not help.
 
-    def __init__(self, action: str, status: int, code: str, message: str) -> None:
-        super().__init__(f"{action}: {code} ({status}): {message}")
-        self.action, self.status, self.code, self.message = action, status, code, message
+    `queue` is the name of the queue it was about, empty where it was about none.
+    """
 
-    def __reduce__(self) -> tuple[type[RequestRefused], tuple[str, int, str, str]]:
-        return RequestRefused, (self.action, self.status, self.code, self.message)
+    def __init__(self, action: str, queue: str, status: int, code: str, message: str) -> None:
+        super().__init__(f"{action}{f' of {queue}' if queue else ''}: {code} ({status}): {message}")
+        self.action, self.queue, self.status, self.code, self.message = action, queue, status, code, message
+
+    def __reduce__(self) -> tuple[type[RequestRefused], tuple[str, str, int, str, str]]:
+        return RequestRefused, (self.action, self.queue, self.status, self.code, self.message)
 
 
 class ServerIsUnavailable(QuaymasterError):
@@ -32,3 +35,7 @@ class DataIsLost(QuaymasterError):
 
 class AnswerIsWrong(QuaymasterError):
     """An answer contradicts the protocol: a gap in dense offsets, bytes that are no such columns."""
+
+
+class StagedRowsAreGone(QuaymasterError):
+    """What was to be committed is not there any more; nothing of it is visible, and repeating the batch mends it."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
+from pyspark_quaymaster.archive import Archive
 from pyspark_quaymaster.client import Bounds, Client, Log
 from pyspark_quaymaster.errors import DataIsLost, OptionIsInvalid, RequestRefused
 from pyspark_quaymaster.offsets import Offsets, Range, key_of
@@ -33,6 +35,15 @@ class Logs:
         self._client = client
         self._options = options
         self._urls: dict[str, str] = {}
+        self._archive: Archive | None = None
+        self._archived: dict[tuple[str, int], tuple[int, int]] = {}
+
+    @property
+    def archive(self) -> Archive | None:
+        """The archive that is read as well, if there is one."""
+        if self._archive is None and self._options.archive is not None:
+            self._archive = Archive(self._options.archive, self._options.archive_storage)
+        return self._archive
 
     def describe(self) -> dict[str, Log]:
         """Return the logs by queue id.
@@ -53,7 +64,23 @@ class Logs:
                 except RequestRefused as error:
                     if error.code not in NO_SUCH_QUEUE | NO_LOG:
                         raise
-        return {log.queue_id: log for log in logs}
+        return {log.queue_id: self._with_archive(log) for log in logs}
+
+    def _with_archive(self, log: Log) -> Log:
+        """Return a log with what the archive has in front of it."""
+        archive = self.archive
+        if archive is None:
+            return log
+        partitions = {}
+        for number, bounds in log.partitions.items():
+            live, earliest = self._archived.get((log.queue_id, number), (-1, -1))
+            if live != bounds.earliest:
+                live = bounds.earliest
+                archive.refresh()
+                earliest = archive.earliest(log.queue_id, number, live)
+                self._archived[log.queue_id, number] = live, earliest
+            partitions[number] = Bounds(earliest, bounds.next, live)
+        return replace(log, partitions=partitions)
 
     def resolve(self, position: Position, logs: Mapping[str, Log], *, latest_if_no_later: bool) -> Offsets:
         """Return where a position lies in every partition.
@@ -99,6 +126,7 @@ class Logs:
                 offsets = self._client.find_offsets(log.url, timestamp_ms)
                 for partition in (one for one in log.partitions if times[one] == timestamp_ms):
                     offset = offsets.get(partition, log.partitions[partition].next)
+                    offset = self._first_archived(log, partition, offset, timestamp_ms)
                     if offset >= log.partitions[partition].next and not latest_if_no_later:
                         raise OptionIsInvalid(
                             f"{log.name} partition {partition} has no message at or after {timestamp_ms}; with "
@@ -106,6 +134,13 @@ class Logs:
                         )
                     found[key_of(log.queue_id, partition)] = offset
         return found
+
+    def _first_archived(self, log: Log, partition: int, offset: int, timestamp_ms: int) -> int:
+        """Return the first offset at or after a time, of which the server's first one is `offset`."""
+        earliest = log.partitions[partition].earliest
+        if self.archive is None or earliest >= offset:
+            return offset
+        return self.archive.first_at(log.queue_id, partition, earliest, offset, timestamp_ms)
 
     def _url(self, name: str) -> str:
         url = self._urls.get(name)
@@ -151,7 +186,7 @@ def plan_ranges(
             )
             last = bounds.next
         if first < last:
-            ranges.append(Range(log.url, queue_id, int(number), first, last))
+            ranges.append(Range(log.url, queue_id, int(number), first, last, bounds.live))
     return ranges
 
 

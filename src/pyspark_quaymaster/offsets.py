@@ -12,7 +12,7 @@ where its reading begins: what a batch reads is therefore said whole by its two 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark_quaymaster.errors import AnswerIsWrong
@@ -33,6 +33,8 @@ class Range:
     partition: int
     first: int
     end: int
+    live: int = 0
+    """From here on they are read from the server, below it from the archive."""
 
     @property
     def rows(self) -> int:
@@ -126,7 +128,7 @@ def plan_tasks(
         first = one.first
         while first < one.end:
             end = min(one.end, first + room)
-            task.append(Range(one.url, one.queue_id, one.partition, first, end))
+            task.append(replace(one, first=first, end=end))
             room -= end - first
             first = end
             if room == 0:

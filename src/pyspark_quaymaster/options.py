@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -56,6 +56,8 @@ SOURCE_OPTIONS = (
     "consumerGroup",
     "fetchFormat",
     "fetchBytes",
+    "archive",
+    "archiveStorageOptions",
 )
 SINK_OPTIONS = (*CONNECTION_OPTIONS, "queue", "exactlyOnce", "txnId", "sendConcurrency")
 # What Spark itself puts among a source's or sink's options.
@@ -65,6 +67,7 @@ _SPARKS_OWN = frozenset(
 
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _UNITS_MS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_TXN_ID = re.compile(r"[A-Za-z0-9_.:-]{1,124}")
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
@@ -124,16 +127,20 @@ class SourceOptions:
     consumer_group: str | None
     fetch_format: str
     fetch_bytes: int
+    archive: str | None = None
+    archive_storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where to send."""
+    """Where to send, and how sure. `txn_id` names the transaction of a batch write; streams have names of their own."""
 
     endpoint: Endpoint
     patience: Patience
     queue: str | None
     send_concurrency: int
+    exactly_once: bool
+    txn_id: str | None
 
 
 def parse_source_options(
@@ -195,6 +202,8 @@ def parse_source_options(
         consumer_group=group,
         fetch_format=fetch_format,
         fetch_bytes=_count(options, "fetchBytes", FETCH_BYTES_MAX) or FETCH_BYTES,
+        archive=_archive(options),
+        archive_storage=_archive_storage(options),
     )
 
 
@@ -203,22 +212,35 @@ def parse_sink_options(
 ) -> SinkOptions:
     """Return what the options of a write say; raises OptionIsInvalid naming the option and what it may be."""
     options = _known(given, SINK_OPTIONS)
-    if is_stream and "txnid" in options:
+    txn_id = options.get("txnid")
+    if txn_id is not None:
+        if is_stream:
+            raise OptionIsInvalid(
+                "txnId is for batch writes; a stream's transactions are named by query and batch"
+            )
+        if _TXN_ID.fullmatch(txn_id) is None:
+            raise OptionIsInvalid(
+                f"txnId has 1 to 124 letters, digits, '-', '_', '.' and ':', unlike {txn_id!r}"
+            )
+    exactly_once = _flag(options, "exactlyOnce", is_stream or txn_id is not None)
+    if not is_stream and exactly_once and txn_id is None:
         raise OptionIsInvalid(
-            "txnId is for batch writes; a stream's transactions are named by query and batch"
+            "exactlyOnce=true needs a txnId: it is what makes a batch write that is repeated known"
         )
-    if _flag(options, "exactlyOnce", is_stream or "txnid" in options):
-        raise OptionIsInvalid(
-            "exactlyOnce=true and txnId need transactions, which this server does not have yet; "
-            "exactlyOnce=false sends at least once: what a failed task or batch had sent is sent again"
-        )
-    if "txnid" in options:
+    if txn_id is not None and not exactly_once:
         raise OptionIsInvalid("txnId names a transaction, and exactlyOnce=false makes none")
+    concurrency = _count(options, "sendConcurrency", 64)
+    if exactly_once and concurrency is not None:
+        raise OptionIsInvalid(
+            "sendConcurrency is for exactlyOnce=false; a transaction's rows keep their order"
+        )
     return SinkOptions(
         endpoint=_endpoint(options, environment),
         patience=_patience(options),
         queue=options.get("queue"),
-        send_concurrency=_count(options, "sendConcurrency", 64) or 4,
+        send_concurrency=concurrency or 4,
+        exactly_once=exactly_once,
+        txn_id=txn_id,
     )
 
 
@@ -274,6 +296,27 @@ def _pattern(options: Mapping[str, str]) -> str | None:
         except re.error as error:
             raise OptionIsInvalid(f"queuePattern {pattern!r} is no regular expression: {error}") from error
     return pattern
+
+
+def _archive(options: Mapping[str, str]) -> str | None:
+    archive = options.get("archive")
+    if archive is not None and not archive.strip():
+        raise OptionIsInvalid("archive is the place of the archive's table, and it is empty")
+    if archive is None and "archivestorageoptions" in options:
+        raise OptionIsInvalid("archiveStorageOptions needs archive: the place of the archive's table")
+    return archive
+
+
+def _archive_storage(options: Mapping[str, str]) -> dict[str, str]:
+    text = options.get("archivestorageoptions", "{}")
+    shape = 'archiveStorageOptions is JSON like {"AWS_REGION": "eu-1"}'
+    try:
+        found: Any = json.loads(text)
+    except ValueError as error:
+        raise OptionIsInvalid(f"{shape}: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise OptionIsInvalid(f"{shape}, with texts as values")
+    return found
 
 
 def _position(options: Mapping[str, str], side: str) -> Position | None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
+from pyspark_quaymaster.archive import Archive, Stretch
 from pyspark_quaymaster.client import Client, Fetched
 from pyspark_quaymaster.errors import AnswerIsWrong, RequestRefused, ServerIsUnavailable
 from pyspark_quaymaster.logs import NO_SUCH_QUEUE, lose
 from pyspark_quaymaster.offsets import Range
 from pyspark_quaymaster.options import BATCH_ROWS, SourceOptions
-from pyspark_quaymaster.schema import arrow_schema, decode
+from pyspark_quaymaster.schema import arrow_schema, conform, decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,28 +47,101 @@ def read_ranges(
     """
     target = arrow_schema(schema)
     columns = schema.fieldNames()
+    archive = None if options.archive is None else ArchiveReader(options, columns, target)
     with Client(options.endpoint, options.patience) as client, ThreadPoolExecutor(1) as ahead:
         for one in ranges:
-            first = one.first
-            coming: Future[_Piece] | None = ahead.submit(_fetch, client, one, first, options, columns)
-            while coming is not None:
-                piece = coming.result()
-                coming = None
-                if piece.fetched is None:
-                    break
-                following = piece.fetched.next_offset
-                if following < one.end:
-                    # The next piece is on its way while Spark takes this one.
-                    coming = ahead.submit(_fetch, client, one, following, options, columns)
-                rows = 0
-                for batch in decode(piece.fetched, target, BATCH_ROWS):
-                    rows += batch.num_rows
-                    yield batch
-                if rows != following - piece.first:
-                    raise AnswerIsWrong(
-                        f"{one.url} partition {one.partition}: {rows} messages between the offsets {piece.first} and "
-                        f"{following}; offsets have no gaps"
-                    )
+            at, live = one.first, one.live
+            while at < one.end:
+                if archive is not None and at < live:
+                    yield from archive.read(one, at, min(one.end, live))
+                    at = min(one.end, live)
+                    continue
+                try:
+                    for batch in _read_live(replace(one, first=at), client, ahead, options, target, columns):
+                        at += batch.num_rows
+                        yield batch
+                    at = one.end
+                except _Trimmed as trimmed:
+                    # Archived before it was trimmed, or lost.
+                    live = trimmed.earliest
+
+
+class _Trimmed(Exception):
+    """The log begins at `earliest` now, and what was to be read is below that."""
+
+    def __init__(self, earliest: int) -> None:
+        super().__init__(earliest)
+        self.earliest = earliest
+
+
+class ArchiveReader:
+    """Reads what is in the archive, as the server would have answered. One per task."""
+
+    def __init__(self, options: SourceOptions, columns: list[str], target: pa.Schema) -> None:
+        assert options.archive is not None, "there is an archive to read"
+        self._archive = Archive(options.archive, options.archive_storage)
+        self._fails_on_data_loss = options.fails_on_data_loss
+        self._columns = columns
+        self._target = target
+
+    def read(self, one: Range, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of [first, end); those that are lost, and DataIsLost is not to be raised, are left out."""
+        at = first
+        while at < end:
+            stretch = self._find(one, at)
+            if stretch is None:
+                later = self._archive.stretches(one.queue_id, one.partition)
+                found = min([end, *(other.first for other in later if other.first > at)])
+                lose(
+                    f"offsets {at} to {found} of {one.url} partition {one.partition} are trimmed, and not in the "
+                    "archive",
+                    self._fails_on_data_loss,
+                )
+                at = found
+                continue
+            stop = min(end, stretch.end)
+            for batch in self._archive.read(stretch, at, stop, self._columns):
+                for piece in conform(batch, self._target, BATCH_ROWS):
+                    at += piece.num_rows
+                    yield piece
+            if at != stop:
+                raise AnswerIsWrong(f"{stretch.path} of the archive ends at {at}, not at {stop}")
+
+    def _find(self, one: Range, offset: int) -> Stretch | None:
+        found = self._archive.find(one.queue_id, one.partition, offset)
+        if found is None:
+            self._archive.refresh()
+            found = self._archive.find(one.queue_id, one.partition, offset)
+        return found
+
+
+def _read_live(
+    one: Range,
+    client: Client,
+    ahead: ThreadPoolExecutor,
+    options: SourceOptions,
+    target: pa.Schema,
+    columns: list[str],
+) -> Iterator[pa.RecordBatch]:
+    coming: Future[_Piece] | None = ahead.submit(_fetch, client, one, one.first, options, columns)
+    while coming is not None:
+        piece = coming.result()
+        coming = None
+        if piece.fetched is None:
+            break
+        following = piece.fetched.next_offset
+        if following < one.end:
+            # The next piece is on its way while Spark takes this one.
+            coming = ahead.submit(_fetch, client, one, following, options, columns)
+        rows = 0
+        for batch in decode(piece.fetched, target, BATCH_ROWS):
+            rows += batch.num_rows
+            yield batch
+        if rows != following - piece.first:
+            raise AnswerIsWrong(
+                f"{one.url} partition {one.partition}: {rows} messages between the offsets {piece.first} and "
+                f"{following}; offsets have no gaps"
+            )
 
 
 def _fetch(client: Client, one: Range, first: int, options: SourceOptions, columns: list[str]) -> _Piece:
@@ -104,6 +178,8 @@ def _fetch(client: Client, one: Range, first: int, options: SourceOptions, colum
             if is_planned:
                 if earliest <= first:
                     raise
+                if options.archive is not None:
+                    raise _Trimmed(earliest) from None
                 lose(
                     f"offsets {first} to {min(earliest, one.end)} of {one.url} partition {one.partition} are trimmed "
                     f"while they are read: it begins at {earliest}",

@@ -84,7 +84,7 @@ def decode(fetched: Fetched, schema: pa.Schema, rows_max: int) -> Iterator[pa.Re
     try:
         for batch in _batches(fetched):
             if batch.num_rows:
-                yield from _slices(_conform(batch, schema), rows_max)
+                yield from conform(batch, schema, rows_max)
     except (NotColumns, pa.ArrowInvalid, KeyError) as error:
         raise AnswerIsWrong(f"the server's {fetched.content_type} cannot be read: {error}") from error
 
@@ -101,6 +101,11 @@ def _batches(fetched: Fetched) -> Iterator[pa.RecordBatch]:
             yield from reader
     else:
         raise AnswerIsWrong(f"messages came as {fetched.content_type!r}, which this connector does not read")
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows as batches of exactly `schema` with at most `rows_max` rows."""
+    return _slices(_conform(batch, schema), rows_max)
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -238,6 +238,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 queue_id, _, number = key.partition("/")
                 bounds = logs[queue_id].partitions[int(number)]
                 first = max(begun[key], bounds.earliest)
+                if first < bounds.live:
+                    sizes[key] = self._archived_row_bytes(queue_id, int(number), first)
+                    continue
                 fetched = self._client.fetch(
                     logs[queue_id].url,
                     int(number),
@@ -249,6 +252,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
                 sizes[key] = max(1.0, len(fetched.body) / max(1, fetched.next_offset - first))
         return sizes
+
+    def _archived_row_bytes(self, queue_id: str, partition: int, offset: int) -> float:
+        archive = None if self._logs is None else self._logs.archive
+        stretch = None if archive is None else archive.find(queue_id, partition, offset)
+        return (
+            1.0
+            if archive is None or stretch is None
+            else archive.row_bytes(stretch, self._schema.fieldNames())
+        )
 
     def _report(self, begun: Offsets, logs: Mapping[str, Log]) -> None:
         """Tell the consumer group what is consumed. A server that is away is told with the next trigger."""

@@ -22,6 +22,7 @@ def test_a_cell_is_loaded_and_its_leader_killed(monkeypatch: pytest.MonkeyPatch)
     etcd_or_skip()
     ours = cell.CONTENDERS["cell"]
     monkeypatch.setitem(cell.CONTENDERS, "cell", dataclasses.replace(ours, cases=ours.cases[:1]))
+    monkeypatch.setattr(cell, "SETTLE_S", 0.0)
     monkeypatch.setattr(cell, "LEAD_S", 0.5)
     monkeypatch.setattr(cell, "TRACED_S", 1.0)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from quaymaster.broker.bodies import TRIM_BATCHES, BodyCache
 from quaymaster.core.records import Batch, Record, RecordType, encode_batch
 
@@ -68,3 +71,39 @@ def test_memory_does_not_grow_with_the_batches_that_were_evicted() -> None:
     assert cache.get(last) == (RecordType.SEND, 3, 100 + last, b"x")
     assert cache.get(last - 9) is not None
     assert cache.get(last - 11) is None
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    st.lists(st.integers(0, 19), max_size=12),
+    st.integers(1, 60),
+    st.integers(0, 3),
+)
+def test_messages_are_taken_in_the_order_asked_for_whatever_their_offsets(
+    sizes: list[int], offsets: list[int], bytes_max: int, evicted: int
+) -> None:
+    cache = BodyCache(1 << 20)
+    bodies: dict[int, bytes] = {}
+    for size in sizes:
+        base = len(bodies)
+        payloads = [b"prefix of 24 bytes......" + b"m%d" % (base + at) * (at + 1) for at in range(size)]
+        bodies.update(enumerate(payloads, base))
+        cache.add(batch(base, *payloads))
+    cache._first = min(evicted, len(sizes))
+    first = cache._base_offsets[cache._first] if cache._first < len(sizes) else len(bodies)
+    asked = [offset for offset in offsets if offset in bodies]
+    messages: list[bytes] = []
+
+    left = cache.take_run(asked, messages, bytes_max)
+
+    expected: list[bytes] = []
+    rest = bytes_max
+    for offset in asked:
+        body = bodies[offset][24:]
+        rest -= len(body)
+        if offset < first or (rest < 0 and expected):
+            rest = max(0, rest + len(body)) if offset < first else 0
+            break
+        expected.append(body)
+    assert messages == expected
+    assert left == max(0, rest)

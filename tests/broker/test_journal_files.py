@@ -672,6 +672,27 @@ def test_an_fsync_that_fails_while_opening_is_not_forgotten_by_the_next_open() -
         assert payloads_of(after) == source.payloads
 
 
+def test_an_fsync_that_fails_while_the_disk_is_full_is_not_forgotten_by_the_next_open() -> None:
+    disk = SimDisk()
+    limits = replace(SMALL, reserve_segments=1)
+    journal = JournalFiles.open(disk, "/data", journal_id=1, limits=limits)
+    journal.space.check()
+    source = BatchSource.behind(journal)
+    journal.append([source.batch([b"only in memory"])])
+    storage_id = journal.storage_id
+    disk.fail_next_sync(".seg")
+    disk.capacity_bytes = 0
+
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.sync()
+    del journal
+    gc.collect()
+    disk.capacity_bytes = 1 << 40
+    again = JournalFiles.open(disk, "/data", journal_id=1, limits=limits)
+
+    assert again.storage_id != storage_id
+
+
 def test_a_journal_on_a_full_disk_is_closed_with_all_it_has() -> None:
     disk = SimDisk()
     journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)

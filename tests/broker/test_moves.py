@@ -39,7 +39,7 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import InvalidParameterValue, TooFewReplicas
 from quaymaster.core.messages import decode_moved, message_id_of, split_payload
 
-SOURCE, DEAD, OTHER = 1, 2, 3
+SOURCE, DEAD, OTHER, LOG = 1, 2, 3, 4
 TASK = identity(77)
 
 
@@ -323,6 +323,21 @@ def test_a_task_fails_when_a_message_was_sent_to_the_queue_directly(tmp_path: Pa
     task, left = asyncio.run(run())
 
     assert (task.status, task.failure) == ("FAILED", "CouldNotDetermineMessageSource")
+    assert left == [1]
+
+
+def test_a_task_fails_when_messages_would_go_into_a_log(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, list[int]]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await tester.set_queue(define(LOG, "log", RetentionMode="Log"))
+            await tester.send(DEAD, message(1))
+            await start_task(tester, LOG)
+            return await ended(tester), numbers(await tester.receive(DEAD))
+
+    task, left = asyncio.run(run())
+
+    assert (task.status, task.failure) == ("FAILED", "MessagesAreNotMovedIntoALog")
     assert left == [1]
 
 

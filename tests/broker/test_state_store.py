@@ -18,7 +18,8 @@ from quaymaster.broker.state_store import (
 from quaymaster.core.applied_queues import partition_key
 from quaymaster.core.commands import Delete, Receipt, Receive, Send, SetQueue
 from quaymaster.core.index import MemoryChunks
-from quaymaster.core.queue_states import Proposal, QueueStates
+from quaymaster.core.proposals import Proposal
+from quaymaster.core.queue_states import QueueStates
 
 NOW_MS = 1_000_000
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness.pipeline_site import Site
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.pipeline.schemas import AUDIT_EVENTS
+from quaymaster.pipeline.schemas import AUDIT_EVENTS, USAGE_HOURLY, TableSpec
+from quaymaster.pipeline.tables import Table
 from quaymaster.protocol.usage_records import UsageRecord
 
 from .conftest import Run
@@ -37,10 +39,22 @@ def test_events_are_listed_newest_first_and_no_more_than_asked_for(tmp_path: Pat
     assert "there may be more" in as_table.err
 
 
-def test_without_anything_it_searches_in_the_place_that_all_commands_mean(run: Run) -> None:
-    done = run("audit")
+@pytest.mark.parametrize("command", [("audit",), ("audit", "verify"), ("audit", "holds"), ("usage",)])
+def test_a_place_without_tables_has_an_empty_answer_and_no_place_has_none(
+    tmp_path: Path, run: Run, command: tuple[str, ...]
+) -> None:
+    absent = run(*command)
+    named = run(*command, "--data", tmp_path / "nodir", "--json")
+    no_warehouse = run(*command, "--warehouse", tmp_path / "nodir")
+    (tmp_path / "quaymaster-data").mkdir()
+    empty = run(*command)
 
-    assert (done.code, done.out) == (0, "")
+    assert (absent.code, named.code, no_warehouse.code) == (3, 3, 3)
+    assert "quaymaster-data does not exist: no server was started" in absent.err
+    assert "nodir does not exist" in json.loads(named.err)["error"]["message"]
+    assert "there are no tables" in no_warehouse.err
+    assert (absent.out, named.out, no_warehouse.out) == ("", "", "")
+    assert (empty.code, empty.out) == (0, "")
 
 
 def test_an_intact_chain_is_proved_and_its_head_can_be_kept(tmp_path: Path, run: Run) -> None:
@@ -112,8 +126,62 @@ def test_what_cannot_be_right_is_refused(run: Run, arguments: tuple[str, ...], m
         (("release", "case-7"), "no hold 'case-7'"),
     ],
 )
-def test_what_is_refused_says_why(run: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_what_is_refused_says_why(tmp_path: Path, run: Run, arguments: tuple[str, ...], message: str) -> None:
+    (tmp_path / "quaymaster-data").mkdir()
+
     done = run("audit", *arguments)
 
     assert done.code == 1
     assert message in done.err
+
+
+def file_removed(table: Table) -> str:
+    path = table.files()[0].path
+    (Path(table.place.uri) / path).unlink()
+    return path
+
+
+def file_of_junk(table: Table) -> str:
+    path = table.files()[0].path
+    (Path(table.place.uri) / path).write_bytes(b"junk")
+    return path
+
+
+def log_of_junk(table: Table) -> str:
+    path = Path(table.place.uri, "_delta_log", f"{table.version:020}.json")
+    path.write_text('{"add":')
+    return "_delta_log"
+
+
+BREAKAGES = (file_removed, file_of_junk, log_of_junk)
+
+
+@pytest.mark.parametrize("break_it", BREAKAGES)
+@pytest.mark.parametrize(
+    ("spec", "command"),
+    [
+        (AUDIT_EVENTS, ("audit",)),
+        (AUDIT_EVENTS, ("audit", "verify")),
+        (USAGE_HOURLY, ("usage",)),
+        (USAGE_HOURLY, ("pipeline", "reconcile")),
+        (USAGE_HOURLY, ("pipeline", "invoice", "--month", "2026-11")),
+    ],
+)
+def test_a_broken_table_ends_with_one_line_that_says_which_and_what_to_do(
+    tmp_path: Path, run: Run, spec: TableSpec, command: tuple[str, ...], break_it: Callable[[Table], str]
+) -> None:
+    recorded(tmp_path)
+    broken = break_it(Site(tmp_path).warehouse.table(spec))
+
+    done = run(*command, "--data", tmp_path)
+    as_json = run(*command, "--data", tmp_path, "--json")
+
+    assert (done.code, as_json.code) == (1, 1)
+    *_, line = done.err.splitlines()
+    assert line.startswith(f"quaymaster: the table {spec.name} is broken: ")
+    assert broken in line
+    assert (
+        "pipeline backfill" if spec is USAGE_HOURLY and break_it is not log_of_junk else "restore"
+    ) in line
+    assert done.err.count("\n") == 1
+    assert json.loads(as_json.err)["error"]["message"] == line.removeprefix("quaymaster: ")

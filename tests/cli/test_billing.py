@@ -92,6 +92,19 @@ def test_final_invoices_are_files_that_are_the_same_whenever_they_are_written(
     assert first.out.splitlines() == [str(tmp_path / "first" / name) for name in names]
 
 
+def test_files_that_cannot_be_written_are_told_with_their_path_once(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    (tmp_path / "file").write_text("")
+
+    done = run(
+        *("pipeline", "invoice", "--data", tmp_path, "--month", MONTH),
+        *("--format", "json", "--out", tmp_path / "file"),
+    )
+
+    assert done.code == 2
+    assert done.err.endswith(f"quaymaster: {tmp_path / 'file'} cannot be written: File exists.\n")
+
+
 def test_an_open_month_has_no_final_invoice(tmp_path: Path, run: Run) -> None:
     used(tmp_path, is_sealed=False)
 
@@ -173,10 +186,11 @@ def test_the_price_book_is_shown_as_it_can_be_set(
     ("arguments", "message"),
     [
         (("invoice", "--month", "2026-13"), "is no month"),
+        (("invoice", "--month", MONTH, "--account", "999"), "an account's id has 12 digits, unlike '999'"),
         (("invoice", "--month", MONTH, "--format", "pdf"), "needs --out"),
         (("invoice", "--month", MONTH, "--out", "x"), "needs --format"),
         (("prices", "set", "prices.xml"), "neither .toml nor .csv"),
-        (("prices", "set", "absent.toml"), "cannot be read"),
+        (("prices", "set", "absent.toml"), "absent.toml cannot be read: No such file or directory.\n"),
     ],
 )
 def test_what_cannot_be_right_is_refused(

@@ -75,7 +75,6 @@ def test_refusals_are_one_line(run: Run, tmp_path: Path) -> None:
     refused = [
         run("ca", "init", "eu1", *ca),
         run("ca", "issue", "b1", "--role", "broker", *ca),
-        run("ca", "issue", "b3", "--role", "king", *ca),
         run("ca", "renew", "b9", *ca),
         run("ca", "list", *ca),
     ]
@@ -84,8 +83,11 @@ def test_refusals_are_one_line(run: Run, tmp_path: Path) -> None:
         run("ca", "renew", "b1", "--expiring-within", "3", *ca),
         run("ca", "list", "--ca", str(tmp_path / "nowhere")),
         run("ca", "issue", "b4", *ca),
+        run("ca", "issue", "b4", "--role", "king", *ca),
+        run("ca", "issue", "../b4", "--role", "broker", *ca),
+        run("ca", "init", "eu 1", "--ca", str(tmp_path / "other")),
     ]
 
-    assert [result.code for result in refused] == [1] * 5
-    assert [result.code for result in misused] == [2] * 4
+    assert [result.code for result in refused] == [1] * 4
+    assert [result.code for result in misused] == [2] * 7
     assert all(result.err.startswith("quaymaster: ") and result.err.count("\n") == 1 for result in refused)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.broker_support import BrokerTester, running
+from harness.broker_support import BrokerTester, define, message, running
 from harness.process import QuaymasterProcess
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.cli.figures import broker_samples
+from quaymaster.core.commands import StageMessages
 from quaymaster.monitoring.metrics import METRICS
 
 from .conftest import Run
@@ -77,3 +78,21 @@ def test_a_stopped_journal_is_durable_nowhere(tmp_path: Path) -> None:
     durable, changes = "quaymaster_journal_durable_replicas", "quaymaster_journal_leader_changes_total"
     assert (before[durable], before[changes]) == (1, 1)
     assert (after[durable], after[changes]) == (0, 1)
+
+
+@pytest.mark.parametrize("per_queue", [False, True])
+def test_messages_that_are_staged_are_counted_apart(tmp_path: Path, per_queue: bool) -> None:
+    async def scenario() -> dict[str, float]:
+        async with running(tmp_path / "journal") as tester:
+            for queue_id in (1, 2, 3):
+                await tester.set_queue(define(queue_id))
+            for queue_id in (1, 2):
+                messages = [message(number) for number in range(queue_id)]
+                await tester.ask(StageMessages(queue_id, 0, "sink", 1, "0", 0, messages))
+            samples = broker_samples(tester.broker, tmp_path, per_queue=per_queue)
+            return {sample.name: sample.value for sample in samples if sample is not None}
+
+    values = asyncio.run(scenario())
+
+    assert values["quaymaster_staged_messages"] == 3
+    assert values["quaymaster_queue_messages"] == 0

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from harness.pipeline_site import Site, expected_usage
+from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
+from pyspark_quaymaster.errors import ServerIsUnavailable
+from quaymaster.cli import pipeline
+from quaymaster.pipeline.feed import FileFeed
 from quaymaster.pipeline.session import SparkMissing, check_spark, java_version
 from quaymaster.pipeline.tables import Warehouse
 
@@ -73,6 +80,44 @@ def test_what_cannot_be_is_refused_with_a_sentence(
 
     assert done.code == code
     assert message in json.loads(done.err)["error"]["message"]
+
+
+def test_a_running_pipeline_waits_for_a_server_that_is_away_and_goes_on_with_what_it_has(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(100))
+    looks = 0
+
+    class ServerAway(FileFeed):
+        def bounds(self) -> dict[int, tuple[int, int]]:
+            raise ServerIsUnavailable("connection refused")
+
+    def feed(*_: object, **__: object) -> FileFeed:
+        return ServerAway(site.feed) if looks < 2 else FileFeed(site.feed)
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
+        yield InProcess()
+
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    monkeypatch.setattr(pipeline, "_feed", feed)
+    monkeypatch.setattr(
+        pipeline, "time", SimpleNamespace(sleep=sleep, time=time.time, monotonic=time.monotonic)
+    )
+
+    once = run("pipeline", "run", "--data", tmp_path, "--files", site.feed, "--once")
+    ended = run("pipeline", "run", "--data", tmp_path, "--files", site.feed)
+
+    assert once.code == 3
+    assert ended.err.count("Trying again until it answers") == 2
+    assert site.usage() == expected_usage(one)
 
 
 def test_a_second_writer_is_refused(run: Run, tmp_path: Path) -> None:

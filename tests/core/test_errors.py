@@ -43,6 +43,11 @@ from quaymaster.core.errors import CallerError, NotNow
             errors.MessageUnreadable(4),
             "The message at offset 4 cannot be read: it is damaged, or its key is missing.",
         ),
+        (errors.StageNotFound("0", 2, 1), "Stage 0 has 1 messages, not 2."),
+        (
+            errors.StageNotFound("0", 2, 0),
+            "Stage 0 does not exist: nothing was staged, or it has expired.",
+        ),
         (errors.InvalidAddress("x"), "The address x is not valid for this endpoint."),
         (
             errors.ResourceNotFound.arn("SourceArn"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from quaymaster.core.index import (
     IndexRebuild,
     MemoryChunks,
     NoRoomForChunk,
+    ScatteredRebuild,
     SequenceIndex,
 )
 from quaymaster.core.sequences import SequenceSet
@@ -289,6 +291,51 @@ def test_a_lost_chunk_that_finds_no_room_stays_lost() -> None:
         IndexRebuild(index, [1]).finish()
 
     assert index.chunk_numbers() == numbers
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("has_groups", [True, False])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_run_of_entries_is_what_its_entries_are_one_by_one(has_groups: bool, has_room: bool) -> None:
+    one_by_one, runs = SequenceIndex(MemoryChunks(), TAG), SequenceIndex(keeper := FullChunks(), TAG)
+    keeper.is_full = not has_room
+    for each in (one_by_one, runs):
+        each.append(5, 990, 0, 7 if has_groups else 0)
+
+    for offset, count, groups in ((10, 2, None), (20, 17, range(17)), (50, 1, None)):
+        of_each = array("Q", groups) if groups is not None and has_groups else None
+        runs.append_run(offset, count, 1_010, 100, of_each)
+        for number in range(count):
+            one_by_one.append(offset + number, 1_010, 100, of_each[number] if of_each is not None else 0)
+
+    assert runs.next_sequence == one_by_one.next_sequence == 22
+    assert [runs.entry(at) for at in range(1, 22)] == [one_by_one.entry(at) for at in range(1, 22)]
+    for start, stop in ((1, 22), (5, 6), (6, 18), (21, 22), (3, 3)):
+        expected = {one_by_one.group(at) for at in range(start, stop)} - {0}
+        assert runs.groups_in(start, stop) == expected
+    assert bool(runs.chunk_numbers()) is has_room
+
+
+@pytest.mark.usefixtures("small")
+def test_lost_chunks_are_made_anew_from_records_in_any_order() -> None:
+    keeper = LosingChunks()
+    index = SequenceIndex(keeper, TAG)
+    for number in range(20):
+        index.append(100 + number, 1_010 + number, 0, number)
+    entries = {sequence: index.entry(sequence) for sequence in range(1, 17)}
+    keeper.lost = set(index.chunk_numbers()[1:3])
+    index._cache.clear()
+
+    rebuild = ScatteredRebuild(index, index.lost_chunks(Lost))
+    wanted = [sequence for sequence in reversed(range(21)) if rebuild.wants(sequence)]
+    for sequence in wanted:
+        if sequence != 6:
+            rebuild.fill(sequence, entries[sequence])
+    rebuild.finish()
+
+    assert wanted == list(range(12, 4, -1))
+    assert index.lost_chunks(Lost) == []
+    assert all(index.entry(sequence) == entries[sequence] for sequence in entries if sequence != 6)
 
 
 def rebuilt_without(gone: set[int], count: int = 24, lost: Sequence[int] = (0, 1, 2, 3)) -> SequenceIndex:

@@ -304,7 +304,7 @@ def test_delete_of_what_is_deleted_waits_for_the_commit_of_the_first(host: Host)
 
     assert {first, again}.isdisjoint(host.replies)
     host.make_durable(1)
-    assert host.replies[again] == EntriesOutcome([None])
+    assert host.replies[again] == EntriesOutcome([None], gone=1)
 
 
 def test_memory_is_answered_at_once_and_still_not_received_before_its_commit(host: Host) -> None:

@@ -267,6 +267,68 @@ def test_a_log_keeps_no_more_bytes_than_it_is_told_but_for_the_stretch_in_front(
     assert_same(host, restarted(host, snapshots=[snapshot(host, LOG), snapshot(host, A)]))
 
 
+def test_a_log_keeps_what_a_group_that_pins_it_has_not_consumed() -> None:
+    host = log_host(MessageRetentionPeriod="60", RetentionPins="a,b")
+    host.ask(SetQueue(group(A, "log@a")))
+    send(host, 1, 2, 3)
+    host.now_ms += 70_000
+
+    host.ask(ExpireMessages(LOG, 0))
+    assert host.partition(LOG).head == 1  # b is not there, and so has consumed nothing
+    host.ask(SetQueue(group(B, "log@b")))
+    host.ask(SetGroupOffset(B, 0, 4))
+    assert receive(host, A, 1) == [1]
+    delete(host, A, 1)
+    host.ask(ExpireMessages(LOG, 0))
+
+    assert host.partition(LOG).head == 2
+    assert receive(host, A) == [2, 3]
+    assert_same(host, host.replayed())
+    host.ask(SetGroupOffset(A, 0, 4))
+    host.ask(ExpireMessages(LOG, 0))
+    assert host.partition(LOG).head == 4
+    assert_same(host, host.replayed())
+
+
+def test_a_group_that_pins_its_log_begins_with_what_was_kept_for_it() -> None:
+    host = log_host(GroupStart="latest", RetentionPins="a")
+    send(host, 1, 2)
+
+    host.ask(SetQueue(group(A, "log@a")))
+    host.ask(SetQueue(group(B, "log@b")))
+    host.ask(SetQueue(group(DEAD, "log@c", start="latest")))
+
+    assert [receive(host, queue_id) for queue_id in (A, B, DEAD)] == [[1, 2], [], []]
+    assert_same(host, host.replayed())
+
+
+def test_a_log_that_is_too_large_stays_as_large_while_it_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_sizes, "STRETCH_MESSAGES", 2)
+    host = log_host(RetentionBytes="1", RetentionPins="a")
+    host.ask(SetQueue(group(A, "log@a")))
+    send(host, *range(1, 8))
+
+    host.ask(SetGroupOffset(A, 0, 4))
+    host.ask(ExpireMessages(LOG, 0))
+
+    assert host.partition(LOG).head == 4
+
+
+def test_nothing_of_a_log_goes_by_age_under_a_legal_hold() -> None:
+    host = log_host(MessageRetentionPeriod="60", LegalHold="true")
+    host.ask(SetQueue(group(A, "log@a")))
+    send(host, 1)
+    host.now_ms += 70_000
+
+    host.ask(ExpireMessages(LOG, 0))
+    assert receive(host, A) == [1]
+
+    freed = {"RetentionMode": "Log", "MessageRetentionPeriod": "60"}
+    host.ask(SetQueue(replace_definition(queue(LOG, "log", attributes=freed), revision=2)))
+    host.ask(ExpireMessages(LOG, 0))
+    assert host.partition(LOG).head == 2
+
+
 def test_stretches_end_by_bytes_too_and_count_whole_until_they_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -427,7 +427,8 @@ def test_expired_receipt_does_not_delete_on_a_fifo_queue(host: Host) -> None:
     assert isinstance(error, InvalidParameterValue)
     assert "The receipt handle has expired." in error.message
     new = receipts(receive(host, STEPS))[0]
-    assert [type(error) for error in delete(host, STEPS, old, new)] == [InvalidParameterValue, type(None)]
+    found = delete(host, STEPS, old, new, old)
+    assert [type(error) for error in found] == [InvalidParameterValue, type(None), InvalidParameterValue]
     assert delete(host, STEPS, new) == [None]
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.core.commands import (
+    AbortTransaction,
     CancelMoveTask,
     ChangeVisibility,
     Command,
+    CommittedOutcome,
+    CommitTransaction,
     CountMessages,
     Delete,
     DeleteQueue,
@@ -26,6 +29,7 @@ from quaymaster.core.commands import (
     SendOutcome,
     SendResult,
     SetQueue,
+    StageMessages,
     StartMoveTask,
 )
 from quaymaster.core.errors import InvalidParameterValue, ReceiptHandleIsInvalid, Timeout
@@ -56,6 +60,9 @@ UNKNOWN = NewMessage(b"c", b"", may_be_retry=False)
         (Fetch(1, 0, 1, 2, 1), True),
         (LogBounds(1, 0), True),
         (FindOffset(1, 0, 0), True),
+        (StageMessages(1, 0, "sink", 1, "stage", 0, [KNOWN]), True),
+        (CommitTransaction(1, 0, "sink", 1, []), True),
+        (AbortTransaction(1, 0, "sink", 1), True),
         (Purge(1), False),
         (StartMoveTask(1, b"t", "", None, None, None), False),
         (CancelMoveTask(1, b"t"), False),
@@ -89,6 +96,14 @@ def test_message_that_duplicates_itself_is_none() -> None:
     settled = settle_repeat(sent, outcome)
 
     assert settled == SendOutcome([SendResult(7, b"a"), SendResult(3, b"older", duplicate=True)])
+
+
+def test_transaction_that_is_found_committed_was_so_by_the_first() -> None:
+    settled = settle_repeat(
+        CommitTransaction(1, 0, "sink", 1, []), CommittedOutcome(3, was_committed=True, duplicates=1)
+    )
+
+    assert settled == CommittedOutcome(3, duplicates=1)
 
 
 def test_visibility_that_is_refused_the_second_time_may_have_been_changed_the_first() -> None:

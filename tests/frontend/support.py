@@ -26,7 +26,13 @@ from quaymaster.core.commands import (
     Outcome,
     Receipt,
 )
-from quaymaster.core.errors import InvalidParameterValue, NotNow, OffsetOutOfRange, QueueDoesNotExist
+from quaymaster.core.errors import (
+    InvalidParameterValue,
+    NotNow,
+    OffsetOutOfRange,
+    QueueDoesNotExist,
+    StageNotFound,
+)
 from quaymaster.core.log_reads import FETCH_MESSAGES_MAX
 from quaymaster.core.messages import decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -71,6 +77,8 @@ class FakeQueue:
         self.last_sequence = 0
         self.dedup: dict[bytes, tuple[int, bytes]] = {}
         self.tasks: list[commands.MoveTask] = []
+        self.staged: dict[tuple[str, int], dict[str, list[commands.NewMessage]]] = {}
+        self.committed: dict[str, int] = {}
 
     def copy(self, sequence: int) -> FakeMessage:
         """Return a message as a consumer group of a log-retained queue first has it."""
@@ -202,6 +210,8 @@ class FakeBroker:
                 for sequence in [number for number in messages if number < command.sequence]:
                     del messages[sequence]
                 return commands.Done()
+            case commands.StageMessages() | commands.CommitTransaction() | commands.AbortTransaction():
+                return self._transact(command)
             case commands.ResetGroup(queue_id):
                 group = self._queue(queue_id)
                 log = self._queue(group.definition.group_of)
@@ -236,6 +246,32 @@ class FakeBroker:
                     queue.dedup[key] = (sequence, new.message_id)
             results.append(commands.SendResult(sequence, new.message_id))
         return commands.SendOutcome(results)
+
+    def _transact(
+        self, command: commands.StageMessages | commands.CommitTransaction | commands.AbortTransaction
+    ) -> Outcome:
+        queue = self._queue(command.queue_id)
+        key = command.sink, command.batch
+        is_done = command.batch <= queue.committed.get(command.sink, -1)
+        match command:
+            case commands.StageMessages():
+                stage = queue.staged.setdefault(key, {}).setdefault(command.stage, [])
+                if not is_done:
+                    stage += command.messages[len(stage) - command.first_index :]
+                return commands.StagedOutcome(0 if is_done else len(stage), is_done)
+            case commands.CommitTransaction():
+                stages = queue.staged.pop(key, {})
+                if is_done:
+                    return commands.CommittedOutcome(0, was_committed=True)
+                for wanted in command.stages:
+                    if len(stages.get(wanted.name, [])) != wanted.count:
+                        raise StageNotFound(wanted.name, wanted.count, len(stages.get(wanted.name, [])))
+                messages = [message for wanted in command.stages for message in stages.get(wanted.name, [])]
+                self._send(commands.Send(command.queue_id, 0, messages))
+                queue.committed[command.sink] = command.batch
+                return commands.CommittedOutcome(len(messages))
+        queue.staged.pop(key, None)
+        return commands.AbortedOutcome(not is_done)
 
     def _receive(self, command: commands.Receive) -> commands.ReceiveOutcome:
         queue = self._queue(command.queue_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 from quaymaster.core import commands
 from quaymaster.frontend import consumer_groups
@@ -182,14 +183,33 @@ def test_a_queue_that_is_no_log_has_no_groups_and_a_group_that_is_none_no_messag
             await send(service, "log", "a")
 
             of_plain = await client.json("ReceiveMessage", {"QueueUrl": client.url("plain@a")})
-            unnamed = await client.json("ReceiveMessage", {"QueueUrl": client.url("log@")})
             unknown = await client.json(
                 "DeleteMessage", {"QueueUrl": client.url("log@a"), "ReceiptHandle": "x"}
             )
 
-            for answer in (of_plain, unnamed, unknown):
+            for answer in (of_plain, unknown):
                 assert error_of(answer) == (400, "AWS.SimpleQueueService.NonExistentQueue")
             assert await counts(service, "log") == "0"
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_none_can_be_called_is_refused_with_what_it_can_be() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            await service.add_queue("log", **LOG)
+
+            for name in ("log@", "log@bad name!", "log@" + "a" * 200, "none@"):
+                received = await client.json("ReceiveMessage", {"QueueUrl": client.url(name)})
+                shown = await client.json("GetQueueAttributes", {"QueueUrl": client.url(name)})
+                asked = await client.query("ReceiveMessage", {}, path=f"/{ACCOUNT}/{quote(name)}")
+
+                for answer in (received, shown):
+                    assert error_of(answer) == (400, "InvalidParameterValue")
+                    assert "1 to 80 in length" in answer.json["message"]
+                assert asked.status == 400
+                assert b"<Code>InvalidParameterValue</Code>" in asked.body
 
     asyncio.run(scenario())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from frontend.support import ACCOUNT, Service, serving_recorded, until
 from quaymaster.core.errors import NotNow
-from quaymaster.frontend.usage import UsageRecorder
+from quaymaster.frontend.usage import ASKED_NAMES_MAX, UsageRecorder
 from quaymaster.protocol.internal_queues import USAGE_QUEUE
 from quaymaster.protocol.usage_records import UsageRecord, decode_block, encode_block
 
@@ -26,6 +26,9 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
         asyncio.run(test())
 
     return run
+
+
+HOUR_US = 3_600_000_000
 
 
 def now_us() -> int:
@@ -345,3 +348,52 @@ def test_time_stands_still_when_the_clock_goes_back() -> None:
     assert marks[0] == 10_000_000
     assert marks[2] <= 12_000_000
     assert marks[3] == 60_000_000
+
+
+@on_a_loop
+async def test_a_queue_that_was_not_found_is_recorded_by_the_name_that_was_asked_for() -> None:
+    usage = recorder()
+    async with serving_recorded(usage) as service:
+        for given in (
+            {"QueueUrl": url("missing")},
+            {"QueueUrl": url("missing.fifo")},
+            {"QueueUrl": "http://localhost/000/" + "x" * 200},
+        ):
+            assert (await service.client.json("ReceiveMessage", given)).status == 400
+        for name in ("gone", "no such name", "x" * 100_000):
+            assert (await service.client.json("GetQueueUrl", {"QueueName": name})).status == 400
+        assert (await service.client.json("ListQueues", {})).status == 200
+
+        records = records_of(usage)
+
+    assert [(record.queue_name, record.queue_id) for record in records] == [
+        ("missing", 0),
+        ("missing.fifo", 0),
+        ("(invalid)", 0),
+        ("gone", 0),
+        ("(invalid)", 0),
+        ("(invalid)", 0),
+        ("", 0),
+    ]
+
+
+@on_a_loop
+async def test_names_that_are_not_found_are_told_apart_up_to_a_bound_in_each_hour() -> None:
+    clock = [now_us() // HOUR_US * HOUR_US + HOUR_US]
+    usage = UsageRecorder(now_us=lambda: clock[0])
+    async with serving_recorded(usage) as service:
+
+        async def asked(*names: str) -> list[str]:
+            for name in names:
+                await service.client.json("GetQueueUrl", {"QueueName": name})
+            return [record.queue_name for record in records_of(usage)]
+
+        usage.take()
+        usage._asked.update(f"earlier-{number}" for number in range(ASKED_NAMES_MAX - 1))
+        first = await asked("a", "b", "a", "earlier-0")
+        clock[0] += HOUR_US
+        await asked("ends the hour")
+        second = await asked("b")
+
+    assert first == ["a", "(others)", "a", "earlier-0"]
+    assert second == ["b"]

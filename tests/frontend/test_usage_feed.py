@@ -18,7 +18,8 @@ from quaymaster.core.commands import Send
 from quaymaster.core.errors import NotNow
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
 from quaymaster.frontend.encryption import MessageCipher
-from quaymaster.frontend.usage_feed import UsageFeed, claim_epoch, ensure_pipeline_key, set_up_pipeline
+from quaymaster.frontend.usage_epochs import FrontEndEpochs
+from quaymaster.frontend.usage_feed import UsageFeed, ensure_pipeline_key, set_up_pipeline
 from quaymaster.frontend.usage_shipper import UsageShipper
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import METRICS
@@ -174,10 +175,13 @@ async def test_an_epoch_whose_spool_is_gone_is_sealed_as_lost(tmp_path: Path) ->
 async def test_epochs_do_not_come_again_with_a_store_from_a_backup(tmp_path: Path) -> None:
     restored = MemoryCoordination()
 
-    first, before = await claim_epoch(restored, "fe-1", after=0, now_us=lambda: 1_000_000_000)
-    second, last = await claim_epoch(restored, "fe-1", after=0, now_us=lambda: 1_000_000_000)
-    third, _ = await claim_epoch(MemoryCoordination(), "fe-1", after=second, now_us=lambda: 1_000_000_000)
-    fourth, _ = await claim_epoch(MemoryCoordination(), "fe-1", after=0, now_us=lambda: 9_000_000_000)
+    def epochs(store: MemoryCoordination, now_us: int = 1_000_000_000) -> FrontEndEpochs:
+        return FrontEndEpochs(store, now_us=lambda: now_us)
+
+    first, before = await epochs(restored).claim("fe-1", after=0)
+    second, last = await epochs(restored).claim("fe-1", after=0)
+    third, _ = await epochs(MemoryCoordination()).claim("fe-1", after=second)
+    fourth, _ = await epochs(MemoryCoordination(), 9_000_000_000).claim("fe-1", after=0)
 
     assert (before, last) == (None, first)
     assert first < second < third < fourth

@@ -133,6 +133,8 @@ class FakeCell:
         """Whether the brokers do not follow coordination."""
         self.kills_after: str | None = None
         """What a broker does next for the acting manager before that one dies, and does not hear of it."""
+        self.stops_after: str | None = None
+        """What a broker does next for the acting manager before that one is stopped for longer than its turn lasts."""
         self.failures: list[Exception] = []
         self._names = names
 
@@ -194,7 +196,10 @@ class FakeCell:
             task.cancel()
 
     async def after(self, call: str) -> None:
-        """Kill the acting manager if this is the call to do it after."""
+        """Kill, or stop for a while, the acting manager if this is the call to do it after."""
+        if self.stops_after == call:
+            self.stops_after = None
+            self.managers[self.acting()[0]].leadership._until_ms = 0
         if self.kills_after == call:
             self.kills_after = None
             self.kill_manager(self.acting()[0])

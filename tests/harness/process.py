@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,10 +23,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
 LOG_TAIL_BYTES = 20_000
+
+_PORTS = range(12_000, 32_000)
+# Not the generator of the tests, which Hypothesis sets to the same state in every process.
+_chance = random.SystemRandom()
 
 
 class Environment(NamedTuple):
@@ -43,11 +48,19 @@ class ProcessFailed(AssertionError):
 
 
 def free_port() -> int:
-    """Return a loopback port nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Return a loopback port nobody listens on now.
+
+    It is below those that systems give to outgoing connections: one of these would hold it while a server that has it
+    for good is down. Chosen by chance, for other test processes choose at the same time.
+    """
+    while True:
+        port = _chance.choice(_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 class QuaymasterProcess:

@@ -312,6 +312,23 @@ def test_broker_that_did_not_lead_what_was_handed_over_is_spared_it_for_longer_e
     run(FakeCell("a", "b", "c"), scenario)
 
 
+def test_manager_that_was_stopped_while_a_broker_handed_over_does_not_appoint_whom_it_had_chosen() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        await cell.until_led("a", "b", "c")
+        cell.kill("a")
+        await cell.until_led("b", "c")
+
+        cell.stops_after = "transfer"
+        cell.world.start("a")
+        await cell.until(lambda: cell.stops_after is None)
+        await cell.until(lambda: _count(cell, ("Transfer", "failed")) == 1)
+        assert _count(cell, ("Transfer", "done")) == 0
+
+        await cell.until_led("a", "b", "c")
+
+    run(FakeCell("a", "b", "c"), scenario)
+
+
 def test_broker_that_prepares_nothing_does_not_get_a_journal_and_harms_none() -> None:
     async def scenario(cell: FakeCell) -> None:
         cell.stubborn.add("c")

@@ -21,6 +21,7 @@ from quaymaster.core.errors import (
     QueueDoesNotExist,
     QueueNameExists,
     Timeout,
+    UnsupportedOperation,
 )
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.queues import QueuePage
@@ -662,6 +663,26 @@ def test_second_purge_within_the_interval_is_refused_also_over_a_restart(tmp_pat
             await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
 
         assert refused.value.message == "Only one PurgeQueue operation on orders is allowed every 60 seconds."
+
+    run(scenario, tmp_path)
+
+
+def test_a_log_under_a_legal_hold_is_neither_purged_nor_deleted(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            held = {"RetentionMode": "Log", "LegalHold": "true"}
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders", held))
+            requests = (
+                BeginPurge(queue.account_id, queue.name, queue.queue_id),
+                DeleteQueue(queue.account_id, queue.name),
+            )
+            for request in requests:
+                with pytest.raises(UnsupportedOperation, match="under a legal hold"):
+                    await service.queues.change(request)
+
+            await service.queues.change(SetAttributes(ACCOUNT, "orders", {"LegalHold": "false"}))
+            for request in requests:
+                await service.queues.change(request)
 
     run(scenario, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -12,15 +13,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from harness.pipeline_site import Site
+from deltalake import write_deltalake
+from harness.pipeline_site import InProcess, Site
 from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quaymaster.pipeline import bronze
 from quaymaster.pipeline.audit import Audit, AuditMistake, Break, Expiry, Hold, Query
 from quaymaster.pipeline.blocks import Origin, bronze_rows
+from quaymaster.pipeline.feed import FileFeed
 from quaymaster.pipeline.rules import audit_rows, records_of
-from quaymaster.pipeline.schemas import AUDIT_EVENTS, REQUEST_EVENTS
+from quaymaster.pipeline.schemas import AUDIT_EVENTS, QUARANTINE, REQUEST_EVENTS, TableSpec
 from quaymaster.pipeline.tables import Warehouse, WarehouseBusy
 from quaymaster.protocol.usage_records import (
     NO_HASH,
@@ -282,6 +286,123 @@ def test_a_chain_begins_anew_only_after_an_epoch_whose_spool_was_lost(site: Site
     one.epoch, one.sequence, one.audit_hash = 3, 0, NO_HASH
     audit = piped(site, one, seal=Seal(2, None, "lost"))
     assert [found.epoch for found in audit.verify().breaks] == [2]
+
+
+def two_epochs(site: Site) -> list[tuple[int, int]]:
+    """Ship an epoch whose spool was lost, one after it, and another front end; return the places of fe-1's events."""
+    one, other = front_end(), front_end("fe-2", seed=4)
+    piped(site, one, other)
+    places = [(1, record.sequence) for record in managed(one)]
+    one.epoch, one.sequence, one.audit_hash = 2, 0, NO_HASH
+    before = len(one.records)
+    piped(site, one, seal=Seal(1, None, "lost"))
+    places += [(2, record.sequence) for record in one.records[before:] if record.category == "management"]
+    assert Audit(site.warehouse).verify().breaks == []
+    return sorted(places)
+
+
+def vandalize(site: Site, spec: TableSpec, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Delete rows as a tool for Delta tables does that knows nothing of the pipeline's notes."""
+    table = site.warehouse.table(spec)
+    rows = table.read()
+    kept = rows.filter(pa.array([keep(row) for row in rows.to_pylist()], pa.bool_()))
+    write_deltalake(table.place.uri, kept, mode="overwrite")
+
+
+def place_of(row: dict[str, Any]) -> tuple[int, int]:
+    return row["epoch"], row["sequence"]
+
+
+@pytest.mark.parametrize("at", [-1, -2], ids=["the last", "the last two"])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_events_cut_off_an_epochs_end_are_found_by_what_bronze_has(site: Site, epoch: int, at: int) -> None:
+    places = [place for place in two_epochs(site) if place[0] == epoch]
+    cut = places[at:]
+
+    vandalize(site, AUDIT_EVENTS, lambda row: row["front_end"] == "fe-2" or place_of(row) not in cut)
+
+    (found,) = Audit(site.warehouse).verify().breaks
+    assert (found.front_end, found.epoch, found.sequence) == ("fe-1", *cut[0])
+    assert f"{len(cut)} events from it up to {epoch}/{cut[-1][1]} are missing" in found.reason
+
+
+@pytest.mark.parametrize("how", ["rows", "table"])
+def test_that_all_events_are_gone_is_found_for_each_epoch(site: Site, how: str) -> None:
+    two_epochs(site)
+    if how == "rows":
+        vandalize(site, AUDIT_EVENTS, lambda row: False)
+    else:
+        shutil.rmtree(site.warehouse.place(AUDIT_EVENTS).uri)
+
+    proof = Audit(site.warehouse).verify()
+
+    assert [(found.front_end, found.epoch) for found in proof.breaks] == [
+        ("fe-1", 1),
+        ("fe-1", 2),
+        ("fe-2", 1),
+    ]
+    assert all("are missing" in found.reason for found in proof.breaks)
+
+
+def test_events_cut_off_bronze_and_silver_are_found_by_the_heads_that_commits_carry(site: Site) -> None:
+    last = two_epochs(site)[-1]
+    for spec in (AUDIT_EVENTS, REQUEST_EVENTS):
+        vandalize(site, spec, lambda row: row["front_end"] == "fe-2" or place_of(row) < last)
+
+    (found,) = Audit(site.warehouse).verify().breaks
+
+    assert (found.front_end, found.epoch, found.sequence) == ("fe-1", *last)
+    assert "it was the last event" in found.reason
+
+
+def test_events_cut_off_an_epoch_before_the_last_are_found_by_their_count(site: Site) -> None:
+    last = max(place for place in two_epochs(site) if place[0] == 1)
+    for spec in (AUDIT_EVENTS, REQUEST_EVENTS):
+        vandalize(site, spec, lambda row: row["front_end"] == "fe-2" or place_of(row) != last)
+
+    (found,) = Audit(site.warehouse).verify().breaks
+
+    assert found.reason.startswith("1 events are missing")
+
+
+def test_a_chain_that_was_forged_whole_is_not_what_bronze_has(site: Site) -> None:
+    piped(site, front_end())
+
+    forged = rewrite(site, lambda rows: [*rows[:-1], forge(rows[-1], rows[-1]["prev_hash"])]).verify()
+
+    assert [found.reason for found in forged.breaks] == ["it is not the event that bronze.request_events has"]
+
+
+def test_a_batch_that_is_not_in_silver_yet_is_not_missed(site: Site) -> None:
+    one = front_end()
+    piped(site, one)
+    site.ship(one.block(40))
+    warehouse = site.warehouse
+    pipeline = site.pipeline(warehouse, now=LATER)
+    bronze.take_batch(InProcess(), warehouse, FileFeed(site.feed), pipeline.coverage, LATER)
+
+    assert Audit(site.warehouse).verify().breaks == []
+
+
+def test_events_in_quarantine_are_not_missed(site: Site) -> None:
+    one = front_end()
+    site.ship(one.block(40))
+    one.time_us += 30 * DAY_S * SECOND_US  # a clock that is wrong
+    site.ship(one.block(40))
+    site.run(now=NOON + timedelta(hours=1))
+
+    assert site.warehouse.table(QUARANTINE).rows == 40
+    assert Audit(site.warehouse).verify().breaks == []
+
+
+def test_what_expired_is_not_missed(site: Site) -> None:
+    audit = piped(site, front_end(days_between=0.5))
+
+    done = audit.expire(LATER, LATER)
+
+    assert done.deleted > 0
+    assert site.warehouse.table(AUDIT_EVENTS).rows == 0
+    assert Audit(site.warehouse).verify().breaks == []
 
 
 def hold(name: str = "case-7", account: str | None = None, **times: datetime | None) -> Hold:

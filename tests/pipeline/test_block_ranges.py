@@ -120,3 +120,15 @@ def test_blocks_are_new_the_same_again_or_overlapping() -> None:
     states = judge_blocks(coverage, blocks, [(OWNER, 0, b"0-10")])
 
     assert states == ["duplicate", "new", "duplicate", "overlap", "overlap", "new", "new"]
+
+
+def test_who_knows_the_end_of_an_epoch_is_believed_whoever_came_last() -> None:
+    def covered(*ends: int | None) -> Coverage:
+        coverage = Coverage()
+        coverage.add(block(0, 5))
+        for at, end in enumerate(ends):
+            coverage.add(BlockRange(OWNER, 5, 5, bytes([at]) * 32, 50, OWNER, end))
+        return coverage
+
+    assert covered(None).gaps() == []
+    assert covered(None, 9).gaps() == covered(9, None).gaps() == [Gap(OWNER, 5, 9)]

@@ -66,7 +66,7 @@ def test_each_process_lives_for_one_commit(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError(f"no end after {committed}")
 
     assert committed.count("bronze.request_events") == committed.count("gold.usage_daily") == 2
-    assert len(committed) == 16
+    assert len(committed) == 18
     assert site.warehouse.table(COMMITS).rows == 6
     check_all(site, one, two)
 

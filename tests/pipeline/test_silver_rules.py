@@ -13,7 +13,7 @@ from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 from quaymaster.pipeline.billing.rules import billed_requests_of, billing_class_of
 from quaymaster.pipeline.blocks import Origin, bronze_rows, open_block
 from quaymaster.pipeline.gold import HOUR_KEYS, merge_usage, partial_usage
-from quaymaster.pipeline.rules import DAY_US, refine
+from quaymaster.pipeline.rules import DAY_US, asked_keys, asked_names, refine
 from quaymaster.pipeline.schemas import ACTIONS
 from quaymaster.protocol.usage_records import block_text, decode_block
 
@@ -95,7 +95,7 @@ def test_messages_of_fifo_queues_are_at_their_own_rate_and_managing_is_not() -> 
 
 
 def test_actions_and_queues_that_were_not_recognised_have_one_name() -> None:
-    rows = bronze(action="Unheard", queue_id=0, account_id="")
+    rows = bronze(action="Unheard", queue_id=0, queue_name="", account_id="")
 
     first = refine(rows, now_us=NOON_US, closed_until_us=0).usage.slice(0, 1).to_pylist()[0]
 
@@ -137,3 +137,33 @@ def test_a_row_is_billed_as_the_rules_of_billing_say(
     assert row["chunks"] == 3
     assert row["billed_requests"] == billed_requests_of(account_id, http_status, 3)
     assert row["billing_class"] == billing_class_of(action, queue_type)
+
+
+def test_queues_that_were_not_found_are_told_apart_by_bounded_names() -> None:
+    names = pa.array(["a", "b", "a", "", None, "no such name", "x" * 81, "log@group", "(others)"])
+
+    asked = asked_names(names)
+    keys = asked_keys(asked).to_pylist()
+
+    invalid = ["(invalid)"] * 2
+    assert asked.to_pylist() == ["a", "b", "a", "", "", *invalid, "log@group", "(others)"]
+    assert keys[3] == keys[4] == 0
+    assert keys[0] == keys[2]
+    assert len({*keys}) == 6
+    assert all(-(2**62) <= key < 0 for key in keys if key)
+
+
+def test_requests_for_queues_that_were_not_found_are_summed_up_by_the_names_asked_for() -> None:
+    parts = [
+        partial_usage(refine(bronze(1, queue_id=0, queue_name=name), now_us=NOON_US, closed_until_us=0).usage)
+        for name in ("lost", "missing", "lost", "no such name", "")
+    ]
+
+    found = merge_usage(parts).to_pylist()
+
+    assert {row["queue_name"]: row["requests"] for row in found} == {
+        "lost": 2,
+        "missing": 1,
+        "(invalid)": 1,
+        "": 1,
+    }

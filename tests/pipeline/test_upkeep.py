@@ -10,9 +10,10 @@ import polars
 import pyarrow.compute as pc
 import pytest
 from harness.pipeline_site import InProcess, Site, expected_usage
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
 from quaymaster.pipeline import gold
+from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.reconciliation import (
     compare_notes,
     compare_rows,
@@ -72,6 +73,29 @@ def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(si
     assert site.usage() == expected_usage(*site.front_ends)
     assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
     assert daily_difference(site.warehouse) == 0
+
+
+def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        hourly = warehouse.table(USAGE_HOURLY)
+        junk, gone = sorted(hourly.files(), key=lambda file: file.bounds["hour"])
+        Path(hourly.place.uri, junk.path).write_bytes(b"junk")
+        Path(hourly.place.uri, gone.path).unlink()
+
+        with pytest.raises(BrokenTable, match="backfill"):
+            hourly.read()
+        with pytest.raises(BrokenTable, match=r"gold\.usage_hourly"):  # of hours that were not asked for
+            backfill(InProcess(), warehouse, 0, NOON_US + HOUR_US)
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert (done.hours, len(done.replaced)) == (2, 2)
+    assert site.usage() == expected_usage(*site.front_ends)
+    assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
+    assert sum(one.difference for one in compare_notes(site.warehouse)) == 0
+    assert daily_difference(site.warehouse) == 0
+    revisions = site.warehouse.table(USAGE_HOURLY).read(["revision"]).column("revision").to_pylist()
+    assert min(revisions) > junk.bounds["revision"][0]
 
 
 def test_a_revision_is_raised_when_an_hour_changes_and_only_then(site: Site) -> None:

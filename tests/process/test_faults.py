@@ -174,7 +174,7 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, connect: Connect) -> N
 def test_a_master_key_that_others_can_read_is_refused(process: QuaymasterProcess) -> None:
     with running(process):
         process.stop()
-    key = next(path for path in (process.data / "keys").iterdir() if path.is_file())
+    (key,) = (process.data / "keys").glob("mk-*.key")
     assert key.stat().st_mode & 0o077 == 0
     key.chmod(0o644)
 

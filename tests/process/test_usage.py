@@ -21,7 +21,12 @@ UNSYNCED_S = 3.0
 
 
 def read_usage(process: QuaymasterProcess) -> list[UsageBlock]:
-    """Receive all blocks of the usage queue, as the pipeline does, with its own credentials."""
+    """Receive all blocks of the usage queue."""
+    return [decode_block(block) for block in read_blocks(process)]
+
+
+def read_blocks(process: QuaymasterProcess) -> list[bytes]:
+    """Receive all blocks of the usage queue, with the pipeline's own credentials."""
     described = json.loads((process.data / "keys" / "pipeline.json").read_text())
     environment = Environment(
         described["endpoint_url"],
@@ -31,7 +36,7 @@ def read_usage(process: QuaymasterProcess) -> list[UsageBlock]:
         described["secret_access_key"],
     )
     connection = SQSConnection(environment, process.listen_port)
-    blocks: list[UsageBlock] = []
+    blocks: list[bytes] = []
     empty = 0
     while empty < 3:
         given = {"QueueUrl": described["queue_url"], "MaxNumberOfMessages": 10, "WaitTimeSeconds": 1}
@@ -39,7 +44,7 @@ def read_usage(process: QuaymasterProcess) -> list[UsageBlock]:
         assert answer.status == 200, answer
         messages = answer.fields.get("Messages") or []
         empty = 0 if messages else empty + 1
-        blocks += [decode_block(parse_block_text(message["Body"])) for message in messages]
+        blocks += [parse_block_text(message["Body"]) for message in messages]
     connection.close()
     return blocks
 

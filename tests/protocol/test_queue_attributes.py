@@ -51,7 +51,7 @@ def _redrive(target: Any = _DLQ, count: Any = 3) -> str:
 def test_names_are_those_of_the_model_and_a_few_of_our_own() -> None:
     model = set(MODEL["shapes"]["QueueAttributeName"]["enum"])
     ours = {"Durability", "ReplicationMode", "DeliveryGuarantee", "RetentionMode", "PushEndpoint"}
-    ours |= {"RetentionBytes", "GroupStart"}
+    ours |= {"RetentionBytes", "GroupStart", "RetentionPins", "LegalHold"}
 
     assert all(is_attribute_name(name) for name in model - COMPUTED_NAMES - {"All"})
     assert all(is_attribute_name(name) for name in ours)
@@ -287,10 +287,14 @@ def test_what_is_there_may_be_asked_for_by_name() -> None:
         ("DeliveryGuarantee", "ExactlyOnce", " Reason: ExactlyOnce is not supported yet."),
         ("RetentionBytes", "0", " Reason: Only a queue with RetentionMode=Log has it."),
         ("GroupStart", "latest", " Reason: Only a queue with RetentionMode=Log has it."),
-        ("GroupStart", "newest", ""),
+        ("RetentionPins", "archive", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("LegalHold", "true", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("LegalHold", "1", " Reason: It must be true or false."),
+        ("GroupStart", "newest", " Reason: It must be earliest or latest."),
         ("PushEndpoint", "http://x", " Reason: PushEndpoint is not supported yet."),
-        ("Durability", "Eternal", ""),
-        ("RetentionMode", "", ""),
+        ("Durability", "Eternal", " Reason: It must be Memory or Async or Sync."),
+        ("RetentionMode", "", " Reason: It must be Delete or Log."),
+        ("RetentionMode", "Lug", " Reason: It must be Delete or Log."),
         ("SqsManagedSseEnabled", "1", ""),
     ],
 )
@@ -534,6 +538,54 @@ def test_a_log_retained_queue_keeps_messages_for_years_and_by_bytes() -> None:
         _create(RetentionMode="Log", MessageRetentionPeriod="315360001")
     with pytest.raises(InvalidAttributeValue):
         _create(MessageRetentionPeriod="1209601")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("RetentionBytes", "-5", "It must be a whole number of bytes between 0 and 1000000000000000."),
+        ("RetentionBytes", "abc", "It must be a whole number of bytes between 0 and 1000000000000000."),
+        ("MessageRetentionPeriod", "59", "It must be a whole number of seconds between 60 and 315360000."),
+        (
+            "MessageRetentionPeriod",
+            "315360001",
+            "It must be a whole number of seconds between 60 and 315360000.",
+        ),
+        ("LegalHold", "maybe", "It must be true or false."),
+        ("RetentionMode", "Queue", "It must be Delete or Log."),
+    ],
+)
+def test_what_a_log_cannot_have_is_refused_with_what_it_can(name: str, value: str, reason: str) -> None:
+    log = _create(RetentionMode="Log")
+
+    with pytest.raises(InvalidAttributeValue) as changed:
+        change_attributes(_QUEUE, log, {name: value})
+    with pytest.raises(InvalidAttributeValue) as created:
+        _create(**{"RetentionMode": "Log", name: value})
+
+    for raised in (changed, created):
+        assert raised.value.message == f"Invalid value for the parameter {name}. Reason: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DeduplicationScope", "log"), ("FifoThroughputLimit", "perLog"), ("FifoQueue", "no")]
+)
+def test_the_services_own_attributes_are_refused_in_its_words(name: str, value: str) -> None:
+    with pytest.raises(InvalidAttributeValue) as raised:
+        create_attributes(_FIFO, {"FifoQueue": "true", name: value})
+
+    assert raised.value.message == f"Invalid value for the parameter {name}."
+
+
+def test_a_log_is_pinned_by_groups_that_are_named_once_each() -> None:
+    attributes = _create(RetentionMode="Log", RetentionPins="archive, billing,archive", LegalHold="TRUE")
+
+    assert attributes.values["RetentionPins"] == "archive,billing"
+    assert attributes.values["LegalHold"] == "true"
+    assert "RetentionPins" not in change_attributes(_QUEUE, attributes, {"RetentionPins": ""}).values
+    for wrong in (",", "a,", "a@b", "x" * 81, ",".join("abcdefghijk")):
+        with pytest.raises(InvalidAttributeValue, match="RetentionPins"):
+            _create(RetentionMode="Log", RetentionPins=wrong)
 
 
 def test_the_retention_mode_is_given_when_a_queue_is_created() -> None:

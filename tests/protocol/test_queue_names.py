@@ -12,6 +12,7 @@ from quaymaster.protocol.queue_names import (
     QueueArn,
     check_group_name,
     check_queue_name,
+    is_addressed_name,
     is_fifo_name,
     parse_queue_arn,
     parse_queue_path,
@@ -74,16 +75,30 @@ def test_a_queue_is_found_by_the_path_of_its_url(url: str, address: QueueAddress
         f"http://localhost/{_ACCOUNT}/{'a' * 76}.fifo",
         f"http://localhost/{_ACCOUNT}/orders\n",
         "http://localhost/" + "a/" * 10_000,
-        "log@",
-        "log@a@b",
         "@a",
-        "log@a.fifo",
-        "log@" + "a" * 81,
+        "or ders@a",
+        "a" * 81 + "@",
     ],
 )
 def test_what_can_be_no_queue_does_not_exist(url: str) -> None:
     with pytest.raises(QueueDoesNotExist):
         parse_queue_url(url)
+
+
+@pytest.mark.parametrize("group", ["", "a@b", "a.fifo", "a" * 81, "bad name!", "a\n"])
+def test_a_group_that_none_can_be_called_is_refused_with_what_it_can_be(group: str) -> None:
+    for parse in (parse_queue_url, parse_queue_path):
+        with pytest.raises(InvalidParameterValue) as raised:
+            parse(f"/{_ACCOUNT}/log@{group}")
+        assert raised.value.message == (
+            "The name of a consumer group can only include alphanumeric characters, hyphens, or underscores. "
+            "1 to 80 in length"
+        )
+
+
+def test_only_a_name_that_a_queue_or_a_group_can_have_is_addressed() -> None:
+    assert all(is_addressed_name(name) for name in ("orders", "orders.fifo", "log@group"))
+    assert not any(is_addressed_name(name) for name in ("", "or ders", "log@", "@group"))
 
 
 def test_the_path_of_a_request_names_a_queue_or_none() -> None:
@@ -99,6 +114,9 @@ def test_any_text_is_a_queue_or_does_not_exist(text: str) -> None:
     try:
         address = parse_queue_url(text)
     except QueueDoesNotExist:
+        return
+    except InvalidParameterValue:
+        assert "@" in text
         return
     assert 1 <= len(address.name) <= 80
 
@@ -186,6 +204,14 @@ def test_a_consumer_group_is_named_behind_its_queue(name: str) -> None:
     queue, group = split_group(name)
     assert f"{queue}@{group}" == name
     check_group_name(group)
+    assert is_addressed_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "log@", "@billing", "log@a.b", "log@a@b", "a" * 81, "a@" + "b" * 81]
+)
+def test_what_no_queue_and_no_group_may_be_called_is_no_addressed_name(name: str) -> None:
+    assert not is_addressed_name(name)
 
 
 @pytest.mark.parametrize("group", ["", "a.b", "a@b", "a" * 81, "a\n"])

@@ -139,6 +139,17 @@ def test_what_a_reader_of_a_log_needs_to_go_on_is_in_the_error() -> None:
     assert json.loads(damaged.body)["Offset"] == 4
 
 
+def test_the_stage_that_is_missing_is_in_the_error() -> None:
+    missing = render_error(errors.StageNotFound("part/0", 3, 0), WireForm.JSON, "r")
+
+    assert missing.status == 400
+    assert json.loads(missing.body) == {
+        "__type": "com.quaymaster#StageNotFound",
+        "message": "Stage part/0 does not exist: nothing was staged, or it has expired.",
+        "Stage": "part/0",
+    }
+
+
 def test_a_json_body_that_cannot_be_parsed_has_no_query_error_code() -> None:
     response = render_error(errors.MalformedInput("why"), WireForm.JSON, "r")
 

@@ -21,7 +21,10 @@ from quaymaster.coordination.interface import Compare, Put
 from quaymaster.core.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
 from quaymaster.core.cell import JournalSeen, ReplicaSeen, broker_of
 from quaymaster.core.commands import (
+    AbortedOutcome,
+    AbortTransaction,
     Command,
+    CommitTransaction,
     Decided,
     Delete,
     Done,
@@ -33,16 +36,20 @@ from quaymaster.core.commands import (
     Receive,
     Send,
     SentOutcome,
+    StageCount,
+    StageMessages,
 )
 from quaymaster.core.errors import NotNow
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.messages import split_payload
 from quaymaster.core.partition import Partition
 from quaymaster.core.placement import _Planner
-from quaymaster.core.queue_states import Proposal, QueueStates, Wait
+from quaymaster.core.proposals import Proposal, Wait
+from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
 from quaymaster.core.replication import LEASE_MS, JournalConfiguration, LogReplica
 from quaymaster.core.replication_messages import Append, Mismatch
+from quaymaster.core.staged_messages import CommittedRuns
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
 from sim.host import Host
@@ -755,6 +762,69 @@ class _MoveSentEarly(QueueStates):
 class _MovesNotResumed(MovesAway):
     def resume(self) -> None:
         pass
+
+
+# Transactions
+
+
+@plant("commit-forgotten", "a batch that was committed is taken for a new one", "transactions")
+class _CommitForgotten(QueueStates):
+    def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        staged = self.partition(command.queue_id, command.partition).staged
+        if staged is not None:
+            staged.sinks.pop(command.sink, None)
+        return super()._stage(command, now_ms, proposal)
+
+
+@plant("commit-of-a-part", "a commit takes what there is of the stages it names", "transactions")
+class _CommitOfAPart(QueueStates):
+    def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        staged = self.partition(command.queue_id, command.partition).staged
+        found = staged.find(command.sink, command.batch) if staged is not None else None
+        known = found.stages if found is not None else {}
+        command.stages = [StageCount(name, stage.count) for name, stage in known.items()]
+        return super()._commit(command, now_ms, proposal)
+
+
+@plant("commit-uncommitted", "a transaction is said to be committed before its record is", "transactions")
+class _CommitUncommitted(QueueStates):
+    def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        outcome, _ = super()._commit(command, now_ms, proposal)
+        return outcome, Wait.NOTHING
+
+
+@plant("staged-compacted", "a staged message is taken for one that is gone", "transactions")
+class _StagedCompacted(QueueStates):
+    def is_live(self, row: Row) -> bool:
+        partition = self.partitions.get(row.queue_id << 16 | row.partition)
+        staged = partition.staged if partition is not None else None
+        is_open = row.type == RecordType.STAGE and staged is not None and staged.is_open(row.sequence)
+        return not is_open and super().is_live(row)
+
+
+@plant("runs-forgotten", "a snapshot forgets which messages staged ones became", "transactions")
+class _RunsForgotten(Replica):
+    def _take_snapshot(self) -> None:
+        staged = [each.staged for each in self.journal.queues.partitions.values() if each.staged is not None]
+        runs = [each.runs for each in staged]
+        for each in staged:
+            each.runs = CommittedRuns()
+        super()._take_snapshot()
+        for each, known in zip(staged, runs, strict=True):
+            each.runs = known
+
+
+@plant("abort-undone", "an abort is confirmed whatever was committed", "transactions")
+class _AbortUndone(QueueStates):
+    def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        _, wait = super()._abort(command, now_ms, proposal)
+        return AbortedOutcome(is_aborted=True), wait
+
+
+@plant("group-misses-commits", "a follower tells the groups of a log nothing of a commit", "transactions")
+class _GroupMissesCommits(QueueStates):
+    def _following(self, row: Row) -> list[Partition]:
+        return [] if row.type == RecordType.TRANSACTION_COMMIT else super()._following(row)
 
 
 # Routing

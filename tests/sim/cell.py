@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from harness.replica_host import arn, queue
 
 from quaymaster.coordination import watched_prefix
-from quaymaster.core import placement
+from quaymaster.core import placement, staged_messages
 from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import Command, InternalCommand, SetQueue
 from quaymaster.core.formats import CellFormat
@@ -40,6 +40,7 @@ from sim.profiles import Profile, draw
 from sim.queue_checker import RETENTION_SHORT_MS, QueueChecker, QueueKind
 from sim.replica import Replica
 from sim.store import Store
+from sim.transactions import TRANSACTION_EXPIRES_MS, Sink, check_batches, drive
 
 ACTIVATION_LIMIT_US = 15 * SECOND
 DRAIN_LIMIT_US = 120 * SECOND
@@ -47,6 +48,7 @@ SET_UP_US = 10 * SECOND
 """What goes wrong begins when the queues are there, or after so long."""
 REST_LIMIT_US = 600 * SECOND
 SETTLE_US = 2 * SECOND
+STAGED_GRACE_MS = 3_000
 MANAGERS = ("m1", "m2")
 STANDARD, FIFO, WORK, DEAD, LOOSE, PURGED, SHORT, SOURCE, TARGET = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
@@ -77,6 +79,14 @@ LOG_QUEUES = [
     QueueKind(STEPS + 2, "steps.fifo@b", journal=1, is_fifo=True, group_of=STEPS),
 ]
 """And these: logs that are read by two groups each."""
+BULK = 30
+BULK_QUEUES = [
+    QueueKind(BULK, "bulk"),
+    QueueKind(BULK + 1, "bulk.fifo", journal=1, is_fifo=True),
+    QueueKind(BULK + 2, "bulk-log", journal=2, is_log=True),
+    QueueKind(BULK + 3, "bulk-log@a", journal=2, group_of=BULK + 2),
+]
+"""And these: sinks send to them in transactions."""
 
 
 def definition_of(kind: QueueKind) -> QueueDefinition:
@@ -155,6 +165,9 @@ class Cell:
             self.queues += FAR_QUEUES
         if profile.has_logs:
             self.queues += LOG_QUEUES
+        if profile.has_transactions:
+            self.queues += BULK_QUEUES
+        self.sinks: list[Sink] = []
         self.kinds: dict[int, QueueKind] = {kind.queue_id: kind for kind in self.queues}
         self.elsewhere = QueuesElsewhere(CellFormat())
         self.queue_checker = QueueChecker(
@@ -288,6 +301,8 @@ class Cell:
         logger = logging.getLogger("quaymaster")
         level, propagates = logger.level, logger.propagate
         handler = StoryHandler(self)
+        expires_ms = staged_messages.EXPIRES_MS
+        vars(staged_messages)["EXPIRES_MS"] = TRANSACTION_EXPIRES_MS
         vars(watched_prefix)["random"] = self.kernel.random_for("watches")
         placement._Planner = self.bugs.variant(placement._Planner)  # type: ignore[misc]  # a subclass in its place
         logger.setLevel(logging.INFO if self.kernel.story is not None else logging.CRITICAL)
@@ -297,6 +312,7 @@ class Cell:
             yield
         finally:
             vars(watched_prefix)["random"] = random
+            vars(staged_messages)["EXPIRES_MS"] = expires_ms
             placement._Planner = planner  # type: ignore[misc]  # the class itself again
             logger.removeHandler(handler)
             logger.setLevel(level)
@@ -328,6 +344,8 @@ class Cell:
             )
         for checker in (self.queue_checker, *self.group_checkers.values()):
             checker.check_drained()
+        for sink in self.sinks:
+            check_batches(sink, self.judges_of(sink.queue))
         if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._is_at_rest):
             raise Violation("L5", f"the managers do not come to rest: {self._states()}")
         kernel.run_until(kernel.now_us + SETTLE_US)
@@ -383,6 +401,8 @@ class Cell:
                 client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=carelessness))
         if profile.has_logs:
             self._start_clients_of_logs()
+        if profile.has_transactions:
+            self._start_sinks()
         client = self._client("counts")
         client.run(watch_empty(client, [kind for kind in self.queues if not kind.is_log]))
 
@@ -407,6 +427,23 @@ class Cell:
                 client.run(produce(client, kind, gap_us=2 * profile.gap_us, groups=profile.groups))
             else:
                 client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=profile.carelessness))
+
+    def _start_sinks(self) -> None:
+        profile = self.faults
+        for kind in BULK_QUEUES:
+            if not kind.is_log:
+                client = self._client(f"of {kind.name}")
+                client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=profile.carelessness))
+            if kind.group_of:
+                continue
+            # One driver by itself, which gives batches up; and two that get in each other's way.
+            for name, drivers in (("alone", 1), ("shared", 2)):
+                sink = Sink(f"{kind.name}-{name}", kind, profile.groups, has_doomed=drivers == 1)
+                self.sinks.append(sink)
+                for number in range(drivers):
+                    self.producers_left += 1
+                    client = self._client(f"{sink.name}-{number}")
+                    client.run(drive(client, sink, gap_us=4 * profile.gap_us))
 
     def _client(self, name: str) -> Client:
         client = self.bugs.variant(Client)(self, name)
@@ -483,6 +520,8 @@ def _check_memory(replica: Replica) -> None:
         }
         if partition.definition.is_log:
             del left["messages"], left["behind the head"]
+        if partition.staged is not None:
+            left["staged"] = len(partition.staged.expired(replica.journal.last_time_ms - STAGED_GRACE_MS))
         if any(left.values()):
             raise Violation("L4", f"{replica.member} drained partition {key >> 16} and still has {left}")
 

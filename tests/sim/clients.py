@@ -256,14 +256,13 @@ def consume(client: Client, queue: QueueKind, *, gap_us: int, carelessness: floa
         yield random.randint(0, 2 * queue.visibility_timeout_ms * MS if is_careless else gap_us)
         if is_careless and random.random() < 0.3:
             found = random.sample(found, random.randint(1, len(found)))
-        numbers = [delivery.number for delivery in found]
-        checker.delete_asked(numbers)
+        checker.delete_asked([delivery.number for delivery in found])
         outcome = yield Delete(queue.queue_id, 0, _receipts(found))
         if isinstance(outcome, EntriesOutcome):
-            for number, error in zip(numbers, outcome.errors, strict=True):
+            for delivery, error in zip(found, outcome.errors, strict=True):
                 if error is None or client.attempts == 1:
                     checker.delete_answered(
-                        queue.queue_id, number, is_done=error is None, now_us=cell.kernel.now_us
+                        queue.queue_id, delivery, is_done=error is None, now_us=cell.kernel.now_us
                     )
 
 

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows
+from quaymaster.core.records import MESSAGE_TYPES, Batch, Row, decode_header, iterate_rows
 from quaymaster.core.replication import LogOperation, Truncate, Write
 from sim.kernel import MS, Kernel, Violation
-
-_MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
 
 
 @dataclass(slots=True)
@@ -206,7 +204,7 @@ class LogDisk:
 def _messages_of(batch: Batch) -> Iterator[tuple[int, Kept]]:
     data = batch.data
     for row in iterate_rows(data, decode_header(data)):
-        if row.type in _MESSAGE_TYPES:
+        if row.type in MESSAGE_TYPES:
             yield row.offset, Kept(row, data[row.position : row.position + row.length])
 
 

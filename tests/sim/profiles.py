@@ -70,6 +70,8 @@ class Profile:
     """Whether there is a queue that is purged, and one whose messages expire."""
     has_logs: bool = False
     """Whether there are log-retained queues with two consumer groups each."""
+    has_transactions: bool = False
+    """Whether there are queues to which sinks send in transactions."""
 
 
 def draw(seed: int) -> Profile:
@@ -135,6 +137,7 @@ def draw(seed: int) -> Profile:
     profile.has_more_queues = random.random() < 0.3
     profile.has_moves = random.random() < 0.4
     profile.has_logs = random.random() < 0.2
+    profile.has_transactions = random.random() < 0.2
     return profile
 
 
@@ -157,6 +160,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "moves": {"kill": 2, "leader cut off": 3, "power cut": 3, "transfer": 6},
     "more queues": {"kill": 5, "leader cut off": 5},
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
+    "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
 }
 """Profiles in which one kind of bug shows soonest: the mean distance in seconds of each fault they add."""
@@ -179,8 +183,9 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_more_queues = hunt == "more queues"
     profile.has_moves = hunt == "moves"
     profile.has_logs = hunt == "logs"
-    profile.compaction_us = 300 * MS if hunt in ("compaction", "logs") else 0
-    if hunt in ("laggards", "snapshots", "compaction", "logs"):
+    profile.has_transactions = hunt == "transactions"
+    profile.compaction_us = 300 * MS if hunt in ("compaction", "logs", "transactions") else 0
+    if hunt in ("laggards", "snapshots", "compaction", "logs", "transactions"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
     if hunt == "stale":

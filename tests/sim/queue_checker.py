@@ -132,6 +132,17 @@ class QueueChecker:
             )
         self._floors[message.queue_id] = max(self._floors.get(message.queue_id, 0), sequence)
 
+    def transaction_acked(self, numbers: list[int], now_us: int) -> None:
+        """A transaction is committed: all of these are sent, and nobody says at which places."""
+        for number in numbers:
+            message = self._messages[number]
+            message.acked_us = message.acked_us or now_us
+            self.acked_sends += 1
+
+    def place_of(self, number: int, queue_id: int) -> int | None:
+        """Return where a message was seen to be in a queue."""
+        return self._messages[number].places.get(queue_id)
+
     def delivered(self, queue_id: int, found: list[Delivery], *, asked_us: int, now_us: int) -> None:
         """A receive was answered."""
         queue = self.queues[queue_id]
@@ -159,12 +170,14 @@ class QueueChecker:
             if sequence is not None and message.group:
                 self._groups[message.queue_id, message.group].discard(sequence)
 
-    def delete_answered(self, queue_id: int, number: int, *, is_done: bool, now_us: int) -> None:
-        """A delete was acknowledged, or refused (then it changed nothing)."""
-        message = self._messages[number]
+    def delete_answered(self, queue_id: int, delivery: Delivery, *, is_done: bool, now_us: int) -> None:
+        """A delete of what was delivered was acknowledged, or refused (then it changed nothing)."""
+        message = self._messages[delivery.number]
         if is_done:
             self.acked_deletes += 1
-            message.deleted_us.setdefault(queue_id, now_us)
+            # Where a purge came between, its retry may have stored it once more: that one is not deleted.
+            if message.places.get(queue_id) == delivery.sequence:
+                message.deleted_us.setdefault(queue_id, now_us)
             return
         message.deletes_asked -= 1
         sequence = message.places.get(message.queue_id)

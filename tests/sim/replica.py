@@ -26,6 +26,7 @@ from quaymaster.core.commands import (
     Receive,
     Send,
     SentOutcome,
+    StageMessages,
     TakenOutcome,
 )
 from quaymaster.core.errors import DiskFull, NotLeader, NotNow, Overloaded
@@ -562,7 +563,8 @@ class Replica:
         journal = self.journal
         time_ms = self.clock.wall_ms()
         for asked in inbox:
-            if journal.log.refuses_sends and isinstance(asked.command, Send) and journal.is_leading:
+            is_storing = isinstance(asked.command, Send | StageMessages)
+            if journal.log.refuses_sends and is_storing and journal.is_leading:
                 self._answer(asked, DiskFull("The disk is full."))
                 continue
             journal.propose(asked.command, asked, time_ms)
@@ -676,6 +678,12 @@ class Replica:
         every_us = self.cell.faults.compaction_us
         if every_us and self._random.random() < TICK_US / every_us:
             self._compact()
+        if self.cell.faults.has_transactions and self.journal.is_leading:
+            now_ms = self.clock.wall_ms()
+            for partition in list(self.journal.queues.partitions.values()):
+                if partition.staged is not None and partition.staged.expired(now_ms):
+                    expire = ExpireMessages(partition.definition.queue_id, partition.number)
+                    self.journal.propose(expire, None, now_ms)
         if self.cell.faults.has_more_queues and self.journal.is_leading:
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.alive and partition.definition.retention_ms < RETENTION_SHORT_MS:

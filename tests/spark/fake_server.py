@@ -35,6 +35,7 @@ class FakeLog:
     name: str
     partitions: list[list[bytes]]
     earliest: list[int] = field(default_factory=list)
+    attributes: dict[str, str] = field(default_factory=lambda: {"RetentionMode": "Log"})
 
     def __post_init__(self) -> None:
         self.earliest = self.earliest or [0] * len(self.partitions)
@@ -49,7 +50,12 @@ class Refusal(Exception):
 
 
 class FakeServer:
-    """The server's state. `before(action, fields)` may raise a Refusal, or a ConnectionError that cuts the line."""
+    """The server's state.
+
+    `before(action, fields)` may raise a Refusal, or a ConnectionError that cuts the line; `after` the same, when the
+    action has had its effect. Transactions are by (queue, sink): what is staged by batch and stage, and the last batch
+    committed; `sent` gets their messages with the commit.
+    """
 
     def __init__(self) -> None:
         self.logs: dict[str, FakeLog] = {}
@@ -58,7 +64,11 @@ class FakeServer:
         self.committed: dict[str, dict[int, int]] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.invocations: list[tuple[str, str]] = []
+        self.staged: dict[tuple[str, str], dict[int, dict[str, list[dict[str, Any]]]]] = {}
+        self.last_batches: dict[tuple[str, str], int] = {}
+        self.has_transactions = True
         self.before: Callable[[str, dict[str, Any]], None] = lambda action, fields: None
+        self.after: Callable[[str, dict[str, Any]], None] = lambda action, fields: None
         self.connections = 0
         self.port = 0
         self._ids = 100
@@ -95,10 +105,14 @@ class FakeServer:
             self.calls.append((action, fields))
             self.before(action, fields)
             if action == "FetchMessages":
-                return self._fetch(fields)
-            return json.dumps(self._json(action, fields)).encode(), {
-                "Content-Type": "application/x-amz-json-1.0"
-            }
+                answer = self._fetch(fields)
+            else:
+                answer = (
+                    json.dumps(self._json(action, fields)).encode(),
+                    {"Content-Type": "application/x-amz-json-1.0"},
+                )
+            self.after(action, fields)
+            return answer
 
     def _json(self, action: str, fields: dict[str, Any]) -> dict[str, Any]:
         if action == "GetQueueUrl":
@@ -114,11 +128,18 @@ class FakeServer:
             self.sent.setdefault(fields["QueueUrl"].rpartition("/")[2], []).extend(fields["Entries"])
             return {"Successful": [{"Id": entry["Id"]} for entry in fields["Entries"]]}
         if action == "CommitOffsets":
-            self.committed[fields["QueueUrl"].rpartition("/")[2]] = {
-                one["Partition"]: one["Offset"] for one in fields["Offsets"]
-            }
+            group = self.committed.setdefault(fields["QueueUrl"].rpartition("/")[2], {})
+            for one in fields["Offsets"]:
+                group[one["Partition"]] = max(group.get(one["Partition"], 0), one["Offset"])
             return {}
+        if action in ("StageMessages", "CommitTransaction", "AbortTransaction"):
+            return self._transact(action, fields)
         log = self._log(fields)
+        if action == "GetQueueAttributes":
+            return {"Attributes": log.attributes}
+        if action == "SetQueueAttributes":
+            log.attributes |= fields["Attributes"]
+            return {}
         if action == "DescribeLog":
             bounds = [
                 {"Partition": number, "EarliestOffset": log.earliest[number], "NextOffset": len(bodies)}
@@ -135,6 +156,42 @@ class FakeServer:
                 for number, bodies in enumerate(log.partitions)
             ]
         }
+
+    def expire(self) -> None:
+        """Drop all that is staged, as an hour without a commit does."""
+        with self._lock:
+            self.staged.clear()
+
+    def _transact(self, action: str, fields: dict[str, Any]) -> dict[str, Any]:
+        if not self.has_transactions:
+            raise Refusal(404, "")
+        queue, sink, batch = fields["QueueUrl"].rpartition("/")[2], fields["SinkId"], fields["BatchId"]
+        if queue not in {*self.logs, *self.ordinary}:
+            raise Refusal(400, "QueueDoesNotExist")
+        is_committed = batch <= self.last_batches.get((queue, sink), -1)
+        stages = self.staged.setdefault((queue, sink), {}).setdefault(batch, {})
+        if action == "AbortTransaction":
+            stages.clear()
+            return {"Aborted": not is_committed}
+        if is_committed:
+            return {"Staged": 0, "Committed": 0, "AlreadyCommitted": True}
+        if action == "StageMessages":
+            assert 1 <= len(fields["Messages"]) <= 1_000
+            stage = stages.setdefault(fields["Stage"], [])
+            if fields["FirstIndex"] > len(stage):
+                raise Refusal(400, "InvalidParameterValue")
+            stage += fields["Messages"][len(stage) - fields["FirstIndex"] :]
+            return {"Staged": len(stage), "AlreadyCommitted": False}
+        messages: list[dict[str, Any]] = []
+        for one in fields["Stages"]:
+            found = stages.get(one["Stage"], [])
+            if not found or len(found) != one["Count"]:
+                raise Refusal(400, "StageNotFound")
+            messages += found
+        del self.staged[queue, sink][batch]
+        self.last_batches[queue, sink] = batch
+        self.sent.setdefault(queue, []).extend(messages)
+        return {"Committed": len(messages), "AlreadyCommitted": False}
 
     def _fetch(self, fields: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
         log = self._log(fields)
@@ -215,6 +272,8 @@ def fake_server() -> Iterator[FakeServer]:
                 status, content, more = 403, json.dumps({"__type": f"x#{type(error).__name__}"}).encode(), {}
             except Refusal as error:
                 content = json.dumps({"__type": f"x#{error.code}", "message": "as the test asked"}).encode()
+                # As the real one answers when it does not know an action.
+                content = content if error.code else b"<UnknownOperationException/>"
                 status, more = error.status, error.headers
             self.send_response(status)
             for name, value in more.items():

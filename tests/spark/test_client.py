@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,12 @@ def test_a_server_that_stays_away_is_given_up_at_the_deadline(server: FakeServer
         now_s += seconds
 
     client = Client(server.endpoint, Patience(5.0, 30.0), now_s=lambda: now_s, sleep=sleep)
-    with client, pytest.raises(ServerIsUnavailable, match=r"DescribeLog .* in 30 s .* ServiceUnavailable"):
+    with (
+        client,
+        pytest.raises(
+            ServerIsUnavailable, match=r"DescribeLog of orders at .* in 30 s .* ServiceUnavailable"
+        ),
+    ):
         client.describe_log(server.url("orders"))
 
     assert 20 < now_s <= 30
@@ -116,6 +122,29 @@ def test_a_refusal_is_not_repeated(server: FakeServer, client: Client) -> None:
 
     assert (caught.value.code, caught.value.status) == ("QueueDoesNotExist", 400)
     assert len(server.calls) == 1
+
+
+def test_a_refusal_names_the_queue_also_after_it_went_from_a_task_to_the_driver(
+    server: FakeServer, client: Client
+) -> None:
+    asked: dict[str, Callable[[], object]] = {
+        "GetQueueUrl of none: ": lambda: client.queue_url("none"),
+        "DescribeLog of none: ": lambda: client.describe_log(server.url("none")),
+        "FindOffsets of none@g: ": lambda: client.find_offsets(server.url("none@g"), 0),
+    }
+
+    for start, ask in asked.items():
+        with pytest.raises(RequestRefused) as caught:
+            ask()
+        assert str(caught.value).startswith(f"{start}QueueDoesNotExist (400): ")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_refusal_about_no_queue_names_none(server: FakeServer, client: Client) -> None:
+    server.before = Failures(Refusal(400, "AccessDenied"))
+
+    with pytest.raises(RequestRefused, match=r"^ListQueues: AccessDenied \(400\)"):
+        client.queue_urls()
 
 
 # Where the server is, and whose key

@@ -15,10 +15,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from .cluster import PROC, python_workers
 from .conftest import WAIT_S
 from .fake_server import FakeServer
 
-PROC = Path("/proc")
+BATCHES = int(os.environ.get("SPARK_FAULT_BATCHES", "20"))
+BATCH_ROWS = 40
 
 
 def stream(spark: SparkSession, fake: FakeServer, **options: str) -> DataFrame:
@@ -31,37 +33,12 @@ def stream(spark: SparkSession, fake: FakeServer, **options: str) -> DataFrame:
     )
 
 
-def python_workers() -> list[int]:
-    """Return the Python processes that run tasks: the children of Spark's daemon, which is a child of our JVM."""
-    parents: dict[int, int] = {os.getpid(): os.getppid()}
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue  # it ended meanwhile
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    # The workers have the daemon's command line too, being forks of it; the daemon itself is a child of the JVM.
-    return [
-        pid for pid in ours if all(b"pyspark.daemon" in _command_line(one) for one in (pid, parents[pid]))
-    ]
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return (PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 @pytest.mark.skipif(not PROC.exists(), reason="finds Spark's Python workers in /proc")
 def test_nothing_is_lost_or_doubled_over_many_batches_while_python_workers_are_killed(
     spark: SparkSession, fake: FakeServer, checkpoint: str
 ) -> None:
-    log = fake.make("orders", 1_500, 700)
+    rows = BATCHES * BATCH_ROWS
+    log = fake.make("orders", rows - rows // 3, rows // 3)
     batches: dict[int, list[tuple[int, int]]] = {}
     chance = random.Random(7)
     ends = threading.Event()
@@ -79,19 +56,19 @@ def test_nothing_is_lost_or_doubled_over_many_batches_while_python_workers_are_k
                 continue
             through = len(batches)
             time.sleep(chance.uniform(0, 0.5))
-            workers = python_workers()
+            workers = python_workers(os.getpid())
             if workers:
                 os.kill(chance.choice(workers), signal.SIGKILL)
                 killed.append(through)
             with fake._lock:
                 log.partitions[chance.randrange(2)] += [b"more"] * 3
 
-    frame = stream(spark, fake, maxOffsetsPerTrigger="40", minPartitions="2", maxTasks="2")
+    frame = stream(spark, fake, maxOffsetsPerTrigger=str(BATCH_ROWS), minPartitions="2", maxTasks="2")
     killer = threading.Thread(target=kill)
     killer.start()
     try:
         runs = 0
-        while sum(map(len, batches.values())) < 2_200:
+        while sum(map(len, batches.values())) < rows:
             runs += 1
             query = (
                 frame.writeStream.foreachBatch(take)
@@ -103,13 +80,13 @@ def test_nothing_is_lost_or_doubled_over_many_batches_while_python_workers_are_k
                 assert query.awaitTermination(WAIT_S)
             except StreamingQueryException:
                 # What was killed was the driver's reader, not a task: the query starts again from its checkpoint.
-                assert runs < 100
+                assert runs < 2 * BATCHES
     finally:
         ends.set()
         killer.join()
 
-    assert len(killed) >= 10
-    assert len(batches) >= 50
+    assert len(killed) >= BATCHES // 6
+    assert len(batches) >= BATCHES
     for partition in range(2):
         offsets = [
             offset for _, rows in sorted(batches.items()) for number, offset in rows if number == partition
@@ -188,21 +165,102 @@ def test_a_group_is_told_the_last_batch_though_nothing_more_comes_and_never_too_
     assert too_much == []
 
 
-def test_a_queue_made_anew_ends_the_query(spark: SparkSession, fake: FakeServer, checkpoint: str) -> None:
-    fake.make("orders", 5)
+class Taking:
+    """A stream of `orders` whose offsets are kept, over several runs from one checkpoint."""
 
-    def run() -> None:
+    def __init__(self, spark: SparkSession, fake: FakeServer, checkpoint: str, **options: str) -> None:
+        self.offsets: list[int] = []
+        self.batches: list[int] = []
+        self._frame = stream(spark, fake, **options)
+        self._checkpoint = checkpoint
+
+    def run(self, **trigger: bool) -> None:
+        """Read what there is; raises StreamingQueryException."""
         query = (
-            stream(spark, fake)
-            .writeStream.format("noop")
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
+            self._frame.writeStream.foreachBatch(self._take)
+            .option("checkpointLocation", self._checkpoint)
+            .trigger(**(trigger or {"availableNow": True}))
             .start()
         )
         assert query.awaitTermination(WAIT_S)
 
-    run()
-    fake.make("orders", 50)
+    def _take(self, frame: DataFrame, batch_id: int) -> None:
+        offsets = sorted(row["offset"] for row in frame.collect())
+        self.offsets += offsets
+        self.batches.append(len(offsets))
+
+
+def test_a_queue_made_anew_ends_the_query_or_is_read_from_its_beginning(
+    spark: SparkSession, fake: FakeServer, checkpoint: str
+) -> None:
+    fake.make("orders", 5)
+    strict = Taking(spark, fake, checkpoint)
+    strict.run()
+    fake.make("orders", 7)
 
     with pytest.raises(StreamingQueryException, match="made anew under its name"):
-        run()
+        strict.run()
+    tolerant = Taking(spark, fake, checkpoint, failOnDataLoss="false")
+    tolerant.run()
+
+    assert strict.offsets == list(range(5))
+    # The new queue enters at its beginning, and is read from there on by the next trigger.
+    tolerant.run()
+    assert tolerant.offsets == list(range(7))
+
+
+def test_messages_that_retention_took_before_they_were_read_end_the_query_or_are_left_out(
+    spark: SparkSession, fake: FakeServer, checkpoint: str
+) -> None:
+    log = fake.make("orders", 10)
+    strict = Taking(spark, fake, checkpoint)
+    strict.run()
+    log.partitions[0] += [b"more"] * 20
+    log.earliest[0] = 15
+
+    with pytest.raises(StreamingQueryException, match="was read up to 10, and holds 15 to 30"):
+        strict.run()
+    tolerant = Taking(spark, fake, checkpoint, failOnDataLoss="false")
+    tolerant.run()
+
+    assert strict.offsets == list(range(10))
+    assert tolerant.offsets == list(range(15, 30))
+
+
+def test_a_run_of_what_is_there_ends_though_messages_keep_coming_and_one_batch_takes_all_when_asked(
+    spark: SparkSession, fake: FakeServer, checkpoint: str
+) -> None:
+    log = fake.make("orders", 50)
+
+    def before(action: str, fields: dict[str, Any]) -> None:
+        log.partitions[0] += [b"more"] * 3
+
+    fake.before = before
+    taking = Taking(spark, fake, checkpoint, maxOffsetsPerTrigger="20")
+    taking.run()
+    assert len(taking.batches) >= 3
+    assert max(taking.batches) <= 20
+    there = len(taking.offsets)
+
+    fake.before = lambda action, fields: None
+    left = len(log.partitions[0]) - there
+    taking.run(once=True)
+
+    assert taking.batches[-1] == left > 20
+    assert taking.offsets == list(range(len(log.partitions[0])))
+
+
+def test_two_queries_of_one_group_both_read_all_and_the_group_shows_the_one_ahead(
+    spark: SparkSession, fake: FakeServer, tmp_path: Path
+) -> None:
+    log = fake.make("orders", 30)
+    ahead = Taking(spark, fake, str(tmp_path / "ahead"), consumerGroup="billing")
+    behind = Taking(spark, fake, str(tmp_path / "behind"), consumerGroup="billing", maxOffsetsPerTrigger="10")
+    ahead.run()
+    assert fake.committed["orders@billing"] == {0: 30}
+    log.partitions[0] += [b"more"] * 10
+    ahead.run()
+    behind.run()
+
+    assert fake.committed["orders@billing"] == {0: 40}
+    assert ahead.offsets == behind.offsets == list(range(40))

@@ -12,7 +12,9 @@ from botocore.exceptions import ClientError
 from harness.process import QuaymasterProcess
 from pyspark.sql import SparkSession
 
+from pyspark_quaymaster.client import Client
 from pyspark_quaymaster.credentials import Endpoint
+from quaymaster.pipeline.bronze import positions_of
 from quaymaster.pipeline.feed import QueueFeed
 from quaymaster.pipeline.jobs import Pipeline
 from quaymaster.pipeline.reconciliation import compare_rows
@@ -85,9 +87,15 @@ def test_usage_is_what_clients_did_also_when_the_server_is_killed(
                     for name in ("requests", "messages", "bytes", "chunks", "errors"):
                         found[line.queue, line.action, name] += getattr(line, name)
                 found = +found
+            with Client(endpoint) as client:
+                group = client._call(
+                    "Quaymaster.DescribeLog", {"QueueUrl": f"{fields['queue_url']}@pipeline"}
+                )
+            positions = positions_of(warehouse)
     finally:
         process.kill9()
 
     assert found == made
     assert [one.difference for one in compare_rows(warehouse)] == [0] * 5
     assert pipeline.coverage.gaps() == []
+    assert {one["Partition"]: one["Committed"] for one in group["Partitions"]} == positions

@@ -53,6 +53,7 @@ def test_the_usage_queue_is_read_to_its_end_and_no_further_than_once(
     third = run(site, workers, feed)
 
     assert (first, second, third) == (150, 50, 0)
+    assert fake.committed["quaymaster-usage@pipeline"] == {0: 4, 1: 1}
     assert site.usage() == expected_usage(one, two)
     with site.warehouse.writing():
         assert backfill(workers, site.warehouse, 0, 1 << 62).replaced == ()

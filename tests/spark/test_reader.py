@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from pyspark_quaymaster import DefaultSource
-from pyspark_quaymaster.errors import AnswerIsWrong, DataIsLost, OptionIsInvalid
+from pyspark_quaymaster.errors import AnswerIsWrong, DataIsLost, OptionIsInvalid, RequestRefused
 from pyspark_quaymaster.schema import SCHEMA, arrow_schema
 from pyspark_quaymaster.source import BatchReader, StreamReader
 
@@ -244,6 +244,25 @@ def test_several_queues_are_read_by_list_or_pattern_and_ordinary_ones_passed_ove
     assert isinstance(by_pattern, BatchReader)
     assert len(read_batch(by_list)) == 6
     assert len(read_batch(by_pattern)) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nope", "GetQueueUrl of nope: QueueDoesNotExist"),
+        ("plain", "DescribeLog of plain: UnsupportedOperation"),
+    ],
+)
+def test_of_several_queues_the_one_that_cannot_be_read_is_named(
+    server: FakeServer, name: str, complaint: str
+) -> None:
+    server.make("a", 1)
+    server.make("b", 1)
+    server.ordinary.add("plain")
+    source = DefaultSource({**server.options, "queues": f"a,{name},b"})
+
+    with pytest.raises(RequestRefused, match=complaint):
+        source.reader(SCHEMA).partitions()
 
 
 def test_a_gap_inside_a_range_is_an_error(server: FakeServer) -> None:

@@ -16,6 +16,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from pyspark_quaymaster.credentials import Endpoint as ConnectorEndpoint
+
 from .conftest import WAIT_S
 
 SETTINGS = {"authentication": "signed", "purge_interval_s": "0", "queue_name_reuse_s": "0"}
@@ -35,6 +37,11 @@ class Server:
         )
         self.sqs: Any = self.endpoint.client()
 
+    def kill(self) -> None:
+        """Kill what may die, and start it again."""
+        self.process.kill9()
+        self.process.start()
+
     @property
     def options(self) -> dict[str, str]:
         return {
@@ -43,6 +50,12 @@ class Server:
             "accessKeyId": self.endpoint.access_key_id,
             "secretAccessKey": self.endpoint.secret_access_key,
         }
+
+    @property
+    def endpoint_of_connector(self) -> ConnectorEndpoint:
+        """Where the server is, as the connector's own client takes it."""
+        known = self.endpoint
+        return ConnectorEndpoint(known.url, known.region, known.access_key_id, known.secret_access_key)
 
     def make_log(self, *, fifo: bool = False, **attributes: str) -> str:
         """Create a log-retained queue and return its name."""
@@ -278,13 +291,48 @@ def test_messages_go_from_a_log_to_a_fifo_log_in_order_and_a_repetition_adds_not
         assert bodies == sorted(bodies)
 
 
-def test_a_batch_is_sent_to_an_ordinary_queue(spark: SparkSession, server: Server) -> None:
+def test_messages_are_copied_whole_and_once_from_log_to_log_by_transactions(
+    spark: SparkSession, server: Server, checkpoint: str
+) -> None:
+    source, target = server.make_log(fifo=True), server.make_log(fifo=True)
+    attributes = {
+        "text": {"DataType": "String", "StringValue": "é"},
+        "bytes": {"DataType": "Binary.gif", "BinaryValue": b"\x00\xff"},
+    }
+    for number, body in enumerate(["ünïcode", "x" * MEBIBYTE, "y" * MEBIBYTE, "z"]):
+        server.sqs.send_message(
+            QueueUrl=server.endpoint.queue_url(source),
+            MessageBody=body,
+            MessageGroupId=f"g{number % 2}",
+            MessageDeduplicationId=str(number),
+            **({"MessageAttributes": attributes} if number in (0, 3) else {}),
+        )
+    rows = follow(spark, server, source, maxOffsetsPerTrigger="3", maxTasks="1").select(
+        "value", "key", "attributes"
+    )
+
+    for _ in range(2):
+        run(rows, checkpoint, "quaymaster", **server.options, queue=target)
+
+    columns = ("value", "key", "attributes")
+    given, found = (read(spark, server, queue).orderBy("offset").collect() for queue in (source, target))
+    assert [[row[name] for name in columns] for row in found] == [
+        [row[name] for name in columns] for row in given
+    ]
+    assert len({row["dedup_id"] for row in found}) == 4
+
+
+def test_a_batch_is_sent_to_an_ordinary_queue_once_though_it_is_written_twice(
+    spark: SparkSession, server: Server
+) -> None:
     server.create("sent")
     rows = spark.range(25).select(
         F.col("id").cast("string").alias("value"), F.expr("map('n', 'x')").alias("attributes")
     )
 
-    rows.write.format("quaymaster").options(**server.options, queue="sent").mode("append").save()
+    for _ in range(2):
+        writer = rows.write.format("quaymaster").options(**server.options, queue="sent", txnId="once")
+        writer.mode("append").save()
 
     bodies: list[int] = []
     while len(bodies) < 25:
@@ -298,3 +346,7 @@ def test_a_batch_is_sent_to_an_ordinary_queue(spark: SparkSession, server: Serve
             assert message["MessageAttributes"]["n"] == {"DataType": "String", "StringValue": "x"}
             bodies.append(int(message["Body"]))
     assert sorted(bodies) == list(range(25))
+    counted = server.sqs.get_queue_attributes(
+        QueueUrl=server.endpoint.queue_url("sent"), AttributeNames=["ApproximateNumberOfMessages"]
+    )
+    assert counted["Attributes"]["ApproximateNumberOfMessages"] == "0"

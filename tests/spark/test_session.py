@@ -47,6 +47,24 @@ def test_columns_are_chosen_by_schema(spark: SparkSession, fake: FakeServer) -> 
     assert {tuple(f["Columns"]) for action, f in fake.calls if action == "FetchMessages"} == {("offset",)}
 
 
+@pytest.mark.parametrize("is_pushed", ["true", "false"])
+def test_a_filter_gives_the_same_rows_whether_spark_offers_it_to_sources_or_not(
+    spark: SparkSession, fake: FakeServer, is_pushed: str
+) -> None:
+    fake.make("orders", 100)
+    name = "spark.sql.python.filterPushdown.enabled"
+    usual = str(spark.conf.get(name))
+    spark.conf.set(name, is_pushed)
+    try:
+        rows = (
+            read(spark, fake).where("offset >= 40 AND offset < 50 AND key = 'g1'").select("offset").collect()
+        )
+    finally:
+        spark.conf.set(name, usual)
+
+    assert sorted(row["offset"] for row in rows) == [40, 43, 46, 49]
+
+
 def test_a_queue_can_be_a_view_in_sql(spark: SparkSession, fake: FakeServer) -> None:
     fake.make("orders", 10)
     options = ", ".join(f"{name} '{value}'" for name, value in {**fake.options, "queue": "orders"}.items())

@@ -1,4 +1,4 @@
-"""The sink as tasks use it, against a stand-in server: what is sent, in which order, and what is refused."""
+"""The sink as tasks use it, without transactions, against a stand-in server: what is sent, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructField, Str
 
 from pyspark_quaymaster import DefaultSource, sink
 from pyspark_quaymaster.client import Client
+from pyspark_quaymaster.entries import MessageIsRefused
 from pyspark_quaymaster.errors import OptionIsInvalid, ServerIsUnavailable
 from pyspark_quaymaster.schema import SCHEMA, arrow_schema
-from pyspark_quaymaster.sink import BatchWriter, MessageIsRefused, send_all
+from pyspark_quaymaster.sending import send_all
+from pyspark_quaymaster.sink import BatchWriter, Sent
 
 from .fake_server import FakeServer, fake_server
 
@@ -57,7 +59,7 @@ def test_rows_are_sent_whole_in_batches_of_ten(server: FakeServer) -> None:
         rows(columns, *({"value": str(n)} for n in range(95)))
     )
 
-    assert sent.messages == 95
+    assert sent == Sent(95)
     assert sorted(int(entry["MessageBody"]) for entry in server.sent["bills"]) == list(range(95))
     sizes = [len(fields["Entries"]) for action, fields in server.calls if action == "SendMessageBatch"]
     assert sorted(sizes) == [5, *[10] * 9]
@@ -178,12 +180,10 @@ def test_a_row_that_is_no_message_ends_the_task(
         ([VALUE], {}, "where to send is missing"),
         ([VALUE, SCHEMA["md5_body"]], {"queue": "bills"}, "'md5_body' cannot be sent"),
         ([StructField("value", IntegerType())], {"queue": "bills"}, "value is string or binary, not int"),
-        (
-            [VALUE],
-            {"queue": "bills", "exactlyOnce": "true"},
-            "need transactions, which this server does not have",
-        ),
-        ([VALUE], {"queue": "bills", "txnId": "t1"}, "need transactions, which this server does not have"),
+        ([VALUE], {"queue": "bills", "exactlyOnce": "true"}, "exactlyOnce=true needs a txnId"),
+        ([VALUE], {"queue": "bills", "txnId": "t1", "exactlyOnce": "false"}, "exactlyOnce=false makes none"),
+        ([VALUE], {"queue": "bills", "txnId": "a/b"}, "txnId has 1 to 124 letters"),
+        ([VALUE], {"queue": "bills", "txnId": "t1", "sendConcurrency": "2"}, "for exactlyOnce=false"),
         ([VALUE], {"queue": "bills", "maxTasks": "3"}, "there is no option maxtasks"),
     ],
 )
@@ -196,19 +196,13 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
         writer(server, columns, **options)
 
 
-def test_a_stream_must_say_that_at_least_once_is_enough(server: FakeServer) -> None:
-    options = server.options
+def test_a_stream_has_other_options_than_a_batch(server: FakeServer) -> None:
     columns = StructType([VALUE])
 
-    with pytest.raises(OptionIsInvalid, match="exactlyOnce=false sends at least once"):
-        DefaultSource({**options, "queue": "bills"}).streamWriter(columns, overwrite=False)
-    DefaultSource({**options, "queue": "bills", "exactlyOnce": "false"}).streamWriter(
-        columns, overwrite=False
-    )
+    with pytest.raises(OptionIsInvalid, match="txnId is for batch writes"):
+        DefaultSource({**server.options, "queue": "bills", "txnId": "t"}).streamWriter(columns, False)
     with pytest.raises(OptionIsInvalid, match="appended"):
-        DefaultSource({**options, "queue": "bills", "exactlyOnce": "false"}).streamWriter(
-            columns, overwrite=True
-        )
+        DefaultSource({**server.options, "queue": "bills"}).streamWriter(columns, overwrite=True)
 
 
 def test_an_error_of_one_connection_ends_the_task(server: FakeServer) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import compress, count, islice
+from operator import gt
 
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES
 from quaymaster.core.messages import prefix_bytes
@@ -57,17 +59,28 @@ class BodyCache:
     def take_run(self, offsets: Sequence[int], messages: list[bytes], bytes_max: int) -> int:
         """Append the messages of `offsets` behind those that are in `messages` already, while they are here.
 
-        `offsets` ascend. A message that would go beyond `bytes_max` ends it, but there is at least one. Returns how
-        much of `bytes_max` is left; 0 when it ended so.
+        A message that would go beyond `bytes_max` ends it, but there is at least one. Returns how much of `bytes_max`
+        is left; 0 when it ended so.
         """
-        at, stop = len(messages), len(offsets)
+        for stop in (*_falls(offsets), len(offsets)):
+            if stop > len(messages):
+                bytes_max = self._take_ascending(offsets, stop, messages, bytes_max)
+                if len(messages) < stop:
+                    break
+        return bytes_max
+
+    def _take_ascending(
+        self, offsets: Sequence[int], stop: int, messages: list[bytes], bytes_max: int
+    ) -> int:
+        """Do so up to an index; until there the offsets ascend."""
+        at = len(messages)
         bases = self._base_offsets
         while at < stop:
             number = bisect_right(bases, offsets[at]) - 1
             if number < self._first:
                 break
             base, data = bases[number], self._batches[number]
-            last = bisect_left(offsets, bases[number + 1], at) if number + 1 < len(bases) else stop
+            last = bisect_left(offsets, bases[number + 1], at, stop) if number + 1 < len(bases) else stop
             rows = [offset - base for offset in offsets[at:last]]
             for record_type, flags, start, end in payload_places(data, rows):
                 start += _SKIPPED[record_type == _MOVE][flags & 7]
@@ -84,6 +97,11 @@ class BodyCache:
         self.size_bytes -= sum([len(data) for data in self._batches[at:]])
         del self._base_offsets[at:], self._batches[at:]
         self._first = min(self._first, at)
+
+
+def _falls(offsets: Sequence[int]) -> list[int]:
+    """Return the indexes at which an offset is below the one before: there another stretch that was staged begins."""
+    return list(compress(count(1), map(gt, offsets, islice(offsets, 1, None))))
 
 
 _MOVE = int(RecordType.MOVE)

@@ -23,7 +23,7 @@ from functools import partial
 
 from crc32c import crc32c
 
-from quaymaster.broker.disk import Disk, FileHandle, is_full, write_file_durably
+from quaymaster.broker.disk import Disk, FileHandle, is_full
 from quaymaster.broker.journal_reading import JournalReader
 from quaymaster.broker.journal_recovery import RecoveredSegments, recover_segments
 from quaymaster.broker.journal_state import (
@@ -51,7 +51,7 @@ from quaymaster.broker.segments import (
     render_header,
     segment_name,
 )
-from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.space import SPARE_BYTES, JournalLimits
 from quaymaster.core.log_tail import Position
 from quaymaster.core.records import (
     HEADER_BYTES,
@@ -349,8 +349,8 @@ class JournalFiles(JournalReader):
         """Stop for good after a failed write or fsync, and mark the directory for the next open."""
         if self.failure is None:
             self.failure = error
-            with suppress(OSError):
-                write_file_durably(self._disk, self._directory, TAINTED_NAME, f"{error}\n".encode())
+            with suppress(OSError):  # on a full disk, too: a spare is there for it
+                self.space.put(TAINTED_NAME, f"{error}\n".encode()[:SPARE_BYTES])
 
     def repair_record(self, offset: int, payload: bytes) -> None:
         """Write a record's payload, as another replica has it, over what is damaged here, durably.

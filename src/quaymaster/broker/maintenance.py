@@ -99,14 +99,17 @@ class Expiry:
         for key in self._keys[self._next : self._next + EXPIRY_PARTITIONS_PER_STEP]:
             self._next += 1
             found = queues.partitions.get(key)
-            if found is None or not found.alive or found.log is not None:  # a group's expire with their log's
+            if found is None or found.log is not None:  # a group's expire with their log's
                 continue
-            if self._may_expire(found, now_ms):
+            has_expired = found.staged is not None and bool(found.staged.expired(now_ms))
+            if has_expired or (found.alive and self._may_expire(found, now_ms)):
                 self._expire(found)
             if time.perf_counter() > until:  # heads had to be looked up in chunks on the disk
                 break
 
     def _may_expire(self, found: Partition, now_ms: int) -> bool:
+        if found.pinned_from() <= found.head:
+            return False
         if found.has_moved_in or found.is_over_size:
             return True
         return found.oldest_sent_ms + found.definition.retention_ms <= now_ms

@@ -63,6 +63,8 @@ AWAY_RETRY_S = 1.0
 """A task waits for so long before it asks again where a queue is, or proposes again what was refused."""
 
 NO_SOURCE = "CouldNotDetermineMessageSource"
+INTO_A_LOG = "MessagesAreNotMovedIntoALog"
+"""Dead letters of a consumer group are copies: what they were copied from is in the log, and consumed."""
 NO_TARGET = "AWS.SimpleQueueService.NonExistentQueue"
 
 log = logging.getLogger(__name__)
@@ -374,7 +376,7 @@ class Moves:
             target_id, arn = origin
         known = self._host.replica.queues.definitions.get(target_id)
         if known is not None:
-            return NO_TARGET if known.keeps_all else Place(target_id, HERE)
+            return INTO_A_LOG if known.keeps_all else Place(target_id, HERE)
         if self._places is None:
             return NO_TARGET
         if arn is None:

@@ -30,10 +30,10 @@ from quaymaster.broker.state_store import (
     encode_partition,
     load_partitions,
 )
-from quaymaster.core.applied_queues import entry_of_record, partition_key
+from quaymaster.core.applied_queues import entry_of_record, find_message, partition_key
 from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.formats import CellFormat
-from quaymaster.core.index import IndexRebuild, NoRoomForChunk
+from quaymaster.core.index import IndexRebuild, NoRoomForChunk, ScatteredRebuild
 from quaymaster.core.log_tail import Position
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates
@@ -42,6 +42,8 @@ from quaymaster.monitoring.logs import log_event
 
 INDEX_NAME = "index.chunks"
 DAMAGED_NAME = "index.damaged"
+SCATTERED_CHUNKS_MAX = 256
+"""Where records lie scattered, so many chunks of a partition, 160 KB each, are made anew by one look at the journal."""
 
 log = logging.getLogger(__name__)
 
@@ -313,34 +315,52 @@ def _write_rebuilt(
 
 def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
     """Make every index chunk that cannot be read anew from the journal; return how many there were."""
-    rebuilds: dict[int, tuple[Partition, IndexRebuild]] = {}
-    count = 0
-    for key, partition in queues.partitions.items():
-        firsts = partition.index.lost_chunks(ChunkLost)
-        if firsts:
-            order = partition.order
-            groups = order.known_groups() if isinstance(order, FIFOOrder) else {}
-            rebuilds[key] = (partition, IndexRebuild(partition.index, firsts, groups))
-            partition.dirty = True
-            count += len(firsts)
-    if not rebuilds:
-        return 0
-    log_event(log, logging.WARNING, "index rebuild started", partitions=len(rebuilds))
-    try:
-        for header, data in files.read_batches(files.start_offset):
-            for row in iterate_rows(data, header):
-                if row.type not in MESSAGE_TYPES:
-                    continue
-                wanted = rebuilds.get(partition_key(row.queue_id, row.partition))
-                if wanted is None or row.sequence < wanted[0].head or not wanted[1].wants(row.sequence):
-                    continue
-                payload = data[row.position : row.position + row.length]
-                wanted[1].fill(row.sequence, entry_of_record(row, payload))
-        for _, rebuild in rebuilds.values():
-            rebuild.finish()
-    except NoRoomForChunk as error:
-        raise OSError(errno.ENOSPC, "no room to make the message index anew", INDEX_NAME) from error
+    count, is_done = 0, False
+    while not is_done:
+        is_done = True
+        rebuilds: dict[int, tuple[Partition, IndexRebuild | ScatteredRebuild]] = {}
+        for key, partition in queues.partitions.items():
+            firsts = partition.index.lost_chunks(ChunkLost)
+            if firsts:
+                order = partition.order
+                groups = order.known_groups() if isinstance(order, FIFOOrder) else {}
+                # Staged messages lie in front of their commit: their records are not in the order of their numbers.
+                if partition.staged is not None and len(partition.staged.runs):
+                    some = firsts[:SCATTERED_CHUNKS_MAX]
+                    is_done = is_done and len(some) == len(firsts)
+                    rebuilds[key] = partition, ScatteredRebuild(partition.index, some, groups)
+                else:
+                    some = firsts
+                    rebuilds[key] = partition, IndexRebuild(partition.index, some, groups)
+                partition.dirty = True
+                count += len(some)
+        if not rebuilds:
+            break
+        log_event(log, logging.WARNING, "index rebuild started", partitions=len(rebuilds))
+        try:
+            _fill(rebuilds, files)
+        except NoRoomForChunk as error:
+            raise OSError(errno.ENOSPC, "no room to make the message index anew", INDEX_NAME) from error
     return count
+
+
+def _fill(
+    rebuilds: dict[int, tuple[Partition, IndexRebuild | ScatteredRebuild]], files: JournalFiles
+) -> None:
+    for header, data in files.read_batches(files.start_offset):
+        for row in iterate_rows(data, header):
+            if row.type not in MESSAGE_TYPES:
+                continue
+            wanted = rebuilds.get(partition_key(row.queue_id, row.partition))
+            if wanted is None:
+                continue
+            sequence, run = find_message(wanted[0], row)
+            if sequence < wanted[0].head or not wanted[1].wants(sequence):
+                continue
+            payload = data[row.position : row.position + row.length]
+            wanted[1].fill(sequence, entry_of_record(row, payload, run))
+    for _, rebuild in rebuilds.values():
+        rebuild.finish()
 
 
 __all__ = ["ChunkLost", "IndexChunks", "Recovered", "rebuild_index", "recover"]

@@ -49,6 +49,7 @@ from quaymaster.core.commands import (
     SendOutcome,
     SendResult,
     SentOutcome,
+    StageMessages,
     Taken,
     TakenOutcome,
 )
@@ -89,7 +90,7 @@ READ_BYTES_MAX = 1 << 20
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _MOVE = int(RecordType.MOVE)
-_STORING = (Send, MoveIn)
+_STORING = (Send, MoveIn, StageMessages)
 """What brings messages into the journal, and is refused while the disk cannot take more."""
 
 log = logging.getLogger(__name__)
@@ -557,7 +558,8 @@ class ReplicaHost:
                 if body is None:
                     reply(InternalFailure("The message this one duplicates cannot be read."))
                     return
-                _, flags, sequence, payload = body
+                record_type, flags, sequence, payload = body
+                sequence = self.replica.queues.sequence_of(result.partition_key, record_type, sequence)
                 message_id = message_id_of(payload[prefix_bytes(flags & PREFIX_FLAGS) :])
                 resolved.append(SendResult(sequence, message_id, duplicate=True))
             reply(SendOutcome(resolved))

@@ -13,12 +13,19 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.failures import Refused, WrongUsage, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
-from quaymaster.cli.pipeline import StorageOptions, WarehouseURI, need_tables, open_warehouse
+from quaymaster.cli.pipeline import (
+    StorageOptions,
+    WarehouseURI,
+    check_account,
+    need_tables,
+    open_warehouse,
+)
 
 if TYPE_CHECKING:
     from quaymaster.pipeline.billing.invoices import Invoice
+    from quaymaster.pipeline.billing.periods import Month
     from quaymaster.pipeline.billing.prices import PriceBook
     from quaymaster.pipeline.billing.reconciliation import Comparison
     from quaymaster.pipeline.billing.service import Made
@@ -83,6 +90,7 @@ def invoice(
         raise WrongUsage("--format pdf needs --out DIR.")
     if out is not None and format_ is None:
         raise WrongUsage("--out needs --format json, csv or pdf.")
+    check_account(account)
     period = _month(month)
     tables = open_warehouse(data_directory(data), warehouse, storage_option)
     store = BillingStore(tables)
@@ -158,7 +166,7 @@ def set_prices(
     try:
         book = parse(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{file} cannot be read: {error}.") from None
+        raise WrongUsage(f"{file} cannot be read: {reason_of(error)}.") from None
     except BadPriceBook as error:
         raise WrongUsage(f"{file}: {error}.") from None
     tables = open_warehouse(data_directory(data), warehouse, storage_option)
@@ -206,6 +214,25 @@ def _billing(store: Any, tables: Warehouse, grace_days: int, *, final: bool) -> 
         closed_until=_closed_until(tables),
         compare_layers=lambda: _compare_layers(tables, by_rows=final),
         grace=datetime.timedelta(days=grace_days),
+        why_not_final=lambda month: _why_brokers_do_not_say(tables, month),
+    )
+
+
+def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
+    """Return why usage of a month cannot be said to be what the brokers did; None if it can, or has no brokers."""
+    from quaymaster.pipeline import bronze
+    from quaymaster.pipeline.broker_counts import last_compared
+    from quaymaster.pipeline.feed import QUEUE_FEED
+    from quaymaster.pipeline.schemas import REQUEST_EVENTS
+
+    feed = tables.table(REQUEST_EVENTS).note(bronze.APP).get("feed", "")
+    compared = last_compared(tables)
+    if not feed.startswith(QUEUE_FEED) or (compared is not None and compared >= month.end):
+        return None
+    when = "never" if compared is None else f"last at {compared:%Y-%m-%d %H:%M} UTC"
+    return (
+        f"usage was {when} compared with what the brokers counted, which must be after the month: "
+        "quaymaster pipeline reconcile, and once more a minute later"
     )
 
 
@@ -225,6 +252,7 @@ def _closed_until(tables: Warehouse) -> datetime.datetime | None:
 def _compare_layers(tables: Warehouse, *, by_rows: bool) -> list[Comparison]:
     """Return what all layers count: by the notes of their commits, or, before an invoice is issued, by their rows."""
     from quaymaster.pipeline.billing.reconciliation import Comparison
+    from quaymaster.pipeline.broker_counts import last_comparison
     from quaymaster.pipeline.reconciliation import compare_notes, compare_rows
 
     found = []
@@ -235,6 +263,10 @@ def _compare_layers(tables: Warehouse, *, by_rows: bool) -> list[Comparison]:
             Comparison(scope, one.measure, (("blocks", one.segments), ("bronze", one.bronze), below))
         )
         found.append(Comparison(scope, one.measure, (("silver", one.silver), ("gold", one.gold))))
+    for brokers in last_comparison(tables):
+        usage = brokers.brokers + (brokers.difference if brokers.surplus else -brokers.difference)
+        counts = (("brokers", brokers.brokers), ("usage, within bounds", usage))
+        found.append(Comparison("brokers", brokers.measure, counts))
     return found
 
 
@@ -339,7 +371,7 @@ def _write_files(made: Sequence[Made], format_: Format, out: Path, as_json: bool
             path.write_bytes(render[format_](one.invoice))
             written.append(path)
     except OSError as error:
-        raise WrongUsage(f"{out} cannot be written: {error}.") from None
+        raise WrongUsage(f"{error.filename or out} cannot be written: {reason_of(error)}.") from None
     if as_json:
         print_json([str(path) for path in written])
     else:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.failures import CommandFailed, Refused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_table, time_as_text
 
 if TYPE_CHECKING:
-    from quaymaster.net.certificates import CertificateAuthority, Issued
+    from quaymaster.net.certificates import AuthorityError, CertificateAuthority, Issued
 
 app = options.new_group("Make and renew the certificates with which the nodes of a cell know each other.")
 
@@ -44,7 +44,7 @@ def init(
     try:
         authority = CertificateAuthority.create(directory, cell, days=days)
     except AuthorityError as error:
-        raise Refused(f"{error}.") from None
+        raise _failure(error) from None
     _print([authority.issued], as_json)
 
 
@@ -69,7 +69,7 @@ def issue(
     try:
         issued = authority.issue(node, roles, days=days)
     except AuthorityError as error:
-        raise Refused(f"{error}.") from None
+        raise _failure(error) from None
     _print([issued], as_json)
 
 
@@ -99,7 +99,7 @@ def renew(
             nodes = [issued.node for issued in authority.list() if issued.expires_ms < limit_ms]
         renewed = [authority.renew(node, days=days) for node in nodes or []]
     except AuthorityError as error:
-        raise Refused(f"{error}.") from None
+        raise _failure(error) from None
     _print(renewed, as_json)
     if not renewed:
         note("No certificate expires so soon.")
@@ -114,8 +114,14 @@ def list_certificates(directory: Directory = DIRECTORY, as_json: options.AsJSON 
     try:
         issued = authority.list()
     except AuthorityError as error:
-        raise Refused(f"{error}.") from None
+        raise _failure(error) from None
     _print([*issued, authority.issued], as_json)
+
+
+def _failure(error: AuthorityError) -> CommandFailed:
+    from quaymaster.net.certificates import InvalidArgument
+
+    return WrongUsage(f"{error}.") if isinstance(error, InvalidArgument) else Refused(f"{error}.")
 
 
 def _open(directory: Path) -> CertificateAuthority:

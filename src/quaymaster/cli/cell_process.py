@@ -37,6 +37,7 @@ from quaymaster.cli.compose import (
     prepare_data_directory,
     serve_sqs,
     show_pauses,
+    usage_epochs,
     wall_ms,
     write_client_file,
 )
@@ -280,6 +281,7 @@ async def _start_front_end(process: CellProcess) -> None:
         metrics=metrics,
         health=health,
         operations=FrontEndOperations(process),
+        epochs=usage_epochs(settings, process.store),
     )
     stack.push_async_callback(admin.stop)
     address = await serve_sqs(

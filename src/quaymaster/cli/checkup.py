@@ -30,6 +30,9 @@ from quaymaster.cli.output import bytes_as_text
 from quaymaster.cli.stores import MARK_KEY, open_etcd
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.errors import NotNow
+from quaymaster.frontend.usage_check import examine_spool
+from quaymaster.frontend.usage_feed import spool_directory
+from quaymaster.frontend.usage_spool import SpoolUnusable
 from quaymaster.settings import Address, Settings
 
 OK = "ok"
@@ -50,6 +53,7 @@ YEAR_MIN = 2025
 FUTURE_MAX_S = 120
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
+SPOOL_PROBLEMS_SHOWN = 5
 CLOCK_UNSYNCHRONISED = 0x40
 """STA_UNSYNC of adjtimex(2)."""
 
@@ -70,6 +74,7 @@ def check_up(settings: Settings) -> list[Finding]:
         *check_clock(settings.data),
         *check_disk(settings),
         check_permissions(settings.data),
+        *check_spool(settings.data),
         check_file_limit(settings.http_connections_max),
         check_memory(settings),
         *check_etcd(settings),
@@ -252,6 +257,45 @@ def _contents_of(data: Path) -> Iterator[Path]:
         if (data / name).exists():
             yield data / name
             yield from sorted((data / name).iterdir())
+
+
+def check_spool(data: Path) -> Iterator[Finding]:
+    """Usage records that wait on this disk are whole, end to end, and chained."""
+    directory = spool_directory(data)
+    if not directory.is_dir():
+        return
+    try:
+        report = examine_spool(directory)
+    except SpoolUnusable as error:
+        yield Finding("usage spool", PROBLEM, str(error), "Start the version that wrote it, or a newer one.")
+        return
+    except OSError as error:
+        yield Finding(
+            "usage spool", PROBLEM, f"{directory}: {error.strerror}", "Run as the user who owns it."
+        )
+        return
+    found = (
+        f"{report.records} records in {report.blocks} blocks of {len(report.epochs)} epochs, "
+        f"{bytes_as_text(report.bytes)}"
+    )
+    if report.dropped:
+        found += f"; {report.dropped} records were dropped"
+    if report.problems:
+        yield Finding(
+            "usage spool",
+            PROBLEM,
+            f"{found}; " + "; ".join(report.problems[:SPOOL_PROBLEMS_SHOWN]),
+            "Records are lost or were changed. Start the server: it writes down what is missing, and goes on.",
+        )
+    elif report.remarks:
+        yield Finding(
+            "usage spool",
+            WARNING,
+            f"{found}; " + "; ".join(report.remarks[:SPOOL_PROBLEMS_SHOWN]),
+            "After a crash the next start mends it. Files that were put aside may be deleted.",
+        )
+    else:
+        yield Finding("usage spool", OK, found)
 
 
 def check_file_limit(connections_max: int) -> Finding:

@@ -41,6 +41,7 @@ from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.sealed_blocks import SealedLogs
 from quaymaster.frontend.sealing import Sealing
+from quaymaster.frontend.usage_epochs import FrontEndEpochs
 from quaymaster.frontend.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
 from quaymaster.frontend.usage_spool import SpoolUnusable
 from quaymaster.metadata.accounts import AccessKey
@@ -152,6 +153,7 @@ class Server:
             metrics=metrics,
             health=health,
             operations=ServerOperations(broker, store.backup, settings.coordination, data, watch),
+            epochs=usage_epochs(settings, store),
         )
         stack.push_async_callback(admin.stop)
         limits = HTTPLimits(**settings.http_limits())
@@ -298,6 +300,11 @@ async def serve_sqs(
     if feed is not None:
         await ship_usage(settings, stack, feed, broker, metadata, data=data, address=address)
     return address
+
+
+def usage_epochs(settings: Settings, store: Coordination) -> FrontEndEpochs | None:
+    """Return which front ends record usage, for the admin API; None where none does."""
+    return FrontEndEpochs(store, now_us=lambda: time.time_ns() // 1000) if settings.usage else None
 
 
 async def start_usage(

@@ -17,6 +17,11 @@ EXIT_NO_SERVER = 3
 EXIT_INTERRUPTED = 130
 
 
+def reason_of(error: Exception) -> str:
+    """Return what went wrong with a file, without its path, which the message that this is for names already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 class CommandFailed(Exception):
     """A command ends here. `message` is a sentence; `code` the service's error code, if it gave one."""
 

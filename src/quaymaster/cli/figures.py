@@ -44,30 +44,36 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     disk = os.statvfs(data)
     yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
     now_ms = host.clock.time_ms()
+    staged = 0
     if per_queue:
         for partition in _some_at_a_time(queues.partitions):
             if partition is None:
                 yield None
                 continue
+            staged += _staged(partition)
             labels = partition.definition.account_id, partition.definition.name
             for state, number in _states(partition).items():
                 yield Sample("quaymaster_queue_messages", number, (*labels, state))
             yield Sample(
                 "quaymaster_queue_oldest_message_age_seconds", _oldest_age_s(partition, now_ms), labels
             )
+        yield Sample("quaymaster_staged_messages", staged)
         return
     totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
     oldest_s = 0.0
     for partition in _some_at_a_time(queues.partitions):
         if partition is None:
             yield None
-        elif partition.alive and not partition.definition.is_log:  # its groups have what waits
+            continue
+        staged += _staged(partition)
+        if partition.alive and not partition.definition.is_log:  # its groups have what waits
             for state, number in _states(partition).items():
                 totals[state] += number
             oldest_s = max(oldest_s, _oldest_age_s(partition, now_ms))
     for state, number in totals.items():
         yield Sample("quaymaster_queue_messages", number, (state,))
     yield Sample("quaymaster_queue_oldest_message_age_seconds", oldest_s)
+    yield Sample("quaymaster_staged_messages", staged)
 
 
 def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | None]:
@@ -96,15 +102,19 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
     disk = os.statvfs(data)
     yield Sample("quaymaster_disk_free_bytes", disk.f_bavail * disk.f_frsize)
     totals = dict.fromkeys(("visible", "in_flight", "delayed"), 0)
+    staged = 0
     for journal in led:
         for partition in _some_at_a_time(journal.host.replica.queues.partitions):
             if partition is None:
                 yield None
-            elif partition.alive and not partition.definition.is_log:  # its groups have what waits
+                continue
+            staged += _staged(partition)
+            if partition.alive and not partition.definition.is_log:  # its groups have what waits
                 for state, number in _states(partition).items():
                     totals[state] += number
     for state, number in totals.items():
         yield Sample("quaymaster_queue_messages", number, (state,))
+    yield Sample("quaymaster_staged_messages", staged)
 
 
 def _of_each_journal(journals: Iterable[JournalService]) -> Iterator[Sample]:
@@ -148,6 +158,10 @@ def _states(partition: Partition) -> dict[str, int]:
         "in_flight": in_flight,
         "delayed": delayed,
     }
+
+
+def _staged(partition: Partition) -> int:
+    return partition.staged.messages if partition.staged is not None else 0
 
 
 def _oldest_age_s(partition: Partition, now_ms: int) -> float:

@@ -16,6 +16,7 @@ import typer
 import quaymaster
 from quaymaster.cli import (
     account,
+    archive,
     audit,
     bench,
     billing,
@@ -31,7 +32,8 @@ from quaymaster.cli import (
     queue,
     server,
 )
-from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
+from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, Refused, WrongUsage
+from quaymaster.pipeline.errors import BrokenTable
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """What Typer raises for any wrong command line; it has no public name."""
@@ -65,6 +67,10 @@ app.add_typer(ca.app, name="ca")
 app.add_typer(local.app, name="local")
 app.add_typer(cell.broker_app, name="broker")
 app.add_typer(pipeline.app, name="pipeline")
+pipeline.app.command()(archive.archive)
+pipeline.app.command()(archive.archive_status)
+pipeline.app.command()(archive.erase)
+pipeline.app.command()(archive.replay)
 pipeline.app.command()(billing.invoice)
 pipeline.app.command()(billing.accounts)
 pipeline.app.add_typer(billing.prices_app, name="prices")
@@ -84,7 +90,10 @@ app.command()(bench.bench)
 
 
 def main() -> None:
-    """Run the command line. Every failure is one line on stderr (an object with --json) and an exit code."""
+    """Run the command line. A failure is an exit code and one line on stderr, or with --json an object.
+
+    A command line that cannot be parsed is told by Typer, with the command's usage.
+    """
     try:
         # By itself Typer prints usage errors as text and exits; with --json they come here.
         code = app(prog_name="quaymaster", standalone_mode=not _wants_json())
@@ -95,6 +104,9 @@ def main() -> None:
     except CommandFailed as failure:
         _print_failure(failure)
         sys.exit(failure.exit_code)
+    except BrokenTable as error:
+        _print_failure(Refused(f"{error}."))
+        sys.exit(Refused.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:

@@ -8,16 +8,17 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.connection import data_directory
+from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 
 if TYPE_CHECKING:
+    from quaymaster.pipeline.broker_counts import QueueCount
     from quaymaster.pipeline.feed import UsageFeed
     from quaymaster.pipeline.jobs import Pipeline
     from quaymaster.pipeline.tables import Warehouse
@@ -32,6 +33,10 @@ SPARK_DIRECTORY = "spark"
 PIPELINE_FILE = Path("keys", "pipeline.json")
 """How the usage queue is read, and as whom; a front end writes it."""
 EVERY_S = 15.0
+COUNT_EVERY_S = 600.0
+"""How often `pipeline run` asks the brokers what they counted."""
+COUNTS_PAGE = 1_000
+STATUS_PATIENCE_S = 3.0
 DRIVER_MEMORY = "1g"
 
 Master = Annotated[
@@ -81,20 +86,34 @@ def run(
     warehouse: WarehouseURI = None,
     storage_option: StorageOptions = None,
     driver_memory: DriverMemory = DRIVER_MEMORY,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what Spark says, else in DIR/spark/spark.log.")
+    ] = False,
     as_json: options.AsJSON = False,
 ) -> None:
     """Take what front ends recorded into the tables, each request once, whatever was killed before.
 
-    Runs until it is stopped, or --once. Afterwards layers are compared; a difference ends with 1.
+    Runs until it is stopped, also while the server is away, or --once. Afterwards layers are compared; a difference
+    ends with 1.
     """
     directory = data_directory(data)
     need_tables()
     feed = _feed(directory, files)
-    tables = open_warehouse(directory, warehouse, storage_option)
-    with _writing(tables), _spark(directory, master, driver_memory) as workers:
+    tables = open_warehouse(directory, warehouse, storage_option, makes_tables=True)
+    with _writing(tables), _spark(directory, master, driver_memory, verbose=verbose) as workers:
         pipeline = _started(workers, tables, feed)
         while True:
-            report = _catch_up(pipeline, tables, feed, quiet=as_json)
+            try:
+                report = _catch_up(pipeline, tables, feed, quiet=as_json, count=files is None and directory)
+            except NoServer as error:
+                if once:
+                    raise
+                note(f"{error} Trying again until it answers.")
+                time.sleep(every)
+                # What a batch had begun is found where the tables are; the server may be back at another address.
+                feed = _feed(directory, files)
+                pipeline = _started(workers, tables, feed)
+                continue
             if once:
                 break
             if report["batches"]:
@@ -109,6 +128,8 @@ def run(
         )
     if report["difference"]:
         raise Refused("the layers differ; `quaymaster pipeline reconcile` says where")
+    if report["broker_difference"]:
+        raise Refused("usage is not what the brokers did; `quaymaster pipeline reconcile` says where")
 
 
 @app.command()
@@ -118,21 +139,35 @@ def status(
     storage_option: StorageOptions = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Show how far the tables are, what is missing, and until when hours are closed."""
+    """Show how far the tables are, what is missing, and until when hours are closed.
+
+    lag_seconds: how long ago all that front ends had recorded was in the tables. lag_blocks: what the usage queue has
+    that they have not; empty when the server cannot be asked.
+    """
     need_tables()
     from quaymaster.pipeline.status import read_status
 
-    found = read_status(open_warehouse(data_directory(data), warehouse, storage_option))
+    directory = data_directory(data)
+    tables = open_warehouse(directory, warehouse, storage_option)
+    found = read_status(tables)
+    found["lag_blocks"] = _lag_blocks(directory, tables)
     if as_json:
         print_json(found)
         return
-    lines = [
-        (name, found[name]) for name in ("feed", "batches", "closed_until", "difference", "damaged_blocks")
-    ]
+    names = ("feed", "batches", "closed_until", "lag_seconds", "lag_blocks", "difference", "damaged_blocks")
+    lines = [(name, found[name]) for name in names]
     lines += [(f"rows {layer}", rows) for layer, rows in found["rows"].items()]
     lines += [
         ("missing", f"{gap['front_end']} {gap['epoch']}: {gap['from']} to {gap['to']}")
         for gap in found["gaps"]
+    ]
+    lines += [("open epoch", f"{front_end} {epoch}") for front_end, epoch in found["open_epochs"]]
+    lines += [
+        (
+            f"brokers' {one['measure']}",
+            f"{one['brokers']}, {one['missing']} missing, {one['surplus']} too many",
+        )
+        for one in found["brokers"]
     ]
     lines += [
         (name, f"{table['rows']} rows, {table['files']} files") for name, table in found["tables"].items()
@@ -143,38 +178,118 @@ def status(
 @app.command()
 def reconcile(
     data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept", help="Compare with the brokers from now on only: what differed is known and settled."
+        ),
+    ] = False,
     warehouse: WarehouseURI = None,
     storage_option: StorageOptions = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Read all tables and compare them: blocks = bronze = silver + quarantine + duplicates = gold.
+    """Read all tables and compare them: blocks = bronze = silver + quarantine + duplicates = gold; the brokers, too.
 
-    Ends with 1 if anything differs. What was found is kept in ops.reconciliation.
+    The brokers are asked how many messages were sent and deleted; usage is compared with that as soon as it is whole
+    up to then, so what is shown may be of an earlier count. Ends with 1 if anything differs. What was found is kept in
+    ops.reconciliation.
     """
     need_tables()
+    from quaymaster.pipeline.broker_counts import compare_brokers, write_broker_comparison
+    from quaymaster.pipeline.bronze import coverage_of
     from quaymaster.pipeline.reconciliation import compare_rows, write_comparisons
 
-    tables = open_warehouse(data_directory(data), warehouse, storage_option)
+    directory = data_directory(data)
+    tables = open_warehouse(directory, warehouse, storage_option)
     with _writing(tables):
         found = compare_rows(tables)
         write_comparisons(tables, found, _now())
+        _count_brokers(tables, directory, admin_url, accept=accept)
+        compared = compare_brokers(tables, coverage_of(tables))
+        if compared is not None:
+            write_broker_comparison(tables, compared, _now())
+    brokers = () if compared is None else (*compared.totals, *compared.queues)
     if as_json:
-        print_json([one._asdict() | {"difference": one.difference} for one in found])
+        lines = [one._asdict() | {"difference": one.difference} for one in found]
+        lines += [
+            one._asdict() | {"counted_time": one.counted_time.isoformat(), "difference": one.difference}
+            for one in brokers
+        ]
+        print_json(lines)
     else:
-        headers = (
-            "SCOPE",
-            "MEASURE",
-            "BLOCKS",
-            "BRONZE",
-            "DUPLICATES",
-            "QUARANTINE",
-            "SILVER",
-            "GOLD",
-            "DIFFERENCE",
-        )
-        print_table(headers, [(*one, one.difference) for one in found])
+        headers = ("SCOPE", "MEASURE", "BLOCKS", "BRONZE", "DUPLICATES", "QUARANTINE", "SILVER", "GOLD")
+        print_table((*headers, "DIFFERENCE"), [(*one, one.difference) for one in found])
+        if compared is not None:
+            note(f"At {compared.totals[0].counted_time:%Y-%m-%dT%H:%M:%SZ} the brokers had counted:")
+            print_table(
+                (
+                    "SCOPE",
+                    "MEASURE",
+                    "BROKERS",
+                    "USAGE FROM",
+                    "TO",
+                    "MISSING",
+                    "SURPLUS",
+                    "ALLOWED",
+                    "DIFFERENCE",
+                ),
+                [(one.scope, one.measure, *one[3:], one.difference) for one in brokers],
+            )
+    if compared is None:
+        note("Usage is not whole yet up to any count of the brokers: compare again in a minute.")
     if any(one.difference for one in found):
         raise Refused("the layers differ")
+    if compared is not None and compared.difference:
+        raise Refused("usage is not what the brokers did")
+
+
+@app.command("front-ends")
+def front_ends(
+    data: options.Data = None, admin_url: options.AdminURL = None, as_json: options.AsJSON = False
+) -> None:
+    """Show which front ends ever recorded usage, and when each last said that it runs."""
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        found = admin.call("GET", "front-ends")["front_ends"]
+    if as_json:
+        print_json(found)
+        return
+    lines = [
+        (
+            row["front_end"],
+            row["epoch"],
+            time_as_text(row["seen_ms"]),
+            "" if row["sealed_epoch"] is None else f"{row['sealed_epoch']} sealed for it",
+        )
+        for row in found
+    ]
+    print_table(("FRONT END", "EPOCH", "SEEN", "STATE"), lines)
+
+
+@app.command("seal-frontend")
+def seal_frontend(
+    name: Annotated[str, typer.Argument(help="The front end's name.")],
+    data: options.Data = None,
+    admin_url: options.AdminURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Give up a front end that is gone for good, so that hours can be closed without it.
+
+    What it had shipped counts. What it had recorded and not shipped is not billed, unless its disk comes back. The seal
+    is in the usage queue within a minute or two. A front end that runs is refused.
+    """
+    from quaymaster.cli.client import AdminClient
+
+    with AdminClient(find_connection(data, None), admin_url) as admin:
+        row = admin.call("POST", "front-ends", name, "seal", fields={})
+    if as_json:
+        print_json(row)
+    elif row["sealed_epoch"] is None:
+        print_line(f"{name} has ended in order; nothing is to be sealed")
+    else:
+        print_line(f"epoch {row['sealed_epoch']} of {name} is sealed")
 
 
 @app.command()
@@ -255,6 +370,7 @@ def usage(
         None if text is None else _hour_text(_hour_us(text, name, 0))
         for text, name in ((since, "--since"), (until, "--until"))
     )
+    check_account(account)
     tables = open_warehouse(data_directory(data), warehouse, storage_option)
     lines = read_usage(tables, account=account, queue=queue, since=first, until=end)
     if as_json:
@@ -266,16 +382,24 @@ def usage(
 
 
 def _delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
-    """Delete what the tables of billing and audit have not had for a while; they are small, and stay as they are."""
+    """Delete what other tables have not had for a while; they are small, and stay as they are."""
     from quaymaster.pipeline.audit import Audit
     from quaymaster.pipeline.billing.store import BillingStore
+    from quaymaster.pipeline.schemas import BROKER_COUNTS
     from quaymaster.pipeline.tables import WarehouseBusy
 
+    tables.table(BROKER_COUNTS).vacuum(keep_hours)
     for owner in (BillingStore(tables), Audit(tables)):
         try:
             owner.delete_old_files(keep_hours)
         except WarehouseBusy as error:
             note(f"{error}; its old files stay until the next time.")
+
+
+def check_account(account_id: str | None) -> None:
+    """Raise WrongUsage for what --account names if that can be no account."""
+    if account_id and not (len(account_id) == 12 and account_id.isascii() and account_id.isdigit()):
+        raise WrongUsage(f"--account: an account's id has 12 digits, unlike {account_id!r}.")
 
 
 def need_tables() -> None:
@@ -286,7 +410,14 @@ def need_tables() -> None:
         raise WrongUsage(f"{error.name} is not installed: pip install 'quaymaster[spark]'") from None
 
 
-def open_warehouse(directory: Path, uri: str | None, storage_options: list[str] | None) -> Warehouse:
+def open_warehouse(
+    directory: Path, uri: str | None, storage_options: list[str] | None, *, makes_tables: bool = False
+) -> Warehouse:
+    """Return the tables that the options mean.
+
+    Raises:
+        NoServer: there is no such directory. Tables need not be there yet. Not if the command `makes_tables`.
+    """
     from quaymaster.pipeline.tables import Warehouse
 
     pairs = {}
@@ -295,7 +426,23 @@ def open_warehouse(directory: Path, uri: str | None, storage_options: list[str] 
         if not equals:
             raise WrongUsage(f"--storage-option takes KEY=VALUE, not {text!r}.")
         pairs[name] = value
+    if not makes_tables:
+        _need_place(directory, uri)
     return Warehouse(uri or str((directory / WAREHOUSE_DIRECTORY).resolve()), pairs)
+
+
+def _need_place(directory: Path, uri: str | None) -> None:
+    if uri is None:
+        if not directory.is_dir():
+            raise NoServer(
+                f"{directory} does not exist: no server was started on this data directory. "
+                f"Start one with `quaymaster serve --data {directory}`, or name the directory with --data."
+            )
+    elif "://" not in uri and not Path(uri).is_dir():
+        raise NoServer(
+            f"{uri} does not exist: there are no tables. "
+            f"`quaymaster pipeline run --warehouse {uri}` puts what front ends recorded there."
+        )
 
 
 @contextlib.contextmanager
@@ -311,21 +458,30 @@ def _writing(tables: Warehouse) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _spark(directory: Path, master: str, driver_memory: str) -> Iterator[SparkWorkers]:
+def _spark(
+    directory: Path, master: str, driver_memory: str, *, verbose: bool = False
+) -> Iterator[SparkWorkers]:
     need_tables()
-    from quaymaster.pipeline.session import SparkMissing, spark_session
+    from quaymaster.pipeline.session import LOG_FILE, SparkMissing, spark_session
     from quaymaster.pipeline.tasks import SparkWorkers
 
     with contextlib.ExitStack() as stack:
         place = (directory / SPARK_DIRECTORY).resolve()
         try:
-            spark = stack.enter_context(spark_session(master, directory=place, driver_memory=driver_memory))
+            spark = stack.enter_context(
+                spark_session(
+                    master,
+                    directory=place,
+                    driver_memory=driver_memory,
+                    log=None if verbose else place / LOG_FILE,
+                )
+            )
         except SparkMissing as error:
             raise WrongUsage(f"{error}.") from None
         yield SparkWorkers(spark)
 
 
-def _feed(directory: Path, files: Path | None) -> UsageFeed:
+def _feed(directory: Path, files: Path | None, *, patience_s: float | None = None) -> UsageFeed:
     from pyspark_quaymaster.credentials import Endpoint
     from quaymaster.pipeline.feed import FileFeed, QueueFeed
 
@@ -339,7 +495,7 @@ def _feed(directory: Path, files: Path | None) -> UsageFeed:
         endpoint = Endpoint(
             fields["endpoint_url"], fields["region"], fields["access_key_id"], fields["secret_access_key"]
         )
-        return QueueFeed(endpoint, fields["queue_url"])
+        return QueueFeed(endpoint, fields["queue_url"], patience_s=patience_s)
     except FileNotFoundError:
         raise NoServer(
             f"{path} does not exist: no server that records usage was started on this data directory. "
@@ -365,14 +521,97 @@ def _reading(feed: UsageFeed) -> Iterator[None]:
         raise NoServer(f"The usage queue cannot be read: {error}.") from None
 
 
+def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
+    """Return how many blocks the usage queue has that the tables have not; None when nobody can say."""
+    from pyspark_quaymaster.errors import QuaymasterError
+    from quaymaster.pipeline.jobs import lag_of
+
+    try:
+        feed = _feed(directory, None, patience_s=STATUS_PATIENCE_S)
+        return lag_of(tables, feed)
+    except (NoServer, QuaymasterError):
+        return None
+
+
 def _started(workers: SparkWorkers, tables: Warehouse, feed: UsageFeed) -> Pipeline:
     from quaymaster.pipeline.jobs import Pipeline
 
     return Pipeline(workers, tables, feed)
 
 
-def _catch_up(pipeline: Pipeline, tables: Warehouse, feed: UsageFeed, *, quiet: bool) -> dict[str, Any]:
-    """Take all that is there, write the metrics, and return what was done."""
+def _count_brokers(
+    tables: Warehouse, directory: Path, admin_url: str | None = None, *, accept: bool = False
+) -> None:
+    """Ask the server what its brokers counted, and keep it; without an answer there is a note."""
+    from quaymaster.pipeline.broker_counts import write_counts
+
+    counted = _now()
+    try:
+        counts = read_broker_counts(directory, admin_url)
+    except (NoServer, Refused) as error:
+        note(f"The brokers were not asked what they counted: {error}")
+        return
+    write_counts(tables, counts, counted, _now(), accept=accept)
+
+
+def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[QueueCount]:
+    """Return what the brokers of a server count, of all queues of all accounts.
+
+    Raises:
+        NoServer: it cannot be reached.
+        Refused: it does not tell.
+    """
+    from quaymaster.cli.client import AdminClient
+    from quaymaster.pipeline.broker_counts import QueueCount
+    from quaymaster.protocol.internal_queues import is_internal
+
+    found = []
+    with AdminClient(find_connection(directory, None), admin_url) as admin:
+        for account in admin.call("GET", "accounts")["accounts"]:
+            account_id = account["account_id"]
+            page: dict[str, Any] = {"next_token": None}
+            while True:
+                query = {"account_id": account_id, "limit": COUNTS_PAGE, "next_token": page["next_token"]}
+                page = admin.call("GET", "queues", query=query)
+                for row in page["queues"]:
+                    found.append((row["name"], row))
+                    if row["is_log"]:
+                        groups = admin.call(
+                            "GET", "queues", row["name"], "groups", query={"account_id": account_id}
+                        )
+                        found += [
+                            (f"{row['name']}@{group['group']}", group | {"account_id": account_id})
+                            for group in groups["groups"]
+                        ]
+                if page["next_token"] is None:
+                    break
+    return [
+        QueueCount(
+            row["queue_id"],
+            row["account_id"],
+            name,
+            row["sends"],
+            row["deletions"],
+            row["counted_from"],
+            row["is_durable"],
+            row["created_ms"],
+        )
+        for name, row in found
+        if not is_internal(row["account_id"], name)
+    ]
+
+
+def _catch_up(
+    pipeline: Pipeline, tables: Warehouse, feed: UsageFeed, *, quiet: bool, count: Path | Literal[False]
+) -> dict[str, Any]:
+    """Take all that is there, write the metrics, and return what was done. `count`: of this server the brokers."""
+    from quaymaster.pipeline.broker_counts import (
+        compare_brokers,
+        last_compared,
+        last_comparison,
+        last_counted,
+        write_broker_comparison,
+    )
     from quaymaster.pipeline.status import read_status, render_metrics, write_metrics
 
     started_s = time.monotonic()
@@ -381,6 +620,13 @@ def _catch_up(pipeline: Pipeline, tables: Warehouse, feed: UsageFeed, *, quiet: 
         with progress_bar("blocks", total=behind, quiet=quiet) as bar:
             summary = pipeline.catch_up(lambda done: bar.update(done.blocks))
         lag = pipeline.lag_blocks()
+    if count:
+        counted = last_counted(tables)
+        if counted is None or (_now() - counted).total_seconds() >= COUNT_EVERY_S:
+            _count_brokers(tables, count)
+    compared = compare_brokers(tables, pipeline.coverage, after=last_compared(tables))
+    if compared is not None:
+        write_broker_comparison(tables, compared, _now())
     found = read_status(tables, pipeline.coverage)
     if "://" not in tables.root:
         text = render_metrics(found, lag_blocks=lag, batch_seconds=summary.batch_seconds, now_s=time.time())
@@ -397,6 +643,7 @@ def _catch_up(pipeline: Pipeline, tables: Warehouse, feed: UsageFeed, *, quiet: 
         "quarantine": found["rows"]["quarantine"],
         "duplicates": found["rows"]["duplicates"],
         "difference": found["difference"],
+        "broker_difference": sum(one.difference for one in last_comparison(tables)),
     }
 
 

@@ -19,10 +19,11 @@ Records and what their payloads hold, all integers little-endian:
     MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each
     MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
     GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
+    STAGE_BEGIN, STAGE, TRANSACTION_COMMIT, TRANSACTION_ABORT: see core/partition_transactions
 
-What a SEND, EXPIRE or PURGE does to a log-retained queue, its consumer groups follow (`core/partition`). A new group
-starts where the leader said, and has the messages up to an end: others it is told of. A QUEUE_SET of the log is one of
-its groups, too; a QUEUE_DELETE takes them along.
+What a SEND, commit, EXPIRE or PURGE does to a log-retained queue, its consumer groups follow (`core/partition`). A new
+group starts where the leader said, and has the messages up to an end: others it is told of. A QUEUE_SET of the log is
+one of its groups, too; a QUEUE_DELETE takes them along.
 
 A message that came from another journal is a MOVE too, whose wrapper has a number (`core/partition_moves`).
 """
@@ -43,6 +44,16 @@ from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, split_payload, split_prefix
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import OpenMove
+from quaymaster.core.partition_transactions import (
+    ONE_DELAY,
+    apply_commit,
+    apply_stage_begin,
+    entry_of_staged,
+    follow_commit,
+    opened_staged,
+    split_commit,
+    split_transaction,
+)
 from quaymaster.core.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
@@ -51,6 +62,7 @@ from quaymaster.core.queue_definitions import (
     parse_queue_arn,
 )
 from quaymaster.core.records import MESSAGE_TYPES, RecordType, Row
+from quaymaster.core.staged_messages import Run
 
 OWN_DELAY = 8
 """Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/messages`'s."""
@@ -149,6 +161,10 @@ class AppliedQueues:
             RecordType.MOVE_WITHDRAWN: self._apply_move_withdrawn,
             RecordType.MOVE_END: self._apply_move_end,
             RecordType.GROUP_RESET: self._apply_group_reset,
+            RecordType.STAGE_BEGIN: self._apply_stage_begin,
+            RecordType.STAGE: self._apply_stage,
+            RecordType.TRANSACTION_COMMIT: self._apply_commit,
+            RecordType.TRANSACTION_ABORT: self._apply_abort,
         }
 
     def partition(self, queue_id: int, number: int) -> Partition:
@@ -170,12 +186,25 @@ class AppliedQueues:
         parsed = parse_queue_arn(arn)
         return self._ids_by_name.get((parsed[1], parsed[2])) if parsed else None
 
+    def sequence_of(self, key: int, row_type: int, row_sequence: int) -> int:
+        """Return the number of a message by its record's row, in the partition with this key; 0: it is not known."""
+        if row_type != RecordType.STAGE:
+            return row_sequence
+        partition = self.partitions.get(key)
+        staged = partition.staged if partition is not None else None
+        run = staged.runs.find(row_sequence) if staged is not None else None
+        return run.sequence if run is not None else 0
+
     def is_live(self, row: Row) -> bool:
         """Return whether a record still has a message that somebody may ask for. Compaction keeps these."""
         if row.type not in MESSAGE_TYPES:
             return False
         partition = self.partitions.get(row.queue_id << 16 | row.partition)
-        return partition is not None and partition.is_live(row.sequence)
+        if partition is None:
+            return False
+        if row.type == RecordType.STAGE:
+            return partition.is_kept(row.sequence)
+        return partition.is_live(row.sequence)
 
     def commit_all(self) -> None:
         """Take every message there is as committed (a leader that begins to serve)."""
@@ -257,7 +286,7 @@ class AppliedQueues:
     def _apply_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            partition.apply_delete(array("Q", bytes(payload)), row.time_ms)
+            partition.apply_deletion(array("Q", bytes(payload)), row.time_ms)
 
     def _apply_change_visibility(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -371,6 +400,46 @@ class AppliedQueues:
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_reset(row.sequence, row.time_ms))
+
+    def _apply_stage_begin(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            sink, batch, name = split_transaction(payload)
+            apply_stage_begin(partition, sink, batch, row.sequence, name.decode(), row.time_ms)
+
+    def _apply_stage(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            group, dedup, _ = split_prefix(row.flags, payload)
+            opened_staged(partition).add(
+                row.sequence,
+                row.offset,
+                row.time_ms,
+                group=group,
+                dedup=dedup,
+                delay_ms=row.due_after_ms if row.flags & OWN_DELAY else -1,
+                payload_bytes=len(payload),
+            )
+
+    def _apply_commit(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        committed = split_commit(payload)
+        partition = self._to_apply(row)
+        if partition is not None:
+            apply_commit(partition, committed, row.sequence, row.due_after_ms, row.time_ms)
+        log = self.partitions.get(row.queue_id << 16 | row.partition)
+        if log is not None:
+            one_delay = bool(row.flags & ONE_DELAY)
+            count = committed.messages - len(committed.duplicates)
+            for group in self._following(row):
+                follow_commit(
+                    group, log, row.sequence, count, row.due_after_ms, row.time_ms, one_delay=one_delay
+                )
+
+    def _apply_abort(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            sink, batch, _ = split_transaction(payload)
+            opened_staged(partition).drop(sink, batch)
 
     def _apply_task(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -486,8 +555,22 @@ def split_queue_set(
     return starts, decode_queue_definition(payload[at:])
 
 
-def entry_of_record(row: Row, payload: bytes | memoryview) -> IndexEntry:
-    """Return what the index says of a SEND or MOVE record. `due_ms` is `sent_ms` plus the delay."""
+def find_message(partition: Partition, row: Row) -> tuple[int, Run | None]:
+    """Return the sequence number of the message in a record, and its run if it was staged; 0: it has none."""
+    if row.type != RecordType.STAGE:
+        return row.sequence, None
+    run = partition.staged.runs.find(row.sequence) if partition.staged is not None else None
+    return (run.sequence, run) if run is not None else (0, None)
+
+
+def entry_of_record(row: Row, payload: bytes | memoryview, run: Run | None = None) -> IndexEntry:
+    """Return what the index says of a record's message. `due_ms` is `sent_ms` plus the delay.
+
+    `run`: that of a message that was staged.
+    """
+    if run is not None:
+        own_delay_ms = row.due_after_ms if row.flags & OWN_DELAY else None
+        return entry_of_staged(run, row.offset, split_prefix(row.flags, payload)[0], own_delay_ms)
     if row.type == RecordType.MOVE:
         sent_ms = int(MOVE_HEAD.unpack_from(payload)[0])
         group = split_prefix(row.flags, payload[MOVE_HEAD_BYTES:])[0]

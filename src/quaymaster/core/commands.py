@@ -122,9 +122,13 @@ class ChangeVisibility(msgspec.Struct, gc=False, array_like=True, tag=4):
 
 
 class EntriesOutcome(msgspec.Struct, gc=False, array_like=True, tag=3):
-    """For each entry of a Delete or ChangeVisibility: None when done, else the caller's error."""
+    """For each entry of a Delete or ChangeVisibility: None when done, else the caller's error.
+
+    `gone`: of the entries of a Delete that are done, how many named a message that was gone already.
+    """
 
     errors: list[Exception | None]
+    gone: int = 0
 
 
 class Purge(msgspec.Struct, gc=False, array_like=True, tag=5):
@@ -173,7 +177,8 @@ class CountMessages(msgspec.Struct, gc=False, array_like=True, tag=8):
 class QueueCounts(msgspec.Struct, gc=False, array_like=True, tag=5):
     """How many messages are in which state; exact at rest. `noisy_groups`: tenants held back for fairness.
 
-    `oldest_sent_ms` is 0 when the queue is empty.
+    `oldest_sent_ms` is 0 when the queue is empty. `sends` and `deletions` are messages that producers stored and
+    consumers deleted since there is the queue; where `counted_from` is not 0, from that offset of the journal on.
     """
 
     visible: int
@@ -181,6 +186,9 @@ class QueueCounts(msgspec.Struct, gc=False, array_like=True, tag=5):
     delayed: int
     oldest_sent_ms: int = 0
     noisy_groups: int = 0
+    sends: int = 0
+    deletions: int = 0
+    counted_from: int = 0
 
 
 class Peek(msgspec.Struct, gc=False, array_like=True, tag=9):
@@ -267,6 +275,73 @@ class FoundOffset(msgspec.Struct, gc=False, array_like=True, tag=22):
     """Its sequence number, or the end of what is committed."""
 
     sequence: int
+
+
+class StageMessages(msgspec.Struct, gc=False, array_like=True, tag=26):
+    """Bring messages to a transaction; nobody sees them before it commits. Idempotent by `first_index`.
+
+    A transaction is (sink, batch). `stage` is one writer's part of it, and `first_index` which of the stage's messages
+    the first one is: those that are there already are not stored again. The messages have no retry hashes.
+    """
+
+    queue_id: int
+    partition: int
+    sink: str
+    batch: int
+    stage: str
+    first_index: int
+    messages: list[NewMessage]
+
+
+class StagedOutcome(msgspec.Struct, gc=False, array_like=True, tag=26):
+    """How many messages the stage has. `is_committed`: this batch or a later one was, and nothing was stored."""
+
+    count: int
+    is_committed: bool = False
+
+
+class StageCount(msgspec.Struct, gc=False, array_like=True, frozen=True):
+    """A stage, and how many messages it must have."""
+
+    name: str
+    count: int
+
+
+class CommitTransaction(msgspec.Struct, gc=False, array_like=True, tag=27):
+    """Send what was staged in these stages, in this order and all at once; the rest is dropped."""
+
+    queue_id: int
+    partition: int
+    sink: str
+    batch: int
+    stages: list[StageCount]
+
+
+class CommittedOutcome(msgspec.Struct, gc=False, array_like=True, tag=27):
+    """How many messages the transaction has brought; so many of them were duplicates, and got no number.
+
+    `was_committed`: it was so before this was asked, or asked again. Of a batch before the sink's last one it is not
+    known how many messages there were: 0.
+    """
+
+    messages: int
+    was_committed: bool = False
+    duplicates: int = 0
+
+
+class AbortTransaction(msgspec.Struct, gc=False, array_like=True, tag=28):
+    """Drop what was staged for a transaction."""
+
+    queue_id: int
+    partition: int
+    sink: str
+    batch: int
+
+
+class AbortedOutcome(msgspec.Struct, gc=False, array_like=True, tag=28):
+    """Whether nothing of the transaction is sent, nor ever will be: false when it was committed."""
+
+    is_aborted: bool
 
 
 class StartMoveTask(msgspec.Struct, gc=False, array_like=True, tag=10):
@@ -450,9 +525,13 @@ class TakenOutcome(msgspec.Struct, gc=False):
 
 
 class Duplicate(msgspec.Struct, gc=False):
-    """A message that was stored before; its ids are in the record at `offset`."""
+    """A message that was stored before; its ids are in the record at `offset`, of the partition with this key.
+
+    Which number a message has that was staged, its partition knows (`core/staged_messages`).
+    """
 
     offset: int
+    partition_key: int
 
 
 class SentOutcome(msgspec.Struct, gc=False):
@@ -499,6 +578,9 @@ Command = (
     | Fetch
     | LogBounds
     | FindOffset
+    | StageMessages
+    | CommitTransaction
+    | AbortTransaction
 )
 """What a front end may ask."""
 
@@ -514,6 +596,9 @@ Outcome = (
     | FetchOutcome
     | LogBoundsOutcome
     | FoundOffset
+    | StagedOutcome
+    | CommittedOutcome
+    | AbortedOutcome
 )
 """What a front end is answered."""
 
@@ -531,5 +616,8 @@ Decided = (
     | MoveTasksOutcome
     | MoveBegun
     | MoveInOutcome
+    | StagedOutcome
+    | CommittedOutcome
+    | AbortedOutcome
 )
 """What the core decides; the broker reads the bodies that an `Outcome` has besides."""

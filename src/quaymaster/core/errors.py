@@ -189,6 +189,23 @@ class MessageUnreadable(CallerError):
         self.offset = offset
 
 
+# Transactions
+
+
+class StageNotFound(CallerError):
+    """A transaction cannot be committed: a stage it is to have is not there, or not with so many messages."""
+
+    stage: str = ""
+
+    def __init__(self, stage: str, count: int, found: int) -> None:
+        super().__init__(
+            f"Stage {stage} has {found} messages, not {count}."
+            if found
+            else f"Stage {stage} does not exist: nothing was staged, or it has expired."
+        )
+        self.stage = stage
+
+
 # Batches
 
 

@@ -175,6 +175,29 @@ class SequenceIndex:
         if len(tail.offsets) >= TAIL_ENTRIES_MAX:
             self._seal()
 
+    def append_run(
+        self, offset: int, count: int, sent_ms: int, delay_ms: int, groups: array[int] | None
+    ) -> None:
+        """Add the entries of the next `count` sequence numbers: at consecutive offsets, all sent at once."""
+        packed = array("Q", (sent_ms << _DELAY_BITS | delay_ms // SLOT_MS,))
+        done = 0
+        while done < count:
+            tail = self._tail
+            some = min(count - done, max(1, TAIL_ENTRIES_MAX - len(tail.offsets)))
+            if groups is not None:
+                if tail.groups is None:
+                    tail.groups = array("Q", bytes(8 * len(tail.offsets)))
+                    self.has_groups = True
+                tail.groups.extend(groups[done : done + some])
+            elif tail.groups is not None:
+                tail.groups.frombytes(bytes(8 * some))
+            tail.offsets.extend(range(offset + done, offset + done + some))
+            tail.times.extend(packed * some)
+            self.next_sequence += some
+            done += some
+            if len(tail.offsets) >= TAIL_ENTRIES_MAX:
+                self._seal()
+
     def entry(self, sequence: int) -> IndexEntry:
         """Return the entry of a sequence number that was appended and not dropped."""
         columns = self._tail
@@ -223,6 +246,18 @@ class SequenceIndex:
         if sequence < columns.first:
             columns = self._load(sequence)
         return columns.groups[sequence - columns.first] if columns.groups is not None else 0
+
+    def groups_in(self, start: int, stop: int) -> set[int]:
+        """Return the hashes of the groups that messages of [start, stop) have."""
+        found: set[int] = set()
+        while start < stop:
+            columns = self._tail if start >= self._tail.first else self._load(start)
+            at = start - columns.first
+            if columns.groups is not None:
+                found.update(columns.groups[at : at + stop - start])
+            start = columns.first + len(columns.offsets)
+        found.discard(0)
+        return found
 
     def end_of_group_run(self, start: int, stop: int, group: int) -> int:
         """Return the first sequence in [start, stop) of another group, or `stop`; at most the end of a chunk.
@@ -411,6 +446,14 @@ class GroupIndex(SequenceIndex):
         if group:
             self.has_groups = True
 
+    def append_run(
+        self, offset: int, count: int, sent_ms: int, delay_ms: int, groups: array[int] | None
+    ) -> None:
+        """The log has so many more entries."""
+        self.next_sequence += count
+        if groups is not None:
+            self.has_groups = True
+
     def drop_below(self, sequence: int) -> None:
         """The entries are the log's."""
 
@@ -510,3 +553,35 @@ class IndexRebuild:
                 self._fill_group(at, self._groups.get(self._first + at, 0))
             else:
                 sent_ms = times[at] >> _DELAY_BITS
+
+
+class ScatteredRebuild:
+    """An `IndexRebuild` for records in any order: it keeps 40 bytes of each message that is wanted until `finish`."""
+
+    __slots__ = ("_firsts", "_found", "_rebuild")
+
+    def __init__(
+        self, index: SequenceIndex, firsts: Sequence[int], groups: Mapping[int, int] | None = None
+    ) -> None:
+        self._rebuild = IndexRebuild(index, firsts, groups)
+        self._firsts = frozenset(firsts)
+        self._found = tuple(array("Q") for _ in range(5))
+
+    def wants(self, sequence: int) -> bool:
+        """Return whether the entry of `sequence` is lost."""
+        anchor = next(iter(self._firsts))  # chunks follow one another
+        return sequence - (sequence - anchor) % CHUNK_ENTRIES in self._firsts
+
+    def fill(self, sequence: int, entry: IndexEntry) -> None:
+        """Put in an entry that is wanted."""
+        for column, number in zip(self._found, (sequence, *entry), strict=True):
+            column.append(number)
+
+    def finish(self) -> None:
+        """Write the chunks; NoRoomForChunk when they cannot be kept."""
+        sequences, *entry = self._found
+        for at in sorted(range(len(sequences)), key=sequences.__getitem__):
+            is_wanted = self._rebuild.wants(sequences[at])  # it writes what is below
+            assert is_wanted, "what is not wanted was not filled in"
+            self._rebuild.fill(sequences[at], IndexEntry(*(column[at] for column in entry)))
+        self._rebuild.finish()

@@ -28,7 +28,8 @@ from quaymaster.core.commands import Command, CountMessages, Decided, InternalCo
 from quaymaster.core.errors import CallerError, NotLeader, NotNow, StaleEpoch, TooFewReplicas
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition import Partition
-from quaymaster.core.queue_states import Proposal, QueueStates, Wait
+from quaymaster.core.proposals import Proposal, Wait
+from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import (
     BATCH_VERSIONS,
     Batch,
@@ -122,6 +123,7 @@ class JournalReplica:
         self.log = log
         self._cell_format = cell_format or CellFormat()
         self.queues = queues
+        queues.cell_format = self._cell_format
         self.last_time_ms = last_time_ms
         self.is_ready = True
         """Whether the queues are what the log says."""
@@ -233,6 +235,7 @@ class JournalReplica:
             f"queues as of {applied_end} lack what is forgotten up to {self._forgotten_end}"
         )
         self.queues = queues
+        queues.cell_format = self._cell_format
         self.last_time_ms = max(self.last_time_ms, last_time_ms)
         self.is_ready = True
         unapplied = self._unapplied

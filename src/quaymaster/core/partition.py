@@ -35,16 +35,17 @@ from quaymaster.core.fifo_order import FIFOOrder, GroupState
 from quaymaster.core.index import ChunkKeeper, GroupIndex, SequenceIndex
 from quaymaster.core.log_sizes import LogSizes, LogState
 from quaymaster.core.partition_moves import MovesOut, OpenMove, PartitionMoves
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_definitions import QueueDefinition, split_group_name
 from quaymaster.core.recent_ids import RecentIds
 from quaymaster.core.rows import RowTable
 from quaymaster.core.sequences import SequenceSet, end_of_run
+from quaymaster.core.staged_messages import StagedMessages
 from quaymaster.core.standard_order import StandardOrder
 from quaymaster.core.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 
 STATE_VERSION = 5
 STATE_VERSION_WITHOUT_LOGS = 4
-"""The same but for LOG, for cells whose programs do not know of log-retained queues."""
+"""The same but for LOG and TRANSACTIONS, for cells whose programs know of neither."""
 STATE_VERSION_WITHOUT_MOVES = 3
 """The same but for MOVES, too."""
 _VERSIONS_READ = frozenset({STATE_VERSION_WITHOUT_MOVES, STATE_VERSION_WITHOUT_LOGS, STATE_VERSION})
@@ -126,6 +127,9 @@ class _State(msgspec.Struct, array_like=True):
     tasks: list[MoveTask]
     has_moved_in: bool
     index: bytes
+    moved_in: int = 0
+    deletions: int = 0
+    counted_from: int = -1
 
 
 class Section(IntEnum):
@@ -146,6 +150,7 @@ class Section(IntEnum):
     END = 10
     MOVES = 11
     LOG = 12
+    TRANSACTIONS = 13
 
 
 class Partition:
@@ -160,9 +165,11 @@ class Partition:
         "applied",
         "attempts",
         "committed",
+        "counted_from",
         "dedup",
         "definition",
         "deleted",
+        "deletions",
         "dirty",
         "groups",
         "has_moved_in",
@@ -170,6 +177,7 @@ class Partition:
         "in_flight",
         "index",
         "log",
+        "moved_in",
         "moves",
         "moving",
         "number",
@@ -177,6 +185,7 @@ class Partition:
         "retries",
         "returned",
         "sizes",
+        "staged",
         "tasks",
         "timed",
         "timers",
@@ -220,7 +229,14 @@ class Partition:
         self.attempts: dict[bytes, Attempt] = {}
         self.tasks: list[MoveTask] = []
         self.has_moved_in = False
+        self.moved_in = 0
+        """How many messages came from other queues, ever."""
+        self.deletions = 0
+        """How many messages consumers deleted, ever."""
+        self.counted_from = 0
+        """The offset from which on these two were counted: not 0 where a program before did not count them."""
         self.moves: PartitionMoves | None = None
+        self.staged: StagedMessages | None = None
         # Only the leader's: what is committed, what is on its way to another queue, who waits for messages.
         self.committed = 1
         self.moving: dict[int, int] = {}
@@ -302,6 +318,11 @@ class Partition:
 
     # Questions
 
+    @property
+    def sends(self) -> int:
+        """How many messages producers have stored here, ever: each took a number, and so did those moved here."""
+        return 0 if self.definition.group_of else self.index.next_sequence - 1 - self.moved_in
+
     def is_live(self, sequence: int) -> bool:
         """Return whether the message exists: sent, and neither deleted nor expired nor moved away."""
         return self.head <= sequence < self.index.next_sequence and sequence not in self.deleted
@@ -327,6 +348,9 @@ class Partition:
             delayed=delayed,
             oldest_sent_ms=oldest,
             noisy_groups=self.order.noisy_groups(now_ms, in_flight),
+            sends=self.sends,
+            deletions=self.deletions,
+            counted_from=self.counted_from,
         )
 
     def next_change_ms(self) -> int | None:
@@ -359,6 +383,7 @@ class Partition:
                 expired_below = max(
                     expired_below, self.index.first_sent_after(self.head, stop, now_ms - retention_ms)
                 )
+            expired_below = min(expired_below, self.pinned_from())
             if expired_below <= self.head:
                 return self.head, []
             return min(
@@ -376,6 +401,23 @@ class Partition:
                 expired.append(sequence)
         self._expiry_scan = end if end < stop else self.head
         return self.head, expired
+
+    def pinned_from(self) -> int:
+        """Return from which sequence number on messages of a log stay, whatever their age: where the last of the groups
+        that pin it has come to.
+
+        A group that is not there has consumed nothing. Under a legal hold all stays.
+        """
+        if self.sizes is None:
+            # Without a look at the definition: what it works out it keeps, which is too much for each ordinary queue.
+            return self.index.next_sequence
+        if self.definition.has_legal_hold:
+            return self.head
+        pins = self.definition.retention_pins
+        if not pins:
+            return self.index.next_sequence
+        heads = {split_group_name(group.definition.name): group.head for group in self.groups.values()}
+        return min(heads.get(name, self.head) for name in pins)
 
     @property
     def is_over_size(self) -> bool:
@@ -462,6 +504,16 @@ class Partition:
         self.timed.add(sequence)
         self.timers.add(sequence, due_ms)
 
+    def is_kept(self, place: int) -> bool:
+        """Return whether somebody may still ask for a message that was staged at this place."""
+        staged = self.staged
+        if staged is None:
+            return False
+        if staged.is_open(place):
+            return True  # first: what is committed meanwhile has a run by then
+        run = staged.runs.find(place)
+        return run is not None and self.is_live(run.sequence)
+
     # Deciding (leader)
 
     def take_visible(self, count_max: int, now_ms: int) -> list[int]:
@@ -507,13 +559,27 @@ class Partition:
         if group:
             self.order.sent(group, time_ms)
         if dedup is not None:
-            if self.dedup is None:
-                self.dedup = RecentIds(DEDUP_WINDOW_MS)
-            self.dedup.add(dedup, offset, time_ms)
+            self.remember(dedup, offset, time_ms)
         if retry is not None:
             if self.retries is None:
                 self.retries = RecentIds(self._retry_window_ms, self._retry_ids_max)
             self.retries.add(retry, offset, time_ms)
+
+    def remember(self, dedup: bytes, offset: int, time_ms: int) -> None:
+        """A message with a deduplication id was stored."""
+        if self.dedup is None:
+            self.dedup = RecentIds(DEDUP_WINDOW_MS)
+        self.dedup.add(dedup, offset, time_ms)
+
+    def apply_send_run(
+        self, offset: int, count: int, time_ms: int, delay_ms: int, groups: array[int] | None
+    ) -> None:
+        """Messages were stored at consecutive offsets, with the queue's delay. Groups and ids are noted apart."""
+        self.index.append_run(offset, count, time_ms, delay_ms, groups)
+        self.alive += count
+        self.dirty = True
+        if self.sizes is not None and delay_ms:
+            self.sizes.last_due_ms = max(self.sizes.last_due_ms, round_up_to_slot_ms(time_ms + delay_ms))
 
     def follow_send(
         self, sequence: int, offset: int, time_ms: int, delay_ms: int, own_delay: bool, group: int
@@ -538,6 +604,7 @@ class Partition:
         letter.
         """
         self.apply_send(sequence, offset, sent_ms, 0, False, group, None, None)
+        self.moved_in += 1
         if delivery_count:
             self.returned[sequence] = Returned(delivery_count, first_receive_ms, delivery_count)
         if self.definition.delay_ms:
@@ -662,6 +729,11 @@ class Partition:
             self.wheel.add(sequence, row.deadline_ms)
         else:
             self._return(sequence, row, time_ms)
+
+    def apply_deletion(self, sequences: Sequence[int], time_ms: int) -> None:
+        """Consumers deleted messages, each of which was there."""
+        self.deletions += len(sequences)
+        self.apply_delete(sequences, time_ms)
 
     def apply_delete(self, sequences: Sequence[int], time_ms: int) -> None:
         """Messages are gone: deleted, expired or moved away. Ones that are gone already are skipped."""
@@ -794,6 +866,9 @@ class Partition:
             tasks=[msgspec.structs.replace(task) for task in self.tasks],
             has_moved_in=self.has_moved_in,
             index=self.index.to_bytes(),
+            moved_in=self.moved_in,
+            deletions=self.deletions,
+            counted_from=self.counted_from,
         )
         groups: Iterator[list[GroupState]] = iter(())
         line: Iterator[list[tuple[int, int]]] = iter(())
@@ -824,6 +899,7 @@ class Partition:
             (Section.RETRIES, iter(retries)),
             (Section.MOVES, iter([self.moves.to_bytes()] if self.moves is not None else [])),
             (Section.LOG, iter([self.sizes.state()] if self.sizes is not None else [])),
+            (Section.TRANSACTIONS, self.staged.pieces() if self.staged is not None else iter(())),
             (Section.END, iter([b""])),
         ]
         return _render(sections, version)
@@ -831,7 +907,7 @@ class Partition:
     @property
     def state_version_min(self) -> int:
         """The first version of the state that can hold what there is."""
-        if self.sizes is not None or self.definition.group_of:
+        if self.sizes is not None or self.definition.group_of or self.staged is not None:
             return STATE_VERSION
         return STATE_VERSION_WITHOUT_MOVES if self.moves is None else STATE_VERSION_WITHOUT_LOGS
 
@@ -884,6 +960,8 @@ class Partition:
             partition.moves = PartitionMoves.from_bytes(piece, partition.is_live)
         for piece in sections[Section.LOG]:
             partition.sizes = LogSizes.of_state(_log_decoder.decode(piece))
+        if sections[Section.TRANSACTIONS]:
+            partition.staged = StagedMessages.of_pieces(sections[Section.TRANSACTIONS])
         order = partition.order
         if isinstance(order, FIFOOrder):
             for piece in sections[Section.GROUPS]:
@@ -911,6 +989,9 @@ class Partition:
         self.committed = self.index.next_sequence
         self.tasks = state.tasks
         self.has_moved_in = state.has_moved_in
+        self.moved_in = state.moved_in
+        self.deletions = state.deletions
+        self.counted_from = state.applied if state.counted_from < 0 else state.counted_from
         order = self.order = self._new_order()
         order.cursor = state.cursor
         if isinstance(order, StandardOrder):
@@ -963,6 +1044,9 @@ class Partition:
             self.tasks,
             self.moves.content() if self.moves is not None else [],
             self.sizes.content() if self.sizes is not None else [],
+            # Replicas of an older state count from where each loaded it.
+            [] if self.counted_from else [self.sends, self.deletions],
+            self.staged.content() if self.staged is not None else [],
         ]
         return xxhash.xxh3_64_intdigest(_encoder.encode(content))
 

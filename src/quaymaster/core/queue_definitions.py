@@ -9,7 +9,8 @@ To change the format: append fields with defaults (older bytes then still decode
 and keep decoding the old one. Never reorder or reuse a field: the bytes are on disk.
 
 Source of names, defaults and units: Amazon SQS API Reference, SetQueueAttributes; those SQS does not have
-(`ReplicationMode`, `Durability`, `DeliveryGuarantee`, `RetentionMode`, `RetentionBytes`, `GroupStart`) are ours.
+(`ReplicationMode`, `Durability`, `DeliveryGuarantee`, `RetentionMode`, `RetentionBytes`, `GroupStart`, `RetentionPins`,
+`LegalHold`) are ours.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ OWN_DEFAULTS: Mapping[str, str] = {
 LOG_DEFAULTS: Mapping[str, str] = {
     "RetentionBytes": "0",
     "GroupStart": "earliest",
+    "LegalHold": "false",
 }
 """What a log-retained queue has besides."""
 
@@ -169,6 +171,17 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def retention_bytes(self) -> int:
         """So many bytes of messages a log keeps; 0: there is no limit."""
         return int(self.attributes.get("RetentionBytes") or LOG_DEFAULTS["RetentionBytes"])
+
+    @cached_property
+    def retention_pins(self) -> tuple[str, ...]:
+        """The consumer groups for which a log keeps what they have not consumed, beyond age and size."""
+        text = self.attributes.get("RetentionPins")
+        return tuple(text.split(",")) if text else ()
+
+    @cached_property
+    def has_legal_hold(self) -> bool:
+        """Whether nothing of a log may go, whatever its age and size."""
+        return self.attributes.get("LegalHold") == "true"
 
     @cached_property
     def visibility_timeout_ms(self) -> int:
@@ -315,6 +328,11 @@ def replace_definition(definition: QueueDefinition, **changes: Any) -> QueueDefi
 def group_name(log_name: str, group: str) -> str:
     """Return the name of a consumer group's queue."""
     return f"{log_name}{GROUP_MARK}{group}"
+
+
+def split_group_name(name: str) -> str:
+    """Return the group of a consumer group's queue; nothing when it is no group's."""
+    return name.partition(GROUP_MARK)[2]
 
 
 def group_definition(group: QueueDefinition, log: QueueDefinition) -> QueueDefinition:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -36,9 +35,11 @@ from quaymaster.core.applied_queues import (
 )
 from quaymaster.core.commands import (
     RECEIPT_HANDLE_PLACEHOLDER,
+    AbortTransaction,
     CancelMoveTask,
     ChangeVisibility,
     Command,
+    CommitTransaction,
     CountMessages,
     DeadLetter,
     Decided,
@@ -74,6 +75,7 @@ from quaymaster.core.commands import (
     SentOutcome,
     SetGroupOffset,
     SetQueue,
+    StageMessages,
     StartMoveTask,
     TakeForMove,
     Taken,
@@ -86,6 +88,7 @@ from quaymaster.core.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.group_starts import EARLIEST, check_start, find_start
 from quaymaster.core.index import ChunkKeeper
 from quaymaster.core.log_reads import bounds_of, find_messages, find_offset
@@ -96,9 +99,17 @@ from quaymaster.core.partition import (
     Partition,
 )
 from quaymaster.core.partition_moves import AWAY_MAX, OpenMove, QueuesElsewhere
-from quaymaster.core.queue_definitions import Durability, QueueDefinition, group_definition
+from quaymaster.core.proposals import WAIT_OF_DURABILITY, Proposal, Wait
+from quaymaster.core.queue_definitions import QueueDefinition, group_definition, split_group_name
 from quaymaster.core.records import Record, RecordType
 from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
+from quaymaster.core.transactions import (
+    abort_transaction,
+    check_has_transactions,
+    commit_transaction,
+    expire_transactions,
+    stage_messages,
+)
 
 DEAD_LETTERS_PER_RECEIVE_MAX = 100
 EXPIRED_PER_SWEEP_MAX = 1_000
@@ -110,39 +121,6 @@ DUE_PER_MS_MAX = 1_000
 
 _SEND = int(RecordType.SEND)
 _RECEIVE = int(RecordType.RECEIVE)
-
-
-class Wait(IntEnum):
-    """What a reply waits for: nothing, `write()` on a majority, or commit (fsync on a majority)."""
-
-    NOTHING = 0
-    RECEIVED = 1
-    COMMIT = 2
-
-
-_WAIT_OF_DURABILITY: dict[int, Wait] = {
-    Durability.MEMORY: Wait.NOTHING,
-    Durability.ASYNC: Wait.RECEIVED,
-    Durability.SYNC: Wait.COMMIT,
-}
-
-
-class Proposal:
-    """The batch being formed: its records, and which partitions they give messages to."""
-
-    __slots__ = ("awake", "base_offset", "epoch", "records", "sent_to")
-
-    def __init__(self, base_offset: int, epoch: int) -> None:
-        self.base_offset = base_offset
-        self.epoch = epoch
-        self.records: list[Record] = []
-        self.sent_to: dict[Partition, int] = {}
-        self.awake: set[Partition] = set()
-
-    @property
-    def next_offset(self) -> int:
-        """The offset the next record gets."""
-        return self.base_offset + len(self.records)
 
 
 class QueueStates(AppliedQueues):
@@ -164,6 +142,8 @@ class QueueStates(AppliedQueues):
         self._due_at_ms = 0
         self.expiry_is_held = False
         """Set while the clock may be wrong: no message expires."""
+        self.cell_format = CellFormat()
+        """What the cell reads."""
         self.elsewhere: QueuesElsewhere | None = None
         """Where queues of other journals are; None: there are no other journals."""
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided, Wait]]] = {
@@ -190,6 +170,9 @@ class QueueStates(AppliedQueues):
             EndMoves: self._end_moves,
             TakeForMove: self._take_for_move,
             FinishMoveTask: self._finish_task,
+            StageMessages: self._stage,
+            CommitTransaction: self._commit,
+            AbortTransaction: self._abort,
         }
 
     def decide(
@@ -219,7 +202,7 @@ class QueueStates(AppliedQueues):
             if dedup is not None or (retry is not None and message.may_be_retry):
                 found = partition.find_duplicate(dedup, retry if message.may_be_retry else None, now_ms)
                 if found is not None:
-                    results.append(Duplicate(found))
+                    results.append(Duplicate(found, partition_key(queue_id, number)))
                     duplicate = True
                     continue
             delay_ms = message.delay_ms
@@ -248,7 +231,7 @@ class QueueStates(AppliedQueues):
             for group in partition.groups.values():
                 proposal.sent_to[group] = partition.index.next_sequence
         # What a duplicate was told is stored must be so, whatever this queue's durability.
-        wait = Wait.COMMIT if duplicate else _WAIT_OF_DURABILITY[definition.durability]
+        wait = Wait.COMMIT if duplicate else WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
 
     def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -367,8 +350,13 @@ class QueueStates(AppliedQueues):
         return place.queue_id
 
     def _oldest_ms(self, partition: Partition, now_ms: int) -> int:
-        """Return the send time at or before which a message has expired."""
-        return -1 if self.expiry_is_held else now_ms - partition.definition.retention_ms
+        """Return the send time at or before which a message has expired.
+
+        Of a log that is pinned none has for its groups, as long as the log has it.
+        """
+        definition = partition.definition
+        is_pinned = partition.log is not None and (definition.retention_pins or definition.has_legal_hold)
+        return -1 if self.expiry_is_held or is_pinned else now_ms - definition.retention_ms
 
     def _drop_expired(
         self, partition: Partition, expired: list[int], now_ms: int, proposal: Proposal
@@ -428,26 +416,30 @@ class QueueStates(AppliedQueues):
             self._advance(partition, now_ms)
         errors: list[Exception | None] = []
         sequences: list[int] = []
+        gone = 0
         for receipt in command.receipts:
             sequence = receipt.sequence
             error: Exception | None = None
-            if partition.is_live(sequence):
-                if is_fifo and not _holds(partition, receipt, now_ms):
-                    error = _receipt_invalid("The receipt handle has expired.")
-                elif sequence not in sequences:
-                    sequences.append(sequence)
+            if not partition.is_live(sequence):
+                gone += 1
+            elif is_fifo and not _holds(partition, receipt, now_ms):
+                error = _receipt_invalid("The receipt handle has expired.")
+            elif sequence in sequences:
+                gone += 1
+            else:
+                sequences.append(sequence)
             errors.append(error)
         if sequences:
             self._propose(
                 proposal, RecordType.DELETE, partition, now_ms, payload=array("Q", sequences).tobytes()
             )
             was_full = len(partition.in_flight) >= self._in_flight_max
-            partition.apply_delete(sequences, now_ms)
+            partition.apply_deletion(sequences, now_ms)
             if partition.log is None:
                 self.messages_gone += len(sequences)
             if is_fifo or was_full:
                 proposal.awake.add(partition)
-        return EntriesOutcome(errors), Wait.COMMIT
+        return EntriesOutcome(errors, gone), Wait.COMMIT
 
     def _change_visibility(
         self, command: ChangeVisibility, now_ms: int, proposal: Proposal
@@ -518,6 +510,7 @@ class QueueStates(AppliedQueues):
         partition = self.partition(command.queue_id, command.partition)
         if not self.expiry_is_held:
             self._expire_some(partition, now_ms, proposal)
+            expire_transactions(partition, now_ms, proposal)
         return Done(), Wait.NOTHING
 
     def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
@@ -568,7 +561,11 @@ class QueueStates(AppliedQueues):
             raise QueueDoesNotExist
         if len(self._groups_of(log.queue_id)) >= GROUPS_MAX:
             raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
-        start = group.attribute("GroupStart") or log.attribute("GroupStart") or EARLIEST
+        start = group.attribute("GroupStart")
+        if start is None and split_group_name(group.name) not in log.retention_pins:
+            # One that pins the log begins with all that was kept for it.
+            start = log.attribute("GroupStart")
+        start = start or EARLIEST
         check_start(start)
         starts = {
             partition.number: (find_start(start, partition), partition.next_sequence)
@@ -625,6 +622,9 @@ class QueueStates(AppliedQueues):
                 (counts.oldest_sent_ms for counts in each if counts.oldest_sent_ms), default=0
             ),
             noisy_groups=sum(counts.noisy_groups for counts in each),
+            sends=sum(counts.sends for counts in each),
+            deletions=sum(counts.deletions for counts in each),
+            counted_from=max(counts.counted_from for counts in each),
         )
         return total, Wait.NOTHING
 
@@ -662,6 +662,23 @@ class QueueStates(AppliedQueues):
 
     def _find_offset(self, command: FindOffset, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         return find_offset(self.partition(command.queue_id, command.partition), command), Wait.NOTHING
+
+    # Transactions
+
+    def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        check_has_transactions(partition, self.cell_format)
+        return stage_messages(partition, command, now_ms, proposal), Wait.COMMIT
+
+    def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        check_has_transactions(partition, self.cell_format)
+        return commit_transaction(partition, command, now_ms, proposal), Wait.COMMIT
+
+    def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        check_has_transactions(partition, self.cell_format)
+        return abort_transaction(partition, command, now_ms, proposal), Wait.COMMIT
 
     # Moves
 

@@ -24,7 +24,8 @@ tail. `crc` is the CRC32C of header (with crc = 0) and table; each row has the C
 byte is covered once and one payload can be checked alone. `chain` binds a batch to all before it, as first
 written; a batch that was compacted (`FLAG_COMPACTED`) keeps the chain value it had.
 
-Record types from MOVE_OUT on are in journals of cells of format 2 and later, GROUP_RESET in those of format 3.
+Record types from MOVE_OUT on are in journals of cells of format 2 and later, those from GROUP_RESET on in those of
+format 3.
 
 To change the format: add a version to BATCH_VERSIONS, by the recipe in `core/formats`. A batch keeps its version when
 it is compacted, copied or sent to other replicas: whoever is in the cell reads it.
@@ -83,9 +84,13 @@ class RecordType(IntEnum):
     MOVE_WITHDRAWN = 13
     MOVE_END = 14
     GROUP_RESET = 15
+    STAGE_BEGIN = 16
+    STAGE = 17
+    TRANSACTION_COMMIT = 18
+    TRANSACTION_ABORT = 19
 
 
-MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE)})
+MESSAGE_TYPES = frozenset({int(RecordType.SEND), int(RecordType.MOVE), int(RecordType.STAGE)})
 """Records that hold a message."""
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from quaymaster.core.commands import (
+    AbortTransaction,
     ChangeVisibility,
     Command,
+    CommittedOutcome,
+    CommitTransaction,
     CountMessages,
     Delete,
     DeleteQueue,
@@ -25,6 +28,7 @@ from quaymaster.core.commands import (
     SendOutcome,
     SetGroupOffset,
     SetQueue,
+    StageMessages,
 )
 from quaymaster.core.errors import Timeout
 
@@ -40,6 +44,9 @@ _REPEATABLE = (
     LogBounds,
     FindOffset,
     SetGroupOffset,
+    StageMessages,
+    CommitTransaction,
+    AbortTransaction,
 )
 
 
@@ -70,8 +77,8 @@ def as_repeat(command: Command) -> Command:
 def settle_repeat(command: Command, outcome: Outcome) -> Outcome:
     """Return what the outcome of a repeated command says of the command.
 
-    A message that duplicates itself was stored by the first attempt. A changed visibility may be refused because the
-    first attempt changed it: whether it did is unknown.
+    A message that duplicates itself was stored by the first attempt, and a transaction found committed was so by it. A
+    changed visibility may be refused because the first attempt changed it: whether it did is unknown.
     """
     if isinstance(outcome, SendOutcome) and isinstance(command, Send):
         results = [
@@ -83,4 +90,6 @@ def settle_repeat(command: Command, outcome: Outcome) -> Outcome:
         return SendOutcome(results)
     if isinstance(outcome, EntriesOutcome) and isinstance(command, ChangeVisibility):
         return EntriesOutcome([None if error is None else Timeout() for error in outcome.errors])
+    if isinstance(outcome, CommittedOutcome):
+        return msgspec.structs.replace(outcome, was_committed=False)
     return outcome

@@ -17,6 +17,7 @@
     DELETE /admin/v1/keys/ID                 session: temporary credentials
     POST   /admin/v1/keys/rotate-master      also rotate-receipts
     POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
+    GET    /admin/v1/front-ends              those that ever recorded usage; POST NAME/seal: one is gone for good
     GET    /admin/v1/backup                  how far the running or last one is; POST: make one
 
 Everything below /admin/ is signed like an SQS request, with an enabled access key of the default account,
@@ -56,9 +57,10 @@ from quaymaster.core.queue_definitions import QueueDefinition, group_name
 from quaymaster.frontend.authentication import AccessKey, Signed
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
-from quaymaster.frontend.group_admin import GroupAdmin
+from quaymaster.frontend.group_admin import GroupAdmin, traffic_of
 from quaymaster.frontend.message_actions import partition_of, uuid_text
 from quaymaster.frontend.queue_actions import QueueService
+from quaymaster.frontend.usage_epochs import Epoch, FrontEndEpochs
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Metrics
@@ -232,6 +234,7 @@ class Admin:
         health: Health,
         operations: Operations,
         authentication: Signed,
+        epochs: FrontEndEpochs | None = None,
     ) -> None:
         self._settings = settings
         self._broker = broker
@@ -240,6 +243,7 @@ class Admin:
         self._probes = ProbePort(metrics, health)
         self._health = health
         self._operations = operations
+        self._epochs = epochs
         self._authentication = authentication
         # Only opens messages; those who send have ciphers of their own.
         self._cipher = MessageCipher(metadata.data_key)
@@ -271,6 +275,8 @@ class Admin:
             ("POST", "keys", "*", "session"): self._create_session,
             ("DELETE", "keys", "*"): self._delete_key,
             ("POST", "clock", "accept"): self._accept_clock,
+            ("GET", "front-ends"): self._list_front_ends,
+            ("POST", "front-ends", "*", "seal"): self._seal_front_end,
             ("GET", "backup"): self._show_backup,
             ("POST", "backup"): self._make_backup,
         }
@@ -568,6 +574,17 @@ class Admin:
         log_event(log, logging.INFO, "receipt key rotated", receipt_key_id=receipt_key_id)
         return {"receipt_key_id": receipt_key_id}
 
+    async def _list_front_ends(self, call: AdminCall) -> Mapping[str, Any]:
+        rows = {} if self._epochs is None else await self._epochs.rows()
+        return {"front_ends": [_front_end_row(name, row) for name, row in sorted(rows.items())]}
+
+    async def _seal_front_end(self, call: AdminCall) -> Mapping[str, Any]:
+        if self._epochs is None:
+            raise UnsupportedOperation("This process records no usage.")
+        row = await self._epochs.seal(call.name)
+        log_event(log, logging.WARNING, "front end given up by operator", front_end=call.name)
+        return _front_end_row(call.name, row)
+
     async def _show_backup(self, call: AdminCall) -> Mapping[str, Any]:
         return self._backup
 
@@ -608,9 +625,10 @@ def make_admin(
     metrics: Metrics,
     health: Health,
     operations: Operations,
+    epochs: FrontEndEpochs | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
-    """Return what answers the admin port. `now_ms` is the wall clock."""
+    """Return what answers the admin port. `now_ms` is the wall clock; `epochs` are of front ends that record usage."""
     authentication = Signed(
         metadata.accounts.access_key,
         region=settings.region,
@@ -625,6 +643,7 @@ def make_admin(
         health=health,
         operations=operations,
         authentication=authentication,
+        epochs=epochs,
     )
 
 
@@ -651,6 +670,19 @@ def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, An
         "delayed": counts.delayed,
         "oldest_sent_ms": counts.oldest_sent_ms,
         "noisy_groups": counts.noisy_groups,
+        "is_log": definition.is_log,
+        **traffic_of(definition, counts),
+    }
+
+
+def _front_end_row(name: str, row: Epoch) -> dict[str, Any]:
+    return {
+        "front_end": name,
+        "epoch": row.epoch,
+        "started_ms": row.started_us // 1000,
+        "seen_ms": max(row.started_us if not row.seals else 0, row.renewed_us) // 1000,
+        "sealed_epoch": row.seals or None,
+        "is_told": row.is_told,
     }
 
 

@@ -20,6 +20,7 @@ from quaymaster.frontend.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.routing import Routes
 from quaymaster.frontend.sealed_blocks import SealedLogs
 from quaymaster.frontend.server import CORS, FrontEnd, host_of
+from quaymaster.frontend.transaction_actions import TransactionActions
 from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.frontend.usage_feed import AccountService, UsageFeed, spool_directory
 from quaymaster.frontend.usage_shipper import UsageShipper
@@ -88,6 +89,7 @@ def make_front_end(
     queues = QueueActions(routes, metadata.queues, can_delete=settings.delete_queue == "api")
     moves = MoveActions(routes, queues.is_dead_letter_queue)
     logs = LogActions(routes, groups, broker, cipher, sealed)
+    transactions = TransactionActions(messages, metrics)
     return FrontEnd(
         Calls(
             broker,
@@ -117,7 +119,7 @@ def make_front_end(
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
         message_handlers=messages.handlers(),
-        queue_handlers=queues.handlers() | moves.handlers() | logs.handlers(),
+        queue_handlers=queues.handlers() | moves.handlers() | logs.handlers() | transactions.handlers(),
         control_actions_max=settings.control_actions_max,
         control_timeout_ms=settings.control_timeout_ms,
     )
@@ -139,6 +141,7 @@ def make_usage_feed(settings: Settings, data: Path, *, node: str) -> UsageFeed:
         UsageRecorder(now_us=_now_us),
         sync_s=settings.usage_sync_ms / 1000,
         heartbeat_s=settings.usage_heartbeat_s,
+        abandon_s=settings.usage_abandon_s,
         now_us=_now_us,
     )
 

@@ -25,7 +25,14 @@ from quaymaster.core.commands import Command, Outcome
 from quaymaster.core.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
-from quaymaster.frontend.usage import CLIENT_GONE, CLIENT_GONE_STATUS, UNKNOWN, UsageRecorder, describe_change
+from quaymaster.frontend.usage import (
+    CLIENT_GONE,
+    CLIENT_GONE_STATUS,
+    UNKNOWN,
+    UsageRecorder,
+    asked_queue_name,
+    describe_change,
+)
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
 from quaymaster.net.broker_client import BrokerClient, Submitted
@@ -211,7 +218,7 @@ class Call(msgspec.Struct, eq=False):
     message_count: int = 0
     """Messages that were stored, delivered, deleted or changed."""
     duplicate_count: int = 0
-    """Of those stored, how many were stored before."""
+    """Of those stored or deleted, how many were so before."""
     change: tuple[str, str] | None = None
     """What was asked and answered of an action that changes a queue, as JSON."""
     submitted: Submitted | None = None
@@ -324,6 +331,8 @@ class Call(msgspec.Struct, eq=False):
             )
             error = InternalFailure()
         self.is_done = True
+        if not self.queue_name:
+            self.queue_name = asked_queue_name(self.given)
         response = render_error(error, self.form, self.request_id)
         if self.given is not None and self.calls.usage is not None:
             self.change = describe_change(self.action.name, self.given, None)

@@ -14,7 +14,7 @@ from quaymaster.core.commands import (
     SetGroupOffset,
 )
 from quaymaster.core.errors import QueueDoesNotExist, UnsupportedOperation
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_definitions import Durability, QueueDefinition
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.queue_actions import QueueService
 from quaymaster.net.broker_client import BrokerClient
@@ -81,9 +81,12 @@ class GroupAdmin:
         return {
             "group": split_group(group.name)[1],
             "queue": log.name,
+            "queue_id": group.queue_id,
+            "created_ms": group.created_ms,
             "partitions": partitions,
             "in_flight": counts.in_flight,
             "lag": counts.visible + counts.in_flight + counts.delayed,
+            **traffic_of(group, counts),
         }
 
     async def _bounds(self, queue_id: int, partition: int) -> LogBoundsOutcome:
@@ -107,3 +110,17 @@ class GroupAdmin:
         if group is None or group.group_of != log.queue_id:
             raise QueueDoesNotExist
         return log, group
+
+
+def traffic_of(definition: QueueDefinition, counts: QueueCounts) -> dict[str, Any]:
+    """Return what went through a queue since there is one, as its journal has it: for comparisons with usage.
+
+    Where `counted_from` is not 0, it was counted from that offset of the journal on only. `is_durable`: what was
+    acknowledged cannot be lost.
+    """
+    return {
+        "sends": counts.sends,
+        "deletions": counts.deletions,
+        "counted_from": counts.counted_from,
+        "is_durable": definition.durability == Durability.SYNC,
+    }

@@ -63,7 +63,7 @@ from quaymaster.frontend.routing import GroupDoesNotExist, Routes
 from quaymaster.frontend.usage import refuse_internal
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.protocol import message_rules, shapes, validation
+from quaymaster.protocol import message_rules, shapes, transaction_shapes, validation
 from quaymaster.protocol.checksums import attributes_md5, md5_digest
 from quaymaster.protocol.errors import batch_error_entry
 from quaymaster.protocol.queue_attributes import QueueAttributes
@@ -188,8 +188,8 @@ class MessageActions:
 
     def send_message(self, call: Call, given: shapes.SendMessageRequest) -> None:
         """Store one message."""
-        definition = self._sent_to(call, given.QueueUrl)
-        checked = message_rules.check_send(given, self._attributes_of(definition))
+        definition = self.queue_to_send_to(call, given.QueueUrl)
+        checked = message_rules.check_send(given, self.attributes_of(definition))
         call.payload_bytes = checked.size_bytes
         (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
 
@@ -208,10 +208,10 @@ class MessageActions:
 
     def send_message_batch(self, call: Call, given: shapes.SendMessageBatchRequest) -> None:
         """Store up to ten messages; what is wrong with one fails it alone, where the service lets it."""
-        definition = self._sent_to(call, given.QueueUrl)
+        definition = self.queue_to_send_to(call, given.QueueUrl)
         entries = given.Entries
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
-        checked = message_rules.check_send_batch(entries, self._attributes_of(definition))
+        checked = message_rules.check_send_batch(entries, self.attributes_of(definition))
         valid: list[tuple[str, message_rules.AnySend, bytes]] = []
         failed: list[shapes.BatchResultErrorEntry] = []
         for entry, result in zip(entries, checked, strict=True):
@@ -251,7 +251,26 @@ class MessageActions:
         checked: Sequence[tuple[str, message_rules.AnySend, bytes]],
     ) -> list[Prepared]:
         """Return messages as the broker stores them; each comes with its entry's id and its body in UTF-8."""
-        invocation = self._invocation(call)
+        return self._prepare_all(call, definition, checked, self._invocation(call))
+
+    def prepare_staged(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        message: transaction_shapes.StagedMessageEntry,
+        body: bytes,
+    ) -> NewMessage:
+        """Return a message as a transaction stages it: without a retry hash, because its index does for that."""
+        (prepared,) = self._prepare_all(call, definition, [("", message, body)], _NO_INVOCATION)
+        return prepared.message
+
+    def _prepare_all(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        checked: Sequence[tuple[str, message_rules.AnySend, bytes]],
+        invocation: Invocation,
+    ) -> list[Prepared]:
         retry_prefix = None
         if invocation.id is not None:
             retry_prefix = retry_hash_prefix(definition.account_id, definition.queue_id, invocation.id)
@@ -433,7 +452,7 @@ class MessageActions:
             if error is not None:
                 raise quoting(error, handle)
             self._metrics.messages_deleted += 1
-            call.message_count = 1
+            call.message_count, call.duplicate_count = 1, outcome.gone
 
         call.submit(Delete(definition.queue_id, partition_of(definition), [receipt]), render)
 
@@ -465,7 +484,7 @@ class MessageActions:
                 else:
                     failed.append(batch_error_entry(entry.Id, quoting(error, entry.ReceiptHandle)))
             self._metrics.messages_deleted += len(successful)
-            call.message_count = len(successful)
+            call.message_count, call.duplicate_count = len(successful), outcome.gone
             return shapes.DeleteMessageBatchResult(successful, failed)
 
         call.submit(Delete(definition.queue_id, partition_of(definition), receipts), render)
@@ -532,7 +551,8 @@ class MessageActions:
 
     # Shared
 
-    def _sent_to(self, call: Call, url: str) -> QueueDefinition:
+    def queue_to_send_to(self, call: Call, url: str) -> QueueDefinition:
+        """Return the queue that a request sends messages to, and note it as the call's; raises as `Routes` does."""
         try:
             definition = self._routes.queue_of_url(url, call.principal.account_id)
         except GroupDoesNotExist as missing:
@@ -548,7 +568,7 @@ class MessageActions:
         call.queue_name = definition.name
         return definition
 
-    def _attributes_of(self, definition: QueueDefinition) -> QueueAttributes:
+    def attributes_of(self, definition: QueueDefinition) -> QueueAttributes:
         """Return a queue's attributes in numbers; worked out once for each revision."""
         known = self._attributes.get(definition.queue_id)
         if known is not None and known[0] is definition:

@@ -42,7 +42,7 @@ from quaymaster.net.http_message import HTTPRequest
 from quaymaster.net.metadata_client import known
 from quaymaster.protocol import sqs_json, sqs_query
 from quaymaster.protocol.errors import render_error, wire_error
-from quaymaster.protocol.log_shapes import LOG_ACTIONS
+from quaymaster.protocol.own_actions import OWN_ACTIONS
 from quaymaster.protocol.queue_names import parse_queue_path
 from quaymaster.protocol.response import WireForm
 from quaymaster.protocol.shapes import ACTIONS, Action, Shape
@@ -202,7 +202,7 @@ class FrontEnd:
         control_actions_max: int,
         control_timeout_ms: int,
     ) -> None:
-        actions = ACTIONS.keys() | LOG_ACTIONS.keys()
+        actions = ACTIONS.keys() | OWN_ACTIONS.keys()
         assert message_handlers.keys() | queue_handlers.keys() == actions, "every action has a handler"
         self.calls = calls
         self._authentication = authentication

@@ -20,11 +20,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from quaymaster.core.errors import AccessDenied
+from quaymaster.core.errors import AccessDenied, CallerError
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.internal_queues import USAGE_QUEUE, is_internal
+from quaymaster.protocol.queue_names import is_addressed_name, parse_queue_url
 from quaymaster.protocol.response import WireForm
 from quaymaster.protocol.shapes import Action, Shape
 from quaymaster.protocol.usage_records import (
@@ -50,6 +51,13 @@ USER_AGENT_CHARS_MAX: Final = 256
 JSON_CHARS_MAX: Final = 4_096
 OMITTED: Final = '{"omitted":true}'
 """In place of parameters or an answer that is longer than that."""
+
+ASKED_NAMES_MAX: Final = 1_000
+"""So many names of queues that were not found are told apart in an hour."""
+INVALID_NAME: Final = "(invalid)"
+OTHER_NAMES: Final = "(others)"
+"""In place of a name that no queue can have, and of names beyond that many: no queue is called so."""
+_HOUR_US: Final = 3_600_000_000
 
 CHANGES: Final = frozenset(
     {
@@ -211,6 +219,9 @@ class UsageRecorder:
         self._contexts: list[UsageContext] = []
         self._changes: list[Change] = []
         self._overflow: dict[tuple[str, str], DroppedCount] = {}
+        self._asked: set[str] = set()
+        """Names of queues that were not found in this hour: whoever asks for garbage must not fill the tables."""
+        self._asked_hour = 0
         self._anchor_us = now_us() - int(monotonic_ms() * _MS_TO_US)
         self.recorded = 0
         """Requests so far, those that were too many among them."""
@@ -220,6 +231,9 @@ class UsageRecorder:
     def record(self, call: AnsweredCall, code: str, status: int, now_ms: float, response_bytes: int) -> None:
         """Note a request that was answered, "OK" or with an error's code. On the path of every request: 1 us."""
         queue, request, principal = call.queue, call.request, call.principal
+        queue_name = call.queue_name
+        if queue is None and queue_name:
+            queue_name = self._asked_name(queue_name)
         key = (
             principal.account_id,
             principal.access_key_id,
@@ -228,7 +242,7 @@ class UsageRecorder:
             request.first.get(b"user-agent"),
             call.action.name,
             0 if queue is None else queue.queue_id,
-            call.queue_name,
+            queue_name,
             call.form is WireForm.JSON,
             status,
             code,
@@ -322,6 +336,9 @@ class UsageRecorder:
         elapsed_us = int(self._monotonic_ms() * _MS_TO_US)
         watermark_us = max(anchor_us + elapsed_us, self._now_us())
         self._anchor_us = watermark_us - elapsed_us
+        if watermark_us // _HOUR_US != self._asked_hour:
+            self._asked_hour = watermark_us // _HOUR_US
+            self._asked = set()
         return TakenRows(
             contexts,
             cells,
@@ -331,6 +348,17 @@ class UsageRecorder:
             sum(count.requests for count in overflow),
             overflow,
         )
+
+    def _asked_name(self, name: str) -> str:
+        """Return the name under which a request for a queue that was not found is recorded."""
+        if name in self._asked:
+            return name
+        if not is_addressed_name(name):
+            return INVALID_NAME
+        if len(self._asked) >= ASKED_NAMES_MAX:
+            return OTHER_NAMES
+        self._asked.add(name)
+        return name
 
     def _add_context(self, key: RowKey, queue: QueueDefinition | None) -> int:
         account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
@@ -384,6 +412,17 @@ def queue_type(queue: QueueDefinition) -> str:
     if queue.is_fifo:
         return "fifo"
     return "log" if queue.attribute("RetentionMode") == "Log" else "standard"
+
+
+def asked_queue_name(given: Shape | None) -> str:
+    """Return the name of the queue that an action's input means by its URL, "" where it names none."""
+    url = getattr(given, "QueueUrl", None)
+    if not url:
+        return ""
+    try:
+        return parse_queue_url(url).name
+    except CallerError:
+        return INVALID_NAME
 
 
 def describe_change(action: str, given: Shape | None, output: Shape | None) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 start: spool read and mended ─▶ epoch claimed in coordination ─▶ records are taken
 once a second: records ─▶ spool (its thread: encoded, written, fsynced) ─▶ shipper
 once a minute at the latest: a block although there was nothing, so that hours can be closed
+once a minute: the epoch is renewed, and front ends that did not for long are sealed (`usage_epochs`)
 stop: last records ─▶ seal ─▶ shipped, if that goes quickly; otherwise by the next start
 """
 
@@ -18,20 +19,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
-import msgspec
-
-from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
+from quaymaster.coordination.interface import Coordination, RevisionMismatch
 from quaymaster.core.errors import CallerError, NotNow
 from quaymaster.frontend.usage import UsageRecorder
+from quaymaster.frontend.usage_epochs import RENEW_S, Epoch, FrontEndEpochs, is_gone, lost_block
 from quaymaster.frontend.usage_shipper import RETRY_MAX_S, RETRY_MIN_S, UsageShipper
 from quaymaster.frontend.usage_spool import Appended, SpooledBlock, UsageSpool
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.protocol.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
-from quaymaster.protocol.usage_records import DropReason
+from quaymaster.protocol.usage_records import DropReason, decode_header
 
-EPOCHS: Final = "usage/front_ends/"
-"""In coordination: a front end's name, and its epoch."""
 STOP_SHIPPING_S: Final = 2.0
 PIPELINE_FILE: Final = "pipeline.json"
 PIPELINE_KEY: Final = "pipeline"
@@ -41,32 +39,6 @@ log = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-
-
-class Epoch(msgspec.Struct, frozen=True):
-    """What coordination keeps of a front end: the epoch of its last start, and when that was."""
-
-    epoch: int
-    started_us: int
-
-
-async def claim_epoch(
-    store: Coordination, front_end: str, *, after: int, now_us: Callable[[], int]
-) -> tuple[int, int | None]:
-    """Return an epoch that no other start of a front end of this name has, and the one before it (None: the first).
-
-    It is larger than `after`, and at least the seconds since 1970: a store that was restored from a backup does not
-    give one out again.
-    """
-    key = EPOCHS + front_end
-    while True:
-        row = await store.get(key)
-        last = None if row is None else msgspec.json.decode(row.value, type=Epoch).epoch
-        epoch = max(last or 0, after, now_us() // 1_000_000 - 1) + 1
-        value = msgspec.json.encode(Epoch(epoch, now_us()))
-        with suppress(RevisionMismatch):
-            await store.compare_and_swap(key, ABSENT if row is None else row.revision, value)
-            return epoch, last
 
 
 class UsageFeed:
@@ -79,18 +51,24 @@ class UsageFeed:
         *,
         sync_s: float,
         heartbeat_s: float,
+        abandon_s: float,
         now_us: Callable[[], int],
     ) -> None:
         self.recorder = recorder
         self._spool = spool
         self._sync_s = sync_s
         self._heartbeat_s = heartbeat_s
+        self._abandon_us = int(abandon_s * 1_000_000)
         self._now_us = now_us
         self._thread = ThreadPoolExecutor(1, "usage")
         self._write_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._shipper: UsageShipper | None = None
         self._is_stopping = False
+        self._epochs: FrontEndEpochs | None = None
+        self._region = ""
+        self._sealed = 0
+        """Front ends that this one sealed."""
         self._blocked: DropReason | None = None
         """Why records are dropped now, as far as the log says."""
         self._dropped: dict[DropReason, int] = {"spool_full": 0, "disk_failed": 0, "too_many": 0}
@@ -110,7 +88,8 @@ class UsageFeed:
         """
         spool = self._spool
         await self._on_thread(spool.open)
-        epoch, last = await claim_epoch(store, spool.front_end, after=spool.epoch, now_us=self._now_us)
+        self._epochs, self._region = FrontEndEpochs(store, now_us=self._now_us), region
+        epoch, last = await self._epochs.claim(spool.front_end, after=spool.epoch)
         lost = last if last is not None and last > spool.epoch else None
         await self._on_thread(lambda: spool.begin(epoch, region, now_us=self._now_us(), lost_epoch=lost))
         log_event(log, logging.INFO, "usage epoch begun", front_end=spool.front_end, epoch=epoch)
@@ -124,10 +103,13 @@ class UsageFeed:
         self._shipper = shipper
         shipper.wake()
         self._tasks.append(asyncio.create_task(self._ship_for_ever(shipper), name="usage-shipper"))
+        self._tasks.append(asyncio.create_task(self._keep_epochs_for_ever(), name="usage-epochs"))
 
     async def stop(self) -> None:
         """Write the last records, seal the epoch, ship what can be shipped at once."""
         writing, *shipping = self._tasks
+        for keeping in shipping[1:]:
+            keeping.cancel()  # it might begin another epoch
         # Not cancelled: what it has taken from the recorder must get to the spool.
         self._is_stopping = True
         self._write_now.set()
@@ -142,6 +124,8 @@ class UsageFeed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SHIPPING_S):
                     await self._shipper.is_idle.wait()
+            if self._shipper.is_idle.is_set():
+                await self._end_epoch()
         for task in shipping:
             task.cancel()
         await asyncio.gather(*shipping, return_exceptions=True)
@@ -169,8 +153,80 @@ class UsageFeed:
             yield Sample("quaymaster_usage_records_dropped_total", number, (reason,))
         yield Sample("quaymaster_usage_records_shipped_total", 0 if shipper is None else shipper.records)
         yield Sample("quaymaster_usage_blocks_shipped_total", 0 if shipper is None else shipper.blocks)
+        yield Sample("quaymaster_usage_front_ends_sealed_total", self._sealed)
         yield Sample("quaymaster_usage_spool_bytes", self._spool_bytes)
         yield Sample("quaymaster_usage_ship_lag_seconds", 0 if shipper is None else shipper.lag_s)
+
+    async def keep_epochs(self) -> None:
+        """Renew this front end's epoch, or take another; seal front ends that are gone, and tell of what was sealed.
+
+        Raises NotNow, TimeoutError: what was not done is done the next time.
+        """
+        epochs, shipper = self._epochs, self._shipper
+        assert epochs is not None, "started"
+        assert shipper is not None, "shipping"
+        if not await epochs.renew(self._spool.front_end, self._spool.epoch):
+            await self._begin_anew(epochs)
+        for front_end, row in (await epochs.rows()).items():
+            found = row
+            if is_gone(row, now_us=self._now_us(), abandon_us=self._abandon_us):
+                found = await epochs.seal(front_end, unseen_us=self._abandon_us)
+            if found.seals and not found.is_told:
+                await self._tell_sealed(epochs, shipper, front_end, found)
+
+    async def _end_epoch(self) -> None:
+        assert self._epochs is not None, "started"
+        try:
+            async with asyncio.timeout(STOP_SHIPPING_S):
+                await self._epochs.end(self._spool.front_end, self._spool.epoch)
+        except (NotNow, TimeoutError):
+            pass  # it is sealed once more, when it has been gone for long
+
+    async def _tell_sealed(
+        self, epochs: FrontEndEpochs, shipper: UsageShipper, front_end: str, row: Epoch
+    ) -> None:
+        data = lost_block(front_end, row, self._region).data
+        await shipper.ship_once(SpooledBlock(data, decode_header(data), 0, 0))
+        await epochs.mark_told(front_end, row)
+        self._sealed += 1
+        log_event(
+            *(log, logging.WARNING, "usage epoch sealed for a front end that is gone"),
+            front_end=front_end,
+            epoch=row.seals,
+        )
+
+    async def _begin_anew(self, epochs: FrontEndEpochs) -> None:
+        """Others have sealed this epoch, or the name is used twice: what comes is recorded under another one."""
+        spool = self._spool
+        before = spool.epoch
+        epoch, _ = await epochs.claim(spool.front_end, after=before)
+
+        def change() -> None:
+            try:
+                spool.close(now_us=self._now_us())
+            except OSError as error:  # the next start seals it
+                log_event(log, logging.WARNING, "usage epoch not sealed", reason=str(error))
+            spool.begin(epoch, self._region, now_us=self._now_us())
+
+        await self._write(is_heartbeat=False)
+        await self._on_thread(change)
+        log_event(
+            *(log, logging.WARNING, "usage epoch was taken over, another one begun"),
+            front_end=spool.front_end,
+            epoch=epoch,
+            before=before,
+        )
+        await self._write(is_heartbeat=True)
+
+    async def _keep_epochs_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self.keep_epochs()
+            except (NotNow, CallerError, TimeoutError) as error:
+                log_event(log, logging.WARNING, "usage epochs not kept", reason=str(error))
+            except Exception as error:
+                log_failure(log, "usage epochs not kept", error)
 
     async def _write_for_ever(self) -> None:
         while not self._is_stopping:

@@ -123,13 +123,17 @@ class UsageShipper:
             CreateQueue(INTERNAL_ACCOUNT, USAGE_QUEUE, dict(USAGE_QUEUE_ATTRIBUTES), {})
         )
 
+    async def ship_once(self, block: SpooledBlock) -> None:
+        """Ship a block that is in no spool. Raises NotNow, CallerError, TimeoutError: then it may be stored or not."""
+        async with asyncio.timeout(self._timeout_s):
+            await ask(self._broker, self._send_of(block, await self.ensure_queue()))
+
     async def _ship(self, block: SpooledBlock) -> None:
         pause_s = RETRY_MIN_S
         failed_s: float | None = None
         while True:
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    await ask(self._broker, self._send_of(block, await self.ensure_queue()))
+                await self.ship_once(block)
             except (NotNow, CallerError, TimeoutError) as error:
                 if failed_s is None:
                     failed_s = time.monotonic()

@@ -36,6 +36,7 @@ from quaymaster.protocol.usage_records import (
     BLOCK_BYTES_MAX,
     HEAD_BYTES,
     NO_HASH,
+    NO_ROWS,
     ROWS_PER_BLOCK_MAX,
     BlockHeader,
     CorruptBlock,
@@ -45,7 +46,6 @@ from quaymaster.protocol.usage_records import (
     EncodedBlock,
     Seal,
     UnknownBlockVersion,
-    UsageRows,
     block_length,
     decode_block,
     decode_header,
@@ -56,7 +56,7 @@ from quaymaster.protocol.usage_records import (
 SEGMENT_BYTES: Final = 4 << 20
 SEGMENT_VERSION: Final = 1
 SEGMENT_SUFFIX: Final = ".usage"
-_DAMAGED_SUFFIX: Final = ".damaged"
+DAMAGED_SUFFIX: Final = ".damaged"
 _SHIPPED: Final = "shipped"
 _FRONT_END: Final = "front_end"
 _MAGIC: Final = b"QMS"
@@ -117,7 +117,6 @@ class _Chain(msgspec.Struct, frozen=True):
     is_sealed: bool = False
 
 
-_NOTHING: Final = UsageRows([], [], [], [], [], [], [], [], [], [], [], [])
 _encoder = msgspec.msgpack.Encoder()
 _heads = msgspec.msgpack.Decoder(SegmentHead)
 
@@ -189,6 +188,7 @@ class UsageSpool:
         self._region = region
         chain = self._chain
         self._chain = _Chain(0, chain.previous, chain.audit_hash)
+        self._dropped = None
         self.epoch = epoch
         try:
             self._roll()
@@ -248,6 +248,7 @@ class UsageSpool:
             if self._fd >= 0:
                 block = self._encode_empty(now_us, Seal(self.epoch, self._end_sequence, "stopped"))
                 self._write(block.data, self._chain)
+                self._chain = _Chain(block.seq_hi, block.digest, block.audit_hash, now_us, is_sealed=True)
         finally:
             self._close_file()
 
@@ -266,7 +267,7 @@ class UsageSpool:
                 number, offset = segment.number, 0
             with self._path(number).open("rb") as file:
                 if offset == 0:
-                    offset = _segment_head_length(file.read(_HEAD.size))
+                    offset = segment_head_length(file.read(_HEAD.size))
                 if offset >= segment.end:
                     continue
                 file.seek(offset)
@@ -337,11 +338,11 @@ class UsageSpool:
         with path.open("rb") as file:
             data = file.read(_SEGMENT_HEAD_BYTES_MAX)
         try:
-            return _decode_segment_head(data)
+            return decode_segment_head(data)
         except CorruptBlock as error:
             # Made by a crash, with nothing in it; or damaged, and nobody knows what it was.
             log_event(log, logging.WARNING, "usage segment not readable", path=str(path), reason=str(error))
-            path.replace(path.with_suffix(_DAMAGED_SUFFIX))
+            path.replace(path.with_suffix(DAMAGED_SUFFIX))
             return None
 
     def _mend(self, number: int, head: SegmentHead, following: SegmentHead | None) -> None:
@@ -396,7 +397,7 @@ class UsageSpool:
             head.front_end,
             head.epoch,
             chain.next_sequence,
-            _NOTHING,
+            NO_ROWS,
             region=head.region,
             low_watermark_us=chain.watermark_us,
             previous=chain.previous,
@@ -411,7 +412,7 @@ class UsageSpool:
         Blocks behind the one from which the next segment goes on do not count: their fsync failed.
         """
         data = self._path(number).read_bytes()
-        at = _segment_head_length(data)
+        at = segment_head_length(data)
         chain = _Chain(head.next_sequence, head.previous, head.audit_hash)
         while at < len(data):
             if following is not None and chain.previous == following.previous:
@@ -497,7 +498,7 @@ class UsageSpool:
             self.front_end,
             self.epoch,
             chain.next_sequence,
-            _NOTHING,
+            NO_ROWS,
             region=self._region,
             low_watermark_us=watermark_us,
             previous=chain.previous,
@@ -519,7 +520,7 @@ class UsageSpool:
             self.front_end,
             epoch,
             0,
-            _NOTHING,
+            NO_ROWS,
             region=self._region,
             low_watermark_us=now_us,
             previous=chain.previous,
@@ -608,12 +609,13 @@ def _encode_segment_head(head: SegmentHead) -> bytes:
     return _HEAD.pack(SEGMENT_VERSION, _MAGIC, _HEAD.size + len(body), crc32c(body)) + body
 
 
-def _segment_head_length(data: bytes) -> int:
+def segment_head_length(data: bytes) -> int:
     """Return how long the head is that a segment begins with; it was checked when it was opened."""
     return int(_HEAD.unpack_from(data)[2])
 
 
-def _decode_segment_head(data: bytes) -> SegmentHead:
+def decode_segment_head(data: bytes) -> SegmentHead:
+    """Return the head that a segment begins with. Raises CorruptBlock, SpoolUnusable."""
     if len(data) < _HEAD.size:
         raise CorruptBlock("a segment is shorter than its head")
     version, magic, length, crc = _HEAD.unpack_from(data)

@@ -513,6 +513,9 @@ class InClusterManager:
         return broker.link
 
     async def _write(self, number: int, revision: int, configuration: JournalConfiguration) -> None:
+        if not self.leadership.is_held:
+            # It was stopped, or a broker took long: what was planned then may name those who are dead by now.
+            raise MoveRefused("This manager's turn ended before it could write what it had planned.")
         written = await self._coordination.compare_and_swap(
             configuration_key(number), revision, encode_configuration(configuration)
         )

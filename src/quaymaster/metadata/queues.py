@@ -717,6 +717,7 @@ class Queues:
         suffix = f"{account_id}/{name}"
         async for _ in _attempts(suffix):
             current = self.queue(account_id, name)
+            _check_hold(current)
             compare = self._rows.compare(suffix)
             now_ms = self._now_ms()
             deleting = replace_definition(current, state="deleting", modified_ms=now_ms)
@@ -764,6 +765,7 @@ class Queues:
 
     async def _begin_purge(self, request: BeginPurge) -> QueueDefinition:
         definition = self._purged_queue(request)
+        _check_hold(definition)
         if not self._purge_interval_s:
             return definition
         suffix = id_text(definition.queue_id)
@@ -954,6 +956,13 @@ def _deleted_row(definition: QueueDefinition) -> DeletedRow:
 
 def _suffix(definition: QueueDefinition) -> str:
     return f"{definition.account_id}/{definition.name}"
+
+
+def _check_hold(definition: QueueDefinition) -> None:
+    if definition.is_log and definition.has_legal_hold:
+        raise UnsupportedOperation(
+            f"The queue {definition.name} is under a legal hold: nothing of it is deleted until LegalHold is false."
+        )
 
 
 def _without_defaults(values: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:

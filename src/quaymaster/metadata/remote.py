@@ -809,8 +809,8 @@ class RemoteMetadata:
         if without:
             raise KeysUnusable(
                 f"Nothing was rotated: the front ends {', '.join(without)} do not have the new master key {key_id}. "
-                f"Give it to them ({key_id}.key from keys/ of {self.name}, mode 0600; or "
-                f"QUAYMASTER_MASTER_KEY_PREVIOUS), wait half a minute, and rotate again."
+                f"Unless they read the key directory of {self.name}, give it to them ({key_id}.key from there, mode "
+                f"0600; or QUAYMASTER_MASTER_KEY_PREVIOUS); then wait half a minute, and rotate again."
             )
 
     async def _upkeep(self) -> None:

@@ -93,6 +93,9 @@ METRICS: Final[dict[str, Declaration]] = {
         "counter", "Usage records stored in the usage queue."
     ),
     "quaymaster_usage_blocks_shipped_total": Declaration("counter", "Blocks of them, empty ones included."),
+    "quaymaster_usage_front_ends_sealed_total": Declaration(
+        "counter", "Front ends that are gone, whose last epoch of usage records this one sealed."
+    ),
     "quaymaster_usage_spool_bytes": Declaration("gauge", "Bytes of this front end's spool of usage records."),
     "quaymaster_usage_ship_lag_seconds": Declaration(
         "gauge", "How old the first usage record is that is not in the usage queue; 0 when all are."
@@ -183,6 +186,9 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_queues": Declaration("gauge", "Queues that exist."),
     "quaymaster_queue_messages": Declaration(
         "gauge", "Messages by state: visible, in_flight, delayed.", ("state",)
+    ),
+    "quaymaster_staged_messages": Declaration(
+        "gauge", "Messages that transactions have staged and not committed; they are in no queue yet."
     ),
     "quaymaster_queue_oldest_message_age_seconds": Declaration("gauge", "Age of the oldest message."),
     "quaymaster_messages_redriven_total": Declaration(

@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.commands import Command, Outcome, Receive, Send, SetQueue
+from quaymaster.core.commands import Command, Outcome, Receive, Send, SetQueue, StageMessages
 from quaymaster.core.errors import (
     CallerError,
     ConnectionLost,
@@ -128,7 +128,7 @@ class BrokerRouter:
             if wait_ms > 0:
                 submission.wait_end_s = now_s + wait_ms / 1000
                 submission.deadline_s += wait_ms / 1000
-        elif kind is Send:
+        elif kind is Send or kind is StageMessages:
             for message in command.messages:  # type: ignore[union-attr]
                 submission.size += len(message.payload)
         if kind is SetQueue:

@@ -1,6 +1,7 @@
 """The certificate authority of a cell: a directory, and the certificates issued from it.
 
-Public: `CertificateAuthority` (`create`, `open`, `issue`, `renew`, `list`), `Issued`, `AuthorityError`, `ROLES`.
+Public: `CertificateAuthority` (`create`, `open`, `issue`, `renew`, `list`), `Issued`, `AuthorityError`,
+`InvalidArgument`, `ROLES`.
 
     <ca>/            0700
       ca.key         0600    the authority's key: whoever has it can be any node of the cell
@@ -40,6 +41,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 class AuthorityError(Exception):
     """It cannot be done; the message says why."""
+
+
+class InvalidArgument(AuthorityError):
+    """A name or a role that no authority would take; the message names what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +161,10 @@ class CertificateAuthority:
     def _make(self, node: str, roles: Iterable[str], days: int, now: datetime) -> Issued:
         wanted = tuple(dict.fromkeys(roles))
         if not wanted:
-            raise AuthorityError("a node needs at least one role")
+            raise InvalidArgument("a node needs at least one role")
         for role in wanted:
             if role not in ROLES:
-                raise AuthorityError(f"there is no role {role}; there are {', '.join(ROLES)}")
+                raise InvalidArgument(f"there is no role {role}; there are {', '.join(ROLES)}")
         expires = now + timedelta(days=days)
         if expires > self._certificate.not_valid_after_utc:
             until = self._certificate.not_valid_after_utc.date()
@@ -196,7 +201,7 @@ class CertificateAuthority:
 
 def _require_name(what: str, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise AuthorityError(
+        raise InvalidArgument(
             f"{name!r} is no name of a {what}: letters, digits, '.', '_' and '-', at most 63"
         )
 

@@ -5,8 +5,9 @@ The events of a front end are a chain: each has the hash of the one before it, f
     event 7 ── record_hash ──▶ prev_hash of event 8 ── record_hash ──▶ prev_hash of event 9 ── record_hash = head
 
 `record` has the bytes that were hashed, so an event shows by itself whether it was changed, and the chain whether one
-is missing or was put in. Who can rewrite the whole table can make a new chain; that shows against a head that was kept
-elsewhere.
+is missing or was put in. The events do not show where their chain ended: that there were more is known from bronze's
+rows, and from the heads and counts in the notes of silver's tables. Who can rewrite all of these can make a new chain;
+that shows against a head that was kept elsewhere.
 
 Expired events leave from the beginning of a chain; the hash of the last one that left is kept in `ops.audit_anchors`,
 and the chain goes on from there. An expired event after one that is held becomes a *stub*: only its hashes stay.
@@ -18,7 +19,7 @@ import contextlib
 import datetime
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -26,8 +27,17 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.pipeline.data_files import DataFile
-from quaymaster.pipeline.schemas import AUDIT_EVENTS, SEGMENTS, TIME, TableSpec
+from quaymaster.pipeline import silver
+from quaymaster.pipeline.data_files import DataFile, read_row_groups
+from quaymaster.pipeline.schemas import (
+    AUDIT_EVENTS,
+    QUARANTINE,
+    REQUEST_EVENTS,
+    SEGMENTS,
+    TIME,
+    USAGE_EVENTS,
+    TableSpec,
+)
 from quaymaster.pipeline.tables import Warehouse, WarehouseBusy
 from quaymaster.protocol.usage_records import NO_HASH, CorruptBlock, UsageRecord, parse_hashed_bytes
 
@@ -207,11 +217,51 @@ class Audit:
         for front_end, text in kept:
             wanted.setdefault(front_end, set()).add(_hash_of(text))
         proof = Proof()
-        chains = _Chains(proof, self._anchors(), self._lost_epochs(), wanted, self._expired_before())
+        ends = self._known_ends()
+        anchors = self._anchors()
+        chains = _Chains(proof, anchors, self._lost_epochs(), wanted, self._expired_before(), ends.heads)
         for rows in self._days():
             chains.take(rows)
-        chains.finish()
+        for rows in self._recorded(ends.batch_id):
+            chains.compare(rows)
+        chains.finish(self._quarantined)
+        expired = sum(anchor["events"] for of_one in anchors.values() for anchor in of_one)
+        if not proof.breaks and (missing := ends.events - expired - proof.events) > 0:
+            reason = f"{missing} events are missing: {ends.events} were put in, and {expired} have expired"
+            proof.add(Break("any front end", -1, -1, None, reason))
         return proof
+
+    def _known_ends(self) -> _Ends:
+        """Return what the tables of silver must have, by their notes. A pipeline may run meanwhile."""
+        usage, events = self._warehouse.table(USAGE_EVENTS), self._warehouse.table(AUDIT_EVENTS)
+        # A batch is in usage_events last: what that has, audit_events has had since before.
+        usage.refresh()
+        events.refresh()
+        tables = (usage, events)
+        return _Ends(
+            max(table.last_batch(silver.APP) for table in tables),
+            silver.newest_heads(silver.heads_in(table) for table in tables),
+            max(table.note(silver.APP).get("totals", {}).get("audit.rows", 0) for table in tables),
+        )
+
+    def _recorded(self, batch_id: int) -> Iterator[Any]:
+        """Yield management requests that bronze has, up to this batch."""
+        table = self._warehouse.table(REQUEST_EVENTS)
+        table.refresh()
+        for file in table.files():
+            if file.bounds["batch_id"][0] > batch_id:
+                continue
+            for rows in read_row_groups(table.place, REQUEST_EVENTS, file.path, _RECORDED):
+                is_wanted = pc.and_(
+                    pc.equal(rows.column("category"), "management"),
+                    pc.less_equal(rows.column("batch_id"), batch_id),
+                )
+                yield rows.filter(is_wanted)
+
+    def _quarantined(self) -> set[tuple[str, int, int]]:
+        """Return the requests that broke a rule, and so are not among the events."""
+        rows = self._warehouse.table(QUARANTINE).read(["front_end", "epoch", "sequence"])
+        return set(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
     def _expired_before(self) -> datetime.datetime | None:
         """Return the time up to which events have expired; None when none have."""
@@ -385,6 +435,17 @@ class Audit:
             yield
 
 
+_RECORDED: Final = ("front_end", "epoch", "sequence", "event_time", "record_hash", "category", "batch_id")
+
+
+class _Ends(NamedTuple):
+    """What silver's tables have by their notes: up to which batch, the last events, and how many were put in ever."""
+
+    batch_id: int
+    heads: silver.Heads
+    events: int
+
+
 _KEPT, _STUB, _DELETED = 0, 1, 2
 
 
@@ -442,6 +503,8 @@ class _Stretch:
     first: dict[str, Any]
     last: dict[str, Any]
     events: int = 1
+    recorded: set[bytes] = field(default_factory=set)
+    """Hashes that bronze has of the last event."""
 
 
 class _Chains:
@@ -458,13 +521,17 @@ class _Chains:
         lost_epochs: Mapping[str, set[int]],
         wanted: Mapping[str, set[bytes]],
         expired_before: datetime.datetime | None,
+        heads: silver.Heads,
     ) -> None:
         self._proof = proof
         self._anchors = anchors
         self._lost_epochs = lost_epochs
         self._wanted = wanted
         self._expired_before = expired_before
+        self._heads = dict(heads)
         self._stretches: dict[tuple[str, int], _Stretch] = {}
+        self._missing: dict[tuple[str, int], dict[int, datetime.datetime]] = {}
+        self._broken: set[str] = set()
 
     def take(self, rows: Any) -> None:
         """Look at the events of a day, in the order of their chains."""
@@ -483,6 +550,8 @@ class _Chains:
         proof.events += 1
         proof.stubs += is_stub
         self._wanted.get(row["front_end"], set()).discard(row["record_hash"])
+        if row["sequence"] == self._heads.get(row["front_end"], _NO_HEAD)[1]:
+            self._find_head(row)
         ends = {name: row[name] for name in ("epoch", "sequence", "event_time", "prev_hash", "record_hash")}
         if stretch is None:
             self._stretches[owner] = _Stretch(ends, ends)
@@ -496,9 +565,35 @@ class _Chains:
         if reason is not None:
             self._break(row["front_end"], row, reason)
 
-    def finish(self) -> None:
+    def _find_head(self, row: Mapping[str, Any]) -> None:
+        place = row["epoch"], row["sequence"], (row["record_hash"] or b"").hex()
+        if self._heads[row["front_end"]] == place:
+            del self._heads[row["front_end"]]
+
+    def compare(self, rows: Any) -> None:
+        """Look at management requests of bronze, after all events: those after an epoch's last event are missing."""
+        columns = (rows.column(name).to_pylist() for name in _RECORDED[:5])
+        for front_end, epoch, sequence, event_time, record_hash in zip(*columns, strict=True):
+            owner = front_end, epoch
+            stretch = self._stretches.get(owner)
+            if stretch is not None and sequence == stretch.last["sequence"]:
+                stretch.recorded.add(record_hash)
+                continue
+            is_after = stretch is None or sequence > stretch.last["sequence"]
+            if is_after and not self._has_expired(front_end, (epoch, sequence)):
+                self._missing.setdefault(owner, {})[sequence] = event_time
+
+    def _has_expired(self, front_end: str, place: tuple[int, int]) -> bool:
+        anchors = self._anchors.get(front_end, ())
+        return bool(anchors) and place <= (anchors[-1]["epoch"], anchors[-1]["sequence"])
+
+    def finish(self, quarantined: Callable[[], set[tuple[str, int, int]]]) -> None:
         """Put the epochs of each front end together, and look for what was to be there."""
+        if self._missing:
+            for front_end, epoch, sequence in quarantined():
+                self._missing.get((front_end, epoch), {}).pop(sequence, None)
         names = {front_end for front_end, _ in self._stretches} | set(self._anchors) | set(self._wanted)
+        names |= {front_end for front_end, _ in self._missing} | set(self._heads)
         for front_end in sorted(names):
             self._finish(front_end)
 
@@ -520,6 +615,9 @@ class _Chains:
             if stretch.first["prev_hash"] != expected and not begins_anew:
                 self._break(front_end, stretch.first, _MISSING)
             last = stretch.last
+            if stretch.recorded and last["record_hash"] not in stretch.recorded:
+                self._break(front_end, last, _REPLACED)
+        self._find_end(front_end)
         if last is None and anchors:
             last = anchors[-1]
         if last is not None:
@@ -531,10 +629,29 @@ class _Chains:
             reason = f"the head {lacking.hex()} is not in the chain any more"
             self._break(front_end, {"epoch": -1, "sequence": -1, "event_time": None}, reason)
 
+    def _find_end(self, front_end: str) -> None:
+        """Tell what is missing at the end of epochs."""
+        for (name, epoch), lacking in sorted(self._missing.items()):
+            if name == front_end and lacking:
+                first, last = min(lacking), max(lacking)
+                span = f"{len(lacking)} events from it up to {epoch}/{last}"
+                reason = f"{span} are missing; {REQUEST_EVENTS.name} has them"
+                row = {"epoch": epoch, "sequence": first, "event_time": lacking[first]}
+                self._break(front_end, row, reason)
+        head = self._heads.get(front_end)
+        if head is not None and front_end not in self._broken and not self._has_expired(front_end, head[:2]):
+            row = {"epoch": head[0], "sequence": head[1], "event_time": None}
+            self._break(
+                front_end, row, f"it was the last event, with the hash {head[2]}, and is missing or changed"
+            )
+
     def _break(self, front_end: str, row: Mapping[str, Any], reason: str) -> None:
+        self._broken.add(front_end)
         self._proof.add(Break(front_end, row["epoch"], row["sequence"], row["event_time"], reason))
 
 
+_NO_HEAD: Final = (-1, -1, "")
+_REPLACED: Final = f"it is not the event that {REQUEST_EVENTS.name} has"
 _MISSING: Final = "an event before it is missing, or was put in or changed"
 
 

@@ -65,7 +65,7 @@ def take_batch(
     bounds = feed.bounds()
     if note and note["feed"] != feed.identity:
         raise FeedChanged(f"the tables in {warehouse.root} are of {note['feed']}, not of {feed.identity}")
-    ranges = plan_batch(bounds, {int(key): value for key, value in note.get("next", {}).items()})
+    ranges = plan_batch(bounds, positions_of(warehouse))
     if not ranges:
         return None
     batch_id = events.last_batch(APP) + 1
@@ -110,6 +110,12 @@ def take_batch(
     )
     commit_segments(warehouse)
     return Taken(batch_id, len(lines), dict(found), dict(states))
+
+
+def positions_of(warehouse: Warehouse) -> dict[int, int]:
+    """Return the offset of the next block to take of each partition of the feed."""
+    note = warehouse.table(REQUEST_EVENTS).note(APP)
+    return {int(key): value for key, value in note.get("next", {}).items()}
 
 
 def commit_segments(warehouse: Warehouse) -> None:

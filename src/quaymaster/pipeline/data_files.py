@@ -7,6 +7,7 @@ also for S3 and what is like it, so that Spark needs no Java library for it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from quaymaster.pipeline.schemas import TableSpec
+from quaymaster.pipeline.errors import BrokenTable
+from quaymaster.pipeline.schemas import USAGE_HOURLY, TableSpec
 
 ROW_GROUP_ROWS = 131_072
 UNIQUE_TEXTS = frozenset(
@@ -113,13 +115,18 @@ class FileWriter:
         if "/" in self._path:
             filesystem.create_dir(os.path.dirname(self._path), recursive=True)
         self._sink = filesystem.open_output_stream(self._path)
-        repeating = [
-            field.name
-            for field in self._schema
-            if pa.types.is_string(field.type) and field.name not in UNIQUE_TEXTS
-        ]
+        texts = [field.name for field in self._schema if pa.types.is_string(field.type)]
         self._writer = pq.ParquetWriter(
-            self._sink, self._schema, compression="zstd", compression_level=1, use_dictionary=repeating
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in texts if name not in UNIQUE_TEXTS],
+            # Differences and lengths cost less to compress than what they are made of, and take less room.
+            column_encoding={
+                **dict.fromkeys(self._bounded, "DELTA_BINARY_PACKED"),
+                **{name: "DELTA_LENGTH_BYTE_ARRAY" for name in texts if name in UNIQUE_TEXTS},
+            },
         )
         self._waiting: list[Any] = []
         self._waiting_rows = 0
@@ -186,6 +193,9 @@ def read_file(place: Place, spec: TableSpec, path: str, columns: Sequence[str] |
     """Return the rows of a data file with the columns asked for, or all; those it lacks are null.
 
     The partition column is not among them.
+
+    Raises:
+        BrokenTable: the file is gone, or is none.
     """
     groups = list(read_row_groups(place, spec, path, columns))
     return pa.concat_tables(groups) if groups else _wanted(spec, columns).empty_table()
@@ -194,9 +204,13 @@ def read_file(place: Place, spec: TableSpec, path: str, columns: Sequence[str] |
 def read_row_groups(
     place: Place, spec: TableSpec, path: str, columns: Sequence[str] | None = None
 ) -> Iterator[Any]:
-    """Yield the rows of a data file, as many at a time as were written together."""
+    """Yield the rows of a data file, as many at a time as were written together.
+
+    Raises:
+        BrokenTable: the file is gone, or is none.
+    """
     schema = _wanted(spec, columns)
-    with place.filesystem().open_input_file(path) as source:
+    with _telling_broken_file(spec, path), place.filesystem().open_input_file(path) as source:
         file = pq.ParquetFile(source)
         there = set(file.schema_arrow.names)
         names = [name for name in schema.names if name in there]
@@ -209,6 +223,31 @@ def read_row_groups(
                 for field in schema
             ]
             yield pa.table(arrays, schema=schema)
+
+
+@contextlib.contextmanager
+def _telling_broken_file(spec: TableSpec, path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        reason = "is not there, and the table's log has it"
+    except (OSError, pa.ArrowException) as error:
+        reason = f"cannot be read: {first_line(error)}"
+    else:
+        return
+    is_made_anew = spec.name == USAGE_HOURLY.name
+    advice = "`quaymaster pipeline backfill` makes it anew" if is_made_anew else RESTORE
+    raise BrokenTable(f"the table {spec.name} is broken: its file {path} {reason}; {advice}")
+
+
+RESTORE = "restore it from a copy of the warehouse"
+"""What to do about what nothing else has."""
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library said, without what follows for its developers."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _wanted(spec: TableSpec, columns: Sequence[str] | None) -> Any:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 BLOCK_FIELDS = "log_partition int, log_offset long, value binary"
 FILES_PATTERN = "*.blocks"
+QUEUE_FEED = "queue:"
+"""What the identity of a usage queue begins with."""
+GROUP = "pipeline"
+"""The usage queue's consumer group whose offset is how far the tables are."""
 
 
 class UsageFeed(Protocol):
@@ -38,12 +42,20 @@ class UsageFeed(Protocol):
     def blocks(self, spark: SparkSession, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
         """Return the messages of these ranges with the columns BLOCK_FIELDS."""
 
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """Say that the tables have all blocks below these offsets, by partition.
+
+        Nothing is read by it: positions are in the tables. It is for whoever looks at how far behind readers are.
+        """
+
 
 class QueueFeed:
     """The usage queue of a server, read through Spark's source `quaymaster`; offsets are the queue's own."""
 
-    def __init__(self, endpoint: Endpoint, queue_url: str) -> None:
+    def __init__(self, endpoint: Endpoint, queue_url: str, *, patience_s: float | None = None) -> None:
+        """`patience_s`: give up on a server that does not answer after this, and not after the usual time."""
         self._endpoint = endpoint
+        self._patience_s = patience_s
         self._url = queue_url
         self._log: Log | None = None
 
@@ -51,7 +63,7 @@ class QueueFeed:
     def identity(self) -> str:
         """The queue's id: a queue that was made anew under its name is another."""
         log = self._log or self._describe()
-        return f"queue:{log.name}:{log.queue_id}"
+        return f"{QUEUE_FEED}{log.name}:{log.queue_id}"
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Ask the server. Raises as `pyspark_quaymaster.client` does."""
@@ -82,10 +94,18 @@ class QueueFeed:
         )
         return rows.withColumnsRenamed({"partition": "log_partition", "offset": "log_offset"})
 
-    def _describe(self) -> Log:
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """Set the offsets of the group `pipeline`. Raises as `pyspark_quaymaster.client` does."""
         from pyspark_quaymaster.client import Client
 
         with Client(self._endpoint) as client:
+            client.commit_offsets(f"{self._url}@{GROUP}", positions)
+
+    def _describe(self) -> Log:
+        from pyspark_quaymaster.client import Client, Patience
+
+        patience = None if self._patience_s is None else Patience(self._patience_s, self._patience_s)
+        with Client(self._endpoint, patience) as client:
             self._log = client.describe_log(self._url)
         return self._log
 
@@ -118,6 +138,9 @@ class FileFeed:
             "log_offset long, path string, at long, length long",
         )
         return places.mapInArrow(_read_places, BLOCK_FIELDS)
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """Files have no readers that are known."""
 
     def batches(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Any]:
         """Yield these blocks as Arrow batches, in this process."""

@@ -8,9 +8,10 @@ A backfill sums the hours up anew from silver, and must find the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,9 +36,30 @@ SUMS = (
         "errors_4xx",
         "errors_5xx",
     ),
-    *("bytes_in", "bytes_out", "latency_us_sum", "source_rows"),
+    *("bytes_in", "bytes_out", "latency_us_sum", "source_rows", "duplicates"),
 )
 MAXIMA = ("latency_us_max", "revision")
+_SHORT_KEYS = ("hour", "region", "account_sk", "queue_sk", "op")
+"""Integers that stand for HOUR_KEYS."""
+USED = (
+    *_SHORT_KEYS,
+    *(
+        "account_id",
+        "action",
+        *ALONG,
+        "billed_requests",
+        "chunks",
+        "messages",
+        "bytes",
+        "bytes_in",
+        "bytes_out",
+    ),
+    *("duplicates", "empty_receive", "http_status", "latency_us"),
+)
+"""The columns of usage_events that sums are made of."""
+_CODE_MAX = 1 << 62
+_SPAN_MAX = 1 << 20
+"""Integers that lie so near to each other are taken as they are."""
 _HOURLY = USAGE_HOURLY.schema
 PARTIAL_SCHEMA = pa.schema([_HOURLY.field(name) for name in (*HOUR_KEYS, *ALONG, *SUMS, *MAXIMA)])
 
@@ -45,43 +67,38 @@ PARTIAL_SCHEMA = pa.schema([_HOURLY.field(name) for name in (*HOUR_KEYS, *ALONG,
 def partial_usage(usage: Any) -> Any:
     """Return rows of usage_events, summed up by hour, account, queue and action. `revision` is 0.
 
-    They are grouped by integers first, one of each for an account, a queue and an action; their names go along.
+    They are grouped by integers, one of each for an account, a queue and an action; their names go along.
     """
     if usage.num_rows == 0:
         return PARTIAL_SCHEMA.empty_table()
     status = usage.column("http_status")
     one = pa.repeat(pa.scalar(1, pa.int64()), usage.num_rows)
-    columns = {
-        **{name: usage.column(name) for name in ("region", "account_id", "action", *ALONG)},
-        "hour": usage.column("hour").cast(pa.int64()),
-        **{name: usage.column(name) for name in ("account_sk", "queue_sk", "op")},
-        **{
-            name: usage.column(name)
-            for name in ("billed_requests", "chunks", "messages", "bytes", "bytes_in", "bytes_out")
-        },
-        "requests": one,
-        "source_rows": one,
-        "empty_receives": usage.column("empty_receive").cast(pa.int64()),
-        "errors_4xx": pc.and_(pc.greater_equal(status, 400), pc.less(status, 500)).cast(pa.int64()),
-        "errors_5xx": pc.greater_equal(status, 500).cast(pa.int64()),
-        "latency_us_sum": usage.column("latency_us"),
-    }
-    grouped = pa.table(columns).group_by(["hour", "region", "account_sk", "queue_sk", "op"])
-    names = ("account_id", "action", *ALONG)
-    result = grouped.aggregate(
-        [*((name, "sum") for name in SUMS), ("latency_us_sum", "max"), *((name, "one") for name in names)]
+    rows = pa.table(
+        {
+            **{name: usage.column(name) for name in (*_SHORT_KEYS, "account_id", "action", *ALONG)},
+            **{
+                name: usage.column(name)
+                for name in ("billed_requests", "chunks", "messages", "bytes", "bytes_in", "bytes_out")
+            },
+            # Rows that were written before there was this column have none.
+            "duplicates": usage.column("duplicates"),
+            "requests": one,
+            "source_rows": one,
+            "empty_receives": usage.column("empty_receive").cast(pa.int64()),
+            "errors_4xx": pc.and_(pc.greater_equal(status, 400), pc.less(status, 500)).cast(pa.int64()),
+            "errors_5xx": pc.greater_equal(status, 500).cast(pa.int64()),
+            "latency_us_sum": usage.column("latency_us"),
+            "latency_us_max": usage.column("latency_us"),
+            "revision": pa.repeat(pa.scalar(0, pa.int64()), usage.num_rows),
+        }
     )
-    renamed = {f"{name}_sum": name for name in SUMS} | {f"{name}_one": name for name in names}
-    renamed["latency_us_sum_max"] = "latency_us_max"
-    result = result.rename_columns([renamed.get(name, name) for name in result.column_names])
-    result = result.append_column("revision", pa.repeat(pa.scalar(0, pa.int64()), result.num_rows))
-    return result.select(PARTIAL_SCHEMA.names).cast(PARTIAL_SCHEMA)
+    return _add_up(rows, _SHORT_KEYS, PARTIAL_SCHEMA)
 
 
 def merge_usage(parts: Iterable[Any]) -> Any:
     """Return partial sums, added up and in the order of their keys."""
     table = pa.concat_tables([PARTIAL_SCHEMA.empty_table(), *parts])
-    return table if table.num_rows == 0 else _add_up(table, HOUR_KEYS, PARTIAL_SCHEMA)
+    return _add_up(table, HOUR_KEYS, PARTIAL_SCHEMA)
 
 
 def add_batch(warehouse: Warehouse, batch_id: int, usage: Any, *, app: str = APP) -> bool:
@@ -96,17 +113,29 @@ def add_batch(warehouse: Warehouse, batch_id: int, usage: Any, *, app: str = APP
     return True
 
 
-def commit_hours(warehouse: Warehouse, app: str, batch_id: int, usage: Any, replaced: list[DataFile]) -> None:
-    """Replace files of usage_hourly by these rows, a file an hour."""
+def commit_hours(
+    warehouse: Warehouse,
+    app: str,
+    batch_id: int,
+    usage: Any,
+    replaced: list[DataFile],
+    broken: Collection[str] = (),
+) -> None:
+    """Replace files of usage_hourly by these rows, a file an hour. `broken` are paths that cannot be read."""
     hourly = warehouse.table(USAGE_HOURLY)
     rows = with_date(usage)
     adds: list[DataFile] = []
     for hour in pc.unique(rows.column("hour")):
         adds += hourly.write(f"{app}-{batch_id}", rows.filter(pc.equal(rows.column("hour"), hour)))
     dates = sorted({str(file.partition_value) for file in (*adds, *replaced)})
-    totals = Counter(hourly.note(TOTALS))
+    if broken:  # nobody knows what they counted for: what stays is counted
+        gone = {file.path for file in replaced}
+        left = [file for file in hourly.files() if file.path not in gone]
+        totals = Counter(control_totals(hourly.read(files=left)))
+    else:
+        totals = Counter(hourly.note(TOTALS))
+        totals.subtract(control_totals(hourly.read(files=replaced)))
     totals.update(control_totals(rows))
-    totals.subtract(control_totals(hourly.read(files=replaced)))
     hourly.commit(
         app, batch_id, adds, removes=replaced, note={"dates": dates}, shared_notes={TOTALS: dict(totals)}
     )
@@ -139,11 +168,58 @@ def daily_rows(hourly: Any) -> Any:
 
 
 def _add_up(table: Any, keys: Sequence[str], schema: Any) -> Any:
-    """Return rows with the same keys as one, with the columns of `schema`."""
-    ways = {**dict.fromkeys(SUMS, "sum"), **dict.fromkeys(MAXIMA, "max"), **dict.fromkeys(ALONG, "one")}
-    result = table.group_by(list(keys)).aggregate(list(ways.items()))
-    columns = [result.column(f"{name}_{ways[name]}" if name in ways else name) for name in schema.names]
-    return pa.table(columns, names=schema.names).cast(schema).sort_by([(name, "ascending") for name in keys])
+    """Return rows with the same keys as one, in the order of the keys, with the columns of `schema`.
+
+    Whatever is in neither SUMS nor MAXIMA must be the same in rows with the same keys.
+    """
+    if table.num_rows == 0:
+        return schema.empty_table()
+    codes = _codes(table, keys)
+    # Sorted as one number, keys of any kind cost what one column of integers does: half of a hash table of all of them.
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    representatives = pa.array(order[firsts])
+    columns = []
+    for field in schema:
+        column = table.column(field.name)
+        if field.name in SUMS or field.name in MAXIMA:
+            values = pc.fill_null(column, 0).to_numpy()[order]
+            reduce = np.add if field.name in SUMS else np.maximum
+            columns.append(pa.array(reduce.reduceat(values, firsts)).cast(field.type))
+        else:
+            columns.append(column.take(representatives).cast(field.type))
+    return pa.table(columns, schema=schema)
+
+
+def _codes(table: Any, keys: Sequence[str]) -> Any:
+    """Return an int64 for each row, equal where the keys are, and in their order."""
+    codes, size = np.zeros(table.num_rows, np.int64), 1
+    for name in keys:
+        values, ranks = _ranks(table.column(name))
+        if size * values > _CODE_MAX:
+            kept, codes = np.unique(codes, return_inverse=True)
+            size = len(kept)
+        codes, size = codes * values + ranks, size * values
+    return codes
+
+
+def _ranks(column: Any) -> tuple[int, Any]:
+    """Return how many numbers are needed for a column's values, and one for each row, in the order of the values."""
+    kind = column.type
+    is_number = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_integer(kind)
+    if is_number and not column.null_count:
+        numbers = (column.cast(pa.int32()) if pa.types.is_date(kind) else column).cast(pa.int64()).to_numpy()
+        low, high = int(numbers.min()), int(numbers.max())
+        if high - low < _SPAN_MAX:
+            return high - low + 1, numbers - low
+        found, ranks = np.unique(numbers, return_inverse=True)
+        return len(found), ranks
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    found = pc.array_sort_indices(encoded.dictionary).to_numpy()
+    ranks = np.empty(len(found), np.int64)
+    ranks[found] = np.arange(len(found))
+    return len(found), ranks[encoded.indices.to_numpy()]
 
 
 def raise_revision(usage: Any, hours: Any) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from quaymaster.pipeline import bronze, gold, silver
+from quaymaster.pipeline import bronze, gold, latency, silver
 from quaymaster.pipeline.feed import UsageFeed
-from quaymaster.pipeline.schemas import COMMITS, REQUEST_EVENTS, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster.pipeline.schemas import COMMITS, LATENCY_HOURLY, REQUEST_EVENTS, USAGE_EVENTS, USAGE_HOURLY
 from quaymaster.pipeline.sequences import Coverage
 from quaymaster.pipeline.tables import Warehouse
 from quaymaster.pipeline.tasks import Workers
@@ -50,6 +50,8 @@ class Pipeline:
         self._warehouse = warehouse
         self._feed = feed
         self._clock = clock
+        self._committed: dict[int, int] = {}
+        """What the feed was told, by this process."""
         bronze.commit_segments(warehouse)
         self.coverage: Coverage = bronze.coverage_of(warehouse)
 
@@ -68,8 +70,10 @@ class Pipeline:
                 self._workers, self._warehouse, self._feed, self.coverage, self._clock()
             )
             if taken is None:
+                self._commit_positions()
                 return summary
             self.finish_batch(started_s=started_s, closed_until_us=closed_until_us, found=taken.totals)
+            self._commit_positions()
             summary.batches += 1
             summary.blocks += taken.blocks
             summary.rows += taken.totals["rows"]
@@ -81,10 +85,14 @@ class Pipeline:
 
     def lag_blocks(self) -> int:
         """Return how many blocks the feed has that bronze has not."""
-        note = self._warehouse.table(REQUEST_EVENTS).note(bronze.APP)
-        positions = {int(key): value for key, value in note.get("next", {}).items()}
-        bounds = self._feed.bounds().items()
-        return sum(end - max(positions.get(partition, low), low) for partition, (low, end) in bounds)
+        return lag_of(self._warehouse, self._feed)
+
+    def _commit_positions(self) -> None:
+        """Tell the feed how far all tables are. Only after a look at it: it may have turned out to be another one."""
+        positions = bronze.positions_of(self._warehouse)
+        if positions != self._committed:
+            self._feed.commit(positions)
+            self._committed = positions
 
     def finish_batch(
         self,
@@ -98,13 +106,17 @@ class Pipeline:
         batch_id = warehouse.table(REQUEST_EVENTS).last_batch(bronze.APP)
         if batch_id < 0:
             return
-        usage = None
+        sums = None
         if warehouse.table(USAGE_EVENTS).last_batch(silver.APP) < batch_id:
-            usage = silver.refine_batch(self._workers, warehouse, closed_until_us).usage
-        if warehouse.table(USAGE_HOURLY).last_batch(gold.APP) < batch_id:
-            if usage is None:
-                usage = silver.usage_of_batch(self._workers, warehouse, batch_id)
-            gold.add_batch(warehouse, batch_id, usage)
+            sums = silver.refine_batch(self._workers, warehouse, closed_until_us).sums
+        if (
+            min(warehouse.table(spec).last_batch(gold.APP) for spec in (USAGE_HOURLY, LATENCY_HOURLY))
+            < batch_id
+        ):
+            if sums is None:
+                sums = silver.sums_of_batch(self._workers, warehouse, batch_id)
+            gold.add_batch(warehouse, batch_id, sums.usage)
+            latency.add_batch(warehouse, batch_id, sums.latency)
         gold.add_days(warehouse, batch_id)
         self._record(batch_id, started_s, found or {})
 
@@ -125,6 +137,13 @@ class Pipeline:
             lines.append(line | {"committed_time": now, "duration_ms": duration_ms})
         lines[0] |= {name: found.get(name) for name in bronze.MEASURES}
         commits.commit(COMMITS_APP, batch_id, commits.write(COMMITS_APP, _as_commits(lines)))
+
+
+def lag_of(warehouse: Warehouse, feed: UsageFeed) -> int:
+    """Return how many blocks a feed has that bronze has not."""
+    positions = bronze.positions_of(warehouse)
+    bounds = feed.bounds().items()
+    return sum(end - max(positions.get(partition, low), low) for partition, (low, end) in bounds)
 
 
 def _as_commits(lines: Iterable[Mapping[str, Any]]) -> Any:

@@ -1,5 +1,7 @@
 """What makes a row of bronze a row of silver: the rules it must obey, and how it is counted. Pure, over Arrow columns.
 
+Version 2: requests for queues that were not found go by the name that was asked for.
+
 Raise RULE_VERSION when a rule or a count changes; rows keep the version that they were made by.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,9 +24,11 @@ from quaymaster.pipeline.billing.rules import (
 from quaymaster.pipeline.schemas import ACTIONS, AUDIT_EVENTS, QUARANTINE, REQUEST_COLUMNS, USAGE_EVENTS
 from quaymaster.protocol.usage_records import UsageRecord, hashed_bytes
 
-RULE_VERSION = 1
+RULE_VERSION = 2
 AUDIT_EVENT_VERSION = "1.10"
 """CloudTrail's version whose words audit events use."""
+INVALID_NAME = "(invalid)"
+_ASKED = r"^(?:[A-Za-z0-9_-]{1,80}(?:\.fifo)?(?:@[A-Za-z0-9_-]{1,80})?|\(others\))?$"
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 EARLIEST_US = 1_577_836_800_000_000
@@ -121,20 +126,22 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
     op = pc.fill_null(pc.index_in(action, pa.array(ACTIONS)), 0)
     has_queue = pc.greater(rows.column("queue_id"), 0)
     no_text = pa.scalar("")
+    names = pc.if_else(has_queue, rows.column("queue_name"), asked_names(rows.column("queue_name")))
     at_fifo_rate = pc.and_(
         pc.equal(rows.column("queue_type"), "fifo"), pc.is_in(action, pa.array(sorted(FIFO_ACTIONS)))
     )
     columns = {
         "hour": hour_us,
-        "queue_name": pc.if_else(has_queue, rows.column("queue_name"), no_text),
+        "queue_name": names,
         "queue_type": pc.if_else(has_queue, rows.column("queue_type"), no_text),
         "action": pc.if_else(pc.equal(op, 0), ACTIONS[0], action),
         "account_sk": pc.if_else(pc.equal(account, ""), "0", account).cast(pa.int64()),
-        "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), 0),
+        "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), asked_keys(names)),
         "op": op,
         "billing_class": pc.if_else(at_fifo_rate, "fifo", "standard"),
         "billed_requests": pc.if_else(_is_billed(rows), rows.column("chunks"), 0),
         "messages": rows.column("message_count"),
+        "duplicates": pc.fill_null(rows.column("duplicate_count"), 0),
         "bytes": rows.column("payload_bytes"),
         "bytes_in": rows.column("request_bytes"),
         "bytes_out": rows.column("response_bytes"),
@@ -143,6 +150,24 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
         "event_date": pc.divide(event_us, DAY_US).cast(pa.int32()),
     }
     return _as(USAGE_EVENTS.schema, rows, columns)
+
+
+def asked_names(names: Any) -> Any:
+    """Return names of queues that were not found, as front ends bound them; those that no queue can have are one."""
+    names = pc.fill_null(names, "")
+    return pc.if_else(pc.match_substring_regex(names, _ASKED), names, INVALID_NAME)
+
+
+def asked_keys(names: Any) -> Any:
+    """Return a number by which names of queues that were not found are told apart: below 0; 0 for no name."""
+    different = pc.unique(names)
+    keys = [_asked_key(name) if name else 0 for name in different.to_pylist()]
+    return pa.array(keys, pa.int64()).take(pc.index_in(names, different))
+
+
+def _asked_key(name: str) -> int:
+    digest = blake2b(name.encode(), digest_size=8).digest()
+    return -1 - (int.from_bytes(digest) >> 2)
 
 
 def _is_billed(rows: Any) -> Any:

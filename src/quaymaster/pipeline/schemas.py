@@ -103,14 +103,15 @@ USAGE_EVENTS = TableSpec(
             *_fields(pa.bool_(), "empty_receive", "is_late"),
             pa.field("rule_version", pa.int16()),
             *ORIGIN_COLUMNS,
+            pa.field("duplicates", pa.int64()),
             pa.field("event_date", pa.date32()),
         ]
     ),
     "event_date",
 )
 """Every request once, checked. `billed_requests` are its chunks, or 0 where it is not billed (`billing/rules`), `bytes`
-the body and attributes sent or returned, `bytes_in` and `bytes_out` what went over the wire; `account_sk`, `queue_sk`
-and `op` are integers to group by."""
+the body and attributes sent or returned, `duplicates` those of `messages` that were stored or gone before, `bytes_in`
+and `bytes_out` what went over the wire; `account_sk`, `queue_sk` and `op` are integers to group by."""
 
 AUDIT_EVENTS = TableSpec(
     "silver.audit_events",
@@ -168,6 +169,7 @@ _USAGE_COUNTS = _fields(
         "errors_5xx",
     ),
     *("bytes_in", "bytes_out", "latency_us_sum", "latency_us_max", "source_rows", "revision"),
+    "duplicates",
 )
 _USAGE_KEYS = [
     *_fields(pa.string(), "region", "account_id"),
@@ -181,8 +183,8 @@ USAGE_HOURLY = TableSpec(
     "usage_date",
 )
 """What was used in an hour, by account, queue, action. `revision` grows each time that the hour's rows were replaced.
-`chunks` are of 64 KiB, `billed_requests` those that are billed. Requests that found no queue have `queue_sk` 0 and an
-empty `queue_name`."""
+`chunks` are of 64 KiB, `billed_requests` those that are billed. Requests that named no queue have `queue_sk` 0
+and an empty `queue_name`; those that found none go by the name that was asked for, with a `queue_sk` below 0."""
 
 USAGE_DAILY = TableSpec(
     "gold.usage_daily",
@@ -190,6 +192,20 @@ USAGE_DAILY = TableSpec(
     "usage_date",
 )
 """The sums of `gold.usage_hourly` by day."""
+
+LATENCY_HOURLY = TableSpec(
+    "gold.latency_hourly",
+    pa.schema(
+        [
+            pa.field("hour", TIME),
+            *_fields(pa.string(), "region", "action", "queue_type"),
+            *_fields(pa.int64(), "below_us", "requests"),
+            pa.field("usage_date", pa.date32()),
+        ]
+    ),
+    "usage_date",
+)
+"""How many requests took less than `below_us` microseconds, a power of two, and at least half of it."""
 
 SEGMENTS = TableSpec(
     "ops.segments",
@@ -241,13 +257,35 @@ RECONCILIATION = TableSpec(
             *_fields(
                 pa.int64(), "segments", "bronze", "duplicates", "quarantine", "silver", "gold", "difference"
             ),
+            pa.field("counted_time", TIME),
+            *_fields(pa.int64(), "brokers", "usage_low", "usage_high", "missing", "surplus", "allowed"),
         ]
     ),
 )
-"""Whether layers agree: `difference` is 0, or something is wrong, and no invoice is issued."""
+"""Whether layers agree: `difference` is 0, or something is wrong, and no invoice is issued. Rows with `counted_time`
+compare messages sent and deleted with what the brokers counted then (`pipeline/broker_counts`)."""
+
+BROKER_COUNTS = TableSpec(
+    "ops.broker_counts",
+    pa.schema(
+        [
+            pa.field("kind", pa.string()),
+            *_fields(TIME, "counted_time", "until_time"),
+            pa.field("queue_id", pa.int64()),
+            *_fields(pa.string(), "account_id", "queue_name"),
+            *_fields(pa.int64(), "sends", "deletions", "counted_from"),
+            pa.field("is_durable", pa.bool_()),
+            pa.field("created_time", TIME),
+        ]
+    ),
+)
+"""What the brokers say was sent to and deleted from each queue, ever, at some time between `counted_time` and
+`until_time`. `kind`: `count`, or from where on a queue is compared with usage: `baseline`, or `accepted` by an
+operator. Only `pipeline/broker_counts` writes it, and compaction leaves it alone: its files' names tell both apart."""
 
 TABLES = (
     *(REQUEST_EVENTS, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE, USAGE_HOURLY, USAGE_DAILY),
+    LATENCY_HOURLY,
     *(SEGMENTS, COMMITS, RECONCILIATION),
 )
 

@@ -117,8 +117,10 @@ class Coverage:
             progress.watermarks = [(end, max(reached)), *beyond]
         if block.sealed is not None:
             sealed = self._epochs.setdefault(block.sealed, _Progress())
+            # Others may have said that nobody knows the end, before or after who did know.
+            if block.seal_end is not None or not sealed.is_sealed:
+                sealed.seal_end = block.seal_end
             sealed.is_sealed = True
-            sealed.seal_end = block.seal_end
 
     def gaps(self) -> list[Gap]:
         """Return what is missing between what came, and before the seals."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN = 17
+STDERR = 2
+LOG_FILE = "spark.log"
 LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -68,9 +70,16 @@ def java_version(text: str) -> int:
 
 @contextlib.contextmanager
 def spark_session(
-    master: str, *, directory: Path, driver_memory: str = "1g", java_options: str = ""
+    master: str,
+    *,
+    directory: Path,
+    driver_memory: str = "1g",
+    java_options: str = "",
+    log: Path | None = None,
 ) -> Iterator[SparkSession]:
     """Run Spark while the block runs. `directory` is for what it writes by the way.
+
+    `log` gets what Spark and its Python processes write to stderr, a new file for each session; else it goes to ours.
 
     Raises:
         SparkMissing: it cannot run here.
@@ -85,7 +94,9 @@ def spark_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    options = f"-Dlog4j2.configurationFile=file:{logging} -XX:+UseSerialGC {java_options}".strip()
+    # Rows are worked on in Python processes: what a JVM would gain by its second compiler costs a third of its start.
+    tuned = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    options = f"-Dlog4j2.configurationFile=file:{logging} {tuned} {java_options}".strip()
     builder = (
         SparkSession.builder.master(master)
         .appName("quaymaster-pipeline")
@@ -104,8 +115,26 @@ def spark_session(
         builder = builder.config("spark.driver.host", "127.0.0.1").config(
             "spark.driver.bindAddress", "127.0.0.1"
         )
-    spark = builder.getOrCreate()
+    # The JVM keeps the stderr that it began with, and writes to it before any of its settings are read.
+    with contextlib.nullcontext() if log is None else _stderr_to(log):
+        spark = builder.getOrCreate()
     try:
         yield spark
     finally:
         spark.stop()
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Let what is started meanwhile write to a file what it would write to this process's stderr."""
+    sys.stderr.flush()
+    saved = os.dup(STDERR)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.dup2(descriptor, STDERR)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, STDERR)
+        os.close(saved)
+        os.close(descriptor)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,8 @@ from quaymaster.pipeline.blocks import DAMAGED
 from quaymaster.pipeline.bronze import APP as BRONZE
 from quaymaster.pipeline.bronze import MEASURES, control_totals
 from quaymaster.pipeline.data_files import DataFile, FileWriter, Place, read_row_groups
-from quaymaster.pipeline.gold import merge_usage, partial_usage
+from quaymaster.pipeline.gold import USED, merge_usage, partial_usage
+from quaymaster.pipeline.latency import merge_latency, partial_latency
 from quaymaster.pipeline.rules import DAY_US, Silver, quarantine_rows, refine
 from quaymaster.pipeline.schemas import (
     AUDIT_EVENTS,
@@ -30,21 +31,36 @@ from quaymaster.pipeline.schemas import (
     SEGMENTS,
     USAGE_EVENTS,
 )
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.tables import Table, Warehouse
 from quaymaster.pipeline.tasks import Workers, answer_files, answer_table
 
 APP = "silver"
 COUNT_SCHEMA = pa.schema([("name", pa.string()), ("count", pa.int64())])
 _CONTENT = [field.name for field in REQUEST_COLUMNS]
+HEADS = "heads"
+"""In the notes of audit_events and usage_events: the last audit event of each front end."""
+HEAD_SCHEMA = pa.schema(
+    [AUDIT_EVENTS.schema.field(name) for name in ("front_end", "epoch", "sequence", "record_hash")]
+)
+
+Heads = dict[str, tuple[int, int, str]]
+"""Epoch, sequence and hash (hex) of the last audit event of each front end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """A batch of silver. `usage` are its sums by hour, for gold; rows are counted once each."""
+    """A batch of silver; rows are counted once each."""
 
     batch_id: int
-    usage: Any
+    sums: Sums
     rows: dict[str, int]
+
+
+class Sums(NamedTuple):
+    """What gold takes of a batch: usage by hour, and counts of latencies."""
+
+    usage: Any
+    latency: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +90,15 @@ def refine_batch(workers: Workers, warehouse: Warehouse, closed_until_us: int) -
         counts.update(
             dict(zip(table.column("name").to_pylist(), table.column("count").to_pylist(), strict=True))
         )
-    parts = answers.tables("usage")
+    parts, latencies = answers.tables("usage"), answers.tables("latency")
+    heads = newest_heads(heads_of(table) for table in answers.tables(HEADS))
     written = {spec.name: answers.files(spec.name) for spec in (USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE)}
     if marked.overlap:
         more = _refine_overlaps(warehouse, files, batch_id, marked, now_us, closed_until_us)
         counts.update(more.counts)
+        heads = newest_heads([heads, heads_of(more.audit)])
         parts.append(partial_usage(more.usage))
+        latencies.append(partial_latency(more.usage))
         for spec, rows in (
             (USAGE_EVENTS, more.usage),
             (AUDIT_EVENTS, more.audit),
@@ -95,15 +114,17 @@ def refine_batch(workers: Workers, warehouse: Warehouse, closed_until_us: int) -
         table = warehouse.table(spec)
         totals = Counter(table.note(APP).get("totals", {}))
         totals.update(counts)
-        table.commit(APP, batch_id, written[spec.name], note={"totals": dict(totals)})
-    return Refined(batch_id, merge_usage(parts), dict(counts))
+        note = {"totals": dict(totals), HEADS: newest_heads([heads_in(table), heads])}
+        table.commit(APP, batch_id, written[spec.name], note=note)
+    return Refined(batch_id, Sums(merge_usage(parts), merge_latency(latencies)), dict(counts))
 
 
-def usage_of_batch(workers: Workers, warehouse: Warehouse, batch_id: int) -> Any:
-    """Return the sums by hour of a batch that silver has: what `Refined.usage` was."""
+def sums_of_batch(workers: Workers, warehouse: Warehouse, batch_id: int) -> Sums:
+    """Return the sums of a batch that silver has: what `Refined.sums` was."""
     table = warehouse.table(USAGE_EVENTS)
     paths = [file.path for file in table.files() if has_batch(file, batch_id)]
-    return merge_usage(workers.over(paths, usage_work(table.place, batch_id, batch_id)).tables("usage"))
+    answers = workers.over(paths, usage_work(table.place, batch_id, batch_id))
+    return Sums(merge_usage(answers.tables("usage")), merge_latency(answers.tables("latency")))
 
 
 def silver_work(
@@ -120,7 +141,8 @@ def silver_work(
     def work(path: str) -> Iterator[Any]:
         writers: dict[tuple[str, str], FileWriter] = {}
         counts: Counter[str] = Counter()
-        parts = []
+        parts, latencies = [], []
+        heads: Heads = {}
         for rows in read_row_groups(source, REQUEST_EVENTS, path):
             mine = rows.filter(pc.equal(rows.column("batch_id"), batch_id))
             if duplicate or overlap:
@@ -129,7 +151,9 @@ def silver_work(
                 mine = mine.filter(pc.invert(_is_in(keys, duplicate | overlap)))
             silver = refine(mine, now_us=now_us, closed_until_us=closed_until_us)
             counts.update(_counts_of(mine, silver))
+            heads = newest_heads([heads, heads_of(silver.audit)])
             parts.append(partial_usage(silver.usage))
+            latencies.append(partial_latency(silver.usage))
             tables = {USAGE_EVENTS: silver.usage, AUDIT_EVENTS: silver.audit, QUARANTINE: silver.quarantine}
             for spec, table in tables.items():
                 dates = table.column(spec.partition_column)
@@ -142,8 +166,42 @@ def silver_work(
             yield from answer_files(name, [writer.finish()])
         yield answer_table("counts", pa.table([list(counts), list(counts.values())], schema=COUNT_SCHEMA))
         yield answer_table("usage", merge_usage(parts))
+        yield answer_table("latency", merge_latency(latencies))
+        lines = [
+            (name, epoch, sequence, bytes.fromhex(text)) for name, (epoch, sequence, text) in heads.items()
+        ]
+        yield answer_table(
+            HEADS,
+            pa.Table.from_pylist(
+                [dict(zip(HEAD_SCHEMA.names, line, strict=True)) for line in lines], schema=HEAD_SCHEMA
+            ),
+        )
 
     return work
+
+
+def heads_of(events: Any) -> Heads:
+    """Return the last of these audit events of each front end."""
+    return newest_heads(
+        {name: (epoch, sequence, (record_hash or b"").hex())}
+        for name, epoch, sequence, record_hash in zip(
+            *(events.column(name).to_pylist() for name in HEAD_SCHEMA.names), strict=True
+        )
+    )
+
+
+def heads_in(table: Table) -> Heads:
+    """Return the heads that a table's note has; none where an earlier version wrote it."""
+    return {name: (head[0], head[1], head[2]) for name, head in table.note(APP).get(HEADS, {}).items()}
+
+
+def newest_heads(found: Iterable[Heads]) -> Heads:
+    """Return the newest head of each front end."""
+    newest: Heads = {}
+    for heads in found:
+        for name, head in heads.items():
+            newest[name] = max(newest.get(name, head), head)
+    return newest
 
 
 def usage_work(
@@ -152,16 +210,19 @@ def usage_work(
     """Return what a task does to sum up a file of usage_events: batches inclusive, hours half open."""
 
     def work(path: str) -> Iterator[Any]:
-        parts = []
-        for rows in read_row_groups(source, USAGE_EVENTS, path):
+        parts, latencies = [], []
+        for rows in read_row_groups(source, USAGE_EVENTS, path, ["batch_id", *USED]):
             batches = rows.column("batch_id")
             mask = pc.and_(pc.greater_equal(batches, first_batch), pc.less_equal(batches, last_batch))
             if hours_us is not None:
                 hours = rows.column("hour").cast(pa.int64())
                 wanted = pc.and_(pc.greater_equal(hours, hours_us[0]), pc.less(hours, hours_us[1]))
                 mask = pc.and_(mask, wanted)
-            parts.append(partial_usage(rows.filter(mask)))
+            mine = rows.filter(mask)
+            parts.append(partial_usage(mine))
+            latencies.append(partial_latency(mine))
         yield answer_table("usage", merge_usage(parts))
+        yield answer_table("latency", merge_latency(latencies))
 
     return work
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from quaymaster.pipeline import bronze, silver
+from quaymaster.pipeline.broker_counts import MEASURES, last_comparison
 from quaymaster.pipeline.reconciliation import compare_notes
 from quaymaster.pipeline.schemas import REQUEST_EVENTS, TABLES, USAGE_EVENTS
 from quaymaster.pipeline.sequences import Coverage
@@ -19,14 +21,26 @@ METRICS = {
     "quaymaster_pipeline_batch_seconds": "How long the last batch took, through all layers.",
     "quaymaster_pipeline_last_run_timestamp_seconds": "When this was written.",
     "quaymaster_pipeline_reconciliation_difference": "How far the layers are from each other; 0, or alarm.",
+    "quaymaster_pipeline_broker_difference": "How far usage is from what brokers counted, beyond bounds; 0, or alarm.",
+    "quaymaster_pipeline_broker_missing_messages": "Messages that the brokers counted and usage lacks, by measure.",
+    "quaymaster_pipeline_broker_allowed_messages": "How many may be missing after crashes and drops that are known.",
+    "quaymaster_pipeline_brokers_compared_timestamp_seconds": "Of what time the brokers' counts were compared last.",
+    "quaymaster_pipeline_lag_seconds": "How old the newest usage is that is whole; 0 when all front ends ended.",
+    "quaymaster_pipeline_open_epochs": "Starts of front ends of which more may come.",
     "quaymaster_pipeline_missing_sequences": "Records of front ends that are missing in between.",
     "quaymaster_pipeline_damaged_blocks": "Blocks that could not be read.",
     "quaymaster_pipeline_rows_total": "Rows by what became of them: bronze, silver, audit, quarantine, duplicates.",
 }
 
 
-def read_status(warehouse: Warehouse, coverage: Coverage | None = None) -> dict[str, Any]:
-    """Return what the tables have. Times are ISO 8601, None where there is none."""
+def read_status(
+    warehouse: Warehouse, coverage: Coverage | None = None, *, now_s: float | None = None
+) -> dict[str, Any]:
+    """Return what the tables have. Times are ISO 8601, None where there is none.
+
+    `lag_seconds` is how long ago everything was there that front ends recorded; None when all of them have ended.
+    """
+    now_s = time.time() if now_s is None else now_s
     coverage = bronze.coverage_of(warehouse) if coverage is None else coverage
     events = warehouse.table(REQUEST_EVENTS)
     note = events.note(bronze.APP)
@@ -46,12 +60,17 @@ def read_status(warehouse: Warehouse, coverage: Coverage | None = None) -> dict[
         },
         "damaged_blocks": counted.get("damaged", 0),
         "closed_until": None if closed_us is None else _time_text(closed_us),
+        "lag_seconds": None if closed_us is None else max(0, int(now_s - closed_us / 1e6)),
         "open_epochs": [list(epoch) for epoch in coverage.open_epochs()],
         "gaps": [
             {"front_end": gap.owner.front_end, "epoch": gap.owner.epoch, "from": gap.seq_lo, "to": gap.seq_hi}
             for gap in coverage.gaps()
         ],
         "difference": sum(one.difference for one in compare_notes(warehouse)),
+        "brokers": [
+            one._asdict() | {"counted_time": _time_text(_us(one.counted_time)), "difference": one.difference}
+            for one in last_comparison(warehouse)
+        ],
         "tables": {
             spec.name: {
                 "version": table.version,
@@ -73,8 +92,25 @@ def render_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: fl
         "quaymaster_pipeline_batch_seconds": batch_seconds,
         "quaymaster_pipeline_last_run_timestamp_seconds": now_s,
         "quaymaster_pipeline_reconciliation_difference": status["difference"],
+        "quaymaster_pipeline_broker_difference": sum(one["difference"] for one in status["brokers"]),
+        "quaymaster_pipeline_broker_allowed_messages": max(
+            (one["allowed"] for one in status["brokers"]), default=0
+        ),
+        "quaymaster_pipeline_brokers_compared_timestamp_seconds": max(
+            (datetime.datetime.fromisoformat(one["counted_time"]).timestamp() for one in status["brokers"]),
+            default=0,
+        ),
+        "quaymaster_pipeline_lag_seconds": status["lag_seconds"] or 0,
+        "quaymaster_pipeline_open_epochs": len(status["open_epochs"]),
         "quaymaster_pipeline_missing_sequences": sum(gap["to"] - gap["from"] for gap in status["gaps"]),
         "quaymaster_pipeline_damaged_blocks": status["damaged_blocks"],
+    }
+    labelled = {
+        "quaymaster_pipeline_rows_total": ("layer", status["rows"]),
+        "quaymaster_pipeline_broker_missing_messages": (
+            "measure",
+            dict.fromkeys(MEASURES, 0) | {one["measure"]: one["missing"] for one in status["brokers"]},
+        ),
     }
     lines = []
     for name, text in METRICS.items():
@@ -83,17 +119,22 @@ def render_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: fl
         if name in values:
             lines.append(f"{name} {values[name]}")
         else:
-            lines += [f'{name}{{layer="{layer}"}} {rows}' for layer, rows in status["rows"].items()]
+            label, numbers = labelled[name]
+            lines += [f'{name}{{{label}="{value}"}} {number}' for value, number in numbers.items()]
     return "\n".join(lines) + "\n"
 
 
-def write_metrics(directory: Path, text: str) -> None:
-    """Replace the metrics file, so that nobody reads half of it."""
-    part = directory / f"{METRICS_FILE}.part"
+def write_metrics(directory: Path, text: str, name: str = METRICS_FILE) -> None:
+    """Replace a metrics file, so that nobody reads half of it."""
+    part = directory / f"{name}.part"
     part.write_text(text)
-    os.replace(part, directory / METRICS_FILE)
+    os.replace(part, directory / name)
 
 
 def _time_text(time_us: int) -> str:
-    time = datetime.datetime.fromtimestamp(time_us / 1_000_000, datetime.UTC)
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+    found = datetime.datetime.fromtimestamp(time_us / 1_000_000, datetime.UTC)
+    return found.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _us(when: datetime.datetime) -> int:
+    return int(when.timestamp() * 1_000_000)

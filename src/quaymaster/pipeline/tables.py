@@ -23,10 +23,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
-from quaymaster.pipeline.data_files import DataFile, Place, read_file, sync_file, write_rows
+from quaymaster.pipeline.data_files import (
+    RESTORE,
+    DataFile,
+    Place,
+    first_line,
+    read_file,
+    sync_file,
+    write_rows,
+)
+from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.schemas import TableSpec
 
 NOTE = "quaymaster"
@@ -45,7 +54,10 @@ class WarehouseBusy(Exception):
 
 
 class Table:
-    """One table at the version it was opened or last committed at."""
+    """One table at the version it was opened or last committed at.
+
+    What reads it raises BrokenTable when its log or a file of it is gone or cannot be read.
+    """
 
     def __init__(self, spec: TableSpec, place: Place) -> None:
         self.spec = spec
@@ -60,15 +72,17 @@ class Table:
 
     def refresh(self) -> None:
         """See what others committed."""
-        if self._delta is not None:
-            self._delta.update_incremental()
-            return
-        with contextlib.suppress(TableNotFoundError):
-            self._delta = DeltaTable(self.place.uri, storage_options=dict(self.place.storage_options))
+        with self._telling_broken_log():
+            if self._delta is not None:
+                self._delta.update_incremental()
+                return
+            with contextlib.suppress(TableNotFoundError):
+                self._delta = DeltaTable(self.place.uri, storage_options=dict(self.place.storage_options))
 
     def last_batch(self, app: str) -> int:
         """Return the highest batch that the job `app` committed here, or -1."""
-        version = None if self._delta is None else self._delta.transaction_version(app)
+        with self._telling_broken_log():
+            version = None if self._delta is None else self._delta.transaction_version(app)
         return NO_BATCH if version is None else int(version)
 
     def note(self, app: str) -> dict[str, Any]:
@@ -81,7 +95,8 @@ class Table:
         if self._delta is None:
             return []
         found = []
-        actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
+        with self._telling_broken_log():
+            actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
         for action in actions:
             lows = {name[4:]: value for name, value in action.items() if name.startswith("min.")}
             bounds = {
@@ -130,14 +145,18 @@ class Table:
         note: Mapping[str, Any] | None = None,
         shared_notes: Mapping[str, Any] | None = None,
         changes_data: bool = True,
+        is_alone: bool = False,
     ) -> bool:
         """Add and remove files in one commit. False, and nothing done, when the job committed this batch before.
 
-        `shared_notes` are notes under other names than the job's, for what several jobs keep up.
+        `shared_notes` are notes under other names than the job's, for what several jobs keep up. `is_alone`: it is a
+        compare-and-swap, and fails (CommitFailedError) when anybody committed since this table was last looked at.
         """
         if self.last_batch(app) >= batch_id:
             return False
         delta = self._open_to_write()
+        if self.last_batch(app) >= batch_id:  # it was made, and by another one, since it was looked at
+            return False
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(file.path, changes_data, now_ms, file.size, self._partition(file))
@@ -154,7 +173,9 @@ class Table:
             self.spec.schema,
             [self.spec.partition_column] if self.spec.partition_column else [],
             commit_properties=CommitProperties(
-                custom_metadata={NOTE: json.dumps(notes)}, app_transactions=[Transaction(app, batch_id)]
+                custom_metadata={NOTE: json.dumps(notes)},
+                app_transactions=[Transaction(app, batch_id)],
+                max_commit_retries=0 if is_alone else None,
             ),
         )
         self.refresh()
@@ -205,11 +226,23 @@ class Table:
     def _notes(self) -> dict[str, Any]:
         if self._delta is None:
             return {}
-        for commit in self._delta.history(HISTORY_SEEN):
+        with self._telling_broken_log():
+            history = self._delta.history(HISTORY_SEEN)
+        for commit in history:
             if NOTE in commit:
                 notes: dict[str, Any] = json.loads(commit[NOTE])
                 return notes
         return {}
+
+    @contextlib.contextmanager
+    def _telling_broken_log(self) -> Iterator[None]:
+        try:
+            yield
+        except DeltaError as error:
+            raise BrokenTable(
+                f"the table {self.spec.name} is broken: its log {self.place.uri}/_delta_log cannot be read: "
+                f"{first_line(error)}; {RESTORE}"
+            ) from None
 
 
 HISTORY_SEEN = 20

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from quaymaster.pipeline.data_files import DataFile
+from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.feed import UsageFeed
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ def answer_files(table_name: str, files: Iterable[DataFile | None]) -> Iterator[
 def answer_table(what: str, table: Any) -> Any:
     """Return a small table as an answer."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    # It is copied several times on its way through the JVM, which costs more than to compress it.
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return answer(what, sink.getvalue().to_pybytes())
 
@@ -106,4 +110,14 @@ class SparkWorkers:
 
 
 def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) -> Answers:
-    return Answers((row["what"], row["data"]) for row in rows.mapInArrow(work, ANSWER_FIELDS).collect())
+    from pyspark.errors import PySparkException
+
+    try:
+        found = rows.mapInArrow(work, ANSWER_FIELDS).collect()
+    except PySparkException as error:
+        # What a task raised comes as the text of its traceback.
+        broken = re.search(rf"{BrokenTable.__module__}\.{BrokenTable.__name__}: (.+)", str(error))
+        if broken is None:
+            raise
+        raise BrokenTable(broken[1].strip()) from None
+    return Answers((row["what"], row["data"]) for row in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.pipeline import gold, silver
+from quaymaster.pipeline import gold, latency, silver
 from quaymaster.pipeline.data_files import DataFile, FileWriter, Place, read_row_groups
+from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.schemas import TABLES, USAGE_EVENTS, USAGE_HOURLY, TableSpec
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.tables import Table, Warehouse
 from quaymaster.pipeline.tasks import Workers, answer_files
 
 BACKFILL_APP = "backfill"
@@ -34,38 +36,69 @@ class Backfilled:
 
 
 def backfill(workers: Workers, warehouse: Warehouse, first_us: int, end_us: int) -> Backfilled:
-    """Sum up the hours in [first_us, end_us) anew from silver; replace those that gold has otherwise."""
+    """Sum up the hours in [first_us, end_us) anew from silver; replace those that gold has otherwise.
+
+    Files of usage_hourly that cannot be read are replaced, too.
+
+    Raises:
+        BrokenTable: such a file may have hours that were not asked for, or another table is broken.
+    """
     events, hourly = warehouse.table(USAGE_EVENTS), warehouse.table(USAGE_HOURLY)
     last_batch = hourly.last_batch(gold.APP)
     paths = [file.path for file in events.files()]
     work = silver.usage_work(events.place, 0, last_batch, (first_us, end_us))
-    right = gold.merge_usage(workers.over(paths, work).tables("usage"))
-    rows = hourly.read(gold.PARTIAL_SCHEMA.names)
+    answers = workers.over(paths, work)
+    right = gold.merge_usage(answers.tables("usage"))
+    latency.replace_hours(
+        warehouse, BACKFILL_APP, latency.merge_latency(answers.tables("latency")), first_us, end_us
+    )
+    rows, broken = _readable(hourly)
+    hourly.read(files=[file for file in broken if not _lies_in(file, first_us, end_us)])
     hours = rows.column("hour").cast(pa.int64())
     is_asked = pc.and_(pc.greater_equal(hours, first_us), pc.less(hours, end_us))
     found = gold.merge_usage([rows.filter(is_asked)])
     all_hours = sorted({*right.column("hour").to_pylist(), *found.column("hour").to_pylist()})
     wrong = [hour for hour in all_hours if _of_hour(right, hour) != _of_hour(found, hour)]
-    if wrong:
-        _replace_hours(warehouse, right, pa.array(wrong, gold.PARTIAL_SCHEMA.field("hour").type))
+    if wrong or broken:
+        _replace_hours(warehouse, right, pa.array(wrong, gold.PARTIAL_SCHEMA.field("hour").type), broken)
     gold.add_days(warehouse, hourly.last_batch(BACKFILL_APP), app=BACKFILL_APP)
     return Backfilled(len(all_hours), tuple(hour.strftime("%Y-%m-%dT%H:%M:%SZ") for hour in wrong))
 
 
-def _replace_hours(warehouse: Warehouse, right: Any, wrong: Any) -> None:
+def _readable(hourly: Table) -> tuple[Any, list[DataFile]]:
+    """Return the rows of all files that can be read, and the files that cannot."""
+    parts, broken = [gold.PARTIAL_SCHEMA.empty_table()], []
+    for file in hourly.files():
+        try:
+            parts.append(hourly.read(gold.PARTIAL_SCHEMA.names, files=[file]))
+        except BrokenTable:
+            broken.append(file)
+    return pa.concat_tables(parts), broken
+
+
+def _lies_in(file: DataFile, first_us: int, end_us: int) -> bool:
+    """Return whether all hours of a file of usage_hourly are in [first_us, end_us), by the table's log."""
+    low, high = (datetime.datetime.fromisoformat(text).timestamp() * 1e6 for text in file.bounds["hour"])
+    return first_us <= low and high < end_us
+
+
+def _replace_hours(warehouse: Warehouse, right: Any, wrong: Any, broken: list[DataFile]) -> None:
     hourly = warehouse.table(USAGE_HOURLY)
-    files = gold.files_of_hours(hourly.files(), wrong)
+    lost = {file.path for file in broken}
+    files = [file for file in gold.files_of_hours(hourly.files(), wrong) if file.path not in lost]
     before = hourly.read(gold.PARTIAL_SCHEMA.names, files=files)
     kept = before.filter(pc.invert(pc.is_in(before.column("hour"), wrong)))
     fresh = right.filter(pc.is_in(right.column("hour"), wrong))
     # The replaced rows' revision, raised.
     old = gold.raise_revision(before, wrong).group_by("hour").aggregate([("revision", "max")])
     at = pc.index_in(fresh.column("hour"), old.column("hour").combine_chunks())
-    revision = pc.fill_null(old.column("revision_max").take(at), 1)
+    highest = max((file.bounds["revision"][1] for file in broken), default=0)
+    revision = pc.fill_null(old.column("revision_max").take(at), highest + 1)
     column = fresh.schema.get_field_index("revision")
     fresh = fresh.set_column(column, gold.PARTIAL_SCHEMA.field("revision"), revision)
     merged = gold.merge_usage([kept, fresh])
-    gold.commit_hours(warehouse, BACKFILL_APP, hourly.last_batch(BACKFILL_APP) + 1, merged, files)
+    batch_id = hourly.last_batch(BACKFILL_APP) + 1
+    gold.commit_hours(warehouse, BACKFILL_APP, batch_id, merged, [*files, *broken], lost)
 
 
 def _of_hour(usage: Any, hour: Any) -> list[dict[str, Any]]:

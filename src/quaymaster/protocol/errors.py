@@ -78,6 +78,8 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     # Logs
     errors.OffsetOutOfRange: WireError("com.quaymaster#OffsetOutOfRange", "OffsetOutOfRange", 400),
     errors.MessageUnreadable: WireError("com.quaymaster#MessageUnreadable", "MessageUnreadable", 400),
+    # Transactions
+    errors.StageNotFound: WireError("com.quaymaster#StageNotFound", "StageNotFound", 400),
     # Batches
     errors.EmptyBatchRequest: _prefixed("EmptyBatchRequest"),
     errors.TooManyEntriesInBatchRequest: _prefixed("TooManyEntriesInBatchRequest"),
@@ -149,6 +151,8 @@ def render_error(error: CallerError | NotNow, form: WireForm, request_id: str) -
             members |= {"EarliestOffset": error.earliest, "NextOffset": error.end}
         elif isinstance(error, errors.MessageUnreadable):
             members["Offset"] = error.offset
+        elif isinstance(error, errors.StageNotFound):
+            members["Stage"] = error.stage
         body = msgspec.json.encode(members)
         return Response(row.status, headers, body)
     if isinstance(error, errors.UnknownOperation):

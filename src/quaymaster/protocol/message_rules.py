@@ -27,6 +27,7 @@ from quaymaster.protocol.shapes import (
     SendMessageBatchRequestEntry,
     SendMessageRequest,
 )
+from quaymaster.protocol.transaction_shapes import StagedMessageEntry
 
 ATTRIBUTES_MAX = 10
 ATTRIBUTE_NAME_CHARS_MAX = 256
@@ -49,7 +50,7 @@ _LISTS_UNSUPPORTED = "Message attribute list values in SendMessage operation are
 _NOT_FOR_THIS_TYPE = "The request include parameter that is not valid for this queue type."
 
 Attributes = Mapping[str, MessageAttributeValue]
-AnySend = SendMessageRequest | SendMessageBatchRequestEntry
+AnySend = SendMessageRequest | SendMessageBatchRequestEntry | StagedMessageEntry
 
 
 class CheckedMessage(msgspec.Struct, frozen=True, gc=False):

@@ -17,7 +17,13 @@ from typing import Any, Self
 import msgspec
 
 from quaymaster.core.errors import InvalidAttributeName, InvalidAttributeValue, InvalidParameterValue
-from quaymaster.protocol.queue_names import QueueArn, check_queue_name, is_fifo_name, parse_queue_arn
+from quaymaster.protocol.queue_names import (
+    QueueArn,
+    check_queue_name,
+    is_fifo_name,
+    is_group_name,
+    parse_queue_arn,
+)
 
 MESSAGE_BYTES_MAX = 1_048_576
 RECEIVE_COUNT_MAX = 1_000
@@ -42,14 +48,17 @@ _KMS_REUSE_LIMITS = (60, 86_400, 300)
 LOG_RETENTION_S_MAX = 315_360_000
 """Ten years."""
 RETENTION_BYTES_MAX = 10**15
+# Smallest, largest, unit.
+_LOG_LIMITS: dict[str, tuple[int, int, str]] = {
+    "MessageRetentionPeriod": (60, LOG_RETENTION_S_MAX, "seconds"),
+    "RetentionBytes": (0, RETENTION_BYTES_MAX, "bytes"),
+}
 _LIMITS: dict[str, tuple[int, int, int]] = {
     **_NUMBERS,
-    # What only a log-retained queue may have is refused where all attributes are known.
-    "MessageRetentionPeriod": (60, LOG_RETENTION_S_MAX, 345_600),
-    "RetentionBytes": (0, RETENTION_BYTES_MAX, 0),
     _KMS_REUSE: _KMS_REUSE_LIMITS,
 }
-_OF_LOGS = ("RetentionBytes", "GroupStart")
+_OF_LOGS = ("RetentionBytes", "GroupStart", "RetentionPins", "LegalHold")
+PINS_MAX = 10
 
 _DEFAULTS = {name: str(limits[2]) for name, limits in _NUMBERS.items()} | {"SqsManagedSseEnabled": "true"}
 _FIFO_DEFAULTS = {
@@ -60,17 +69,21 @@ _FIFO_DEFAULTS = {
 }
 
 # An empty value takes these away.
-_REMOVABLE = frozenset({"KmsMasterKeyId", "Policy", "RedriveAllowPolicy", "RedrivePolicy", "PushEndpoint"})
+_REMOVABLE = frozenset(
+    {"KmsMasterKeyId", "Policy", "RedriveAllowPolicy", "RedrivePolicy", "PushEndpoint", "RetentionPins"}
+)
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "DeduplicationScope": ("queue", "messageGroup"),
+    "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
+}
 # Ours: the values each can have, and those that are refused until they are built.
-_CHOICES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
-    "DeduplicationScope": (frozenset({"queue", "messageGroup"}), frozenset()),
-    "FifoThroughputLimit": (frozenset({"perQueue", "perMessageGroupId"}), frozenset()),
-    "Durability": (frozenset({"Memory", "Async", "Sync"}), frozenset()),
-    "ReplicationMode": (frozenset({"Leader"}), frozenset({"Peers"})),
-    "DeliveryGuarantee": (frozenset({"AtLeastOnce"}), frozenset({"AtMostOnce", "ExactlyOnce"})),
-    "RetentionMode": (frozenset({"Delete", "Log"}), frozenset()),
-    "GroupStart": (frozenset({"earliest", "latest"}), frozenset()),
+_OUR_CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "Durability": (("Memory", "Async", "Sync"), ()),
+    "ReplicationMode": (("Leader",), ("Peers",)),
+    "DeliveryGuarantee": (("AtLeastOnce",), ("AtMostOnce", "ExactlyOnce")),
+    "RetentionMode": (("Delete", "Log"), ()),
+    "GroupStart": (("earliest", "latest"), ()),
 }
 _OUR_DEFAULTS = {
     "Durability": "Sync",
@@ -79,6 +92,7 @@ _OUR_DEFAULTS = {
     "RetentionMode": "Delete",
     "RetentionBytes": "0",
     "GroupStart": "earliest",
+    "LegalHold": "false",
 }
 
 COMPUTED_NAMES = frozenset(
@@ -234,8 +248,10 @@ def _wants_fifo(given: Mapping[str, str]) -> bool:
 
 def _change(queue: QueueArn, values: dict[str, str], given: Mapping[str, str]) -> QueueAttributes:
     fifo = is_fifo_name(queue.name)
+    is_log = given.get("RetentionMode", values.get("RetentionMode")) == "Log"
+    parsers = _LOG_PARSERS if is_log else _PARSERS
     for name, text in given.items():
-        parse = _PARSERS.get(name)
+        parse = parsers.get(name)
         if parse is None:
             raise InvalidAttributeName.unknown(name)
         if not fifo and name in _FIFO_DEFAULTS:
@@ -265,8 +281,6 @@ def _check_retention(values: Mapping[str, str], given: Mapping[str, str]) -> Non
     for name in _OF_LOGS:
         if name in given:
             raise InvalidAttributeValue.of(name, "Only a queue with RetentionMode=Log has it.")
-    if int(values["MessageRetentionPeriod"]) > _NUMBERS["MessageRetentionPeriod"][1]:
-        raise InvalidAttributeValue.of("MessageRetentionPeriod")
 
 
 def _not_without_fifo(name: str) -> InvalidAttributeName:
@@ -298,13 +312,20 @@ def _check_dead_letter_queue(queue: QueueArn, policy: RedrivePolicy, text: str) 
         raise invalid_redrive_policy(text, "Dead-letter queue must be same type of queue as the source.")
 
 
-# One attribute
+# One attribute. What is wrong with the service's own is told in its words, which name no limits.
 
 
 def _parse_boolean(name: str, text: str) -> str:
     value = text.lower()
     if value not in ("true", "false"):
         raise InvalidAttributeValue.of(name)
+    return value
+
+
+def _parse_our_boolean(name: str, text: str) -> str:
+    value = text.lower()
+    if value not in ("true", "false"):
+        raise InvalidAttributeValue.of(name, "It must be true or false.")
     return value
 
 
@@ -315,12 +336,27 @@ def _parse_number(name: str, text: str) -> str:
     return str(int(text))
 
 
+def _parse_log_number(name: str, text: str) -> str:
+    smallest, largest, unit = _LOG_LIMITS[name]
+    if _INTEGER.fullmatch(text) is None or not smallest <= int(text) <= largest:
+        raise InvalidAttributeValue.of(
+            name, f"It must be a whole number of {unit} between {smallest} and {largest}."
+        )
+    return str(int(text))
+
+
 def _parse_choice(name: str, text: str) -> str:
-    accepted, later = _CHOICES[name]
+    if text not in _CHOICES[name]:
+        raise InvalidAttributeValue.of(name)
+    return text
+
+
+def _parse_our_choice(name: str, text: str) -> str:
+    accepted, later = _OUR_CHOICES[name]
     if text in later:
         raise InvalidAttributeValue.of(name, f"{text} is not supported yet.")
     if text not in accepted:
-        raise InvalidAttributeValue.of(name)
+        raise InvalidAttributeValue.of(name, f"It must be {' or '.join(accepted)}.")
     return text
 
 
@@ -332,6 +368,19 @@ def _parse_key_id(name: str, text: str) -> str:
 
 def _refuse(name: str, text: str) -> str:
     raise InvalidAttributeValue.of(name, f"{name} is not supported yet.")
+
+
+def _parse_pins(name: str, text: str) -> str:
+    """Names of consumer groups, in the order given."""
+    groups = [group.strip() for group in text.split(",")]
+    if len(groups) > PINS_MAX:
+        raise InvalidAttributeValue.of(name, f"It names at most {PINS_MAX} consumer groups.")
+    for group in groups:
+        if not is_group_name(group):
+            raise InvalidAttributeValue.of(
+                name, "It names consumer groups, with commas in between: 1-80 letters, digits, - and _ each."
+            )
+    return ",".join(dict.fromkeys(groups))
 
 
 def parse_redrive_policy(text: str) -> RedrivePolicy:
@@ -469,12 +518,17 @@ def _check_policy(name: str, text: str) -> str:
 _PARSERS: dict[str, Callable[[str, str], str]] = {
     **dict.fromkeys(_LIMITS, _parse_number),
     **dict.fromkeys(_CHOICES, _parse_choice),
+    **dict.fromkeys(_OUR_CHOICES, _parse_our_choice),
     "ContentBasedDeduplication": _parse_boolean,
     "FifoQueue": _parse_boolean,
     "KmsMasterKeyId": _parse_key_id,
+    "LegalHold": _parse_our_boolean,
     "Policy": _check_policy,
     "PushEndpoint": _refuse,
     "RedriveAllowPolicy": lambda name, text: str(parse_redrive_allow_policy(text)),
     "RedrivePolicy": lambda name, text: str(parse_redrive_policy(text)),
+    "RetentionBytes": _parse_log_number,
+    "RetentionPins": _parse_pins,
     "SqsManagedSseEnabled": _parse_boolean,
 }
+_LOG_PARSERS = {**_PARSERS, **dict.fromkeys(_LOG_LIMITS, _parse_log_number)}

@@ -76,9 +76,14 @@ def check_queue_name(name: str, *, fifo: bool) -> None:
         )
 
 
+def is_group_name(group: str) -> bool:
+    """Return whether a consumer group may have this name."""
+    return _GROUP.fullmatch(group) is not None
+
+
 def check_group_name(group: str) -> None:
     """Raise InvalidParameterValue unless a consumer group may have this name."""
-    if _GROUP.fullmatch(group) is None:
+    if not is_group_name(group):
         raise InvalidParameterValue(
             "The name of a consumer group can only include alphanumeric characters, hyphens, or underscores. "
             "1 to 80 in length"
@@ -91,8 +96,16 @@ def split_group(name: str) -> tuple[str, str]:
     return queue, group
 
 
+def is_addressed_name(name: str) -> bool:
+    """Return whether a queue, or a consumer group as `<queue>@<group>`, may have this name."""
+    return _ADDRESSED.fullmatch(name) is not None
+
+
 def parse_queue_url(url: str) -> QueueAddress:
-    """Return the queue that a `QueueUrl` parameter means. Raises QueueDoesNotExist when it can be none."""
+    """Return the queue that a `QueueUrl` parameter means.
+
+    Raises QueueDoesNotExist when it can be none, InvalidParameterValue for a consumer group that none can be called.
+    """
     if len(url) > _URL_CHARS_MAX:
         raise QueueDoesNotExist
     _, separator, rest = url.partition("://")
@@ -110,7 +123,10 @@ def parse_queue_url(url: str) -> QueueAddress:
 
 
 def parse_queue_path(raw_path: str, host: str = "") -> QueueAddress | None:
-    """Return the queue that a request's path means (the Query protocol), None for the root and the rest."""
+    """Return the queue that a request's path means (the Query protocol), None for the root and the rest.
+
+    Raises InvalidParameterValue for a consumer group that none can be called.
+    """
     return None if len(raw_path) > _URL_CHARS_MAX else _parse_path(raw_path, host)
 
 
@@ -118,6 +134,9 @@ def _parse_path(path: str, host: str) -> QueueAddress | None:
     segments = path.strip("/").split("/")
     name = segments[-1]
     if _ADDRESSED.fullmatch(name) is None:
+        queue, mark, group = name.partition(GROUP_MARK)
+        if mark and _ANY_NAME.fullmatch(queue) is not None:
+            check_group_name(group)
         return None
     match segments[:-1]:
         case []:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from quaymaster.core.errors import MalformedInput, UnknownOperation
-from quaymaster.protocol.log_shapes import LOG_ACTIONS
+from quaymaster.protocol.own_actions import OWN_ACTIONS
 from quaymaster.protocol.shapes import ACTIONS, Action, Shape, missing_member
 
 TARGET_PREFIX = b"AmazonSQS."
@@ -26,10 +26,10 @@ LOG_TARGET_PREFIX = b"Quaymaster."
 
 _ACTION_BY_TARGET: dict[bytes, Action] = {
     **{TARGET_PREFIX + name.encode(): action for name, action in ACTIONS.items()},
-    **{LOG_TARGET_PREFIX + name.encode(): action for name, action in LOG_ACTIONS.items()},
+    **{LOG_TARGET_PREFIX + name.encode(): action for name, action in OWN_ACTIONS.items()},
 }
 _DECODE: dict[str, Callable[[bytes], Shape]] = {
-    name: msgspec.json.Decoder(action.input).decode for name, action in (ACTIONS | LOG_ACTIONS).items()
+    name: msgspec.json.Decoder(action.input).decode for name, action in (ACTIONS | OWN_ACTIONS).items()
 }
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE_ANYTHING = msgspec.json.Decoder().decode

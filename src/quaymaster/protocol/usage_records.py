@@ -10,7 +10,7 @@ dropped. A *seal* says that an epoch ends here.
     │ header length u32 · crc u32            │  CRC32C of all but itself
     ├────────────────────────────────────────┤
     │ header: MessagePack of BlockHeader     │  who, which sequences, sums, what was dropped, seal
-    │ rows: zlib of MessagePack of _Body     │  columns; nothing at all when there are no rows
+    │ rows: zlib of MessagePack of PackedRows│  columns; nothing at all when there are no rows
     └────────────────────────────────────────┘
 
 Rows lie in columns. What repeats (who asked from where for which queue, and what came of it) is a *context*, written
@@ -31,7 +31,7 @@ from __future__ import annotations
 import binascii
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b, sha256
 from typing import Any, Final, Literal
 
@@ -128,7 +128,7 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     record_hash: bytes
     """32 bytes each for management actions, empty otherwise; see `hash_record`."""
     duplicate_count: int = 0
-    """Of the messages stored, those found to be stored before."""
+    """Of the messages stored or deleted, those found to be stored or gone before."""
 
 
 class UsageContext(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -181,6 +181,9 @@ class UsageRows(msgspec.Struct, gc=False):
 
     def __len__(self) -> int:
         return len(self.context)
+
+
+NO_ROWS: Final = UsageRows([], [], [], [], [], [], [], [], [], [], [], [])
 
 
 class DroppedCount(msgspec.Struct, array_like=True, gc=False):
@@ -251,7 +254,7 @@ class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
         return self.seq_hi - self.rows
 
 
-class _Body(msgspec.Struct, array_like=True):
+class PackedRows(msgspec.Struct, array_like=True):
     """The rows as they are written: columns of numbers packed, request ids with line feeds between them."""
 
     contexts: list[UsageContext]
@@ -307,7 +310,7 @@ class UsageBlock(msgspec.Struct, frozen=True):
 _encoder = msgspec.msgpack.Encoder()
 _headers = msgspec.msgpack.Decoder(BlockHeader)
 _records = msgspec.msgpack.Decoder(UsageRecord)
-_bodies = msgspec.msgpack.Decoder(_Body)
+_bodies = msgspec.msgpack.Decoder(PackedRows)
 
 
 def chunks_of(payload_bytes: int) -> int:
@@ -474,15 +477,45 @@ def decode_header(data: bytes | memoryview) -> BlockHeader:
 
 def decode_block(data: bytes | memoryview) -> UsageBlock:
     """Return a block with its rows; what its header says of them is checked. Raises as `decode_header`."""
-    header, packed = _split(data)
-    if header.rows:
+    header, packed, digest = split_block(data)
+    if packed is not None:
         rows = _unpack(header, packed)
     else:
         rows = UsageRows([], [], [], [], [], [], [], [], [], [], [], [])
-    found = (len(rows), sum(rows.message_count), sum(rows.payload_bytes))
+    check_sums(header, len(rows), sum(rows.message_count), sum(rows.payload_bytes))
+    return UsageBlock(header, rows, digest)
+
+
+def split_block(data: bytes | memoryview) -> tuple[BlockHeader, PackedRows | None, bytes]:
+    """Return a block's header, its rows as they are written (None: there are none), and its SHA-256.
+
+    The CRC is checked; what the rows say is not, see `check_rows` and `check_sums`. Raises as `decode_header`.
+    """
+    header, packed = _split(data)
+    rows = None
+    if header.rows:
+        try:
+            rows = _bodies.decode(zlib.decompressobj().decompress(packed, BODY_BYTES_MAX))
+        except (zlib.error, msgspec.MsgspecError) as error:
+            raise CorruptBlock(f"a block's rows cannot be read: {error}") from None
+    return header, rows, sha256(data[: block_length(data)]).digest()
+
+
+def check_rows(lengths: Iterable[int], context_max: int, contexts: int, changes: Sequence[Change]) -> None:
+    """Raise CorruptBlock unless columns are of one length and what the rows name is there."""
+    different = set(lengths)
+    if len(different) != 1:
+        raise CorruptBlock("a block's columns are not of one length")
+    count = different.pop()
+    if context_max >= contexts or any(change.row >= count for change in changes):
+        raise CorruptBlock("a block's rows name what it does not have")
+
+
+def check_sums(header: BlockHeader, rows: int, messages: int, payload_bytes: int) -> None:
+    """Raise CorruptBlock unless a block's header says the same."""
+    found = (rows, messages, payload_bytes)
     if found != (header.rows, header.messages, header.payload_bytes):
         raise CorruptBlock(f"a block's rows sum up to {found}, not to what its header says")
-    return UsageBlock(header, rows, sha256(data[: block_length(data)]).digest())
 
 
 def block_text(data: bytes) -> str:
@@ -568,11 +601,11 @@ def _split(data: bytes | memoryview) -> tuple[BlockHeader, bytes | memoryview]:
     return header, view[end:length]
 
 
-def _pack(rows: UsageRows, time_min_us: int) -> _Body:
+def _pack(rows: UsageRows, time_min_us: int) -> PackedRows:
     assert all(len(column) == len(rows) for column in _parallel(rows)), "columns are of one length"
     request_ids = "\n".join(rows.request_id)
     assert request_ids.count("\n") == len(rows) - 1, "a request id is one line"
-    return _Body(
+    return PackedRows(
         rows.contexts,
         _pack_numbers(rows.context),
         _pack_numbers([time_us - time_min_us for time_us in rows.event_time_us]),
@@ -588,30 +621,26 @@ def _pack(rows: UsageRows, time_min_us: int) -> _Body:
     )
 
 
-def _unpack(header: BlockHeader, packed: bytes | memoryview) -> UsageRows:
+def _unpack(header: BlockHeader, packed: PackedRows) -> UsageRows:
     try:
-        inflating = zlib.decompressobj()
-        body = _bodies.decode(inflating.decompress(packed, BODY_BYTES_MAX))
         rows = UsageRows(
-            body.contexts,
-            _unpack_numbers(body.context),
-            [header.time_min_us + offset for offset in _unpack_numbers(body.event_time)],
-            _unpack_numbers(body.latency),
-            _unpack_numbers(body.server),
-            _unpack_numbers(body.request_bytes),
-            _unpack_numbers(body.response_bytes),
-            _unpack_numbers(body.payload_bytes),
-            _unpack_numbers(body.message_count),
-            _unpack_numbers(body.duplicate_count),
-            body.request_ids.split("\n"),
-            body.changes,
+            packed.contexts,
+            _unpack_numbers(packed.context),
+            [header.time_min_us + offset for offset in _unpack_numbers(packed.event_time)],
+            _unpack_numbers(packed.latency),
+            _unpack_numbers(packed.server),
+            _unpack_numbers(packed.request_bytes),
+            _unpack_numbers(packed.response_bytes),
+            _unpack_numbers(packed.payload_bytes),
+            _unpack_numbers(packed.message_count),
+            _unpack_numbers(packed.duplicate_count),
+            packed.request_ids.split("\n"),
+            packed.changes,
         )
-    except (zlib.error, msgspec.MsgspecError, struct.error, KeyError) as error:
+    except (struct.error, KeyError) as error:
         raise CorruptBlock(f"a block's rows cannot be read: {error}") from None
-    if any(len(column) != len(rows) for column in _parallel(rows)):
-        raise CorruptBlock("a block's columns are not of one length")
-    if max(rows.context) >= len(rows.contexts) or any(change.row >= len(rows) for change in rows.changes):
-        raise CorruptBlock("a block's rows name what it does not have")
+    lengths = [len(rows), *map(len, _parallel(rows))]
+    check_rows(lengths, max(rows.context, default=0), len(rows.contexts), rows.changes)
     return rows
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.pipeline.billing.rules import FIFO_ACTIONS, billed_requests_of, billing_class_of
+from quaymaster.protocol.own_actions import OWN_ACTIONS
 from quaymaster.protocol.shapes import ACTIONS
 from quaymaster.protocol.usage_records import chunks_of
 
@@ -37,7 +38,12 @@ def test_only_actions_on_messages_of_fifo_queues_cost_the_fifo_rate(action: str)
 
 
 def test_fifo_actions_are_actions() -> None:
-    assert set(ACTIONS) >= FIFO_ACTIONS
+    assert ACTIONS.keys() | OWN_ACTIONS.keys() >= FIFO_ACTIONS
+
+
+def test_staging_costs_what_sending_does() -> None:
+    assert billing_class_of("StageMessages", "fifo") == "fifo"
+    assert billing_class_of("CommitTransaction", "fifo") == "standard"
 
 
 @pytest.mark.parametrize(

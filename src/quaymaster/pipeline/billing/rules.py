@@ -34,6 +34,7 @@ FIFO_ACTIONS: Final = frozenset(
         "DeleteMessageBatch",
         "ChangeMessageVisibility",
         "ChangeMessageVisibilityBatch",
+        "StageMessages",
     }
 )
 ANSWERED_STATUS_MIN: Final = 200

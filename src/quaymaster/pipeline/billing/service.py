@@ -52,7 +52,8 @@ class Billing:
     """Billing over one warehouse at one moment.
 
     `closed_until` is the time below which every hour is closed, None when nobody knows. `compare_layers` compares what
-    was recorded with what the tables have, whatever the month.
+    was recorded with what the tables and the brokers have, whatever the month. `why_not_final` gives another reason for
+    which a month's invoices cannot be final yet, or None.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class Billing:
         closed_until: datetime | None,
         compare_layers: Callable[[], Sequence[Comparison]],
         grace: timedelta = GRACE,
+        why_not_final: Callable[[Month], str | None] = lambda month: None,
     ) -> None:
         self._store = store
         self._now = now
         self._closed_until = closed_until
         self._compare_layers = cache(lambda: tuple(compare_layers()))
         self._grace = grace
+        self._why_not_final = why_not_final
 
     def accounts(self, month: Month) -> list[str]:
         """Return the accounts that have an invoice in a month, or would have: with usage, or issued."""
@@ -208,6 +211,9 @@ class Billing:
                 f"counts differ, so {account_id} is not billed for {month}: "
                 + "; ".join(map(str, differences))
             )
+        reason = self._why_not_final(month)
+        if reason is not None:
+            raise NotIssued(f"{account_id} is not billed for {month}: {reason}")
         closed = {row.month for row in self._store.invoice_rows(account_id) if row.is_final}
         earlier = self._open_before(month, account_id, closed)
         if earlier:

@@ -1,0 +1,42 @@
+"""What decisions are made into: the batch that is being formed, and what each reply waits for."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from quaymaster.core.partition import Partition
+from quaymaster.core.queue_definitions import Durability
+from quaymaster.core.records import Record
+
+
+class Wait(IntEnum):
+    """What a reply waits for: nothing, `write()` on a majority, or commit (fsync on a majority)."""
+
+    NOTHING = 0
+    RECEIVED = 1
+    COMMIT = 2
+
+
+WAIT_OF_DURABILITY: dict[int, Wait] = {
+    Durability.MEMORY: Wait.NOTHING,
+    Durability.ASYNC: Wait.RECEIVED,
+    Durability.SYNC: Wait.COMMIT,
+}
+
+
+class Proposal:
+    """The batch being formed: its records, and which partitions they give messages to."""
+
+    __slots__ = ("awake", "base_offset", "epoch", "records", "sent_to")
+
+    def __init__(self, base_offset: int, epoch: int) -> None:
+        self.base_offset = base_offset
+        self.epoch = epoch
+        self.records: list[Record] = []
+        self.sent_to: dict[Partition, int] = {}
+        self.awake: set[Partition] = set()
+
+    @property
+    def next_offset(self) -> int:
+        """The offset the next record gets."""
+        return self.base_offset + len(self.records)

@@ -1,0 +1,471 @@
+"""What transactions have brought to a partition: messages that are nobody's before their transaction commits.
+
+    STAGE_BEGIN ──▶ STAGE, STAGE, …   in the journal, each at its place: stage number << 24 | index in the stage
+         │
+         ├── TRANSACTION_COMMIT: those of the stages it names get the next sequence numbers, all at once
+         └── TRANSACTION_ABORT (asked for, or nothing came for `EXPIRES_MS`): they are gone
+
+A transaction is (sink, batch). A sink commits its batches in order, so the last one committed says of every batch
+whether it is new, however often somebody asks. A stage is one writer's part of a transaction, under a name of the
+writer's choice: a commit says which stages count, and what a writer that failed left behind goes with the others.
+
+Of an open stage there is, packed, all that a commit must know of its messages: 12 to 40 bytes for each. Of a committed
+one there is a run: which sequence numbers its places became. It stays until these messages are gone, because a STAGE
+record does not say it, and takes 32 bytes however many messages it has.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from quaymaster.core.formats import Versions
+
+STAGED_MESSAGES: Final[Versions] = {1: 0, 3: 1}
+"""Since which cell format there are transactions: 0 stands for not at all."""
+
+EXPIRES_MS: Final = 3_600_000
+"""A transaction to which nothing came for so long is given up."""
+SINK_KEPT_MS: Final = 7 * 86_400_000
+"""For so long after its last commit it is known which batches of a sink were committed."""
+RUN_KEPT_MS: Final = 300_000
+"""For so long a run stays though its messages are gone: whoever sends a duplicate of one is told its number."""
+
+TRANSACTION_MESSAGES_MAX: Final = 1_000_000
+"""So many messages a transaction may have."""
+SLOW_TRANSACTION_MESSAGES_MAX: Final = 100_000
+"""So many on FIFO queues, and where messages have delays of their own: a commit takes some microseconds for each."""
+OPEN_MESSAGES_MAX: Final = 2_000_000
+"""So many messages may be staged in a partition and not committed."""
+OPEN_STAGES_MAX: Final = 10_000
+SINKS_MAX: Final = 100_000
+RUNS_MAX: Final = 1_000_000
+"""So many runs of committed messages a partition may have."""
+
+INDEX_BITS: Final = 24
+_INDEX_MASK: Final = (1 << INDEX_BITS) - 1
+_RUNS_IN_PIECE: Final = 32_768
+_SINKS_IN_PIECE: Final = 1_000
+_NO_DEDUP: Final = bytes(16)
+_QUEUE_DELAY: Final = -1
+
+assert TRANSACTION_MESSAGES_MAX <= _INDEX_MASK, "a place has room for the index of each message"
+
+
+def place_of(number: int, index: int) -> int:
+    """Return the place of a message: its stage's number, and which it is there."""
+    return number << INDEX_BITS | index
+
+
+def stage_of(place: int) -> int:
+    """Return the number of the stage that a place is in."""
+    return place >> INDEX_BITS
+
+
+class StagedMessage(NamedTuple):
+    """A message of an open stage, and where its record is. `delay_ms` -1: the queue's."""
+
+    place: int
+    offset: int
+    group: int
+    dedup: bytes | None
+    delay_ms: int
+    payload_bytes: int
+
+
+class Stage:
+    """One writer's part of an open transaction. Columns that none of its messages needs are empty."""
+
+    __slots__ = ("count", "counts", "dedups", "delays", "groups", "name", "number", "offsets", "sizes")
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.count = 0
+        self.offsets = array("Q")
+        self.counts = array("I")
+        """Its records, as runs of consecutive offsets."""
+        self.groups = array("Q")
+        self.dedups = bytearray()
+        self.delays = array("i")
+        self.sizes = array("I")
+
+    def add(self, offset: int, group: int, dedup: bytes | None, delay_ms: int, payload_bytes: int) -> None:
+        """A message was staged."""
+        count = self.count
+        if self.offsets and self.offsets[-1] + self.counts[-1] == offset:
+            self.counts[-1] += 1
+        else:
+            self.offsets.append(offset)
+            self.counts.append(1)
+        if group or self.groups:
+            self.groups.frombytes(bytes(8 * (count - len(self.groups))))
+            self.groups.append(group)
+        if dedup is not None or self.dedups:
+            self.dedups += bytes(16 * count - len(self.dedups)) + (dedup or _NO_DEDUP)
+        if delay_ms != _QUEUE_DELAY or self.delays:
+            self.delays.extend([_QUEUE_DELAY] * (count - len(self.delays)))
+            self.delays.append(delay_ms)
+        self.sizes.append(payload_bytes)
+        self.count = count + 1
+
+    def messages(self) -> Iterator[StagedMessage]:
+        """Yield its messages, in the order they came."""
+        groups, dedups, delays, sizes = self.groups, self.dedups, self.delays, self.sizes
+        index, place = 0, place_of(self.number, 0)
+        for first, count in zip(self.offsets, self.counts, strict=True):
+            for offset in range(first, first + count):
+                dedup = bytes(dedups[16 * index : 16 * index + 16]) if dedups else _NO_DEDUP
+                yield StagedMessage(
+                    place + index,
+                    offset,
+                    groups[index] if groups else 0,
+                    dedup if dedup != _NO_DEDUP else None,
+                    delays[index] if delays else _QUEUE_DELAY,
+                    sizes[index],
+                )
+                index += 1
+
+    def deduplicated(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield place, offset and deduplication hash of each message that has one, in the order they came."""
+        if not self.dedups:
+            return
+        dedups = bytes(self.dedups)
+        index, place = 0, place_of(self.number, 0)
+        for first, count in zip(self.offsets, self.counts, strict=True):
+            for at in range(index, index + count):
+                dedup = dedups[16 * at : 16 * at + 16]
+                if dedup != _NO_DEDUP:
+                    yield place + at, first + at - index, dedup
+            index += count
+
+
+class Transaction:
+    """An open transaction: when something came to it last, its stages by name, and how many messages they have."""
+
+    __slots__ = ("batch", "count", "sink", "stages", "touched_ms")
+
+    def __init__(self, sink: str, batch: int, touched_ms: int) -> None:
+        self.sink = sink
+        self.batch = batch
+        self.touched_ms = touched_ms
+        self.stages: dict[str, Stage] = {}
+        self.count = 0
+
+
+class Sink(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The last batch that a sink committed, how many messages that had, and when."""
+
+    name: str
+    batch: int
+    messages: int
+    committed_ms: int
+
+
+class Run(NamedTuple):
+    """Messages of a committed stage: their first place and sequence number, how many, and what they were sent with."""
+
+    place: int
+    sequence: int
+    length: int
+    sent_ms: int
+    delay_ms: int
+
+
+class CommittedRuns:
+    """Which sequence numbers the places of committed messages became. Another thread may ask while this changes."""
+
+    __slots__ = ("_changes", "_counts", "_delays", "_places", "_sequences", "_times")
+
+    def __init__(self) -> None:
+        self._places = array("Q")
+        self._sequences = array("Q")
+        self._times = array("Q")
+        self._counts = array("I")
+        self._delays = array("I")
+        self._changes = 0
+        """Odd while it changes."""
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, run: Run) -> None:
+        """Messages have their numbers."""
+        at = bisect_right(self._places, run.place)
+        self._changes += 1
+        self._places.insert(at, run.place)
+        self._sequences.insert(at, run.sequence)
+        self._times.insert(at, run.sent_ms)
+        self._counts.insert(at, run.length)
+        self._delays.insert(at, run.delay_ms)
+        self._changes += 1
+
+    def find(self, place: int) -> Run | None:
+        """Return the run of one message: where it has its own number."""
+        while True:
+            changes = self._changes
+            try:
+                found = self._look_up(place)
+            except IndexError:
+                found = None  # there are fewer by now
+            if changes == self._changes and not changes & 1:
+                return found
+
+    def _look_up(self, place: int) -> Run | None:
+        at = bisect_right(self._places, place) - 1
+        if at < 0 or place >= self._places[at] + self._counts[at]:
+            return None
+        sequence = self._sequences[at] + place - self._places[at]
+        return Run(place, sequence, 1, self._times[at], self._delays[at])
+
+    def drop(self, head: int, before_ms: int) -> None:
+        """Forget runs in front whose messages are below `head`, and which were sent before a time."""
+        gone = 0
+        while (
+            gone < len(self._places)
+            and self._sequences[gone] + self._counts[gone] <= head
+            and self._times[gone] <= before_ms
+        ):
+            gone += 1
+        if gone:
+            self._changes += 1
+            for column in (self._places, self._sequences, self._times, self._counts, self._delays):
+                del column[:gone]
+            self._changes += 1
+
+    def columns(self) -> tuple[array[int], ...]:
+        """Return copies of the columns, for a snapshot."""
+        return self._places[:], self._sequences[:], self._times[:], self._counts[:], self._delays[:]
+
+    def load(self, columns: tuple[bytes, ...]) -> None:
+        """Append columns that a snapshot has, as bytes."""
+        into = (self._places, self._sequences, self._times, self._counts, self._delays)
+        for column, data in zip(into, columns, strict=True):
+            column.frombytes(data)
+
+
+class _Open(msgspec.Struct, array_like=True, tag=1):
+    """Open transactions without their stages, and the number that the next stage gets."""
+
+    next_number: int
+    transactions: list[tuple[str, int, int]]
+
+
+class _Stage(msgspec.Struct, array_like=True, tag=2):
+    """An open stage, and whose it is."""
+
+    sink: str
+    batch: int
+    number: int
+    name: str
+    count: int
+    offsets: bytes
+    counts: bytes
+    groups: bytes
+    dedups: bytes
+    delays: bytes
+    sizes: bytes
+
+
+class _Sinks(msgspec.Struct, array_like=True, tag=3):
+    sinks: list[Sink]
+
+
+class _Runs(msgspec.Struct, array_like=True, tag=4):
+    columns: tuple[bytes, bytes, bytes, bytes, bytes]
+
+
+class StagedMessages:
+    """The transactions of one partition."""
+
+    __slots__ = ("_open_stages", "messages", "next_number", "open", "runs", "sinks")
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, int], Transaction] = {}
+        self.sinks: dict[str, Sink] = {}
+        """In the order of their last commits."""
+        self.runs = CommittedRuns()
+        self.next_number = 1
+        """The number that the next stage gets. None is given twice."""
+        self.messages = 0
+        """How many messages are staged and not committed."""
+        self._open_stages: dict[int, tuple[Transaction, Stage]] = {}
+
+    # Questions
+
+    @property
+    def open_stages(self) -> int:
+        """How many stages are open."""
+        return len(self._open_stages)
+
+    def find(self, sink: str, batch: int) -> Transaction | None:
+        """Return an open transaction."""
+        return self.open.get((sink, batch))
+
+    def committed(self, sink: str, batch: int) -> Sink | None:
+        """Return the last commit of a sink if it was of this batch or a later one: then this one is not new."""
+        known = self.sinks.get(sink)
+        return known if known is not None and batch <= known.batch else None
+
+    def expired(self, now_ms: int) -> list[Transaction]:
+        """Return open transactions to which nothing came for long."""
+        return [found for found in self.open.values() if found.touched_ms + EXPIRES_MS <= now_ms]
+
+    def is_open(self, place: int) -> bool:
+        """Tell whether a message is part of an open transaction."""
+        return stage_of(place) in self._open_stages
+
+    # Applying records
+
+    def begin_stage(self, sink: str, batch: int, number: int, name: str, time_ms: int) -> None:
+        """A writer begins its part of a transaction."""
+        transaction = self.open.get((sink, batch))
+        if transaction is None:
+            transaction = self.open[sink, batch] = Transaction(sink, batch, time_ms)
+        stage = transaction.stages[name] = Stage(number, name)
+        transaction.touched_ms = time_ms
+        self._open_stages[number] = transaction, stage
+        self.next_number = number + 1
+
+    def add(
+        self,
+        place: int,
+        offset: int,
+        time_ms: int,
+        *,
+        group: int,
+        dedup: bytes | None,
+        delay_ms: int,
+        payload_bytes: int,
+    ) -> None:
+        """A message was staged."""
+        transaction, stage = self._open_stages[stage_of(place)]
+        assert place == place_of(stage.number, stage.count), (
+            f"place {place & _INDEX_MASK} staged where {stage.count} is next"
+        )
+        stage.add(offset, group, dedup, delay_ms, payload_bytes)
+        transaction.count += 1
+        transaction.touched_ms = time_ms
+        self.messages += 1
+
+    def stage(self, number: int) -> Stage:
+        """Return an open stage."""
+        return self._open_stages[number][1]
+
+    def commit(self, sink: str, batch: int, messages: int, time_ms: int) -> None:
+        """A transaction is committed, and what its messages became is in `runs`. Earlier ones of the sink never are."""
+        for known, earlier in [key for key in self.open if key[0] == sink and key[1] <= batch]:
+            self.drop(known, earlier)
+        self.sinks.pop(sink, None)
+        self.sinks[sink] = Sink(sink, batch, messages, time_ms)
+
+    def drop(self, sink: str, batch: int) -> None:
+        """An open transaction, or what is left of it, is gone."""
+        transaction = self.open.pop((sink, batch))
+        self.messages -= transaction.count
+        for stage in transaction.stages.values():
+            del self._open_stages[stage.number]
+
+    def forget(self, head: int, now_ms: int) -> None:
+        """Forget what nobody can ask for any more: of messages below `head`, and of sinks long silent."""
+        self.runs.drop(head, now_ms - RUN_KEPT_MS)
+        while self.sinks and (sink := next(iter(self.sinks.values()))).committed_ms + SINK_KEPT_MS <= now_ms:
+            del self.sinks[sink.name]
+
+    # Snapshots
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return everything as it is now, for a snapshot, in pieces. What is large is copied at once, packed later."""
+        open_ = list(self.open.values())
+        head = _Open(self.next_number, [(each.sink, each.batch, each.touched_ms) for each in open_])
+        stages = [
+            _Stage(
+                each.sink,
+                each.batch,
+                stage.number,
+                stage.name,
+                stage.count,
+                stage.offsets.tobytes(),
+                stage.counts.tobytes(),
+                stage.groups.tobytes(),
+                bytes(stage.dedups),
+                stage.delays.tobytes(),
+                stage.sizes.tobytes(),
+            )
+            for each in open_
+            for stage in each.stages.values()
+        ]
+        return self._packed(head, stages, list(self.sinks.values()), self.runs.columns())
+
+    @staticmethod
+    def _packed(
+        head: _Open, stages: list[_Stage], sinks: list[Sink], runs: tuple[array[int], ...]
+    ) -> Iterator[bytes]:
+        yield _encode(head)
+        for stage in stages:
+            yield _encode(stage)
+        for at in range(0, len(sinks), _SINKS_IN_PIECE):
+            yield _encode(_Sinks(sinks[at : at + _SINKS_IN_PIECE]))
+        for at in range(0, len(runs[0]), _RUNS_IN_PIECE):
+            places, sequences, times, counts, delays = (
+                column[at : at + _RUNS_IN_PIECE].tobytes() for column in runs
+            )
+            yield _encode(_Runs((places, sequences, times, counts, delays)))
+
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[bytes | memoryview]) -> StagedMessages:
+        """Rebuild the transactions from `pieces`."""
+        staged = cls()
+        for piece in pieces:
+            state = _decode(piece)
+            if type(state) is _Open:
+                staged.next_number = state.next_number
+                for sink, batch, touched_ms in state.transactions:
+                    staged.open[sink, batch] = Transaction(sink, batch, touched_ms)
+            elif type(state) is _Stage:
+                staged._load_stage(state)
+            elif type(state) is _Sinks:
+                staged.sinks.update((sink.name, sink) for sink in state.sinks)
+            else:
+                staged.runs.load(state.columns)
+        return staged
+
+    def _load_stage(self, state: _Stage) -> None:
+        stage = Stage(state.number, state.name)
+        stage.count = state.count
+        stage.offsets.frombytes(state.offsets)
+        stage.counts.frombytes(state.counts)
+        stage.groups.frombytes(state.groups)
+        stage.dedups += state.dedups
+        stage.delays.frombytes(state.delays)
+        stage.sizes.frombytes(state.sizes)
+        transaction = self.open[state.sink, state.batch]
+        transaction.stages[stage.name] = stage
+        transaction.count += stage.count
+        self.messages += stage.count
+        self._open_stages[stage.number] = transaction, stage
+
+    def content(self) -> list[object]:
+        """Return what a hash of the state is taken of."""
+        return [
+            self.next_number,
+            [
+                (
+                    found.sink,
+                    found.batch,
+                    found.touched_ms,
+                    [(stage.number, stage.name, list(stage.messages())) for stage in found.stages.values()],
+                )
+                for _, found in sorted(self.open.items())
+            ],
+            sorted((sink.name, sink.batch, sink.messages, sink.committed_ms) for sink in self.sinks.values()),
+            [list(column) for column in self.runs.columns()],
+        ]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Open | _Stage | _Sinks | _Runs).decode

@@ -1,0 +1,1 @@
+"""Logs in Parquet tables: archived, verified, then deleted by the broker; read again, replayed, erased."""

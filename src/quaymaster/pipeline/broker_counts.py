@@ -1,0 +1,420 @@
+"""Whether usage is what the brokers did: messages sent and deleted, by what each queue's journal has counted.
+
+    brokers say at T: so many sends and deletes of this queue, ever      (kept with the messages, replicated like them)
+    usage says:       at least what was answered some time before T, at most what was answered some time after T
+
+What usage has, the brokers must have, to the last message. The brokers may have more, within a bound that is known:
+what a crash of a front end took, what was dropped for want of space, what was answered by an error although it was
+done. Anything else is a difference, and nothing is billed on it.
+
+A queue is compared from its baseline on. One that was made after usage was first recorded begins at 0. Another one, or
+one whose counts do not reach back to its beginning, begins where it was first counted: what was before is not known.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quaymaster.pipeline import silver
+from quaymaster.pipeline.blocks import DAMAGED
+from quaymaster.pipeline.data_files import DataFile, read_row_groups
+from quaymaster.pipeline.reconciliation import APP as RECONCILIATION_APP
+from quaymaster.pipeline.schemas import (
+    BROKER_COUNTS,
+    RECONCILIATION,
+    SEGMENTS,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+)
+from quaymaster.pipeline.sequences import Coverage
+from quaymaster.pipeline.tables import Warehouse
+
+APP: Final = "broker_counts"
+SCOPE: Final = "brokers"
+"""The scope of a comparison over all queues."""
+SENDS: Final = frozenset({"SendMessage", "SendMessageBatch", "CommitTransaction"})
+DELETES: Final = frozenset({"DeleteMessage", "DeleteMessageBatch"})
+MEASURES: Final = ("sends", "deletions")
+SKEW_US: Final = 5_000_000
+"""Clocks of front ends and of whoever counts may differ by this."""
+ANSWERED_AFTER_US: Final = 60_000_000
+"""What a broker has done is answered, and so recorded, within this, clocks that differ included."""
+MESSAGES_PER_REQUEST: Final = 10
+CRASH_SECONDS: Final = 3
+"""A crash costs at most the use of the last fsync's interval (1 s) and of the time that writing took."""
+CRASH_MESSAGES_MIN: Final = 1_000
+COUNTS_KEPT: Final = 200
+"""Counts before that many are forgotten; baselines stay."""
+COUNT: Final = "count"
+BASELINE: Final = "baseline"
+ACCEPTED: Final = "accepted"
+"""A baseline that an operator set: what was before is not compared."""
+
+
+class QueueCount(NamedTuple):
+    """What the brokers say of one queue."""
+
+    queue_id: int
+    account_id: str
+    queue_name: str
+    sends: int
+    deletions: int
+    counted_from: int
+    is_durable: bool
+    created_ms: int
+
+
+class BrokerComparison(NamedTuple):
+    """One measure at the brokers and in usage. `allowed`: so many may be missing in usage, of all queues together.
+
+    Of a queue whose baseline is not 0, `brokers` is what was counted since. `missing` in usage and `surplus` there are
+    what is outside of `usage_low` to `usage_high`; of all queues, the sums of theirs.
+    """
+
+    scope: str
+    measure: str
+    counted_time: datetime.datetime
+    brokers: int
+    usage_low: int
+    usage_high: int
+    missing: int
+    surplus: int
+    allowed: int
+
+    @property
+    def difference(self) -> int:
+        """0, or by how much usage is above what the brokers have, or below it by more than is allowed."""
+        return self.surplus + max(0, self.missing - self.allowed)
+
+
+class Compared(NamedTuple):
+    """What was compared over all queues, and besides each queue that is not exactly as it should be."""
+
+    totals: tuple[BrokerComparison, ...]
+    queues: tuple[BrokerComparison, ...]
+
+    @property
+    def difference(self) -> int:
+        """0, or no invoice is issued."""
+        return sum(one.difference for one in self.totals)
+
+
+class UsageAt(NamedTuple):
+    """What was recorded of a queue up to a time: messages sent; deleted, those that were gone before once less."""
+
+    sends: int = 0
+    deletions: int = 0
+    deletions_with_gone: int = 0
+
+
+class UsageByTime:
+    """Messages sent and deleted by queue, as of any time, from gold for whole hours and silver for the rest."""
+
+    def __init__(self, warehouse: Warehouse) -> None:
+        self._warehouse = warehouse
+        names = ["hour", "queue_sk", "action", "messages", "duplicates", "errors_5xx"]
+        self._hourly = _of_queues(warehouse.table(USAGE_HOURLY).read(names))
+        self._known: dict[int, dict[int, UsageAt]] = {}
+
+    @property
+    def unanswered(self) -> int:
+        """How many messages requests that failed for our own reasons may have sent or deleted all the same.
+
+        Of a transaction, asking again for its commit tells how many they were.
+        """
+        failed = pc.sum(self._hourly.column("errors_5xx")).as_py() or 0
+        commits = self._hourly.filter(pc.equal(self._hourly.column("action"), "CommitTransaction"))
+        found_done = pc.sum(commits.column("duplicates")).as_py() or 0
+        return int(failed * MESSAGES_PER_REQUEST + found_done)
+
+    def between(self, count: Mapping[str, Any], measure: str) -> tuple[int, int]:
+        """Return least and most that usage may say of a queue that was counted so."""
+        queue_id = count["queue_id"]
+        low = self._at(_us(count["counted_time"]) - SKEW_US).get(queue_id, UsageAt())
+        high = self._at(_us(count["until_time"]) + ANSWERED_AFTER_US).get(queue_id, UsageAt())
+        if measure == "sends":
+            return low.sends, high.sends
+        return low.deletions, high.deletions_with_gone
+
+    def _at(self, time_us: int) -> dict[int, UsageAt]:
+        found = self._known.get(time_us)
+        if found is None:
+            hour_us = time_us // HOUR_US * HOUR_US
+            hours = self._hourly.column("hour").cast(pa.int64())
+            parts = [self._hourly.filter(pc.less(hours, hour_us)).select(_COUNTED)]
+            parts += self._of_hour(hour_us, time_us)
+            found = self._known[time_us] = _sums(pa.concat_tables(parts))
+        return found
+
+    def _of_hour(self, hour_us: int, time_us: int) -> Iterable[Any]:
+        table = self._warehouse.table(USAGE_EVENTS)
+        hour = _time(hour_us).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        for file in table.files():
+            low, high = file.bounds["hour"]
+            if not low <= hour <= high:
+                continue
+            names = ["hour", "event_time", *_COUNTED]
+            for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
+                times = rows.column("event_time").cast(pa.int64())
+                mine = pc.and_(pc.greater_equal(times, hour_us), pc.less_equal(times, time_us))
+                yield _of_queues(rows.filter(mine)).select(_COUNTED)
+
+
+def write_counts(
+    warehouse: Warehouse,
+    counts: Sequence[QueueCount],
+    counted: datetime.datetime,
+    until: datetime.datetime,
+    *,
+    accept: bool = False,
+) -> None:
+    """Keep what the brokers said between two times. `accept`: all queues are compared from here on."""
+    table = warehouse.table(BROKER_COUNTS)
+    files = table.files()
+    baselines = [file for file in files if _is_baseline(file)]
+    older = sorted((file for file in files if not _is_baseline(file)), key=_counted_text)
+    known = {} if accept else {row["queue_id"]: row for row in table.read(files=baselines).to_pylist()}
+    rows = [_row(COUNT, count, counted, until) for count in counts]
+    # What is counted from somewhere else than before cannot be compared with what was before.
+    fresh = {
+        row["queue_id"]: row | {"kind": ACCEPTED if accept else BASELINE}
+        for row in rows
+        if known.get(row["queue_id"], {}).get("counted_from") != row["counted_from"]
+    }
+    adds = table.write(COUNT, _table(rows))
+    removes = older[: max(0, len(older) + 1 - COUNTS_KEPT)]
+    if fresh:
+        adds += table.write(BASELINE, _table([*(known | fresh).values()]))
+        removes += baselines
+    table.commit(APP, table.last_batch(APP) + 1, adds, removes=removes)
+
+
+def last_counted(warehouse: Warehouse) -> datetime.datetime | None:
+    """Return when the brokers were asked last, None when they never were."""
+    files = [file for file in warehouse.table(BROKER_COUNTS).files() if not _is_baseline(file)]
+    return max((_bound(file, "counted_time") for file in files), default=None)
+
+
+def compare_brokers(
+    warehouse: Warehouse, coverage: Coverage, *, after: datetime.datetime | None = None
+) -> Compared | None:
+    """Compare the newest counts of a time for which usage is whole; None when there are none later than `after`."""
+    table = warehouse.table(BROKER_COUNTS)
+    files = table.files()
+    closed_us = coverage.closed_until_us()
+    # A file is what was counted at one time.
+    comparable = [
+        file
+        for file in files
+        if not _is_baseline(file)
+        and (closed_us is None or _us(_bound(file, "until_time")) + ANSWERED_AFTER_US <= closed_us)
+    ]
+    newest = max(comparable, key=_counted_text, default=None)
+    if newest is None or (after is not None and _bound(newest, "counted_time") <= after):
+        return None
+    counts = table.read(files=[newest]).to_pylist()
+    baselines = table.read(files=[file for file in files if _is_baseline(file)]).to_pylist()
+    usage = UsageByTime(warehouse)
+    segments = _readable_segments(warehouse)
+    return compare_counts(
+        counts,
+        {row["queue_id"]: row for row in baselines},
+        usage,
+        began_us=pc.min(segments.column("low_watermark").cast(pa.int64())).as_py() or 0,
+        allowed=allowance(warehouse, coverage, segments, usage.unanswered),
+    )
+
+
+def compare_counts(
+    counts: Sequence[Mapping[str, Any]],
+    baselines: Mapping[int, Mapping[str, Any]],
+    usage: UsageByTime,
+    *,
+    began_us: int,
+    allowed: int,
+) -> Compared:
+    """Compare rows of ops.broker_counts with usage; `began_us` is when usage was first recorded."""
+    totals, queues = [], []
+    for measure in MEASURES:
+        each = [
+            _compare_queue(row, baselines[row["queue_id"]], measure, usage, began_us, allowed)
+            for row in counts
+        ]
+        queues += [one for one in each if one.missing or one.surplus]
+        # Sums of what is missing and of what is too many: the one does not make up for the other.
+        totals.append(
+            BrokerComparison(
+                SCOPE,
+                measure,
+                counts[0]["counted_time"],
+                brokers=sum(one.brokers for one in each),
+                usage_low=sum(one.usage_low for one in each),
+                usage_high=sum(one.usage_high for one in each),
+                missing=sum(one.missing for one in each),
+                surplus=sum(one.surplus for one in each),
+                allowed=allowed,
+            )
+        )
+    return Compared(tuple(totals), tuple(queues))
+
+
+def _compare_queue(
+    count: Mapping[str, Any],
+    baseline: Mapping[str, Any],
+    measure: str,
+    usage: UsageByTime,
+    began_us: int,
+    allowed: int,
+) -> BrokerComparison:
+    low, high = usage.between(count, measure)
+    brokers: int = count[measure]
+    is_from_0 = not count["counted_from"] and _us(baseline["created_time"]) > began_us
+    if baseline["kind"] == ACCEPTED or not is_from_0:
+        before_low, before_high = usage.between(baseline, measure)
+        brokers -= baseline[measure]
+        low, high = max(0, low - before_high), max(0, high - before_low)
+    if not count["is_durable"]:
+        low = min(low, brokers)  # what was acknowledged may be lost: that is how the queue is set
+    scope = f"{count['account_id']}/{count['queue_name']}"
+    missing, surplus = max(0, brokers - high), max(0, low - brokers)
+    return BrokerComparison(
+        scope, measure, count["counted_time"], brokers, low, high, missing, surplus, allowed
+    )
+
+
+def allowance(warehouse: Warehouse, coverage: Coverage, segments: Any, unanswered: int) -> int:
+    """Return how many messages may be missing in usage, for reasons that are known and said elsewhere."""
+    dropped = pc.sum(segments.column("dropped")).as_py() or 0
+    missing = sum(gap.seq_hi - gap.seq_lo for gap in coverage.gaps())
+    quarantined = (
+        warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {}).get("quarantine.messages", 0)
+    )
+    return int(
+        (dropped + missing) * MESSAGES_PER_REQUEST
+        + unanswered
+        + quarantined
+        + sum(crash_bound(segments, front_end, epoch) for front_end, epoch in crashed_epochs(segments))
+    )
+
+
+def crashed_epochs(segments: Any) -> list[tuple[str, int]]:
+    """Return the epochs that did not end in order: front end and number."""
+    ends = segments.filter(pc.is_valid(segments.column("seal_reason")))
+    names = ("front_end", "seal_epoch", "seal_reason")
+    seals = set(zip(*(ends.column(name).to_pylist() for name in names), strict=True))
+    stopped = {(front_end, epoch) for front_end, epoch, reason in seals if reason == "stopped"}
+    return sorted({(front_end, epoch) for front_end, epoch, _ in seals} - stopped)
+
+
+def crash_bound(segments: Any, front_end: str, epoch: int) -> int:
+    """Return how many messages a crash of a front end may have taken: those of its busiest seconds."""
+    mine = segments.filter(
+        pc.and_(pc.equal(segments.column("front_end"), front_end), pc.equal(segments.column("epoch"), epoch))
+    )
+    seconds = pc.divide(pc.fill_null(mine.column("max_time").cast(pa.int64()), 0), 1_000_000)
+    by_second = pa.table({"second": seconds, "messages": mine.column("messages")}).group_by("second")
+    busiest = pc.max(by_second.aggregate([("messages", "sum")]).column("messages_sum")).as_py() or 0
+    return max(CRASH_MESSAGES_MIN, CRASH_SECONDS * busiest)
+
+
+def write_broker_comparison(warehouse: Warehouse, found: Compared, now: datetime.datetime) -> None:
+    """Keep what was compared in ops.reconciliation."""
+    table = warehouse.table(RECONCILIATION)
+    names = RECONCILIATION.schema.names
+    lines = [
+        {"checked_time": now, **one._asdict(), "difference": one.difference}
+        for one in (*found.totals, *found.queues)
+    ]
+    rows = pa.Table.from_pylist(
+        [{name: line.get(name) for name in names} for line in lines], schema=RECONCILIATION.schema
+    )
+    app = RECONCILIATION_APP
+    note = [one._asdict() | {"counted_time": one.counted_time.isoformat()} for one in found.totals]
+    table.commit(
+        app, table.last_batch(app) + 1, table.write(app, rows), shared_notes={SCOPE: {"totals": note}}
+    )
+
+
+def last_comparison(warehouse: Warehouse) -> tuple[BrokerComparison, ...]:
+    """Return what was compared last over all queues; empty when nothing was."""
+    lines = warehouse.table(RECONCILIATION).note(SCOPE).get("totals", [])
+    return tuple(
+        BrokerComparison(**line | {"counted_time": datetime.datetime.fromisoformat(line["counted_time"])})
+        for line in lines
+    )
+
+
+def last_compared(warehouse: Warehouse) -> datetime.datetime | None:
+    """Return for what time the brokers and usage were compared last."""
+    return max((one.counted_time for one in last_comparison(warehouse)), default=None)
+
+
+HOUR_US: Final = 3_600_000_000
+_COUNTED: Final = ["queue_sk", "action", "messages", "duplicates"]
+
+
+def _readable_segments(warehouse: Warehouse) -> Any:
+    names = ["state", "front_end", "epoch", "messages", "max_time", "low_watermark", "dropped"]
+    segments = warehouse.table(SEGMENTS).read([*names, "seal_epoch", "seal_reason"])
+    return segments.filter(pc.not_equal(segments.column("state"), DAMAGED))
+
+
+def _of_queues(rows: Any) -> Any:
+    """Return the rows of actions that send or delete."""
+    return rows.filter(pc.is_in(rows.column("action"), pa.array(sorted(SENDS | DELETES))))
+
+
+def _sums(rows: Any) -> dict[int, UsageAt]:
+    rows = rows.set_column(3, "duplicates", pc.fill_null(rows.column("duplicates"), 0))
+    is_send = pc.is_in(rows.column("action"), pa.array(sorted(SENDS)))
+    grouped = rows.append_column("is_send", is_send).group_by(["queue_sk", "is_send"])
+    found: dict[int, UsageAt] = {}
+    for row in grouped.aggregate([("messages", "sum"), ("duplicates", "sum")]).to_pylist():
+        before = found.get(row["queue_sk"], UsageAt())
+        messages, net = row["messages_sum"], row["messages_sum"] - row["duplicates_sum"]
+        found[row["queue_sk"]] = (
+            before._replace(sends=net)
+            if row["is_send"]
+            else before._replace(deletions=net, deletions_with_gone=messages)
+        )
+    return found
+
+
+def _row(
+    kind: str, count: QueueCount, counted: datetime.datetime, until: datetime.datetime
+) -> dict[str, Any]:
+    fields = count._asdict()
+    fields["created_time"] = _time(fields.pop("created_ms") * 1000)
+    return {"kind": kind, "counted_time": counted, "until_time": until, **fields}
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> Any:
+    return pa.Table.from_pylist(list(rows), schema=BROKER_COUNTS.schema)
+
+
+def _is_baseline(file: DataFile) -> bool:
+    return file.path.startswith(BASELINE)
+
+
+def _counted_text(file: DataFile) -> str:
+    text: str = file.bounds["counted_time"][0]
+    return text
+
+
+def _bound(file: DataFile, name: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(file.bounds[name][1])
+
+
+def _us(time: datetime.datetime) -> int:
+    return int(time.timestamp()) * 1_000_000 + time.microsecond
+
+
+def _time(time_us: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(time_us // 1_000_000, datetime.UTC).replace(
+        microsecond=time_us % 1_000_000
+    )

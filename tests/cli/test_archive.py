@@ -1,0 +1,131 @@
+"""`quaymaster pipeline archive`, `archive-status`, `erase` and `replay`: what they do, say, and refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from spark.fake_server import KEY_ID, SECRET, FakeServer, fake_server
+
+from quaymaster.pipeline.archive.ledger import archive_lock
+from quaymaster.pipeline.archive.tables import MESSAGES
+from quaymaster.pipeline.tables import Warehouse
+
+from .conftest import Result, Run
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with fake_server() as server:
+        server.make("orders", 25)
+        server.ordinary.add("again")
+        yield server
+
+
+class Site:
+    """Commands on one data directory and one server."""
+
+    def __init__(self, run: Run, fake: FakeServer, data: Path) -> None:
+        self._run, self._fake, self.data = run, fake, data
+
+    def command(self, name: str, *options: object) -> Result:
+        return self._run(
+            "pipeline", name, "--data", self.data, "--endpoint-url", self._fake.endpoint.url, *options
+        )
+
+    def archive(self, *options: object) -> Result:
+        return self.command("archive", "--once", "--queue", "orders", "--close-after", "0", *options)
+
+
+@pytest.fixture
+def site(run: Run, fake: FakeServer, tmp_path: Path) -> Site:
+    return Site(run, fake, tmp_path)
+
+
+def test_a_log_is_archived_shown_and_let_go(site: Site, run: Run, fake: FakeServer) -> None:
+    first = site.archive("--after", "1000000", "--json").json
+    shown = run("pipeline", "archive-status", "--data", site.data, "--json").json
+    table = run("pipeline", "archive-status", "--data", site.data).out
+    site.archive("--after", "0", "--grace", "0")
+
+    assert (first["archived"], first["messages"], first["lost"], first["behind"]) == (1, 25, 0, 0)
+    assert (shown[0]["queue"], shown[0]["messages"], shown[0]["archived"]) == ("orders", 25, 1)
+    assert table.startswith("orders\t0\t0\t25\t25\t")
+    assert fake.committed == {"orders@archive": {0: 25}}
+    metrics = (site.data / "warehouse" / "archive.prom").read_text()
+    assert 'quaymaster_archive_files{state="expiring"} 1' in metrics
+
+
+def test_erasing_counts_first_and_is_confirmed(site: Site, fake: FakeServer) -> None:
+    site.archive("--after", "1000000")
+    words = ("--queue", "orders", "--key", "g1", "--json")
+
+    counted = site.command("erase", *words).json
+    wrong = site.command("erase", *words, "--yes", "other")
+    done = site.command("erase", *words, "--yes", "orders").json
+    fake.logs["orders"].attributes["LegalHold"] = "true"
+    held = site.command("erase", *words, "--yes", "orders")
+
+    assert (counted["messages"], counted["dry_run"]) == (8, True)
+    assert (wrong.code, held.code) == (2, 1)
+    assert "legal hold" in json.loads(held.err)["error"]["message"]
+    assert (done["messages"], done["dry_run"]) == (8, False)
+    rows = Warehouse(site.data / "warehouse").table(MESSAGES).read(["value"]).to_pylist()
+    assert sum(row["value"] is None for row in rows) == 8
+
+
+def test_a_replay_is_counted_sent_and_not_sent_again(site: Site, fake: FakeServer) -> None:
+    site.archive("--after", "1000000")
+    fake.logs["orders"].earliest = [20]
+    words = ("--from", "orders", "--queue", "again", "--filter", "key=g1")
+
+    counted = site.command("replay", *words, "--dry-run")
+    sent = site.command("replay", *words, "--json").json
+    again = site.command("replay", *words)
+
+    assert counted.out.startswith("8 of 25 messages would be sent")
+    assert sent["matched"] == len(fake.sent["again"]) == 8
+    assert "were sent before" in again.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("archive", "--once", "--queue", "nothing"), 1, "there is no queue nothing"),
+        (("archive", "--once", "--storage-option", "x"), 2, "KEY=VALUE"),
+        (("erase",), 2, "either --queue or --account"),
+        (("erase", "--queue", "a", "--account", "b"), 2, "either --queue or --account"),
+        (("replay", "--from", "orders", "--queue", "again", "--since", "noon"), 2, "--since takes a time"),
+        (("replay", "--from", "orders", "--queue", "again", "--filter", "x"), 2, "a filter is"),
+        (("replay", "--from", "orders", "--queue", "nothing"), 1, "there is no queue nothing"),
+        (("replay", "--from", "again", "--queue", "orders"), 1, "UnsupportedOperation"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(
+    site: Site, words: tuple[str, ...], code: int, message: str
+) -> None:
+    done = site.command(*words, "--json")
+
+    assert done.code == code, done.err
+    assert message in json.loads(done.err)["error"]["message"]
+
+
+def test_what_was_lost_and_a_second_job_are_told(site: Site, fake: FakeServer) -> None:
+    site.archive("--after", "1000000")
+    fake.logs["orders"].partitions[0] += [b"x"] * 10
+    fake.logs["orders"].earliest = [30]
+
+    with archive_lock(Warehouse(site.data / "warehouse")):
+        busy = site.archive()
+    lost = site.archive()
+    accepted = site.archive("--accept-loss", "--json").json
+
+    assert (busy.code, lost.code) == (1, 1)
+    assert "another process writes the archive" in busy.err
+    assert "--accept-loss" in lost.err
+    assert (accepted["lost"], accepted["messages"]) == (5, 5)

@@ -1,0 +1,617 @@
+"""Logs become verified files, and go from the log later; whatever was killed in between."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pytest
+from spark.fake_server import START_MS, FakeServer, fake_server
+
+from pyspark_quaymaster.archive import Archive
+from pyspark_quaymaster.client import Client
+from quaymaster.pipeline.archive import erasure, files, job, ledger
+from quaymaster.pipeline.archive.files import NotAsArchived
+from quaymaster.pipeline.archive.job import ArchiveJob, MessagesLost, Policy, Report, summary_of
+from quaymaster.pipeline.archive.ledger import Ledger, LedgerConflict, archive_lock
+from quaymaster.pipeline.archive.live_logs import LiveLog, LiveLogs, LogIsGone
+from quaymaster.pipeline.archive.metrics import METRICS, render_metrics
+from quaymaster.pipeline.archive.tables import LEDGER, MESSAGES
+from quaymaster.pipeline.tables import Table, Warehouse, WarehouseBusy
+
+DAY = datetime.timedelta(days=1)
+AT_ONCE = Policy(0, 0, 0)
+
+
+class Killed(BaseException):
+    """The process ends here; nothing catches it."""
+
+
+class Site:
+    """A server with logs, a warehouse, and a clock that the test moves."""
+
+    def __init__(self, server: FakeServer, directory: Path) -> None:
+        self.server = server
+        self.root = directory / "warehouse"
+        self.now = datetime.datetime.fromtimestamp(START_MS / 1000, datetime.UTC) + DAY
+        self.clients: list[Client] = []
+
+    def job(self, policy: Policy = AT_ONCE) -> ArchiveJob:
+        return ArchiveJob(Warehouse(self.root), self.logs(), policy, lambda: self.now)
+
+    def logs(self) -> LiveLogs:
+        self.clients.append(Client(self.server.endpoint))
+        return LiveLogs(self.clients[-1])
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+    def run(self, policy: Policy = AT_ONCE, *names: str) -> Report:
+        report = self.job(policy).run(names or ("orders",))
+        self.drop()
+        return report
+
+    def drop(self) -> None:
+        """Do what the broker does: drop what the archive let go."""
+        for name, offsets in self.server.committed.items():
+            log = self.server.logs.get(name.removesuffix("@archive"))
+            for partition, offset in offsets.items() if log is not None else ():
+                assert log is not None
+                log.earliest[partition] = max(log.earliest[partition], offset)
+
+    def ledger(self) -> Ledger:
+        return Ledger(Warehouse(self.root), lambda: self.now)
+
+    def states(self) -> list[tuple[int, int, int, str]]:
+        return [(one.partition, one.first, one.end, one.state) for one in self.ledger().stretches()]
+
+    def messages(self) -> Table:
+        return Warehouse(self.root).table(MESSAGES)
+
+    def rows(self) -> list[tuple[int, int, bytes]]:
+        rows = self.messages().read(["partition", "offset", "value"])
+        return sorted((row["partition"], row["offset"], row["value"]) for row in rows.to_pylist())
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(job, "STRETCH_ROWS_MAX", 10)
+    monkeypatch.setattr(files, "GROUP_ROWS_MAX", 4)
+    with fake_server() as server:
+        made = Site(server, tmp_path)
+        yield made
+        made.close()
+
+
+def all_rows(*counts: int) -> list[tuple[int, int, bytes]]:
+    return [(p, n, b"%d/%d" % (p, n)) for p, count in enumerate(counts) for n in range(count)]
+
+
+def test_a_log_becomes_files_of_which_every_engine_reads_the_same(site: Site) -> None:
+    log = site.server.make("orders", 25, 7)
+
+    report = site.run(Policy(0, 10**12, 0))
+
+    assert (report.archived, report.messages) == (4, 32)
+    assert site.rows() == all_rows(25, 7)
+    assert site.states() == [
+        *((0, first, min(25, first + 10), "archived") for first in (0, 10, 20)),
+        (1, 0, 7, "archived"),
+    ]
+    paths = sorted(file.path for file in site.messages().files())
+    assert paths[0] == f"queue-{log.queue_id}/date=2023-11-14/p0-{0:020d}-{10:020d}.parquet"
+    place = str(site.root / "archive" / "messages")
+    frame = polars.read_delta(place)
+    assert (frame.height, frame["offset"].sum()) == (32, sum(range(25)) + sum(range(7)))
+    table = pa.table(frame.select("partition", "offset", "value"))
+    assert table.num_rows == 32
+    files_there = f"read_parquet('{place}/*/*/*.parquet', hive_partitioning=false)"
+    found = duckdb.connect().execute(f'select count(*), sum("offset") from {files_there}').fetchall()
+    assert found == [(32, sum(range(25)) + sum(range(7)))]
+    assert log.attributes["RetentionPins"] == "archive"
+    assert json.dumps(summary_of(site.ledger()))
+
+
+def test_the_same_again_changes_nothing(site: Site) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    version = site.messages().version
+
+    report = site.run(Policy(0, 10**12, 0))
+
+    assert (report.archived, site.messages().version) == (0, version)
+
+
+def test_metrics_say_how_much_is_in_which_state_and_what_is_behind(site: Site) -> None:
+    site.server.make("orders", 25)
+    report = site.run(Policy(10**12, 10**12, 0))
+
+    text = render_metrics(site.ledger(), behind=report.behind, now_s=7.0)
+
+    lines = text.splitlines()
+    assert "quaymaster_archive_behind_messages 5" in lines
+    assert 'quaymaster_archive_files{state="archived"} 2' in lines
+    assert "quaymaster_archive_last_run_timestamp_seconds 7.0" in lines
+    assert all(f"# HELP {name} {words}" in lines for name, words in METRICS.items())
+
+
+def test_a_stretch_that_is_not_full_waits_and_one_ends_with_its_day(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "STRETCH_ROWS_MAX", 1000)
+    monkeypatch.setattr(job, "DAY_MS", 8)  # offsets are ms apart
+    site.server.make("orders", 20)
+    site.now = datetime.datetime.fromtimestamp((START_MS + 18) / 1000, datetime.UTC)
+    edge = (START_MS // 8 + 1) * 8 - START_MS
+
+    site.run(Policy(10_000, 10**12, 0))
+    assert [(one[1], one[2]) for one in site.states()] == [(0, edge), (edge, edge + 8)]
+
+    site.now += datetime.timedelta(seconds=10)
+    site.run(Policy(10_000, 10**12, 0))
+    assert [(one[1], one[2]) for one in site.states()][2:] == [(edge + 8, 20)]
+
+
+def test_large_messages_make_short_stretches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "STRETCH_BYTES_MAX", 1)
+    monkeypatch.setattr(files, "GROUP_BYTES_MAX", 1)
+    site.server.make("orders", 3)
+
+    site.run(Policy(0, 10**12, 0))
+
+    assert [one[1:3] for one in site.states()] == [(0, 1), (1, 2), (2, 3)]
+    assert site.rows() == all_rows(3)
+
+
+def test_what_is_archived_goes_from_the_log_when_it_is_old_and_the_grace_is_over(site: Site) -> None:
+    log = site.server.make("orders", 25)
+    policy = Policy(0, 3 * 86_400_000, 3_600_000)
+    site.run(policy)
+    site.run(policy)
+    assert {one[3] for one in site.states()} == {"archived"}
+
+    site.now += 3 * DAY
+    marked = site.run(policy)
+    assert (marked.expiring, site.server.committed) == (3, {})
+    site.now += datetime.timedelta(minutes=59)
+    site.run(policy)
+    assert log.earliest == [0]
+    site.now += datetime.timedelta(minutes=1)
+    site.run(policy)
+    assert log.earliest == [25]
+    done = site.run(policy)
+
+    assert done.deleted == 3
+    assert {one[3] for one in site.states()} == {"deleted"}
+    assert site.rows() == all_rows(25)
+
+
+def test_nothing_expires_under_a_legal_hold(site: Site) -> None:
+    log = site.server.make("orders", 25)
+    log.attributes["LegalHold"] = "true"
+
+    report = site.run()
+
+    assert {one[3] for one in site.states()} == {"archived"}
+    assert site.server.committed == {}
+    assert "legal hold" in report.notes[0]
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "gone", "not in the table"])
+def test_nothing_is_let_go_whose_file_is_not_as_it_was(site: Site, damage: str) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    first, *others = sorted(site.messages().files(), key=lambda file: file.path)
+    path = site.root / "archive" / "messages" / first.path
+    if damage == "other bytes":
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+    elif damage == "gone":
+        path.unlink()
+    else:
+        site.messages().commit("somebody", 0, [], removes=[first])
+    assert others
+
+    with pytest.raises(NotAsArchived):
+        site.run()
+
+    assert site.server.committed == {}
+
+
+def test_a_file_that_is_not_what_the_log_has_is_not_published(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.server.make("orders", 25)
+    wrong: list[Callable[[Any], Iterator[Any]]] = [
+        lambda batches: iter([next(iter(batches)).slice(1)]),
+        lambda batches: iter([]),
+        lambda batches: iter([one for one in batches for _ in range(2)]),
+        lambda batches: iter(
+            [one.set_column(5, "value", pa.array([b"x"] * one.num_rows)) for one in batches]
+        ),
+    ]
+    write = files.write_file
+    for spoil in wrong:
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "write_file", lambda a, b, c, d, spoil=spoil: write(a, b, c, spoil(d)))
+            with pytest.raises((NotAsArchived, ValueError)):
+                site.run()
+        assert site.messages().version == -1
+
+    site.run()
+    assert site.rows() == all_rows(25)
+
+
+def test_a_body_that_is_not_what_its_sender_was_told_is_found(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.server.make("orders", 5)
+    fetched = LiveLogs._fetched
+
+    def damaged(*arguments: Any) -> Iterator[Any]:
+        for batch in fetched(*arguments):
+            yield batch.set_column(5, "value", pa.array([b"x"] * batch.num_rows, pa.binary()))
+
+    monkeypatch.setattr(LiveLogs, "_fetched", damaged)
+
+    with pytest.raises(NotAsArchived, match="body at 0"):
+        site.run()
+
+
+@pytest.mark.parametrize("seed", [6, 7, 8])
+def test_each_process_lives_for_a_few_steps(site: Site, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    log = site.server.make("orders", 25, 3)
+    commit, write, verify, release = Table.commit, files.write_file, files.verify_file, LiveLogs.release
+    done: list[str] = []
+    chance = random.Random(seed)
+    for _ in range(60):
+        left, is_after = [chance.randrange(1, 6)], chance.random() < 0.5
+
+        def step(name: str, act: Callable[[], Any], left: list[int] = left, is_after: bool = is_after) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and not is_after:
+                raise Killed
+            value = act()
+            done.append(name)
+            if left[0] == 0:
+                raise Killed
+            return value
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Table, "commit", lambda *a, **n: step(f"commit {a[1]}", lambda: commit(*a, **n)))
+            patched.setattr(files, "write_file", lambda *a: step("write", lambda: write(*a)))
+            patched.setattr(files, "verify_file", lambda *a: step("verify", lambda: verify(*a)))
+            patched.setattr(LiveLogs, "release", lambda *a: step("release", lambda: release(*a)))
+            with contextlib.suppress(Killed):
+                site.job().run(["orders"])
+        before = list(log.earliest)
+        site.drop()
+        archived = {(partition, offset) for partition, offset, _ in site.rows()}
+        for partition, earliest in enumerate(log.earliest):
+            assert {(partition, offset) for offset in range(earliest)} <= archived, before
+
+    assert {one[3] for one in site.states()} == {"deleted"}
+    assert site.rows() == all_rows(25, 3)
+    assert log.earliest == [25, 3]
+    assert done.count("commit ledger") == 4 * 4
+    assert {"write", "verify", "release"} <= set(done)
+
+
+RUN = """
+import datetime, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from pyspark_quaymaster.client import Client
+from pyspark_quaymaster.credentials import Endpoint
+from quaymaster.pipeline.archive import job
+from quaymaster.pipeline.archive.live_logs import LiveLogs
+from quaymaster.pipeline.tables import Warehouse
+job.STRETCH_ROWS_MAX = 10
+now = datetime.datetime.fromisoformat({now!r})
+with Client(Endpoint(*{endpoint!r})) as client:
+    job.ArchiveJob(Warehouse({root!r}), LiveLogs(client), job.Policy(0, 0, 0), lambda: now).run(["orders"])
+"""
+
+
+@pytest.mark.slow
+def test_jobs_are_killed_at_random_moments_and_no_message_is_in_neither_place(site: Site) -> None:
+    log = site.server.make("orders", 30, 10)
+    endpoint = site.server.endpoint
+    fields = (endpoint.url, endpoint.region, endpoint.access_key_id, endpoint.secret_access_key)
+    script = RUN.format(
+        tests=str(Path(__file__).parents[1]), now=site.now.isoformat(), endpoint=fields, root=str(site.root)
+    )
+    chance, kills = random.Random(6), 0
+    for _ in range(8):
+        first = len(log.partitions[0])
+        log.partitions[0] += [b"0/%d" % number for number in range(first, first + 15)]
+        process = subprocess.Popen([sys.executable, "-c", script])
+        try:
+            process.wait(chance.uniform(2.0, 8.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kills += 1
+        process.wait()
+        site.drop()
+        archived = {row[:2] for row in site.rows()}
+        for partition, earliest in enumerate(log.earliest):
+            assert {(partition, offset) for offset in range(earliest)} <= archived
+
+    site.run()
+    site.run()
+
+    assert kills > 0
+    assert site.rows() == all_rows(150, 10)
+    assert {one[3] for one in site.states()} == {"deleted"}
+
+
+def test_a_full_disk_stops_the_job_and_it_goes_on_when_there_is_space(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = site.server.make("orders", 25)
+    write = files._write_group
+    room = [1]
+
+    def write_while_there_is_room(*arguments: Any) -> None:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(files, "_write_group", write_while_there_is_room)
+    with pytest.raises(OSError, match="No space left"):
+        site.run()
+    assert log.earliest == [0]
+
+    room[0] = 100
+    site.run()
+    assert site.rows() == all_rows(25)
+
+
+def test_what_went_before_it_was_archived_is_said_and_passed_over_only_when_asked(site: Site) -> None:
+    log = site.server.make("orders", 25)
+    log.earliest = [5]
+    site.run(Policy(0, 10**12, 0))
+    log.partitions[0] += [b"0/%d" % number for number in range(25, 40)]
+    log.earliest = [30]
+
+    with pytest.raises(MessagesLost, match="messages from 25 on were not archived"):
+        site.run()
+    report = site.run(Policy(0, 10**12, 0, accepts_loss=True))
+
+    assert report.lost == 5
+    assert (0, 25, 30, "lost") in site.states()
+    assert [row[1] for row in site.rows()] == [*range(5, 25), *range(30, 40)]
+
+
+def test_a_sealed_stretch_that_is_trimmed_is_lost_as_far_as_it_is_gone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = site.server.make("orders", 10)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_file", lambda *a: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            site.run()
+    log.earliest = [4]
+
+    with pytest.raises(MessagesLost):
+        site.run()
+    site.run(Policy(0, 10**12, 0, accepts_loss=True))
+
+    assert site.states() == [(0, 0, 4, "lost"), (0, 4, 10, "archived")]
+    assert [row[1] for row in site.rows()] == list(range(4, 10))
+
+
+def test_without_names_all_logs_that_the_archive_pins_are_archived(site: Site) -> None:
+    site.server.make("orders", 3)
+    other = site.server.make("other", 3)
+    other.attributes["RetentionPins"] = "x,archive"
+    site.server.ordinary.add("plain")
+
+    site.job().run()
+
+    assert {one.queue for one in site.ledger().stretches()} == {"other"}
+
+
+def test_of_a_queue_that_was_deleted_the_archive_stays(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    site.server.logs["orders"].partitions[0] += [b"0/25"]
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_file", lambda *a: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            site.run()
+    site.server.make("orders", 2)  # made anew under its name
+
+    report = site.job().run()
+
+    assert (report.deleted, report.lost) == (3, 1)
+    assert [one[3] for one in site.states()] == ["deleted"] * 3 + ["lost"]
+    assert site.rows() == all_rows(25)
+
+
+def test_a_queue_that_is_named_and_not_there_is_an_error(site: Site) -> None:
+    with pytest.raises(LogIsGone):
+        site.run(AT_ONCE, "nothing")
+
+
+def test_two_jobs_do_not_write_one_ledger(site: Site) -> None:
+    site.server.make("orders", 3)
+    one, other = site.ledger(), site.ledger()
+    log = site.logs().archived(["orders"])[0]
+    assert isinstance(log, LiveLog)
+    stretch = ledger.Stretch(log.queue_id, log.name, log.account_id, 0, 0, 3, "sealed", "path")
+
+    one.record(stretch, "sealed")
+    with pytest.raises(LedgerConflict):
+        other.record(stretch, "sealed")
+    one, other = site.ledger(), site.ledger()
+    one.record(stretch, "archived")
+    with pytest.raises(LedgerConflict):
+        other.record(stretch, "lost")
+
+    warehouse = Warehouse(site.root)
+    with archive_lock(warehouse), pytest.raises(WarehouseBusy), archive_lock(warehouse):
+        pass
+
+
+def test_a_ledger_of_many_files_becomes_one_and_says_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "FILES_MAX", 5)
+    site.server.make("orders", 25)
+    site.run()
+    before = site.states()
+
+    site.ledger().tidy()
+
+    assert len(Warehouse(site.root).table(LEDGER).files()) == 1
+    assert len(list((site.root / "ops" / "retention_ledger").glob("*.parquet"))) > 5  # others may be reading
+    monkeypatch.setattr(ledger, "OLD_FILES_KEPT_HOURS", 0)
+    monkeypatch.setattr(ledger, "FILES_MAX", 0)
+    site.ledger().tidy()
+    assert len(list((site.root / "ops" / "retention_ledger").glob("*.parquet"))) == 1
+    assert site.states() == before
+    site.run()
+    assert {one[3] for one in site.states()} == {"deleted"}
+
+
+def test_readers_find_stretches_and_times_in_the_archive(site: Site) -> None:
+    log = site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    queue_id = str(log.queue_id)
+
+    archive = Archive(str(site.root / "archive" / "messages"), {})
+
+    assert [(one.first, one.end) for one in archive.stretches(queue_id, 0)] == [(0, 10), (10, 20), (20, 25)]
+    assert archive.earliest(queue_id, 0, 25) == 0
+    assert archive.earliest(queue_id, 0, 26) == 26
+    found = archive.find(queue_id, 0, 12)
+    assert found is not None
+    batches = list(archive.read(found, 12, 19, ["offset", "value"]))
+    assert [row["offset"] for batch in batches for row in batch.to_pylist()] == list(range(12, 19))
+    assert archive.first_at(queue_id, 0, 0, 25, START_MS + 13) == 13
+    assert archive.first_at(queue_id, 0, 0, 25, START_MS - 5) == 0
+    assert archive.first_at(queue_id, 0, 15, 25, START_MS - 5) == 15
+    assert archive.first_at(queue_id, 0, 0, 25, START_MS + 99) == 25
+
+
+# Erasing
+
+
+def erase(
+    site: Site,
+    *,
+    senders: tuple[str, ...] = (),
+    keys: tuple[str, ...] = (),
+    message_ids: tuple[str, ...] = (),
+    is_dry_run: bool = False,
+) -> erasure.Erased:
+    scope = erasure.Scope((str(site.server.logs["orders"].queue_id),), senders, keys, message_ids)
+    return erasure.Erasure(Warehouse(site.root), site.ledger()).run(scope, "a request", is_dry_run=is_dry_run)
+
+
+def files_of(site: Site) -> list[str]:
+    root = site.root / "archive" / "messages"
+    return sorted(str(path.relative_to(root)) for path in root.glob("queue-*/*/*"))
+
+
+def test_erased_rows_keep_place_and_time_and_nothing_else(site: Site) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    before = files_of(site)
+    rows = [row for row in range(25) if row % 3 == 1]
+
+    assert erase(site, keys=("g1",), is_dry_run=True).messages == len(rows)
+    assert files_of(site) == before
+    done = erase(site, keys=("g1",))
+
+    assert (done.messages, done.rewritten) == (len(rows), 3)
+    found = site.messages().read().sort_by("offset")
+    gone = [row for row in found.to_pylist() if row["value"] is None]
+    assert [row["offset"] for row in gone] == rows
+    for row in gone:
+        left = {name for name, value in row.items() if value}
+        assert left <= {"queue", "partition", "offset", "timestamp", "queue_id", "date"}
+        assert row["timestamp"] == datetime.datetime.fromtimestamp(
+            (START_MS + row["offset"]) / 1000, datetime.UTC
+        )
+    assert [row for row in site.rows() if row[2]] == [row for row in all_rows(25) if row[1] % 3 != 1]
+    assert len(files_of(site)) == 3
+    assert all(name.endswith("-r1.parquet") for name in files_of(site))
+    again = erase(site, keys=("g1",))
+    assert (again.messages, again.rewritten) == (0, 0)
+    site.run()  # and what is left of it still goes from the log by its hash
+    site.run()
+    assert {one[3] for one in site.states()} == {"deleted"}
+
+
+def test_single_messages_and_senders_are_erased(site: Site) -> None:
+    site.server.make("orders", 5)
+    site.run(Policy(0, 10**12, 0))
+    first = site.messages().read(["message_id"]).to_pylist()[0]["message_id"]
+
+    assert erase(site, message_ids=(first,)).messages == 1
+    assert erase(site, senders=("AIDA",)).messages == 4
+    assert files_of(site)[0].endswith("-r2.parquet")
+
+
+def test_all_of_a_queue_is_erased_and_its_files_are_gone(site: Site) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+
+    done = erase(site)
+
+    assert (done.messages, done.removed) == (25, 3)
+    assert (site.rows(), files_of(site)) == ([], [])
+    assert {one[3] for one in site.states()} == {"erased"}
+
+
+@pytest.mark.parametrize("keys", [(), ("g1", "g2")])
+def test_an_erasure_that_is_killed_anywhere_is_finished_by_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    commit, write, leftovers = Table.commit, files.write_file, erasure.Erasure._delete_leftovers
+    chance = random.Random(7)
+    for _ in range(40):
+        left, is_after = [chance.randrange(1, 5)], chance.random() < 0.5
+
+        def step(act: Callable[[], Any], left: list[int] = left, is_after: bool = is_after) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and not is_after:
+                raise Killed
+            value = act()
+            if left[0] == 0:
+                raise Killed
+            return value
+
+        with monkeypatch.context() as patched, contextlib.suppress(Killed):
+            patched.setattr(Table, "commit", lambda *a, **n: step(lambda: commit(*a, **n)))
+            patched.setattr(files, "write_file", lambda *a: step(lambda: write(*a)))
+            patched.setattr(erasure.Erasure, "_delete_leftovers", lambda *a: step(lambda: leftovers(*a)))
+            erase(site, keys=keys)
+    erase(site, keys=keys)
+
+    kept = [row for row in all_rows(25) if keys and row[1] % 3 == 0]
+    assert [row for row in site.rows() if row[2]] == kept
+    assert len(files_of(site)) == (3 if keys else 0)
+    assert {one.path for one in site.ledger().stretches() if one.state != "erased"} == set(files_of(site))
+    if keys:
+        site.run()
+        site.run()
+        assert {one[3] for one in site.states()} == {"deleted"}

@@ -1,0 +1,130 @@
+"""What a server's usage says was sent and deleted, and what its journal counted: the same, whatever was killed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from pathlib import Path
+
+import pytest
+from harness.pipeline_site import Site
+from harness.process import QuaymasterProcess
+from harness.usage_blocks import write_blocks
+
+from process.support import Client, running
+from process.test_usage import read_blocks
+from quaymaster.cli.client import AdminClient
+from quaymaster.cli.connection import find_connection
+from quaymaster.cli.failures import Refused
+from quaymaster.cli.pipeline import read_broker_counts
+from quaymaster.pipeline.broker_counts import SKEW_US, Compared, QueueCount, compare_brokers, write_counts
+from quaymaster.pipeline.bronze import coverage_of
+from quaymaster.protocol.usage_records import decode_header
+
+SYNC_MS = 100
+
+
+def use(process: QuaymasterProcess) -> tuple[int, int]:
+    """Send and delete in all ways there are; return how many messages."""
+    client = Client(process)
+    client.send("orders", [f"body {number}" for number in range(23)])
+    assert client.call("SendMessage", "orders", MessageBody="one").status == 200
+    deleted = 0
+    for _ in range(3):
+        answer = client.call("ReceiveMessage", "orders", MaxNumberOfMessages=10, VisibilityTimeout=600)
+        handles = [message["ReceiptHandle"] for message in answer.fields["Messages"]]
+        for _ in range(2):  # the second time they are gone already
+            answer = client.call("DeleteMessage", "orders", ReceiptHandle=handles[0])
+            assert answer.status == 200
+        entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
+        assert client.call("DeleteMessageBatch", "orders", Entries=entries).status == 200
+        deleted += len(handles)
+    client.close()
+    return 24, deleted
+
+
+def compare(process: QuaymasterProcess, directory: Path, counts: list[QueueCount]) -> Compared:
+    """Compare what was counted with the usage of all epochs but the running one."""
+    blocks = read_blocks(process)
+    running_epoch = max(decode_header(block).epoch for block in blocks)
+    site = Site(directory)
+    write_blocks(site.feed, "all", *(block for block in blocks if decode_header(block).epoch < running_epoch))
+    site.run(now=datetime.datetime.now(datetime.UTC))
+    warehouse = site.warehouse
+    # Nothing happens in between: so much later all that was answered is answered by any clock.
+    counted = datetime.datetime.now(datetime.UTC) + datetime.timedelta(microseconds=2 * SKEW_US)
+    with warehouse.writing():
+        write_counts(warehouse, counts, counted, counted)
+        found = compare_brokers(warehouse, coverage_of(warehouse))
+    assert found is not None
+    return found
+
+
+def test_what_clients_sent_and_deleted_is_what_both_say(tmp_path: Path) -> None:
+    process = QuaymasterProcess(tmp_path / "data", settings={"usage_sync_ms": str(SYNC_MS)})
+    with running(process):
+        client = Client(process)
+        client.create("dead")
+        policy = {"deadLetterTargetArn": arn(client), "maxReceiveCount": 2}
+        client.create("orders", RedrivePolicy=json.dumps(policy))
+        client.close()
+        made = [use(process) for _ in range(2)]
+        process.restart()
+        made += [use(process)]
+        process.restart()
+
+        counts = read_broker_counts(process.data)
+        found = compare(process, tmp_path, counts)
+        with AdminClient(find_connection(process.data, None)) as admin:
+            (front_end,) = admin.call("GET", "front-ends")["front_ends"]
+            with pytest.raises(Refused, match="it is gone after 180 s"):
+                admin.call("POST", "front-ends", front_end["front_end"], "seal", fields={})
+            with pytest.raises(Refused, match="No front end 'nobody'"):
+                admin.call("POST", "front-ends", "nobody", "seal", fields={})
+
+    assert front_end["sealed_epoch"] is None
+    sent, deleted = (sum(numbers) for numbers in zip(*made, strict=True))
+    by_name = {count.queue_name: count for count in counts}
+    assert set(by_name) == {"orders", "dead"}
+    assert (by_name["orders"].sends, by_name["orders"].deletions) == (sent, deleted)
+    assert (by_name["dead"].sends, by_name["dead"].deletions) == (0, 0)
+    assert [one.brokers for one in found.totals] == [sent, deleted]
+    assert [(one.usage_low, one.missing, one.surplus, one.allowed) for one in found.totals] == [
+        (sent, 0, 0, 0),
+        (deleted, 0, 0, 0),
+    ]
+
+
+def test_a_killed_server_lacks_no_more_usage_than_is_allowed_and_has_none_that_was_not(
+    tmp_path: Path,
+) -> None:
+    process = QuaymasterProcess(tmp_path / "data", settings={"usage_sync_ms": str(SYNC_MS)})
+    with running(process):
+        client = Client(process)
+        client.create("orders")
+        client.close()
+        made = []
+        for _ in range(2):
+            made.append(use(process))
+            time.sleep(1.5)
+            made.append(use(process))
+            process.kill9()
+            process.start()
+        process.restart()
+
+        counts = read_broker_counts(process.data)
+        found = compare(process, tmp_path, counts)
+
+    sent, deleted = (sum(numbers) for numbers in zip(*made, strict=True))
+    (orders,) = counts
+    assert (orders.sends, orders.deletions) == (sent, deleted)
+    assert found.difference == 0
+    assert all(one.surplus == 0 and one.usage_high > 0 for one in found.totals)
+    assert all(one.missing <= one.allowed for one in found.totals)
+
+
+def arn(client: Client) -> str:
+    answer = client.call("GetQueueAttributes", "dead", AttributeNames=["QueueArn"])
+    text: str = answer.fields["Attributes"]["QueueArn"]
+    return text

@@ -1,0 +1,180 @@
+"""Sinks of a simulated cell: they send batches in transactions, again and again, and judge what came of it.
+
+Each batch is a list of messages with numbers of their own. A driver stages them in parts, each part under a name that
+no other attempt has, and commits; when it does not know what became of that, it begins the batch anew. Another driver
+of the same sink may do so at any time, too. Doomed batches are never committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from harness.replica_host import message
+
+from quaymaster.core.commands import (
+    AbortedOutcome,
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
+    NewMessage,
+    StageCount,
+    StagedOutcome,
+    StageMessages,
+)
+from quaymaster.core.errors import InvalidParameterValue, NotNow, StageNotFound
+from sim.clients import Client, Script
+from sim.kernel import MS, Violation
+from sim.queue_checker import QueueChecker, QueueKind
+
+if TYPE_CHECKING:
+    from sim.cell import Cell
+
+PARTS_MAX = 3
+MESSAGES_MAX = 12
+TRANSACTION_EXPIRES_MS = 10_000
+"""In place of an hour."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """The messages of a batch, by part, each with its group; and what is known of it."""
+
+    number: int
+    parts: list[list[tuple[int, int]]]
+    is_doomed: bool
+    is_asked: bool = False
+    is_committed: bool = False
+
+    @property
+    def numbers(self) -> list[int]:
+        """Its messages, in the order that a commit gives them."""
+        return [number for part in self.parts for number, _ in part]
+
+
+@dataclass(slots=True)
+class Sink:
+    """The batches of one sink: its drivers share nothing else."""
+
+    name: str
+    queue: QueueKind
+    groups: int
+    has_doomed: bool
+    batches: list[Batch] = field(default_factory=list)
+    attempts: int = 0
+
+    @property
+    def has_open(self) -> bool:
+        """Whether the last batch is to be seen through."""
+        return bool(self.batches) and not (self.batches[-1].is_committed or self.batches[-1].is_doomed)
+
+    def begin(self, cell: Cell, random: Random) -> Batch:
+        """Return the first batch that is not done, or a new one."""
+        if self.has_open:
+            return self.batches[-1]
+        parts = [
+            [
+                (cell.next_number(), random.randint(1, self.groups) if self.queue.is_fifo else 0)
+                for _ in range(random.randint(0 if at else 1, MESSAGES_MAX))
+            ]
+            for at in range(random.randint(1, PARTS_MAX))
+        ]
+        batch = Batch(len(self.batches), parts, is_doomed=self.has_doomed and random.random() < 0.3)
+        self.batches.append(batch)
+        return batch
+
+
+def drive(client: Client, sink: Sink, *, gap_us: int) -> Script:
+    """Send batch after batch, until no more is sent; then see the last one through."""
+    cell, random = client.cell, client.random
+    while not cell.is_set_up:
+        yield 50 * MS
+    while cell.is_sending or sink.has_open:
+        batch = sink.begin(cell, random)
+        if random.random() < 0.2 and sink.batches[0].is_committed and not batch.is_doomed:
+            batch = next(one for one in reversed(sink.batches) if one.is_committed)
+        yield from _try_batch(client, sink, batch)
+        yield random.randint(0, 2 * gap_us)
+    cell.producers_left -= 1
+
+
+def _try_batch(client: Client, sink: Sink, batch: Batch) -> Script:
+    cell, random, queue = client.cell, client.random, sink.queue
+    judges = cell.judges_of(queue)
+    sink.attempts += 1
+    stages: list[StageCount] = []
+    for at, part in enumerate(batch.parts):
+        name = f"{at}/{sink.attempts}"
+        if random.random() < 0.2:  # a task that fails: its part is there under another name
+            yield _stage(queue, sink, batch, f"{name}/failed", 0, part[: random.randint(0, len(part))])
+        first = 0
+        while first < len(part):
+            some = part[first : first + random.randint(1, MESSAGES_MAX)]
+            outcome = yield _stage(queue, sink, batch, name, first, some)
+            if isinstance(outcome, StagedOutcome) and outcome.is_committed:
+                if not batch.is_asked:
+                    raise Violation("I23", f"batch {batch.number} of {sink.name} is committed unasked")
+                _note_commit(cell, sink, batch)
+                return
+            if isinstance(outcome, InvalidParameterValue):
+                return  # what came before is gone: it has expired
+            assert isinstance(outcome, StagedOutcome | NotNow), f"staging was refused: {outcome}"
+            first += len(some)
+        stages.append(StageCount(name, len(part)))
+    if batch.is_doomed:
+        if random.random() < 0.7:
+            outcome = yield AbortTransaction(queue.queue_id, 0, sink.name, batch.number)
+            if isinstance(outcome, AbortedOutcome) and not outcome.is_aborted:
+                raise Violation("I23", f"batch {batch.number} of {sink.name} is committed unasked")
+        return
+    if not batch.is_asked:
+        batch.is_asked = True
+        for part in batch.parts:
+            for number, group in part:
+                for checker, queue_id in judges:
+                    checker.send_asked(
+                        queue_id, number, group=group, dedup=0, delay_ms=0, now_us=cell.kernel.now_us
+                    )
+    outcome = yield CommitTransaction(queue.queue_id, 0, sink.name, batch.number, stages)
+    if isinstance(outcome, CommittedOutcome):
+        if batch is sink.batches[-1] and outcome.messages != len(batch.numbers):
+            raise Violation(
+                "I23", f"batch {batch.number} of {sink.name} was committed with {outcome.messages} messages"
+            )
+        _note_commit(cell, sink, batch)
+        outcome = yield AbortTransaction(queue.queue_id, 0, sink.name, batch.number)
+        if isinstance(outcome, AbortedOutcome) and outcome.is_aborted:
+            raise Violation("I23", f"batch {batch.number} of {sink.name} was committed and then aborted")
+        return
+    assert isinstance(outcome, StageNotFound | NotNow), f"a commit was refused: {outcome}"
+
+
+def _note_commit(cell: Cell, sink: Sink, batch: Batch) -> None:
+    """Somebody was told that a batch is committed."""
+    if not batch.is_committed:
+        batch.is_committed = True
+        for checker, _ in cell.judges_of(sink.queue):
+            checker.transaction_acked(batch.numbers, cell.kernel.now_us)
+
+
+def _stage(
+    queue: QueueKind, sink: Sink, batch: Batch, name: str, first: int, some: list[tuple[int, int]]
+) -> StageMessages:
+    messages: list[NewMessage] = [message(number, group=group) for number, group in some]
+    return StageMessages(queue.queue_id, 0, sink.name, batch.number, name, first, messages)
+
+
+def check_batches(sink: Sink, judges: list[tuple[QueueChecker, int]]) -> None:
+    """All queues are empty: every batch is there whole, in its order and side by side, or not at all (I23)."""
+    for batch in sink.batches:
+        for checker, queue_id in judges:
+            places = (
+                [checker.place_of(number, queue_id) for number in batch.numbers] if batch.is_asked else []
+            )
+            first = places[0] if places else None
+            expected = [None] * len(places) if first is None else list(range(first, first + len(places)))
+            if places != expected or (batch.is_committed and first is None and places):
+                raise Violation(
+                    "I23", f"batch {batch.number} of {sink.name} is not whole in queue {queue_id}: {places}"
+                )

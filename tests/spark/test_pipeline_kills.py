@@ -1,0 +1,96 @@
+"""`quaymaster pipeline run`, killed as kill -9 does before or after the commit of each table, with Spark running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness.pipeline_site import Site, expected_usage
+from harness.usage_blocks import FrontEnd
+
+from quaymaster.pipeline.reconciliation import compare_notes, compare_rows, daily_difference
+
+TABLES = (
+    *("ops.segments", "bronze.request_events", "silver.quarantine", "silver.audit_events"),
+    *("silver.usage_events", "gold.usage_hourly", "gold.usage_daily", "ops.commits"),
+)
+EVERYWHERE = [(table, when) for table in TABLES for when in ("before", "after")]
+USUALLY = [("silver.usage_events", "before"), ("gold.usage_hourly", "after")]
+KILLS = EVERYWHERE if os.environ.get("PIPELINE_FAULT_RUNS") else USUALLY
+TIMEOUT_S = 600
+
+RUN = """
+import os, signal, sys
+
+from quaymaster.cli.main import main
+from quaymaster.pipeline.tables import Table
+
+_, name, when, *words = sys.argv
+commit = Table.commit
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(table, *arguments, **named):
+    if table.spec.name == name and when == "before":
+        die()
+    is_new = commit(table, *arguments, **named)
+    if table.spec.name == name and when == "after" and is_new:
+        die()
+    return is_new
+
+
+Table.commit = killed
+sys.argv = ["quaymaster", *words]
+main()
+"""
+
+
+@pytest.mark.parametrize(("table", "when"), KILLS)
+def test_the_driver_is_killed_and_the_next_run_counts_each_request_once(
+    tmp_path: Path, table: str, when: str
+) -> None:
+    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
+    again = one.block(60)
+    site.ship(again, two.block(50), one.block(40))
+    site.run()
+    site.ship(two.block(30), again, one.block(70))
+    words = ("pipeline", "run", "--once", "--files", str(site.feed), "--data", str(tmp_path))
+
+    killed = subprocess.run(
+        [sys.executable, "-c", RUN, table, when, *words, "--master", "local[2,3]"],
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        check=False,
+    )
+    summary = site.run()
+
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    is_taken = table != "ops.segments" and (table, when) != ("bronze.request_events", "before")
+    assert summary.batches == (0 if is_taken else 1)
+    assert site.usage() == expected_usage(one, two)
+    assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
+    assert daily_difference(site.warehouse) == 0
+
+
+def test_spark_says_nothing_on_stderr_unless_it_is_asked_to(tmp_path: Path) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(10))
+    words = ("pipeline", "run", "--once", "--files", str(site.feed), "--data", str(tmp_path))
+
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "none", "never", *words, "--master", "local[1]"],
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"10 requests in 1 batches; difference 0" in done.stdout
+    assert "WARNING" in (tmp_path / "spark" / "spark.log").read_text()
