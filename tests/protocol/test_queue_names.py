@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core.errors import InvalidParameterValue, QueueDoesNotExist
+from quaymaster.core.queue_definitions import split_group
 from quaymaster.protocol.queue_names import (
     QueueAddress,
     QueueArn,
@@ -19,7 +20,6 @@ from quaymaster.protocol.queue_names import (
     parse_queue_url,
     queue_url_base,
     render_queue_url,
-    split_group,
 )
 
 _ACCOUNT = "123456789012"

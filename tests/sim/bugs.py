@@ -661,7 +661,7 @@ class _DeadLetterLost(QueueStates):
     def _move(self, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         source = self.partition(command.queue_id, command.partition)
         payload = array("Q", (command.sequence,)).tobytes()
-        self._propose(proposal, RecordType.DELETE, source, now_ms, payload=payload)
+        proposal.add(RecordType.DELETE, source, now_ms, payload=payload)
         source.apply_delete((command.sequence,), now_ms)
         return Done(), Wait.COMMIT
 

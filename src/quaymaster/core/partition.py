@@ -35,7 +35,7 @@ from quaymaster.core.fifo_order import FIFOOrder, GroupState
 from quaymaster.core.index import ChunkKeeper, GroupIndex, SequenceIndex
 from quaymaster.core.log_sizes import LogSizes, LogState
 from quaymaster.core.partition_moves import MovesOut, OpenMove, PartitionMoves
-from quaymaster.core.queue_definitions import QueueDefinition, split_group_name
+from quaymaster.core.queue_definitions import QueueDefinition, split_group
 from quaymaster.core.recent_ids import RecentIds
 from quaymaster.core.rows import RowTable
 from quaymaster.core.sequences import SequenceSet, end_of_run
@@ -416,7 +416,7 @@ class Partition:
         pins = self.definition.retention_pins
         if not pins:
             return self.index.next_sequence
-        heads = {split_group_name(group.definition.name): group.head for group in self.groups.values()}
+        heads = {split_group(group.definition.name)[1]: group.head for group in self.groups.values()}
         return min(heads.get(name, self.head) for name in pins)
 
     @property

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from quaymaster.core.partition import Partition
 from quaymaster.core.queue_definitions import Durability
-from quaymaster.core.records import Record
+from quaymaster.core.records import Record, RecordType
 
 
 class Wait(IntEnum):
@@ -40,3 +40,20 @@ class Proposal:
     def next_offset(self) -> int:
         """The offset the next record gets."""
         return self.base_offset + len(self.records)
+
+    def add(
+        self,
+        record_type: RecordType,
+        partition: Partition,
+        now_ms: int,
+        *,
+        sequence: int = 0,
+        due_after_ms: int = 0,
+        flags: int = 0,
+        payload: bytes = b"",
+    ) -> None:
+        """Append a record of a partition."""
+        queue_id, number = partition.definition.queue_id, partition.number
+        self.records.append(
+            Record(record_type, flags, queue_id, number, sequence, now_ms, due_after_ms, payload)
+        )

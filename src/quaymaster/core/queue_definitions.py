@@ -330,9 +330,10 @@ def group_name(log_name: str, group: str) -> str:
     return f"{log_name}{GROUP_MARK}{group}"
 
 
-def split_group_name(name: str) -> str:
-    """Return the group of a consumer group's queue; nothing when it is no group's."""
-    return name.partition(GROUP_MARK)[2]
+def split_group(name: str) -> tuple[str, str]:
+    """Return queue and consumer group of a name; the group is empty where none is named."""
+    queue, _, group = name.partition(GROUP_MARK)
+    return queue, group
 
 
 def group_definition(group: QueueDefinition, log: QueueDefinition) -> QueueDefinition:

@@ -100,7 +100,7 @@ from quaymaster.core.partition import (
 )
 from quaymaster.core.partition_moves import AWAY_MAX, OpenMove, QueuesElsewhere
 from quaymaster.core.proposals import WAIT_OF_DURABILITY, Proposal, Wait
-from quaymaster.core.queue_definitions import QueueDefinition, group_definition, split_group_name
+from quaymaster.core.queue_definitions import QueueDefinition, group_definition, split_group
 from quaymaster.core.records import Record, RecordType
 from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
 from quaymaster.core.transactions import (
@@ -363,7 +363,7 @@ class QueueStates(AppliedQueues):
     ) -> None:
         if expired:
             payload = array("Q", expired).tobytes()
-            self._propose(proposal, RecordType.EXPIRE, partition, now_ms, payload=payload)
+            proposal.add(RecordType.EXPIRE, partition, now_ms, payload=payload)
             partition.apply_delete(expired, now_ms)
             if partition.log is None:
                 self.messages_gone += len(expired)
@@ -430,9 +430,7 @@ class QueueStates(AppliedQueues):
                 sequences.append(sequence)
             errors.append(error)
         if sequences:
-            self._propose(
-                proposal, RecordType.DELETE, partition, now_ms, payload=array("Q", sequences).tobytes()
-            )
+            proposal.add(RecordType.DELETE, partition, now_ms, payload=array("Q", sequences).tobytes())
             was_full = len(partition.in_flight) >= self._in_flight_max
             partition.apply_deletion(sequences, now_ms)
             if partition.log is None:
@@ -455,8 +453,7 @@ class QueueStates(AppliedQueues):
                 continue
             if timeout_ms:
                 timeout_ms = round_up_to_slot_ms(now_ms + timeout_ms) - now_ms
-            self._propose(
-                proposal,
+            proposal.add(
                 RecordType.CHANGE_VISIBILITY,
                 partition,
                 now_ms,
@@ -499,7 +496,7 @@ class QueueStates(AppliedQueues):
     def _purge(self, command: Purge, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         for partition in self.partitions_of(command.queue_id):
             stop = partition.next_sequence
-            self._propose(proposal, RecordType.PURGE, partition, now_ms, sequence=stop)
+            proposal.add(RecordType.PURGE, partition, now_ms, sequence=stop)
             if partition.log is None:
                 self.messages_gone += partition.alive
             for each in (*partition.groups.values(), partition):
@@ -519,7 +516,7 @@ class QueueStates(AppliedQueues):
         stop, singles = partition.find_expired(now_ms, EXPIRED_PER_SWEEP_MAX)
         if stop > partition.head or singles:
             payload = array("Q", singles).tobytes()
-            self._propose(proposal, RecordType.EXPIRE, partition, now_ms, sequence=stop, payload=payload)
+            proposal.add(RecordType.EXPIRE, partition, now_ms, sequence=stop, payload=payload)
             before = partition.alive
             for group in partition.groups.values():
                 self.empty_later(group.apply_delete_below(stop))
@@ -562,7 +559,7 @@ class QueueStates(AppliedQueues):
         if len(self._groups_of(log.queue_id)) >= GROUPS_MAX:
             raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
         start = group.attribute("GroupStart")
-        if start is None and split_group_name(group.name) not in log.retention_pins:
+        if start is None and split_group(group.name)[1] not in log.retention_pins:
             # One that pins the log begins with all that was kept for it.
             start = log.attribute("GroupStart")
         start = start or EARLIEST
@@ -577,7 +574,7 @@ class QueueStates(AppliedQueues):
         check_start(command.start)
         for partition in self.partitions_of(command.queue_id):
             start = find_start(command.start, _log_of(partition))
-            self._propose(proposal, RecordType.GROUP_RESET, partition, now_ms, sequence=start)
+            proposal.add(RecordType.GROUP_RESET, partition, now_ms, sequence=start)
             self.empty_later(partition.apply_reset(start, now_ms))
             proposal.awake.add(partition)
         return Done(), Wait.COMMIT
@@ -594,7 +591,7 @@ class QueueStates(AppliedQueues):
                 f"The end of partition {partition.number} is {partition.committed}.",
             )
         if command.sequence > partition.head:
-            self._propose(proposal, RecordType.EXPIRE, partition, now_ms, sequence=command.sequence)
+            proposal.add(RecordType.EXPIRE, partition, now_ms, sequence=command.sequence)
             self.empty_later(partition.apply_delete_below(command.sequence))
             proposal.awake.add(partition)
         return Done(), Wait.COMMIT
@@ -750,9 +747,7 @@ class QueueStates(AppliedQueues):
         move = OpenMove(command.sequence, command.task_id is not None)
         number = source.opened_moves().next_number(target_key, proposal.epoch)
         payload = MOVE_OUT.pack(command.target_queue_id, 0, journal_id, number, move.is_redrive)
-        self._propose(
-            proposal, RecordType.MOVE_OUT, source, now_ms, sequence=command.sequence, payload=payload
-        )
+        proposal.add(RecordType.MOVE_OUT, source, now_ms, sequence=command.sequence, payload=payload)
         source.apply_move_out(target_key, journal_id, number, move, now_ms, taken=True)
         return MoveBegun(target_key, number)
 
@@ -786,7 +781,7 @@ class QueueStates(AppliedQueues):
         settled_below = command.messages[0].number
         other_end = OTHER_END.pack(command.source_queue_id, command.source_partition)
         payload = other_end + SETTLED_BELOW.pack(settled_below) + array("Q", [number]).tobytes()
-        self._propose(proposal, RecordType.MOVE_WITHDRAWN, target, now_ms, payload=payload)
+        proposal.add(RecordType.MOVE_WITHDRAWN, target, now_ms, payload=payload)
         source_key = partition_key(command.source_queue_id, command.source_partition)
         target.apply_move_withdrawn(source_key, settled_below, [number])
 
@@ -800,7 +795,7 @@ class QueueStates(AppliedQueues):
         if ended:
             other_end = OTHER_END.pack(*parts_of_key(command.target_key))
             payload = b"".join((other_end, *(ENDED.pack(number, taken) for number, taken in ended)))
-            self._propose(proposal, RecordType.MOVE_END, source, now_ms, payload=payload)
+            proposal.add(RecordType.MOVE_END, source, now_ms, payload=payload)
             arrived = self._end_moves_of(source, command.target_key, ended, now_ms)
             if source.log is None:
                 self.messages_gone += arrived
@@ -899,7 +894,7 @@ class QueueStates(AppliedQueues):
         ), Wait.NOTHING
 
     def _propose_task(self, proposal: Proposal, partition: Partition, task: MoveTask, now_ms: int) -> None:
-        self._propose(proposal, RecordType.MOVE_TASK, partition, now_ms, payload=encode_task(task))
+        proposal.add(RecordType.MOVE_TASK, partition, now_ms, payload=encode_task(task))
         partition.apply_task(task)
 
     # Helpers
@@ -922,30 +917,6 @@ class QueueStates(AppliedQueues):
             self._due_at_ms = now_ms
             self._due_left.entries = DUE_PER_MS_MAX
         return partition.advance(now_ms, self._due_left)
-
-    @staticmethod
-    def _propose(
-        proposal: Proposal,
-        record_type: RecordType,
-        partition: Partition,
-        now_ms: int,
-        *,
-        sequence: int = 0,
-        due_after_ms: int = 0,
-        payload: bytes = b"",
-    ) -> None:
-        proposal.records.append(
-            Record(
-                record_type,
-                0,
-                partition.definition.queue_id,
-                partition.number,
-                sequence,
-                now_ms,
-                due_after_ms,
-                payload,
-            )
-        )
 
 
 def message_to_move(

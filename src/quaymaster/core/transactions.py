@@ -85,7 +85,7 @@ def stage_messages(
     if stage is None:
         number = staged.next_number
         payload = join_transaction(sink, batch, command.stage.encode())
-        _propose(proposal, RecordType.STAGE_BEGIN, partition, now_ms, sequence=number, payload=payload)
+        proposal.add(RecordType.STAGE_BEGIN, partition, now_ms, sequence=number, payload=payload)
         apply_stage_begin(partition, sink, batch, number, command.stage, now_ms)
         stage = staged.stage(number)
     _store(partition, staged, stage, messages, now_ms, proposal)
@@ -183,8 +183,7 @@ def commit_transaction(
     )
     first, delay_ms = partition.next_sequence, partition.definition.delay_ms
     one_delay = not any(stage.delays for stage in stages)
-    _propose(
-        proposal,
+    proposal.add(
         RecordType.TRANSACTION_COMMIT,
         partition,
         now_ms,
@@ -256,22 +255,5 @@ def _abort(
     partition: Partition, staged: StagedMessages, sink: str, batch: int, now_ms: int, proposal: Proposal
 ) -> None:
     payload = join_transaction(sink, batch)
-    _propose(proposal, RecordType.TRANSACTION_ABORT, partition, now_ms, payload=payload)
+    proposal.add(RecordType.TRANSACTION_ABORT, partition, now_ms, payload=payload)
     opened_staged(partition).drop(sink, batch)
-
-
-def _propose(
-    proposal: Proposal,
-    record_type: RecordType,
-    partition: Partition,
-    now_ms: int,
-    *,
-    sequence: int = 0,
-    due_after_ms: int = 0,
-    flags: int = 0,
-    payload: bytes,
-) -> None:
-    queue_id, number = partition.definition.queue_id, partition.number
-    proposal.records.append(
-        Record(record_type, flags, queue_id, number, sequence, now_ms, due_after_ms, payload)
-    )

@@ -14,12 +14,11 @@ from quaymaster.core.commands import (
     SetGroupOffset,
 )
 from quaymaster.core.errors import QueueDoesNotExist, UnsupportedOperation
-from quaymaster.core.queue_definitions import Durability, QueueDefinition
+from quaymaster.core.queue_definitions import Durability, QueueDefinition, split_group
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.queue_actions import QueueService
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.protocol.metadata_messages import CreateGroup, ListGroups
-from quaymaster.protocol.queue_names import split_group
 
 
 class KnowsQueues(Protocol):

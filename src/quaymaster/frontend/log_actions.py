@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from quaymaster.core.commands import FindOffset, FoundOffset, LogBounds, LogBoundsOutcome, SetGroupOffset
 from quaymaster.core.errors import InvalidParameterValue, Overloaded, UnsupportedOperation
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_definitions import QueueDefinition, split_group
 from quaymaster.frontend.call import Call, ask
 from quaymaster.frontend.consumer_groups import ConsumerGroups
 from quaymaster.frontend.encryption import MessageCipher
@@ -38,7 +38,6 @@ from quaymaster.protocol.log_columns import (
     render_block,
     slice_block,
 )
-from quaymaster.protocol.queue_names import split_group
 from quaymaster.protocol.shapes import Shape
 
 FETCHES_AT_ONCE_MAX: Final = 4

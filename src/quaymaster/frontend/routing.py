@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quaymaster.core.errors import AccessDenied, QueueDoesNotExist, ResourceNotFound
-from quaymaster.core.queue_definitions import QueueDefinition, group_definition, group_name
+from quaymaster.core.queue_definitions import QueueDefinition, group_definition, group_name, split_group
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.queue_names import (
     QueueAddress,
@@ -14,7 +14,6 @@ from quaymaster.protocol.queue_names import (
     parse_queue_url,
     queue_url_base,
     render_queue_url,
-    split_group,
 )
 
 DEFAULT_GROUP: Final = "default"

@@ -53,6 +53,7 @@ from quaymaster.core.queue_definitions import (
     first_difference,
     one_partition,
     replace_definition,
+    split_group,
 )
 from quaymaster.core.queue_states import GROUPS_MAX
 from quaymaster.metadata.ids import IdAllocator
@@ -97,7 +98,7 @@ from quaymaster.protocol.queue_attributes import (
     create_attributes,
     invalid_redrive_policy,
 )
-from quaymaster.protocol.queue_names import QueueArn, check_group_name, split_group
+from quaymaster.protocol.queue_names import QueueArn, check_group_name
 
 log = logging.getLogger(__name__)
 

@@ -90,12 +90,6 @@ def check_group_name(group: str) -> None:
         )
 
 
-def split_group(name: str) -> tuple[str, str]:
-    """Return queue and consumer group of a name; the group is empty where none is named."""
-    queue, _, group = name.partition(GROUP_MARK)
-    return queue, group
-
-
 def is_addressed_name(name: str) -> bool:
     """Return whether a queue, or a consumer group as `<queue>@<group>`, may have this name."""
     return _ADDRESSED.fullmatch(name) is not None
