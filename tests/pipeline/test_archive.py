@@ -26,7 +26,7 @@ from quaymaster.pipeline.archive.files import NotAsArchived
 from quaymaster.pipeline.archive.job import ArchiveJob, MessagesLost, Policy, Report, summary_of
 from quaymaster.pipeline.archive.ledger import Ledger, LedgerConflict, archive_lock
 from quaymaster.pipeline.archive.live_logs import LiveLog, LiveLogs, LogIsGone
-from quaymaster.pipeline.archive.metrics import METRICS, render_metrics
+from quaymaster.pipeline.archive.metrics import METRICS, archive_metrics
 from quaymaster.pipeline.archive.tables import LEDGER, MESSAGES
 from quaymaster.pipeline.tables import Table, Warehouse, WarehouseBusy
 
@@ -138,7 +138,7 @@ def test_metrics_say_how_much_is_in_which_state_and_what_is_behind(site: Site) -
     site.server.make("orders", 25)
     report = site.run(Policy(10**12, 10**12, 0))
 
-    text = render_metrics(site.ledger(), behind=report.behind, now_s=7.0)
+    text = archive_metrics(site.ledger(), behind=report.behind, now_s=7.0)
 
     lines = text.splitlines()
     assert "quaymaster_archive_behind_messages 5" in lines

@@ -21,7 +21,7 @@ from quaymaster.pipeline.reconciliation import (
     write_comparisons,
 )
 from quaymaster.pipeline.schemas import RECONCILIATION, REQUEST_EVENTS, USAGE_EVENTS, USAGE_HOURLY
-from quaymaster.pipeline.status import read_status, render_metrics
+from quaymaster.pipeline.status import pipeline_metrics, read_status
 from quaymaster.pipeline.upkeep import backfill, compact
 
 ALWAYS = (0, 1 << 62)
@@ -165,7 +165,7 @@ def test_status_says_what_is_there_and_what_is_missing(site: Site) -> None:
     assert status["rows"] == {"bronze": 605, "silver": 505, "audit": 87, "quarantine": 0, "duplicates": 100}
     assert status["gaps"] == [{"front_end": "a", "epoch": 1, "from": 300, "to": 310}]
     assert (status["damaged_blocks"], status["difference"], status["batches"]) == (1, 0, 4)
-    text = render_metrics(status, lag_blocks=3, batch_seconds=0.5, now_s=1.0)
+    text = pipeline_metrics(status, lag_blocks=3, batch_seconds=0.5, now_s=1.0)
     assert 'quaymaster_pipeline_rows_total{layer="silver"} 505' in text
     assert "quaymaster_pipeline_missing_sequences 10" in text
     assert "quaymaster_pipeline_lag_blocks 3" in text

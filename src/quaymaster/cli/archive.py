@@ -16,7 +16,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
 from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table
-from quaymaster.cli.pipeline import StorageOptions, WarehouseURI, need_tables, open_warehouse
+from quaymaster.cli.pipeline import StorageOptions, WarehouseURI, need_tables, only_writer, open_warehouse
 
 if TYPE_CHECKING:
     from pyspark_quaymaster.client import Client
@@ -83,9 +83,8 @@ def archive(
     from quaymaster.pipeline.archive.job import ArchiveJob, Policy
     from quaymaster.pipeline.archive.ledger import archive_lock
     from quaymaster.pipeline.archive.live_logs import LiveLogs
-    from quaymaster.pipeline.archive.metrics import METRICS_FILE, render_metrics
-    from quaymaster.pipeline.status import write_metrics
-    from quaymaster.pipeline.tables import WarehouseBusy
+    from quaymaster.pipeline.archive.metrics import METRICS_FILE, archive_metrics
+    from quaymaster.pipeline.metrics_file import write_metrics
 
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option, makes_tables=True)
@@ -94,17 +93,14 @@ def archive(
     )
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(asking(data, endpoint_url))
-        try:
-            stack.enter_context(archive_lock(tables))
-        except WarehouseBusy as error:
-            raise Refused(f"{error}; stop it, or wait.") from None
+        stack.enter_context(only_writer(archive_lock(tables)))
         with stopping():
             job = ArchiveJob(tables, LiveLogs(client), policy, _now)
         while True:
             report = _run(job, queue or [], quiet=as_json)
             if "://" not in tables.root:
-                text = render_metrics(job.ledger, behind=report.behind, now_s=time.time())
-                write_metrics(Path(tables.root), text, METRICS_FILE)
+                text = archive_metrics(job.ledger, behind=report.behind, now_s=time.time())
+                write_metrics(Path(tables.root, METRICS_FILE), text)
             if once:
                 break
             time.sleep(every)
@@ -193,7 +189,6 @@ def erase(
     from quaymaster.pipeline.archive.erasure import Erasure, Scope
     from quaymaster.pipeline.archive.ledger import Ledger, archive_lock
     from quaymaster.pipeline.archive.live_logs import LiveLogs
-    from quaymaster.pipeline.tables import WarehouseBusy
 
     if (queue is None) == (account is None):
         raise WrongUsage("Name either --queue or --account.")
@@ -202,10 +197,7 @@ def erase(
     tables = open_warehouse(data_directory(data), warehouse, storage_option)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(asking(data, endpoint_url))
-        try:
-            stack.enter_context(archive_lock(tables))
-        except WarehouseBusy as error:
-            raise Refused(f"{error}; stop it, or wait.") from None
+        stack.enter_context(only_writer(archive_lock(tables)))
         stack.enter_context(stopping())
         ledger, logs = Ledger(tables, _now), LiveLogs(client)
         chosen = {

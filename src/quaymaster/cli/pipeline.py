@@ -100,7 +100,7 @@ def run(
     need_tables()
     feed = _feed(directory, files)
     tables = open_warehouse(directory, warehouse, storage_option, makes_tables=True)
-    with _writing(tables), _spark(directory, master, driver_memory, verbose=verbose) as workers:
+    with only_writer(tables.writing()), _spark(directory, master, driver_memory, verbose=verbose) as workers:
         pipeline = _started(workers, tables, feed)
         while True:
             try:
@@ -202,7 +202,7 @@ def reconcile(
 
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
-    with _writing(tables):
+    with only_writer(tables.writing()):
         found = compare_rows(tables)
         write_comparisons(tables, found, _now())
         _count_brokers(tables, directory, admin_url, accept=accept)
@@ -311,7 +311,7 @@ def backfill(
     end_us = _hour_us(until, "--until", 1 << 62)
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
-    with _writing(tables), _spark(directory, master, driver_memory) as workers:
+    with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
         done = sum_up(workers, tables, first_us, end_us)
     if as_json:
         print_json({"hours": done.hours, "replaced": list(done.replaced)})
@@ -338,7 +338,7 @@ def compact(
 
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
-    with _writing(tables), _spark(directory, master, driver_memory) as workers:
+    with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
         done = compact_tables(workers, tables, keep_hours=keep_hours)
         _delete_old_files_of_others(tables, keep_hours)
     if as_json:
@@ -364,10 +364,11 @@ def usage(
     What is shown is what `quaymaster pipeline run` has put into the tables so far.
     """
     need_tables()
+    from quaymaster.pipeline.times import text_of_time, time_of_us
     from quaymaster.pipeline.usage import UsageLine, read_usage
 
     first, end = (
-        None if text is None else _hour_text(_hour_us(text, name, 0))
+        None if text is None else text_of_time(time_of_us(_hour_us(text, name, 0)))
         for text, name in ((since, "--since"), (until, "--until"))
     )
     check_account(account)
@@ -446,12 +447,13 @@ def _need_place(directory: Path, uri: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _writing(tables: Warehouse) -> Iterator[None]:
+def only_writer(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    """Hold a lock of the warehouse. Raises Refused when another process does."""
     from quaymaster.pipeline.tables import WarehouseBusy
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(tables.writing())
+            stack.enter_context(lock)
         except WarehouseBusy as error:
             raise Refused(f"{error}; stop it, or wait.") from None
         yield
@@ -612,7 +614,8 @@ def _catch_up(
         last_counted,
         write_broker_comparison,
     )
-    from quaymaster.pipeline.status import read_status, render_metrics, write_metrics
+    from quaymaster.pipeline.metrics_file import write_metrics
+    from quaymaster.pipeline.status import METRICS_FILE, pipeline_metrics, read_status
 
     started_s = time.monotonic()
     with _reading(feed):
@@ -629,8 +632,8 @@ def _catch_up(
         write_broker_comparison(tables, compared, _now())
     found = read_status(tables, pipeline.coverage)
     if "://" not in tables.root:
-        text = render_metrics(found, lag_blocks=lag, batch_seconds=summary.batch_seconds, now_s=time.time())
-        write_metrics(Path(tables.root), text)
+        text = pipeline_metrics(found, lag_blocks=lag, batch_seconds=summary.batch_seconds, now_s=time.time())
+        write_metrics(Path(tables.root, METRICS_FILE), text)
     return {
         "batches": summary.batches,
         "blocks": summary.blocks,
@@ -661,7 +664,3 @@ def _hour_us(text: str | None, name: str, absent: int) -> int:
     if time_of.tzinfo is None:
         time_of = time_of.replace(tzinfo=datetime.UTC)
     return int(time_of.timestamp()) // 3600 * 3_600_000_000
-
-
-def _hour_text(hour_us: int) -> str:
-    return datetime.datetime.fromtimestamp(hour_us // 1_000_000, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -38,7 +36,8 @@ from quaymaster.pipeline.schemas import (
     USAGE_EVENTS,
     TableSpec,
 )
-from quaymaster.pipeline.tables import Warehouse, WarehouseBusy
+from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.times import time_of_us
 from quaymaster.protocol.usage_records import NO_HASH, CorruptBlock, UsageRecord, parse_hashed_bytes
 
 APP: Final = "audit"
@@ -418,18 +417,7 @@ class Audit:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        root = self._warehouse.root
-        if "://" in root:
-            yield
-            return
-        os.makedirs(root, exist_ok=True)
-        with open(os.path.join(root, LOCK_FILE), "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise WarehouseBusy(
-                    f"another process changes holds or lets events expire in {root}"
-                ) from None
+        with self._warehouse.only_writer(LOCK_FILE, "changes holds or lets events expire"):
             for spec in (HOLDS, ANCHORS, AUDIT_EVENTS):
                 self._warehouse.table(spec).refresh()
             yield
@@ -673,9 +661,7 @@ def _changed(row: dict[str, Any]) -> str | None:
 
 def _columns_of(record: UsageRecord) -> dict[str, Any]:
     """Return what the columns of an event must say, by the record that was hashed."""
-    time = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(
-        microseconds=record.event_time_us
-    )
+    time = time_of_us(record.event_time_us)
     same: tuple[str, ...] = (
         "front_end",
         "epoch",

@@ -6,7 +6,6 @@ looked up by index. So a row costs no Python object.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 
 from quaymaster.pipeline.schemas import REQUEST_COLUMNS, REQUEST_EVENTS, SEGMENTS
 from quaymaster.pipeline.sequences import BlockRange, Epoch
+from quaymaster.pipeline.times import time_of_us
 from quaymaster.protocol.usage_records import (
     CHUNK_BYTES,
     SCHEMA_VERSION,
@@ -162,9 +162,9 @@ def segment_row(block: UsageBlock, origin: Origin) -> dict[str, Any]:
         "bytes": header.payload_bytes,
         "chunks": header.chunks,
         "errors": header.errors,
-        "min_time": _time(header.time_min_us) if header.rows else None,
-        "max_time": _time(header.time_max_us) if header.rows else None,
-        "low_watermark": _time(header.low_watermark_us),
+        "min_time": time_of_us(header.time_min_us) if header.rows else None,
+        "max_time": time_of_us(header.time_max_us) if header.rows else None,
+        "low_watermark": time_of_us(header.low_watermark_us),
         "sha256": block.digest,
         "previous": header.previous,
         "dropped": 0 if dropped is None else dropped.to_sequence - dropped.from_sequence,
@@ -244,7 +244,3 @@ def _event_ids(header: BlockHeader, times_us: Sequence[int]) -> Any:
 
 def _repeated(value: Any, count: int, kind: Any) -> Any:
     return pa.repeat(pa.scalar(value, kind), count)
-
-
-def _time(time_us: int) -> datetime.datetime:
-    return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=time_us)

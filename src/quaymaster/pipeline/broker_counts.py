@@ -33,6 +33,7 @@ from quaymaster.pipeline.schemas import (
 )
 from quaymaster.pipeline.sequences import Coverage
 from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.times import bound_of_time, time_of_us, us_of_time
 
 APP: Final = "broker_counts"
 SCOPE: Final = "brokers"
@@ -135,8 +136,8 @@ class UsageByTime:
     def between(self, count: Mapping[str, Any], measure: str) -> tuple[int, int]:
         """Return least and most that usage may say of a queue that was counted so."""
         queue_id = count["queue_id"]
-        low = self._at(_us(count["counted_time"]) - SKEW_US).get(queue_id, UsageAt())
-        high = self._at(_us(count["until_time"]) + ANSWERED_AFTER_US).get(queue_id, UsageAt())
+        low = self._at(us_of_time(count["counted_time"]) - SKEW_US).get(queue_id, UsageAt())
+        high = self._at(us_of_time(count["until_time"]) + ANSWERED_AFTER_US).get(queue_id, UsageAt())
         if measure == "sends":
             return low.sends, high.sends
         return low.deletions, high.deletions_with_gone
@@ -153,7 +154,7 @@ class UsageByTime:
 
     def _of_hour(self, hour_us: int, time_us: int) -> Iterable[Any]:
         table = self._warehouse.table(USAGE_EVENTS)
-        hour = _time(hour_us).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        hour = bound_of_time(time_of_us(hour_us))
         for file in table.files():
             low, high = file.bounds["hour"]
             if not low <= hour <= high:
@@ -212,7 +213,7 @@ def compare_brokers(
         file
         for file in files
         if not _is_baseline(file)
-        and (closed_us is None or _us(_bound(file, "until_time")) + ANSWERED_AFTER_US <= closed_us)
+        and (closed_us is None or us_of_time(_bound(file, "until_time")) + ANSWERED_AFTER_US <= closed_us)
     ]
     newest = max(comparable, key=_counted_text, default=None)
     if newest is None or (after is not None and _bound(newest, "counted_time") <= after):
@@ -273,7 +274,7 @@ def _compare_queue(
 ) -> BrokerComparison:
     low, high = usage.between(count, measure)
     brokers: int = count[measure]
-    is_from_0 = not count["counted_from"] and _us(baseline["created_time"]) > began_us
+    is_from_0 = not count["counted_from"] and us_of_time(baseline["created_time"]) > began_us
     if baseline["kind"] == ACCEPTED or not is_from_0:
         before_low, before_high = usage.between(baseline, measure)
         brokers -= baseline[measure]
@@ -389,7 +390,7 @@ def _row(
     kind: str, count: QueueCount, counted: datetime.datetime, until: datetime.datetime
 ) -> dict[str, Any]:
     fields = count._asdict()
-    fields["created_time"] = _time(fields.pop("created_ms") * 1000)
+    fields["created_time"] = time_of_us(fields.pop("created_ms") * 1000)
     return {"kind": kind, "counted_time": counted, "until_time": until, **fields}
 
 
@@ -408,13 +409,3 @@ def _counted_text(file: DataFile) -> str:
 
 def _bound(file: DataFile, name: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(file.bounds[name][1])
-
-
-def _us(time: datetime.datetime) -> int:
-    return int(time.timestamp()) * 1_000_000 + time.microsecond
-
-
-def _time(time_us: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(time_us // 1_000_000, datetime.UTC).replace(
-        microsecond=time_us % 1_000_000
-    )

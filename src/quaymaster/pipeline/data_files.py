@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.schemas import USAGE_HOURLY, TableSpec
+from quaymaster.pipeline.times import bound_of_time
 
 ROW_GROUP_ROWS = 131_072
 UNIQUE_TEXTS = frozenset(
@@ -267,5 +268,5 @@ def sync_file(path: str) -> None:
 
 def _stats_value(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
-        return value.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return bound_of_time(value)
     return value.isoformat() if isinstance(value, datetime.date) else value

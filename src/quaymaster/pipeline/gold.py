@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from quaymaster.pipeline.data_files import DataFile
 from quaymaster.pipeline.schemas import USAGE_DAILY, USAGE_HOURLY
 from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.times import bound_of_time
 
 APP = "gold"
 TOTALS = "totals"
@@ -234,7 +235,7 @@ def raise_revision(usage: Any, hours: Any) -> Any:
 
 def files_of_hours(files: Iterable[DataFile], hours: Any) -> list[DataFile]:
     """Return the files of usage_hourly that may have rows of these hours."""
-    wanted = [hour.strftime("%Y-%m-%dT%H:%M:%S.%fZ") for hour in hours.to_pylist()]
+    wanted = [bound_of_time(hour) for hour in hours.to_pylist()]
     return [
         file
         for file in files

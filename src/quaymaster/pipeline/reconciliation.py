@@ -29,6 +29,7 @@ from quaymaster.pipeline.schemas import (
     TableSpec,
 )
 from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.times import text_of_time
 
 APP = "reconciliation"
 ALL = "all"
@@ -143,7 +144,7 @@ def _hours_that_differ(warehouse: Warehouse, hourly: Any) -> list[Comparison]:
     }
     found = []
     for hour in sorted({*of_silver, *of_gold}):
-        scope = hour.strftime("%Y-%m-%dT%H:%M:%SZ")
+        scope = text_of_time(hour)
         for measure in MEASURES:
             here, there = of_silver.get(hour, Counter())[measure], of_gold.get(hour, {}).get(measure, 0)
             if here != there:

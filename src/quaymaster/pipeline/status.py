@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from quaymaster.pipeline import bronze, silver
 from quaymaster.pipeline.broker_counts import MEASURES, last_comparison
+from quaymaster.pipeline.metrics_file import Labelled, render_metrics
 from quaymaster.pipeline.reconciliation import compare_notes
 from quaymaster.pipeline.schemas import REQUEST_EVENTS, TABLES, USAGE_EVENTS
 from quaymaster.pipeline.sequences import Coverage
 from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.times import text_of_time, time_of_us
 
 METRICS_FILE = "metrics.prom"
 METRICS = {
@@ -59,7 +59,7 @@ def read_status(
             "duplicates": counted.get("duplicates.rows", 0),
         },
         "damaged_blocks": counted.get("damaged", 0),
-        "closed_until": None if closed_us is None else _time_text(closed_us),
+        "closed_until": None if closed_us is None else text_of_time(time_of_us(closed_us)),
         "lag_seconds": None if closed_us is None else max(0, int(now_s - closed_us / 1e6)),
         "open_epochs": [list(epoch) for epoch in coverage.open_epochs()],
         "gaps": [
@@ -68,7 +68,7 @@ def read_status(
         ],
         "difference": sum(one.difference for one in compare_notes(warehouse)),
         "brokers": [
-            one._asdict() | {"counted_time": _time_text(_us(one.counted_time)), "difference": one.difference}
+            one._asdict() | {"counted_time": text_of_time(one.counted_time), "difference": one.difference}
             for one in last_comparison(warehouse)
         ],
         "tables": {
@@ -85,9 +85,9 @@ def read_status(
     }
 
 
-def render_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: float, now_s: float) -> str:
-    """Return the text that Prometheus's node exporter takes from a file."""
-    values = {
+def pipeline_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: float, now_s: float) -> str:
+    """Return the text of the metrics file."""
+    values: dict[str, float | Labelled] = {
         "quaymaster_pipeline_lag_blocks": lag_blocks,
         "quaymaster_pipeline_batch_seconds": batch_seconds,
         "quaymaster_pipeline_last_run_timestamp_seconds": now_s,
@@ -104,37 +104,10 @@ def render_metrics(status: dict[str, Any], *, lag_blocks: int, batch_seconds: fl
         "quaymaster_pipeline_open_epochs": len(status["open_epochs"]),
         "quaymaster_pipeline_missing_sequences": sum(gap["to"] - gap["from"] for gap in status["gaps"]),
         "quaymaster_pipeline_damaged_blocks": status["damaged_blocks"],
-    }
-    labelled = {
         "quaymaster_pipeline_rows_total": ("layer", status["rows"]),
         "quaymaster_pipeline_broker_missing_messages": (
             "measure",
             dict.fromkeys(MEASURES, 0) | {one["measure"]: one["missing"] for one in status["brokers"]},
         ),
     }
-    lines = []
-    for name, text in METRICS.items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        if name in values:
-            lines.append(f"{name} {values[name]}")
-        else:
-            label, numbers = labelled[name]
-            lines += [f'{name}{{{label}="{value}"}} {number}' for value, number in numbers.items()]
-    return "\n".join(lines) + "\n"
-
-
-def write_metrics(directory: Path, text: str, name: str = METRICS_FILE) -> None:
-    """Replace a metrics file, so that nobody reads half of it."""
-    part = directory / f"{name}.part"
-    part.write_text(text)
-    os.replace(part, directory / name)
-
-
-def _time_text(time_us: int) -> str:
-    found = datetime.datetime.fromtimestamp(time_us / 1_000_000, datetime.UTC)
-    return found.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _us(when: datetime.datetime) -> int:
-    return int(when.timestamp() * 1_000_000)
+    return render_metrics(METRICS, values)

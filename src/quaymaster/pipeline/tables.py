@@ -37,6 +37,7 @@ from quaymaster.pipeline.data_files import (
 )
 from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.schemas import TableSpec
+from quaymaster.pipeline.times import bound_of_time
 
 NOTE = "quaymaster"
 """Where a commit has the notes of its jobs: `{"<app>": {...}}`, carried on from commit to commit."""
@@ -277,16 +278,28 @@ class Warehouse:
         Raises:
             WarehouseBusy: another process is.
         """
+        with self.only_writer("lock", "writes the tables"):
+            self._tables.clear()
+            yield
+
+    @contextlib.contextmanager
+    def only_writer(self, lock_file: str, what: str) -> Iterator[None]:
+        """Hold one of the warehouse's locks while the block runs. `what` it does is for whoever comes second.
+
+        In an object store nothing is locked.
+
+        Raises:
+            WarehouseBusy: another process holds it.
+        """
         if "://" in self.root:
             yield
             return
         os.makedirs(self.root, exist_ok=True)
-        with open(os.path.join(self.root, "lock"), "a") as file:
+        with open(os.path.join(self.root, lock_file), "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise WarehouseBusy(f"another process writes the tables in {self.root}") from None
-            self._tables.clear()
+                raise WarehouseBusy(f"another process {what} in {self.root}") from None
             yield
 
 
@@ -297,5 +310,5 @@ def between(column: Any, low: Any, high: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
-        return value.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return bound_of_time(value)
     return value.isoformat() if isinstance(value, datetime.date) else value

@@ -17,6 +17,7 @@ from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.schemas import TABLES, USAGE_EVENTS, USAGE_HOURLY, TableSpec
 from quaymaster.pipeline.tables import Table, Warehouse
 from quaymaster.pipeline.tasks import Workers, answer_files
+from quaymaster.pipeline.times import text_of_time
 
 BACKFILL_APP = "backfill"
 COMPACT_APP = "compact"
@@ -62,7 +63,7 @@ def backfill(workers: Workers, warehouse: Warehouse, first_us: int, end_us: int)
     if wrong or broken:
         _replace_hours(warehouse, right, pa.array(wrong, gold.PARTIAL_SCHEMA.field("hour").type), broken)
     gold.add_days(warehouse, hourly.last_batch(BACKFILL_APP), app=BACKFILL_APP)
-    return Backfilled(len(all_hours), tuple(hour.strftime("%Y-%m-%dT%H:%M:%SZ") for hour in wrong))
+    return Backfilled(len(all_hours), tuple(text_of_time(hour) for hour in wrong))
 
 
 def _readable(hourly: Table) -> tuple[Any, list[DataFile]]:

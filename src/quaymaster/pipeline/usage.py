@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from quaymaster.pipeline.schemas import USAGE_HOURLY
 from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.times import text_of_time
 
 
 class UsageLine(NamedTuple):
@@ -53,7 +54,7 @@ def _line(row: dict[str, Any]) -> UsageLine:
         row["account_id"],
         row["queue_name"],
         row["action"],
-        row["hour"].strftime("%Y-%m-%dT%H:%M:%SZ"),
+        text_of_time(row["hour"]),
         row["requests"],
         row["messages"],
         row["bytes"],

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from quaymaster.pipeline.archive.tables import MESSAGES
 from quaymaster.pipeline.data_files import DataFile, Place, sync_file
+from quaymaster.pipeline.times import bound_of_time, time_of_us
 
 GROUP_ROWS_MAX: Final = 65_536
 GROUP_BYTES_MAX: Final = 32 << 20
@@ -63,7 +64,7 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 def date_of(time_ms: int) -> datetime.date:
     """Return the day of a time, in UTC."""
-    return datetime.datetime.fromtimestamp(time_ms / 1_000, datetime.UTC).date()
+    return time_of_us(time_ms * 1_000).date()
 
 
 def write_file(place: Place, path: str, queue_id: str, batches: Iterable[Any]) -> None:
@@ -145,8 +146,7 @@ def digest_of(place: Place, path: str) -> tuple[int, str]:
 def data_file(path: str, queue_id: str, partition: int, first: int, end: int, verified: Verified) -> DataFile:
     """Return what the table's log says of a file: which stretch it has can be told from that alone."""
     times = tuple(
-        datetime.datetime.fromtimestamp(time_ms / 1_000, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        for time_ms in (verified.first_ms, verified.last_ms)
+        bound_of_time(time_of_us(time_ms * 1_000)) for time_ms in (verified.first_ms, verified.last_ms)
     )
     bounds = {
         "queue_id": (queue_id, queue_id),

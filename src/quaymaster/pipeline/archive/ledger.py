@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal, cast
@@ -24,7 +22,7 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError
 
 from quaymaster.pipeline.archive.tables import LEDGER
-from quaymaster.pipeline.tables import Warehouse, WarehouseBusy
+from quaymaster.pipeline.tables import Warehouse
 
 State = Literal["sealed", "archived", "expiring", "deleted", "erased", "lost"]
 
@@ -64,16 +62,7 @@ def archive_lock(warehouse: Warehouse) -> Iterator[None]:
     Raises:
         WarehouseBusy: another process archives, erases, or tidies up.
     """
-    root = warehouse.root
-    if "://" in root:
-        yield
-        return
-    os.makedirs(root, exist_ok=True)
-    with open(os.path.join(root, LOCK_FILE), "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WarehouseBusy(f"another process writes the archive in {root}") from None
+    with warehouse.only_writer(LOCK_FILE, "writes the archive"):
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from quaymaster.pipeline.archive.ledger import IN_TABLE, Ledger
+from quaymaster.pipeline.metrics_file import Labelled, render_metrics
 
 METRICS_FILE: Final = "archive.prom"
 METRICS: Final = {
@@ -16,27 +17,20 @@ METRICS: Final = {
 }
 
 
-def render_metrics(ledger: Ledger, *, behind: int, now_s: float) -> str:
+def archive_metrics(ledger: Ledger, *, behind: int, now_s: float) -> str:
     """Return the text of the file."""
     stretches = ledger.stretches()
-    values = {
+    states = ("sealed", "archived", "expiring", "deleted", "erased", "lost")
+    values: dict[str, float | Labelled] = {
         "quaymaster_archive_last_run_timestamp_seconds": now_s,
         "quaymaster_archive_behind_messages": behind,
         "quaymaster_archive_lost_messages_total": sum(
             one.end - one.first for one in stretches if one.state == "lost"
         ),
         "quaymaster_archive_file_bytes": sum(one.file_bytes for one in stretches if one.state in IN_TABLE),
+        "quaymaster_archive_files": (
+            "state",
+            {state: sum(one.state == state for one in stretches) for state in states},
+        ),
     }
-    lines = []
-    for name, text in METRICS.items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        if name in values:
-            lines.append(f"{name} {values[name]}")
-        else:
-            states = ("sealed", "archived", "expiring", "deleted", "erased", "lost")
-            lines += [
-                f'{name}{{state="{state}"}} {sum(one.state == state for one in stretches)}'
-                for state in states
-            ]
-    return "\n".join(lines) + "\n"
+    return render_metrics(METRICS, values)

@@ -10,13 +10,14 @@ import csv
 import io
 import tomllib
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from importlib.resources import files
 from typing import Any, Final
 
 from quaymaster.pipeline.billing.prices import BadPriceBook, PriceBook, PriceVersion, Tier, make_tiers
 from quaymaster.pipeline.billing.rules import BILLING_CLASSES, BillingClass
+from quaymaster.pipeline.times import text_of_time
 
 CSV_COLUMNS: Final = (
     *("name", "currency", "issuer", "number", "valid_from", "valid_to", "free_requests"),
@@ -145,7 +146,7 @@ def each_tier(book: PriceBook) -> list[tuple[PriceVersion, BillingClass, Tier]]:
 
 def time_text(time: datetime) -> str:
     """Return a time as RFC 3339 in UTC, to the second."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return text_of_time(time)
 
 
 def _version(fields: Mapping[str, Any]) -> PriceVersion:

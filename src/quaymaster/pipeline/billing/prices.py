@@ -23,6 +23,7 @@ from typing import Final
 
 from quaymaster.pipeline.billing.money import as_unit_price, plain
 from quaymaster.pipeline.billing.rules import BILLING_CLASSES, BillingClass
+from quaymaster.pipeline.times import text_of_time
 
 VERSIONS_MAX: Final = 1000
 TIERS_MAX: Final = 20
@@ -193,4 +194,4 @@ def _full_hour(time: datetime, what: str) -> datetime:
 
 
 def _text(time: datetime | None) -> str:
-    return "further notice" if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return "further notice" if time is None else text_of_time(time)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +33,7 @@ from quaymaster.pipeline.billing.tables import (
     PRICE_BOOK,
 )
 from quaymaster.pipeline.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
-from quaymaster.pipeline.tables import Warehouse, WarehouseBusy
+from quaymaster.pipeline.tables import Warehouse
 
 APP: Final = "billing"
 LOCK_FILE: Final = "billing.lock"
@@ -82,16 +80,7 @@ class BillingStore:
         Raises:
             WarehouseBusy: another process bills.
         """
-        root = self._warehouse.root
-        if "://" in root:
-            yield
-            return
-        os.makedirs(root, exist_ok=True)
-        with open(os.path.join(root, LOCK_FILE), "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise WarehouseBusy(f"another process writes invoices or prices in {root}") from None
+        with self._warehouse.only_writer(LOCK_FILE, "writes invoices or prices"):
             for spec in BILLING_TABLES:
                 self._warehouse.table(spec).refresh()
             yield
