@@ -224,7 +224,7 @@ def test_purge_takes_everything_in_any_state_and_what_deduplication_remembers() 
     receive(found, 1, now_ms=NOW_MS + 30_000)
     found.moving[3] = 9
 
-    emptied = found.apply_purge(found.next_sequence)
+    emptied = found.apply_purge(found.next_sequence, NOW_MS)
     assert found.apply_delete_below(2) == []
 
     assert found.counts(NOW_MS + 30_000).visible == 0
@@ -498,7 +498,7 @@ def test_a_snapshot_comes_in_small_pieces_and_says_what_was_when_it_was_begun(na
     found.apply_change_visibility(600, NOW_MS, 0, 1, 1, changed=True)
     if name == "jobs":
         send(found, 1, own_delay_ms=200)
-    found.apply_purge(found.next_sequence)
+    found.apply_purge(found.next_sequence, NOW_MS)
     rest = list(pieces)
     loaded = Partition.from_bytes(
         b"".join([*begun, *rest]), found.definition, 0, found.index._keeper, retry_window_ms=120_000

@@ -39,6 +39,7 @@ from quaymaster.core.commands import (
     StageCount,
     StageMessages,
 )
+from quaymaster.core.committed_runs import CommittedRuns
 from quaymaster.core.errors import NotNow
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.messages import split_payload
@@ -49,7 +50,6 @@ from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
 from quaymaster.core.replication import LEASE_MS, JournalConfiguration, LogReplica
 from quaymaster.core.replication_messages import Append, Mismatch
-from quaymaster.core.staged_messages import CommittedRuns
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
 from sim.host import Host
@@ -689,7 +689,7 @@ class _PurgeForgotten(QueueStates):
     def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
-            self.empty_later(partition.apply_purge(min(partition.head + 1, row.sequence)))
+            self.empty_later(partition.apply_purge(min(partition.head + 1, row.sequence), row.time_ms))
 
 
 @plant("group-not-told", "a follower tells the groups of a log nothing of what is sent to it", "logs")

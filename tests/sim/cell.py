@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from harness.replica_host import arn, queue
 
 from quaymaster.coordination import watched_prefix
-from quaymaster.core import placement, staged_messages
+from quaymaster.core import committed_runs, placement, staged_messages
 from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import Command, InternalCommand, SetQueue
 from quaymaster.core.formats import CellFormat
@@ -40,7 +40,7 @@ from sim.profiles import Profile, draw
 from sim.queue_checker import RETENTION_SHORT_MS, QueueChecker, QueueKind
 from sim.replica import Replica
 from sim.store import Store
-from sim.transactions import TRANSACTION_EXPIRES_MS, Sink, check_batches, drive
+from sim.transactions import PACKED_RUNS, TRANSACTION_EXPIRES_MS, Sink, check_batches, drive
 
 ACTIVATION_LIMIT_US = 15 * SECOND
 DRAIN_LIMIT_US = 120 * SECOND
@@ -302,7 +302,9 @@ class Cell:
         level, propagates = logger.level, logger.propagate
         handler = StoryHandler(self)
         expires_ms = staged_messages.EXPIRES_MS
+        packed_rows = committed_runs.PACKED_ROWS
         vars(staged_messages)["EXPIRES_MS"] = TRANSACTION_EXPIRES_MS
+        vars(committed_runs)["PACKED_ROWS"] = PACKED_RUNS
         vars(watched_prefix)["random"] = self.kernel.random_for("watches")
         placement._Planner = self.bugs.variant(placement._Planner)  # type: ignore[misc]  # a subclass in its place
         logger.setLevel(logging.INFO if self.kernel.story is not None else logging.CRITICAL)
@@ -313,6 +315,7 @@ class Cell:
         finally:
             vars(watched_prefix)["random"] = random
             vars(staged_messages)["EXPIRES_MS"] = expires_ms
+            vars(committed_runs)["PACKED_ROWS"] = packed_rows
             placement._Planner = planner  # type: ignore[misc]  # the class itself again
             logger.removeHandler(handler)
             logger.setLevel(level)

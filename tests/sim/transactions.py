@@ -35,6 +35,8 @@ PARTS_MAX = 3
 MESSAGES_MAX = 12
 TRANSACTION_EXPIRES_MS = 10_000
 """In place of an hour."""
+PACKED_RUNS = 2
+"""So many runs are packed together, in place of thousands."""
 
 
 @dataclass(slots=True)

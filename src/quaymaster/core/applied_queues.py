@@ -39,6 +39,7 @@ from itertools import islice
 import msgspec
 
 from quaymaster.core.commands import MoveTask
+from quaymaster.core.committed_runs import Run
 from quaymaster.core.errors import QueueDoesNotExist
 from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, split_payload, split_prefix
@@ -62,7 +63,6 @@ from quaymaster.core.queue_definitions import (
     parse_queue_arn,
 )
 from quaymaster.core.records import MESSAGE_TYPES, RecordType, Row
-from quaymaster.core.staged_messages import Run
 
 OWN_DELAY = 8
 """Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/messages`'s."""
@@ -363,10 +363,10 @@ class AppliedQueues:
 
     def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         for follower in self._following(row):  # first: they look at what the log drops from the index
-            self.empty_later(follower.apply_purge(row.sequence))
+            self.empty_later(follower.apply_purge(row.sequence, row.time_ms))
         partition = self._to_apply(row)
         if partition is not None:
-            self.empty_later(partition.apply_purge(row.sequence))
+            self.empty_later(partition.apply_purge(row.sequence, row.time_ms))
 
     def _apply_expire(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         for follower in self._following(row):

@@ -760,6 +760,7 @@ class Partition:
             else:
                 self.deleted.add(sequence)
         self._move_head()
+        self._forget_staged(time_ms)
 
     def apply_delete_below(self, stop: int) -> list[Iterator[None]]:
         """Every message below is gone (purge, expiry of the oldest).
@@ -792,9 +793,10 @@ class Partition:
         if self.sizes is not None:
             self.sizes.drop_below(self.head)
 
-    def apply_purge(self, stop: int) -> list[Iterator[None]]:
+    def apply_purge(self, stop: int, time_ms: int) -> list[Iterator[None]]:
         """The queue was purged: messages below are gone, and so is what deduplication remembers."""
         emptied = self.apply_delete_below(stop)
+        self._forget_staged(time_ms)
         self.dedup = None
         self.retries = None
         self.attempts = {}
@@ -1073,6 +1075,11 @@ class Partition:
             deleted.remove_range(self.head, stop)
             self.head = stop
         self.index.drop_below(self.head)
+
+    def _forget_staged(self, time_ms: int) -> None:
+        """Let go what was kept of messages below the head, also where no further transaction ever comes."""
+        if self.staged is not None:
+            self.staged.forget_runs(self.head, time_ms)
 
     def _forget_attempts(self, now_ms: int) -> None:
         attempts = self.attempts

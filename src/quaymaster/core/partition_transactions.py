@@ -18,9 +18,10 @@ from array import array
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
+from quaymaster.core.committed_runs import Run
 from quaymaster.core.index import IndexEntry
 from quaymaster.core.partition import Partition
-from quaymaster.core.staged_messages import Run, Stage, StagedMessages, place_of
+from quaymaster.core.staged_messages import Stage, StagedMessages, place_of
 from quaymaster.core.timers import round_up_to_slot_ms
 
 ONE_DELAY: Final = 1

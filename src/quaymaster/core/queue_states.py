@@ -500,7 +500,7 @@ class QueueStates(AppliedQueues):
             if partition.log is None:
                 self.messages_gone += partition.alive
             for each in (*partition.groups.values(), partition):
-                self.empty_later(each.apply_purge(stop))
+                self.empty_later(each.apply_purge(stop, now_ms))
         return Done(), Wait.COMMIT
 
     def _expire(self, command: ExpireMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:

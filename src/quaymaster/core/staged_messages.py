@@ -10,19 +10,19 @@ whether it is new, however often somebody asks. A stage is one writer's part of 
 writer's choice: a commit says which stages count, and what a writer that failed left behind goes with the others.
 
 Of an open stage there is, packed, all that a commit must know of its messages: 12 to 40 bytes for each. Of a committed
-one there is a run: which sequence numbers its places became. It stays until these messages are gone, because a STAGE
-record does not say it, and takes 32 bytes however many messages it has.
+one there is a run: which sequence numbers its places became (`core/committed_runs`). It stays until these messages are
+gone, because a STAGE record does not say it, and takes some bytes however many messages it has.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
 
+from quaymaster.core.committed_runs import CommittedRuns, PackedRuns, RunsState
 from quaymaster.core.formats import Versions
 
 STAGED_MESSAGES: Final[Versions] = {1: 0, 3: 1}
@@ -43,12 +43,11 @@ OPEN_MESSAGES_MAX: Final = 2_000_000
 """So many messages may be staged in a partition and not committed."""
 OPEN_STAGES_MAX: Final = 10_000
 SINKS_MAX: Final = 100_000
-RUNS_MAX: Final = 1_000_000
-"""So many runs of committed messages a partition may have."""
+RUNS_BYTES_MAX: Final = 64 << 20
+"""So many bytes the runs of committed messages may take: 3 for each of a steady stream's, 32 at the very worst."""
 
 INDEX_BITS: Final = 24
 _INDEX_MASK: Final = (1 << INDEX_BITS) - 1
-_RUNS_IN_PIECE: Final = 32_768
 _SINKS_IN_PIECE: Final = 1_000
 _NO_DEDUP: Final = bytes(16)
 _QUEUE_DELAY: Final = -1
@@ -166,88 +165,6 @@ class Sink(msgspec.Struct, array_like=True, frozen=True, gc=False):
     committed_ms: int
 
 
-class Run(NamedTuple):
-    """Messages of a committed stage: their first place and sequence number, how many, and what they were sent with."""
-
-    place: int
-    sequence: int
-    length: int
-    sent_ms: int
-    delay_ms: int
-
-
-class CommittedRuns:
-    """Which sequence numbers the places of committed messages became. Another thread may ask while this changes."""
-
-    __slots__ = ("_changes", "_counts", "_delays", "_places", "_sequences", "_times")
-
-    def __init__(self) -> None:
-        self._places = array("Q")
-        self._sequences = array("Q")
-        self._times = array("Q")
-        self._counts = array("I")
-        self._delays = array("I")
-        self._changes = 0
-        """Odd while it changes."""
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def add(self, run: Run) -> None:
-        """Messages have their numbers."""
-        at = bisect_right(self._places, run.place)
-        self._changes += 1
-        self._places.insert(at, run.place)
-        self._sequences.insert(at, run.sequence)
-        self._times.insert(at, run.sent_ms)
-        self._counts.insert(at, run.length)
-        self._delays.insert(at, run.delay_ms)
-        self._changes += 1
-
-    def find(self, place: int) -> Run | None:
-        """Return the run of one message: where it has its own number."""
-        while True:
-            changes = self._changes
-            try:
-                found = self._look_up(place)
-            except IndexError:
-                found = None  # there are fewer by now
-            if changes == self._changes and not changes & 1:
-                return found
-
-    def _look_up(self, place: int) -> Run | None:
-        at = bisect_right(self._places, place) - 1
-        if at < 0 or place >= self._places[at] + self._counts[at]:
-            return None
-        sequence = self._sequences[at] + place - self._places[at]
-        return Run(place, sequence, 1, self._times[at], self._delays[at])
-
-    def drop(self, head: int, before_ms: int) -> None:
-        """Forget runs in front whose messages are below `head`, and which were sent before a time."""
-        gone = 0
-        while (
-            gone < len(self._places)
-            and self._sequences[gone] + self._counts[gone] <= head
-            and self._times[gone] <= before_ms
-        ):
-            gone += 1
-        if gone:
-            self._changes += 1
-            for column in (self._places, self._sequences, self._times, self._counts, self._delays):
-                del column[:gone]
-            self._changes += 1
-
-    def columns(self) -> tuple[array[int], ...]:
-        """Return copies of the columns, for a snapshot."""
-        return self._places[:], self._sequences[:], self._times[:], self._counts[:], self._delays[:]
-
-    def load(self, columns: tuple[bytes, ...]) -> None:
-        """Append columns that a snapshot has, as bytes."""
-        into = (self._places, self._sequences, self._times, self._counts, self._delays)
-        for column, data in zip(into, columns, strict=True):
-            column.frombytes(data)
-
-
 class _Open(msgspec.Struct, array_like=True, tag=1):
     """Open transactions without their stages, and the number that the next stage gets."""
 
@@ -273,10 +190,6 @@ class _Stage(msgspec.Struct, array_like=True, tag=2):
 
 class _Sinks(msgspec.Struct, array_like=True, tag=3):
     sinks: list[Sink]
-
-
-class _Runs(msgspec.Struct, array_like=True, tag=4):
-    columns: tuple[bytes, bytes, bytes, bytes, bytes]
 
 
 class StagedMessages:
@@ -372,9 +285,13 @@ class StagedMessages:
 
     def forget(self, head: int, now_ms: int) -> None:
         """Forget what nobody can ask for any more: of messages below `head`, and of sinks long silent."""
-        self.runs.drop(head, now_ms - RUN_KEPT_MS)
+        self.forget_runs(head, now_ms)
         while self.sinks and (sink := next(iter(self.sinks.values()))).committed_ms + SINK_KEPT_MS <= now_ms:
             del self.sinks[sink.name]
+
+    def forget_runs(self, head: int, now_ms: int) -> None:
+        """Forget what messages below `head` became."""
+        self.runs.drop(head, now_ms - RUN_KEPT_MS)
 
     # Snapshots
 
@@ -399,22 +316,19 @@ class StagedMessages:
             for each in open_
             for stage in each.stages.values()
         ]
-        return self._packed(head, stages, list(self.sinks.values()), self.runs.columns())
+        return self._packed(head, stages, list(self.sinks.values()), self.runs.state())
 
     @staticmethod
     def _packed(
-        head: _Open, stages: list[_Stage], sinks: list[Sink], runs: tuple[array[int], ...]
+        head: _Open, stages: list[_Stage], sinks: list[Sink], runs: Iterator[PackedRuns | RunsState]
     ) -> Iterator[bytes]:
         yield _encode(head)
         for stage in stages:
             yield _encode(stage)
         for at in range(0, len(sinks), _SINKS_IN_PIECE):
             yield _encode(_Sinks(sinks[at : at + _SINKS_IN_PIECE]))
-        for at in range(0, len(runs[0]), _RUNS_IN_PIECE):
-            places, sequences, times, counts, delays = (
-                column[at : at + _RUNS_IN_PIECE].tobytes() for column in runs
-            )
-            yield _encode(_Runs((places, sequences, times, counts, delays)))
+        for piece in runs:
+            yield _encode(piece)
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[bytes | memoryview]) -> StagedMessages:
@@ -431,7 +345,7 @@ class StagedMessages:
             elif type(state) is _Sinks:
                 staged.sinks.update((sink.name, sink) for sink in state.sinks)
             else:
-                staged.runs.load(state.columns)
+                staged.runs.load(state)
         return staged
 
     def _load_stage(self, state: _Stage) -> None:
@@ -463,9 +377,9 @@ class StagedMessages:
                 for _, found in sorted(self.open.items())
             ],
             sorted((sink.name, sink.batch, sink.messages, sink.committed_ms) for sink in self.sinks.values()),
-            [list(column) for column in self.runs.columns()],
+            self.runs.content(),
         ]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Open | _Stage | _Sinks | _Runs).decode
+_decode = msgspec.msgpack.Decoder(_Open | _Stage | _Sinks | PackedRuns | RunsState).decode

@@ -35,7 +35,7 @@ from quaymaster.core.records import Record, RecordType
 from quaymaster.core.staged_messages import (
     OPEN_MESSAGES_MAX,
     OPEN_STAGES_MAX,
-    RUNS_MAX,
+    RUNS_BYTES_MAX,
     SINKS_MAX,
     SLOW_TRANSACTION_MESSAGES_MAX,
     STAGED_MESSAGES,
@@ -115,8 +115,10 @@ def _check_room(staged: StagedMessages, messages: int, *, is_new_stage: bool, is
         raise OverLimit(f"A queue may have {OPEN_MESSAGES_MAX} messages staged and not committed.")
     if is_new_stage and staged.open_stages >= OPEN_STAGES_MAX:
         raise OverLimit(f"A queue may have {OPEN_STAGES_MAX} open stages.")
-    if len(staged.runs) >= RUNS_MAX:
-        raise OverLimit(f"A queue may keep messages of {RUNS_MAX} stages.")
+    if staged.runs.size_bytes >= RUNS_BYTES_MAX:
+        raise OverLimit(
+            f"A queue may keep {RUNS_BYTES_MAX} bytes about committed stages whose messages are still there."
+        )
     if is_new_sink:
         _check_sinks(staged)
 
