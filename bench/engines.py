@@ -1,17 +1,20 @@
-"""Hourly sums and deduplication of the same Parquet files by the pipeline, Spark, DuckDB and Polars.
+"""Hourly sums and deduplication of the same Parquet files by the pipeline, Spark, DuckDB, Polars and a hybrid.
 
     python -m bench engines [--events 10000000] [--cores 2] [--only duckdb,spark] [--folder DIR] [--workers]
 
 Every engine has a process of its own, as many threads, the same files (an hour a million events; 1,000 accounts,
-20,000 queues by Zipf 0.9, 8 actions; one event in a hundred twice) and makes all of the answer. Two runs: cold is from
-the start of the engine (for Spark its JVM) to the first answer, warm is the second run. Answers must be equal.
+20,000 queues by Zipf 0.9, 8 actions; one event in a hundred twice, half of them in the next file) and makes all of the
+answer. Two runs: cold is from the start of the engine (for Spark its JVM) to the first answer, warm is the second run.
+Answers must be equal. Memory is the largest resident memory of all processes of the engine together, at one time.
 
     hourly   sums by hour, region, account, queue and action, as usage_hourly has them: names, or integers for them
     dedup    each event once, by its id of 36 characters, then events and bytes by hour and action
 
 The pipeline's hourly sums are those of `quaymaster pipeline backfill`. Spark has the settings of SPARK; it makes two
 hashes of an id, groups by one, and refuses an answer where the other differs: for bills two ids must not be taken for
-one. `--workers` runs Spark's queries on a standalone cluster of one and then two workers of a core each.
+one. `hybrid` is Spark with DuckDB in its tasks: each answers for a stretch of hours or of ids, which footers bound, so
+that no row goes from task to task (`bench.stretches`). `--workers` runs the engines of ON_CLUSTERS on a standalone
+cluster, of one worker and then of two; each worker keeps to a core of its own, and the cluster's processes count.
 """
 
 from __future__ import annotations
@@ -25,21 +28,23 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from bench import processes, servers
+from bench.event_files import files_of, size_mib, write_files
 from bench.meter import Meter
-from bench.pipeline import EVENTS_PER_FILE, make_events
-from quaymaster.pipeline.data_files import ROW_GROUP_ROWS, Place
+from bench.pipeline import EVENTS_PER_FILE
+from bench.stretches import cut, read_row_groups
+from quaymaster.pipeline.data_files import Place
 
-TWICE = 100
-"""One event in so many is there twice."""
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 SUMS = ("billed_requests", "chunks", "messages", "bytes", "bytes_in", "bytes_out", "latency_us")
 NAMES = ("hour", "region", "account_id", "queue_sk", "action")
 INTEGERS = ("hour", "account_sk", "queue_sk", "op")
@@ -57,6 +62,33 @@ SPARK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+PIPELINE = {"spark.driver.memory": "1g"}
+HYBRID = {
+    "spark.driver.memory": "1g",
+    "spark.executor.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""Rows stay in Python: the JVM needs little memory, one collector, and not its second compiler."""
+HYBRID_DUCKDB: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "memory_limit": "1GB",
+    "preserve_insertion_order": False,
+}
+KINDS = {
+    "hour": "timestamp",
+    "region": "string",
+    "account_id": "string",
+    "action": "string",
+    "account_sk": "long",
+    "queue_sk": "long",
+    "op": "short",
+}
+"""The types that Spark has for keys."""
+ROWS_PER_STRETCH = 1_000_000
+"""With half of it all tasks together cost more; with twice as many rows a task takes 100 MiB more."""
+BATCH_ROWS = 65_536
 ROWS_PER_PARTITION = 3_000_000
 """Of a shuffle: few partitions cost least (4 for ten million)."""
 CLUSTER_READY_S = 120.0
@@ -65,6 +97,14 @@ Digest = Callable[[], list[int]]
 """How many rows an answer has, its requests and its bytes; looked at when nothing is measured any more."""
 Run = Callable[[str], Digest]
 """Answers a question: all of the answer is made when it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where Spark's tasks run, and the processes that are not below the one that asks for them."""
+
+    master: str
+    pids: tuple[int, ...]
 
 
 def main() -> None:
@@ -79,25 +119,28 @@ def main() -> None:
     parser.add_argument("--workers", action="store_true")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--master", help=argparse.SUPPRESS)
+    parser.add_argument("--pids", type=int, nargs="*", default=(), help=argparse.SUPPRESS)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="quaymaster-bench-"))
         )
         if options.engine:
-            master = options.master or f"local[{options.cores}]"
-            print(json.dumps(answer_all(options.engine, folder, options.events, options.cores, master)))
+            running = Cluster(options.master or f"local[{options.cores}]", options.pids)
+            print(json.dumps(answer_all(options.engine, folder, options.events, options.cores, running)))
             return
         write_files(folder, options.events)
         found: dict[str, Any] = {
             "events": options.events,
             "cores": options.cores,
-            "file_mib": size_mib(folder),
+            "file_mib": size_mib(files_of(folder, options.events)),
         }
         if options.workers:
             for workers in (1, 2):
-                with cluster(workers) as master:
-                    found[f"spark, {workers} workers"] = in_own_process("spark", options, folder, master)
+                for engine in [name for name in options.only if name in ON_CLUSTERS]:
+                    with cluster(workers) as running:
+                        figures = in_own_process(engine, options, folder, running)
+                    found[f"{engine}, workers: {workers}"] = figures
         else:
             for engine in options.only:
                 found[engine] = in_own_process(engine, options, folder)
@@ -105,71 +148,33 @@ def main() -> None:
         print(json.dumps(found, indent=2))
 
 
-def write_files(folder: Path, events: int) -> None:
-    """Write the files, unless they are there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for first in range(0, events, EVENTS_PER_FILE):
-        path = folder / f"{first:012}.parquet"
-        count = min(EVENTS_PER_FILE, events - first)
-        if path.exists() and pq.read_metadata(path).num_rows == count + -(-count // TWICE):
-            continue
-        rows = make_events(first, count)
-        digits = np.array([f"{number:02x}" for number in range(256)])
-        octets = np.random.default_rng(first + 1).integers(0, 256, (count, 10))
-        # Ids begin with the time, as a UUIDv7 does, and differ in the rest.
-        ids = np.char.add(f"{first:016x}", digits[octets[:, 0]])
-        for at in range(1, 10):
-            ids = np.char.add(ids, digits[octets[:, at]])
-        rows = rows.append_column("event_id", pa.array(ids, pa.string()))
-        rows = pa.concat_tables([rows, rows.take(pa.array(np.arange(0, count, TWICE)))])
-        texts = [
-            field.name for field in rows.schema if pa.types.is_string(field.type) and field.name != "event_id"
-        ]
-        part = path.with_suffix(".part")
-        pq.write_table(
-            rows,
-            part,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=texts,
-            row_group_size=ROW_GROUP_ROWS,
-        )
-        part.rename(path)
-
-
-def files_of(folder: Path, events: int) -> list[Path]:
-    return [folder / f"{first:012}.parquet" for first in range(0, events, EVENTS_PER_FILE)]
-
-
-def size_mib(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.parquet")) >> 20
-
-
 def in_own_process(
-    engine: str, options: argparse.Namespace, folder: Path, master: str = ""
+    engine: str, options: argparse.Namespace, folder: Path, running: Cluster | None = None
 ) -> dict[str, Any]:
     """Return an engine's figures, measured in a process that does nothing else."""
     command = [sys.executable, "-m", "bench.engines", "--engine", engine, "--folder", str(folder)]
     command += ["--events", str(options.events), "--cores", str(options.cores)]
-    command += ["--master", master] if master else []
+    if running:
+        command += ["--master", running.master, "--pids", *map(str, running.pids)]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     print(engine, answer.stdout.strip(), file=sys.stderr, flush=True)
     found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return found
 
 
-def answer_all(engine: str, folder: Path, events: int, cores: int, master: str) -> dict[str, Any]:
+def answer_all(engine: str, folder: Path, events: int, cores: int, running: Cluster) -> dict[str, Any]:
     """Return figures and a digest of the answer for each question, run twice."""
     paths = files_of(folder, events)
     found: dict[str, Any] = {}
+    heaps = heaps_of(engine, is_local=not running.pids)
     with contextlib.ExitStack() as stack:
-        starting = Meter()
+        starting = Meter(*running.pids)
         with starting:
-            run = stack.enter_context(ENGINES[engine](paths, cores, master))
+            run = stack.enter_context(ENGINES[engine](paths, cores, running.master))
         for question in QUESTIONS:
             if engine == "pipeline" and question != "hourly":
                 continue
-            meters = [Meter(), Meter()]
+            meters = [Meter(*running.pids), Meter(*running.pids)]
             for meter in meters:
                 with meter:
                     answer = run(question)
@@ -182,7 +187,14 @@ def answer_all(engine: str, folder: Path, events: int, cores: int, master: str) 
                 "warm": warm.figures(events),
                 "answer": answer(),
             }
-    return found
+    return found | heaps
+
+
+def heaps_of(engine: str, *, is_local: bool) -> dict[str, str]:
+    """Return how large heaps of the engine's JVMs may become; it has none without one."""
+    settings = {"pipeline": PIPELINE, "spark": SPARK, "hybrid": SPARK | HYBRID}.get(engine, {})
+    jvms = ("driver",) if is_local else ("driver", "executor")
+    return {f"{jvm}_heap": settings[f"spark.{jvm}.memory"] for jvm in jvms if settings}
 
 
 def digest(answer: Any) -> list[int]:
@@ -211,7 +223,7 @@ def pipeline_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]
     work = silver.usage_work(Place(str(paths[0].parent), {}), 0, 1 << 62)
     with (
         tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder,
-        spark_session(master, directory=Path(folder)) as spark,
+        spark_session(master, directory=Path(folder), driver_memory=PIPELINE["spark.driver.memory"]) as spark,
     ):
         workers = SparkWorkers(spark)
 
@@ -225,17 +237,10 @@ def pipeline_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]
 @contextlib.contextmanager
 def spark_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
     """Spark SQL with the settings of SPARK."""
-    from pyspark.sql import SparkSession
     from pyspark.sql import functions as f
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName("quaymaster bench")
     partitions = max(cores, -(-len(paths) * EVENTS_PER_FILE // ROWS_PER_PARTITION))
-    for name, value in (SPARK | {"spark.sql.shuffle.partitions": str(partitions)}).items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = start_spark(master, SPARK | {"spark.sql.shuffle.partitions": str(partitions)})
     events = spark.read.parquet(*map(str, paths))
 
     def hourly(keys: tuple[str, ...]) -> Any:
@@ -265,15 +270,104 @@ def spark_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
             assert pc.max(answer.column("unlike")).as_py() == 0, "two ids have the same hash"
             return lambda: digest(answer)
         frame = hourly(QUESTIONS[question])
-        # All of the answer is made, and stays with the tasks that made it, as when it is written to a table.
-        frame.write.format("noop").mode("overwrite").save()
-        totals = f.count("*").alias("rows"), *(f.sum(name).alias(name) for name in ("requests", "bytes"))
-        return lambda: [int(number) for number in frame.agg(*totals).first() or ()]
+        return written(frame)
 
     try:
         yield run
     finally:
         spark.stop()
+
+
+def written(frame: DataFrame) -> Digest:
+    """Make all of an answer; it stays with the tasks that made it, as when it is written to a table."""
+    from pyspark.sql import functions as f
+
+    frame.write.format("noop").mode("overwrite").save()
+    totals = f.count("*").alias("rows"), *(f.sum(name).alias(name) for name in ("requests", "bytes"))
+    return lambda: [int(number) for number in frame.agg(*totals).first() or ()]
+
+
+def start_spark(master: str, settings: dict[str, str]) -> SparkSession:
+    """Return a session with a JVM of its own."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName("quaymaster bench")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+@contextlib.contextmanager
+def hybrid_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
+    """Spark's tasks, in each of them a DuckDB of one thread that answers for a stretch of the keys."""
+    from pyspark.sql import functions as f
+
+    spark = start_spark(master, SPARK | HYBRID)
+
+    def frame_of(question: str) -> DataFrame:
+        queries = queries_by_stretch(paths, question)
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import duckdb
+
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    with duckdb.connect(config=HYBRID_DUCKDB) as connection:
+                        connection.execute("set TimeZone = 'UTC'")
+                        yield from connection.sql(queries[number]).to_arrow_reader(BATCH_ROWS)
+
+        names = ("hour", "op") if question == "dedup" else QUESTIONS[question]
+        numbers = ("bytes",) if question == "dedup" else (*SUMS, "latency_us_max")
+        columns = {name: KINDS[name] for name in names} | dict.fromkeys(("requests", *numbers), "long")
+        # A task for each: they are taken up as others end, whatever they hold.
+        numbered = spark.range(0, len(queries), 1, len(queries))
+        return numbered.mapInArrow(work, ", ".join(f"{name} {kind}" for name, kind in columns.items()))
+
+    def run(question: str) -> Digest:
+        frame = frame_of(question)
+        if question != "dedup":
+            # An hour lies in one stretch: what a task gives is the answer already.
+            return written(frame)
+        sums = (f.sum(name).alias(name) for name in ("requests", "bytes"))
+        answer = frame.groupBy("hour", "op").agg(*sums).toArrow()
+        return lambda: digest(answer)
+
+    try:
+        yield run
+    finally:
+        spark.stop()
+
+
+def queries_by_stretch(paths: list[Path], question: str) -> list[str]:
+    """Return a query for each stretch. For `dedup` their answers are to be added up."""
+    key, render = ("event_id", dedup_query) if question == "dedup" else ("hour", hourly_query)
+    return [
+        render(f"(from read_parquet({list(one.paths)}) where {one.condition(key)})", QUESTIONS[question])
+        for one in cut(read_row_groups(paths, key), ROWS_PER_STRETCH)
+    ]
+
+
+def hourly_query(events: str, keys: tuple[str, ...]) -> str:
+    """Return DuckDB's sums. Without the casts they were of 128 bits, which Spark would take for decimals."""
+    names = ", ".join(keys)
+    sums = ", ".join(f"sum({name})::bigint as {name}" for name in SUMS)
+    return (
+        f"select {names}, count(*) as requests, {sums}, max(latency_us) as latency_us_max "
+        f"from {events} group by {names}"
+    )
+
+
+def dedup_query(events: str, keys: tuple[str, ...]) -> str:
+    """Return DuckDB's deduplication; there are no keys but the id."""
+    columns = ", ".join(f"any_value({name}) as {name}" for name in ("hour", "op", "bytes"))
+    once = f"select {columns} from {events} group by event_id"
+    return (
+        f"select hour, op, count(*) as requests, sum(bytes)::bigint as bytes from ({once}) group by hour, op"
+    )
 
 
 @contextlib.contextmanager
@@ -285,19 +379,7 @@ def duckdb_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
     events = f"read_parquet({list(map(str, paths))})"
 
     def run(question: str) -> Digest:
-        if question == "dedup":
-            columns = ", ".join(f"any_value({name}) as {name}" for name in ("hour", "op", "bytes"))
-            once = f"select {columns} from {events} group by event_id"
-            query = (
-                f"select hour, op, count(*) as requests, sum(bytes) as bytes from ({once}) group by hour, op"
-            )
-        else:
-            names = ", ".join(QUESTIONS[question])
-            sums = ", ".join(f"sum({name}) as {name}" for name in SUMS)
-            query = (
-                f"select {names}, count(*) as requests, {sums}, max(latency_us) as latency_us_max "
-                f"from {events} group by {names}"
-            )
+        query = (dedup_query if question == "dedup" else hourly_query)(events, QUESTIONS[question])
         connection.execute(f"create or replace table answer as {query}")
         totals = "select count(*), sum(requests), sum(bytes) from answer"
         return lambda: [int(number) for number in connection.execute(totals).fetchone() or ()]
@@ -334,33 +416,37 @@ def polars_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
 ENGINES = {
     "pipeline": pipeline_engine,
     "spark": spark_engine,
+    "hybrid": hybrid_engine,
     "duckdb": duckdb_engine,
     "polars": polars_engine,
 }
+ON_CLUSTERS = ("spark", "hybrid")
 
 
 @contextlib.contextmanager
-def cluster(workers: int) -> Iterator[str]:
-    """Run a standalone cluster of so many workers with a core each; gives its URL."""
+def cluster(workers: int) -> Iterator[Cluster]:
+    """Run a standalone cluster of so many workers; each, and all that it starts, has one core and keeps to it."""
     import pyspark
 
     home = os.path.dirname(pyspark.__file__)
     names = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
-    environment = {**os.environ, **names, "PYSPARK_PYTHON": sys.executable}
+    environment = {**names, "PYSPARK_PYTHON": sys.executable}
     port, page = (servers.free_port() for _ in range(2))
     url = f"spark://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder, contextlib.ExitStack() as stack:
 
-        def start(*arguments: str) -> None:
-            command = [f"{home}/bin/spark-class", *arguments]
-            process = subprocess.Popen(command, env=environment, cwd=folder, stderr=subprocess.DEVNULL)
+        def start(name: str, *arguments: str, core: int | None = None) -> int:
+            command = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
+            process = processes.start(
+                [*command, *arguments], folder=Path(folder), environment=environment, core=core
+            )
             stack.callback(processes.stop, process)
+            return process.pid
 
-        where = ("--host", "127.0.0.1", "--webui-port")
-        start("org.apache.spark.deploy.master.Master", *where, str(page), "--port", str(port))
+        pids = [start("master.Master", "--webui-port", str(page), "--port", str(port))]
         for number in range(workers):
             size = ("--cores", "1", "--memory", "3g", "--work-dir", f"{folder}/{number}")
-            start("org.apache.spark.deploy.worker.Worker", *where, "0", *size, url)
+            pids.append(start("worker.Worker", "--webui-port", "0", *size, url, core=number))
 
         def is_ready() -> bool:
             try:
@@ -371,7 +457,7 @@ def cluster(workers: int) -> Iterator[str]:
 
         if not processes.wait_until(is_ready, CLUSTER_READY_S, 0.5):
             raise RuntimeError("the cluster did not come up")
-        yield url
+        yield Cluster(url, tuple(pids))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ SAMPLE_S = 0.2
 
 
 class Meter:
-    """Measures this process and all below it while its block runs. Blocks of one meter add up."""
+    """Measures this process, those given and all below them while its block runs. Blocks of one meter add up."""
 
-    def __init__(self) -> None:
+    def __init__(self, *pids: int) -> None:
+        self._pids = (os.getpid(), *pids)
         self.wall_s = self.cpu_s = self.others_cpu_s = 0.0
         self.bytes_peak = 0
 
@@ -23,12 +24,12 @@ class Meter:
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._sample, daemon=True)
         self._watch.start()
-        self._began = time.monotonic(), cpu_s(os.getpid()), busy_s()
+        self._began = time.monotonic(), self._cpu_s(), busy_s()
         return self
 
     def __exit__(self, *_: object) -> None:
         began_s, began_cpu_s, began_busy_s = self._began
-        used_s = cpu_s(os.getpid()) - began_cpu_s
+        used_s = self._cpu_s() - began_cpu_s
         self.wall_s += time.monotonic() - began_s
         self.cpu_s += used_s
         self.others_cpu_s += max(0.0, busy_s() - began_busy_s - used_s)
@@ -47,10 +48,13 @@ class Meter:
             "load_average": round(os.getloadavg()[0], 1),
         }
 
+    def _cpu_s(self) -> float:
+        return sum(cpu_s(pid) for pid in self._pids)
+
     def _sample(self) -> None:
         while True:
             # All at one time: the largest of each process would be a sum of different moments.
-            self.bytes_peak = max(self.bytes_peak, memory_bytes(os.getpid(), "VmRSS"))
+            self.bytes_peak = max(self.bytes_peak, sum(memory_bytes(pid, "VmRSS") for pid in self._pids))
             if self._ended.wait(SAMPLE_S):
                 return
 
