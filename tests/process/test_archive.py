@@ -48,7 +48,7 @@ def test_a_log_is_archived_shrinks_only_then_and_is_replayed_whole(tmp_path: Pat
         assert counts(client, url) == MESSAGES_SENT
 
         let_go = (*archive, "--after", "0", "--grace", "0")
-        deleted = []
+        deleted: list[int] = []
 
         def is_deleted() -> bool:
             deleted.append(run(*let_go)["deleted"])  # a fast broker has done it before the job looks
