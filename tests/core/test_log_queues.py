@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from unittest.mock import patch
+
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quaymaster.core import fifo_order, log_sizes
 from quaymaster.core.commands import (
@@ -344,6 +349,33 @@ def test_stretches_end_by_bytes_too_and_count_whole_until_they_are_gone(
     sizes.clear()
     assert sizes.total_bytes == 0
     assert sizes.first_within(1) == 0
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 12), max_size=30), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 40),
+    st.integers(1, 9),
+)
+def test_bytes_of_a_log_are_added_up_at_once_as_they_are_one_by_one(
+    runs: list[list[int]], stretch_messages: int, stretch_bytes: int, run_messages: int
+) -> None:
+    one_by_one, at_once = LogSizes(), LogSizes()
+    sequence = 7
+
+    with (
+        patch.object(log_sizes, "STRETCH_MESSAGES", stretch_messages),
+        patch.object(log_sizes, "STRETCH_BYTES", stretch_bytes),
+        patch.object(log_sizes, "RUN_MESSAGES", run_messages),
+    ):
+        for run in runs:
+            at_once.add_run(sequence, array("I", run))
+            for size in run:
+                one_by_one.add(sequence, size)
+                sequence += 1
+
+            assert at_once.content() == one_by_one.content()
+            assert at_once.total_bytes == one_by_one.total_bytes
 
 
 def test_a_reset_group_forgets_what_it_had_in_flight_and_goes_back_or_on() -> None:

@@ -7,11 +7,15 @@ so that it is the same on all replicas. Of a log of a thousand million messages 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
+from itertools import accumulate
 
 import msgspec
 
 STRETCH_MESSAGES = 4_096
 STRETCH_BYTES = 8 << 20
+RUN_MESSAGES = 256
+"""So many are added up at once: few against a stretch, so that large messages are not added up over and over."""
 
 
 class LogState(msgspec.Struct, array_like=True):
@@ -36,12 +40,30 @@ class LogSizes:
 
     def add(self, sequence: int, payload_bytes: int) -> None:
         """A message was stored."""
+        self._begin_where_full(sequence)
+        self._sizes[-1] += payload_bytes
+        self.total_bytes += payload_bytes
+
+    def add_run(self, sequence: int, payload_bytes: array[int]) -> None:
+        """Messages were stored, from this number on. It is what `add` makes of each, hundreds at a time."""
+        done, count = 0, len(payload_bytes)
+        while done < count:
+            self._begin_where_full(sequence + done)
+            room = STRETCH_MESSAGES - (sequence + done - self._firsts[-1])
+            some = payload_bytes[done : done + min(room, RUN_MESSAGES)]
+            added, wanted = sum(some), STRETCH_BYTES - self._sizes[-1]
+            if added >= wanted:  # the stretch ends with the message that fills it
+                some = some[: bisect_left(list(accumulate(some)), wanted) + 1]
+                added = sum(some)
+            self._sizes[-1] += added
+            self.total_bytes += added
+            done += len(some)
+
+    def _begin_where_full(self, sequence: int) -> None:
         firsts, sizes = self._firsts, self._sizes
         if not firsts or sizes[-1] >= STRETCH_BYTES or sequence - firsts[-1] >= STRETCH_MESSAGES:
             firsts.append(sequence)
             sizes.append(0)
-        sizes[-1] += payload_bytes
-        self.total_bytes += payload_bytes
 
     def drop_below(self, sequence: int) -> None:
         """Messages below are gone; a stretch counts whole until its last message is."""

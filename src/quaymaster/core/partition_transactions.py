@@ -123,8 +123,7 @@ def _send_runs(
     for _, offset, dedup in stage.deduplicated():
         partition.remember(dedup, offset, time_ms)
     if partition.sizes is not None:
-        for sequence, size in enumerate(stage.sizes, first):
-            partition.sizes.add(sequence, size)
+        partition.sizes.add_run(first, stage.sizes)
 
 
 def _send_each(
