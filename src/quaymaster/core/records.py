@@ -52,6 +52,8 @@ FLAG_COMPACTED = 1
 
 _HEADER = struct.Struct("<B3sIQQIIQQQII")
 _ROW = struct.Struct("<BBHIQQQIIIHH")
+_PLACE = struct.Struct("<BB34xII4x")
+"""What a row says of its payload, and nothing else: type, flags, position, length."""
 _CHAIN = struct.Struct("<QQQII")
 _CHAIN_AT = _HEADER.size - 16
 _NO_CHAIN_NO_CRC = bytes(12)
@@ -63,7 +65,7 @@ RECORDS_PER_BATCH_MAX = 0xFFFF
 DUE_AFTER_MAX_MS = 0xFFFF_FFFF
 
 assert HEADER_BYTES == 64, "the batch header is 64 bytes on disk"
-assert ROW_BYTES == 48, "a record row is 48 bytes on disk"
+assert ROW_BYTES == _PLACE.size == 48, "a record row is 48 bytes on disk"
 
 
 class RecordType(IntEnum):
@@ -330,9 +332,8 @@ def payload_places(data: bytes, rows: Sequence[int]) -> Iterator[tuple[int, int,
                 last += 1
         start = HEADER_BYTES + first * ROW_BYTES
         table = memoryview(data)[start : start + (last + 1 - at) * ROW_BYTES]
-        for row in _ROW.iter_unpack(table):
-            position = row[8]
-            yield row[0], row[1], position, position + row[9]
+        for record_type, flags, start, size in _PLACE.iter_unpack(table):
+            yield record_type, flags, start, start + size
         at = last + 1
 
 
