@@ -14,7 +14,10 @@ from quaymaster.core.messages import (
     MOVED_VERSION,
     MessageContent,
     UnknownMessageFormat,
+    associated_data,
+    associated_start,
     decode_content,
+    decode_contents,
     decode_message,
     decode_moved,
     encode_content,
@@ -28,6 +31,8 @@ from quaymaster.core.messages import (
     prefix_bytes,
     retry_hash_prefix,
     split_payload,
+    split_plain_heads,
+    split_seal,
 )
 
 ID_A = bytes(range(16))
@@ -248,3 +253,58 @@ def test_copied_invocation_id_with_another_body_is_another_message() -> None:
     assert first != retry_hash("000000000000", 1, "invocation", "other", b"1" * 16, None)
     assert first != retry_hash("000000000000", 2, "invocation", "entry", b"1" * 16, None)
     assert first != retry_hash("000000000001", 1, "invocation", "entry", b"1" * 16, None)
+
+
+@given(st.lists(st.tuples(ids, u64, st.binary(min_size=8, max_size=8), u64, u64), max_size=4))
+def test_many_heads_are_read_as_each_of_them_is(heads: list[tuple[bytes, int, bytes, int, int]]) -> None:
+    messages = [encode_message_head(*head) + CIPHERTEXT for head in heads]
+
+    message_ids, seals, counters = split_plain_heads(messages)
+
+    stored = [decode_message(data) for data in messages]
+    assert list(message_ids) == [one.message_id for one in stored]
+    assert [split_seal(seal) for seal in seals] == [
+        (one.data_key_id, one.start_id, one.origin_queue_id) for one in stored
+    ]
+    assert [int.from_bytes(counter, "little") for counter in counters] == [
+        one.nonce_counter for one in stored
+    ]
+    assert [data[HEAD_BYTES:] for data in messages] == [one.ciphertext for one in stored]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        message()[: HEAD_BYTES - 1],
+        message(ID_A, ID_B),
+        encode_moved(1, 0, 2, None, None, message()),
+        b"\x02" + message()[1:],
+    ],
+)
+def test_many_heads_are_not_read_where_one_is_not_plain(other: bytes) -> None:
+    with pytest.raises(UnknownMessageFormat):
+        split_plain_heads([message(), other])
+
+
+@given(u64, u64, ids)
+def test_what_a_message_is_bound_to_ends_with_its_id(key: int, queue: int, message_id: bytes) -> None:
+    assert associated_start(key, queue) + message_id == associated_data(key, queue, message_id)
+
+
+def test_many_contents_are_read_as_each_of_them_is() -> None:
+    contents = [
+        MessageContent("short", b"m" * 16, [], None, "sender"),
+        MessageContent("x" * 5_000, b"m" * 16, [("n", "Binary", b"v")], b"a" * 16, "sender", "g", "d", "t"),
+    ]
+
+    assert decode_contents([encode_content(content) for content in contents]) == contents
+    assert decode_contents([]) == []
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\x02\x95", b"\x01\x95", b"\x01\x01"])
+def test_many_contents_are_not_read_where_one_is_damaged(wrong: bytes) -> None:
+    good = encode_content(MessageContent("body", b"m" * 16, [], None, "sender"))
+
+    with pytest.raises(UnknownMessageFormat):
+        decode_contents([good, wrong])

@@ -11,15 +11,19 @@ from quaymaster.core.messages import (
     MessageContent,
     UnknownMessageFormat,
     decode_message,
+    encode_content,
     encode_moved,
 )
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
-from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
+from quaymaster.frontend import encryption
+from quaymaster.frontend.encryption import MessageCipher, MessageDamaged, OpenedMessages
 
 KEYS = {9: b"k" * 32, 10: b"l" * 32}
 ID_A = bytes(range(16))
 ID_B = bytes(range(16, 32))
+ID_C = bytes(range(32, 48))
 CONTENT = MessageContent("the body", b"m" * 16, [("n", "String", "v")], b"a" * 16, "sender")
+OTHER = MessageContent("another body", b"n" * 16, [], None, "sender")
 
 
 def queue(queue_id: int = 7, data_key_id: int = 9) -> QueueDefinition:
@@ -142,35 +146,68 @@ def test_a_run_of_messages_opens_as_each_of_them_does() -> None:
     other = [second.seal_content(CONTENT, queue(8, 10), ID_A), first.seal_content(CONTENT, queue(), ID_A)]
     moved = encode_moved(7, 0, 4, ID_B, "arn:dead", plain[0])
 
-    opened = list(cipher().open_run([*plain, moved, *other]))
+    opened = OpenedMessages([ID_C], ["arn:before"], [OTHER])
+    cipher().open_run([*plain, *other], opened)
+    cipher().open_run([*plain, moved], opened)
 
-    assert opened == [
-        (ID_A, None, CONTENT),
-        (ID_B, None, CONTENT),
-        (ID_B, "arn:dead", CONTENT),
-        (ID_A, None, CONTENT),
-        (ID_A, None, CONTENT),
-    ]
+    assert opened == OpenedMessages(
+        [ID_C, ID_A, ID_B, ID_A, ID_A, ID_A, ID_B, ID_B],
+        ["arn:before", *[None] * 6, "arn:dead"],
+        [OTHER, *[CONTENT] * 7],
+    )
 
 
-@pytest.mark.parametrize("at", [0, 3, 20, 30, 35, 45, HEAD_BYTES, -1])
-def test_a_changed_message_ends_a_run(at: int) -> None:
+def test_a_run_of_no_messages_opens_as_none() -> None:
+    opened = OpenedMessages([], [], [])
+
+    cipher().open_run([], opened)
+
+    assert opened == OpenedMessages([], [], [])
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 20, 30, 35, 45, HEAD_BYTES, -1])
+def test_a_changed_message_ends_a_run_behind_those_before_it(at: int) -> None:
     front_end = cipher()
     whole = front_end.seal_content(CONTENT, queue(), ID_A)
     changed = bytearray(front_end.seal_content(CONTENT, queue(), ID_B))
     changed[at] ^= 1
-    run = front_end.open_run([whole, bytes(changed)])
+    opened = OpenedMessages([], [], [])
 
-    assert next(run) == (ID_A, None, CONTENT)
     with pytest.raises((MessageDamaged, UnknownMessageFormat)):
-        next(run)
+        front_end.open_run([whole, bytes(changed), whole], opened)
+
+    assert opened == OpenedMessages([ID_A], [None], [CONTENT])
 
 
 def test_a_run_ends_at_bytes_that_are_no_message() -> None:
     whole = cipher().seal_content(CONTENT, queue(), ID_A)
 
     for wrong in (b"", whole[:10], whole[: HEAD_BYTES + 3]):
-        run = cipher().open_run([whole, wrong])
-        next(run)
+        opened = OpenedMessages([], [], [])
         with pytest.raises((MessageDamaged, UnknownMessageFormat)):
-            next(run)
+            cipher().open_run([whole, wrong], opened)
+        assert opened.message_ids == [ID_A]
+
+
+def test_a_run_ends_at_a_content_of_a_newer_program() -> None:
+    front_end = cipher()
+    sealed = [front_end.seal_content(CONTENT, queue(), ID_A)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encryption, "encode_content", lambda content: b"\x02" + encode_content(content)[1:])
+        sealed.append(front_end.seal_content(CONTENT, queue(), ID_B))
+    opened = OpenedMessages([], [], [])
+
+    with pytest.raises(UnknownMessageFormat, match="version 2"):
+        front_end.open_run(sealed, opened)
+
+    assert opened.message_ids == [ID_A]
+
+
+def test_a_run_ends_at_a_message_whose_data_key_is_gone() -> None:
+    sealed = [cipher().seal_content(CONTENT, queue(data_key_id=key), ID_A) for key in (9, 10)]
+    opened = OpenedMessages([], [], [])
+
+    with pytest.raises(MessageDamaged, match="data key 10"):
+        MessageCipher({9: KEYS[9]}.__getitem__).open_run(sealed, opened)
+
+    assert opened.message_ids == [ID_A]

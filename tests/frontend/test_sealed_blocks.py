@@ -17,7 +17,8 @@ from quaymaster.frontend.sealed_blocks import (
     seal_block,
 )
 from quaymaster.protocol.log_arrow import to_record_batch
-from quaymaster.protocol.log_columns import Block, Rows, columns_of
+from quaymaster.protocol.log_columns import Block
+from quaymaster.protocol.log_rows import Rows, columns_of
 
 KEY = b"k" * 32
 PLACE = BlockPlace(11, 14)

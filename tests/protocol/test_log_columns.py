@@ -17,13 +17,11 @@ from quaymaster.protocol.log_columns import (
     COLUMNS,
     Block,
     NotColumns,
-    Rows,
-    columns_of,
-    constant_text,
     parse_block,
     render_block,
     slice_block,
 )
+from quaymaster.protocol.log_rows import BlockBuilder, Rows, columns_of
 
 NOTHING = Rows("jobs", 3, [], [], [], [], [])
 
@@ -145,6 +143,19 @@ def test_messages_come_out_as_they_went_in_also_a_part_of_them(each: list[Any], 
     assert seen(part) == all_rows[start:stop]
 
 
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.lists(row, max_size=9), max_size=5))
+def test_columns_made_in_parts_are_those_made_at_once(parts: list[list[Any]]) -> None:
+    builder = BlockBuilder(COLUMNS)
+
+    for part in parts:
+        builder.append(rows_of(part))
+
+    at_once = columns_of(rows_of([one for part in parts for one in part]), COLUMNS)
+    assert b"".join(render_block(builder.block())) == b"".join(render_block(at_once))
+    assert seen(builder.block()) == seen(at_once)
+
+
 def test_a_whole_slice_is_the_block_itself() -> None:
     block = columns_of(NOTHING, ["value"])
 
@@ -169,7 +180,10 @@ def test_what_all_messages_have_alike_comes_out_for_each(sender: str) -> None:
 
 
 def test_a_text_may_be_empty_throughout() -> None:
-    assert seen(Block(3, {"key": constant_text("", 3)})) == [{"key": ""}] * 3
+    content = MessageContent("body", bytes(16), [], None, "me", group_id="")
+    each: list[Any] = [(number, 5, bytes(16), None, content) for number in range(1, 4)]
+
+    assert seen(columns_of(rows_of(each), ["key"])) == [{"key": ""}] * 3
 
 
 def test_buffers_lie_where_a_processor_wants_them() -> None:

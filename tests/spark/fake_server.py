@@ -20,7 +20,8 @@ from pyspark_quaymaster.credentials import Endpoint
 from quaymaster.core.errors import CallerError
 from quaymaster.core.messages import MessageContent
 from quaymaster.protocol.log_arrow import to_ipc_stream
-from quaymaster.protocol.log_columns import Rows, columns_of, render_block
+from quaymaster.protocol.log_columns import render_block
+from quaymaster.protocol.log_rows import Rows, columns_of
 from quaymaster.protocol.sigv4 import SigningKeys
 
 KEY_ID, SECRET = "AKIAFAKE", "a secret"

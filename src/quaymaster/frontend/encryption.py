@@ -13,32 +13,32 @@ queue of a message that was moved; those are the broker's to decide.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import count
 from struct import Struct
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from quaymaster.core.messages import (
-    DATA_KEY_ID_AT,
     HEAD_BYTES,
-    KEY_AT,
-    MESSAGE_ID_AT,
-    NONCE_COUNTER_AT,
-    ORIGIN_QUEUE_ID_AT,
-    PLAIN_HEAD,
     START_ID_BYTES,
     MessageContent,
     StoredMessage,
+    UnknownMessageFormat,
     associated_data,
+    associated_start,
     decode_content,
+    decode_contents,
     decode_message,
     encode_content,
     encode_message_head,
+    split_plain_heads,
+    split_seal,
 )
 from quaymaster.core.queue_definitions import QueueDefinition
 
@@ -48,10 +48,20 @@ CACHED_KEYS_MAX = 16_384
 _NONCE = Struct("<QI")
 """A counter, and four bytes that stay 0."""
 _NONCE_END = bytes(4)
-_VERSION_BYTE = PLAIN_HEAD[:1]
 
-OpenedMessage = tuple[bytes, str | None, MessageContent]
-"""Message id, the ARN of the queue it died in (None: it did not), and what its sender said."""
+_NOT_ALL_PLAIN = (UnknownMessageFormat, InvalidTag, KeyError)
+"""One of many messages was moved or is damaged, or its data key does not exist."""
+
+
+class OpenedMessages(msgspec.Struct, gc=False):
+    """What was opened, an entry in each list for each message.
+
+    `dead_letter_sources` are the ARNs of the queues they died in, None for others.
+    """
+
+    message_ids: list[bytes]
+    dead_letter_sources: list[str | None]
+    contents: list[MessageContent]
 
 
 class MessageDamaged(Exception):
@@ -119,35 +129,41 @@ class MessageCipher:
             ) from None
         return decode_content(content)
 
-    def open_run(self, messages: Iterable[bytes]) -> Iterator[OpenedMessage]:
-        """Yield what stored messages hold, one after another; raises as `open` does.
+    def open_run(self, messages: Sequence[bytes], opened: OpenedMessages) -> None:
+        """Add what stored messages hold, one after another; raises as `open` does, when those before it are added.
 
-        For long stretches of a queue, whose messages mostly have one key: it costs half of what `open` does.
+        It is for some hundreds of messages at a time, which cost less than half of what `open` does: what goes for
+        one of them is done for all, step by step.
         """
-        key: AESGCM | None = None
-        key_part = b""
-        for message in messages:
-            if not message.startswith(PLAIN_HEAD):
+        try:
+            message_ids, contents = self._open_plain(messages)
+        except _NOT_ALL_PLAIN:  # one after another they say which it is
+            for message in messages:
                 stored = decode_message(message)
-                yield stored.message_id, stored.dead_letter_source_arn, self.open_stored(stored)
-                continue
-            if key is None or message[KEY_AT] != key_part:
-                stored = decode_message(message)  # and it is of a message's length
-                content = self.open_stored(stored)
-                key_part = message[KEY_AT]
-                key = self._key(stored.data_key_id, stored.start_id)
-                yield stored.message_id, None, content
-                continue
-            message_id = message[MESSAGE_ID_AT]
-            try:
-                plain = key.decrypt(
-                    message[NONCE_COUNTER_AT] + _NONCE_END,
-                    message[HEAD_BYTES:],
-                    _VERSION_BYTE + message[DATA_KEY_ID_AT] + message[ORIGIN_QUEUE_ID_AT] + message_id,
-                )
-            except InvalidTag:
-                raise MessageDamaged(f"message {message_id.hex()} does not decrypt") from None
-            yield message_id, None, decode_content(plain)
+                opened.contents.append(self.open_stored(stored))
+                opened.message_ids.append(stored.message_id)
+                opened.dead_letter_sources.append(stored.dead_letter_source_arn)
+            return
+        opened.message_ids += message_ids
+        opened.dead_letter_sources += [None] * len(contents)
+        opened.contents += contents
+
+    def _open_plain(self, messages: Sequence[bytes]) -> tuple[Sequence[bytes], list[MessageContent]]:
+        """Return ids and contents of messages that were never moved; raises one of _NOT_ALL_PLAIN otherwise."""
+        message_ids, seals, counters = split_plain_heads(messages)
+        keys = {seal: self._seal_key(seal) for seal in set(seals)}
+        plain = [
+            decrypt(counter + _NONCE_END, message[HEAD_BYTES:], bound_to + message_id)
+            for (decrypt, bound_to), counter, message, message_id in zip(
+                map(keys.__getitem__, seals), counters, messages, message_ids, strict=True
+            )
+        ]
+        return message_ids, decode_contents(plain)
+
+    def _seal_key(self, seal: bytes) -> tuple[Callable[[bytes, bytes, bytes], bytes], bytes]:
+        """Return what decrypts messages with that seal, and what they are bound to but for their id."""
+        data_key_id, start_id, queue_id = split_seal(seal)
+        return self._key(data_key_id, start_id).decrypt, associated_start(data_key_id, queue_id)
 
     def _derive_key(self, data_key_id: int, start_id: bytes) -> AESGCM:
         derivation = HKDF(SHA256(), length=32, salt=start_id, info=b"quaymaster message key 1")

@@ -30,14 +30,8 @@ from quaymaster.frontend.sealed_blocks import (
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.protocol import log_shapes, validation
-from quaymaster.protocol.log_columns import (
-    Block,
-    constant_number,
-    constant_text,
-    numbers,
-    render_block,
-    slice_block,
-)
+from quaymaster.protocol.log_columns import Block, render_block, slice_block
+from quaymaster.protocol.log_rows import Rows, columns_of
 from quaymaster.protocol.shapes import Shape
 
 FETCHES_AT_ONCE_MAX: Final = 4
@@ -234,15 +228,10 @@ class LogActions:
         if size > wanted.bytes_max:
             stop = min(stop, start + max(1, wanted.bytes_max * block.rows // size))
         part = slice_block(block, start - place.first, stop - place.first)
-        made = {
-            "queue": lambda: constant_text(log.name, stop - start),
-            "partition": lambda: constant_number(partition, stop - start),
-            "offset": lambda: numbers(range(start, stop)),
-        }
-        return Block(
-            stop - start,
-            {name: made[name]() if name in made else part.columns[name] for name in wanted.columns},
-        )
+        rows = Rows(log.name, partition, list(range(start, stop)), [], [], [], [])
+        made = columns_of(rows, [name for name in wanted.columns if name in NOT_SEALED])
+        columns = {**part.columns, **made.columns}
+        return Block(stop - start, {name: columns[name] for name in wanted.columns})
 
 
 def _check_partition(log: QueueDefinition, number: int) -> None:

@@ -18,13 +18,10 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import msgspec
-
-from quaymaster.core.messages import MessageContent
 
 COLUMNS_VERSION: Final = 1
 COLUMNS_MAGIC: Final = b"QMC"
@@ -80,21 +77,6 @@ The fields of `attributes`: name, type, string value, bytes; of `system_attribut
 _NAMES = {column.column_id: name for name, column in COLUMNS.items()}
 
 
-class Rows(msgspec.Struct, gc=False):
-    """Messages of one partition: for each an entry in each list. `contents` is empty when no column needs it.
-
-    `dead_letter_sources` are the ARNs of the queues they died in, None for others.
-    """
-
-    queue: str
-    partition: int
-    offsets: list[int]
-    sent_ms: list[int]
-    message_ids: list[bytes]
-    dead_letter_sources: list[str | None]
-    contents: list[MessageContent]
-
-
 class Block(msgspec.Struct):
     """Rows in columns: the buffers of each, by its name."""
 
@@ -104,17 +86,6 @@ class Block(msgspec.Struct):
 
 class NotColumns(Exception):
     """The bytes are not columns this program can read."""
-
-
-def columns_of(rows: Rows, names: Iterable[str]) -> Block:
-    """Return messages in the columns asked for."""
-    return Block(len(rows.offsets), {name: column_of(rows, name) for name in names})
-
-
-def column_of(rows: Rows, name: str) -> Buffers:
-    """Return one column of messages."""
-    buffers: Buffers = _MAKE[name](rows)
-    return buffers
 
 
 def render_block(block: Block) -> list[Buffer]:
@@ -173,137 +144,6 @@ def slice_block(block: Block, start: int, stop: int) -> Block:
         stop - start,
         {name: _slice_column(COLUMNS[name], buffers, start, stop) for name, buffers in block.columns.items()},
     )
-
-
-def constant_text(value: str, count: int) -> Buffers:
-    """Return the buffers of a BYTES column with one value throughout."""
-    data = value.encode()
-    return [
-        b"",
-        _offsets(range(0, len(data) * count + 1, len(data))) if data else bytes(4 * count + 4),
-        data * count,
-    ]
-
-
-def constant_number(value: int, count: int) -> Buffers:
-    """Return the buffers of a 4-byte FIXED column with one value throughout."""
-    return [array("i", [value]).tobytes() * count]
-
-
-def numbers(values: Iterable[int]) -> Buffers:
-    """Return the buffers of an 8-byte FIXED column."""
-    return [array("q", values).tobytes()]
-
-
-# Making columns
-
-
-def _texts(values: Sequence[str | None]) -> Buffers:
-    nulls = values.count(None)
-    count = len(values)
-    if count and not nulls and values.count(values[0]) == count:
-        return constant_text(str(values[0]), count)
-    if nulls == count:
-        return [bytes(-(-count // 8)), bytes(4 * count + 4), b""]
-    present: Sequence[str] = [value or "" for value in values] if nulls else values  # type: ignore[assignment]
-    joined = "".join(present)
-    if joined.isascii():
-        return [_validity(values, nulls), _offsets(accumulate(map(len, present), initial=0)), joined.encode()]
-    encoded = [value.encode() for value in present]
-    return [_validity(values, nulls), _offsets(accumulate(map(len, encoded), initial=0)), b"".join(encoded)]
-
-
-def _blobs(values: Sequence[bytes | None]) -> Buffers:
-    nulls = values.count(None)
-    present = [value or b"" for value in values]
-    return [_validity(values, nulls), _offsets(accumulate(map(len, present), initial=0)), b"".join(present)]
-
-
-def _validity(values: Sequence[Any], nulls: int) -> bytes:
-    """Return a bit for each value, the first one lowest; nothing when none is null."""
-    if not nulls:
-        return b""
-    bits = "".join(["0" if value is None else "1" for value in reversed(values)])
-    return int(bits, 2).to_bytes(-(-len(values) // 8), "little")
-
-
-def _offsets(values: Iterable[int]) -> bytes:
-    return array("i", values).tobytes()
-
-
-def _uuids(ids: Sequence[bytes]) -> Buffers:
-    """Return 16-byte ids as text in the form of a UUID: digit by digit, of all at once."""
-    count = len(ids)
-    digits = b"".join(ids).hex().encode()
-    text = bytearray(36 * count)
-    for at, digit in enumerate(_UUID_DIGITS):
-        text[at::36] = b"-" * count if digit < 0 else digits[digit::32]
-    return [b"", _offsets(range(0, 36 * count + 1, 36)), bytes(text)]
-
-
-_UUID_DIGITS = (*range(8), -1, *range(8, 12), -1, *range(12, 16), -1, *range(16, 20), -1, *range(20, 32))
-"""Which digit stands where; -1 is a hyphen."""
-
-
-def _md5s(contents: Sequence[MessageContent]) -> Buffers:
-    data = b"".join([content.body_md5 for content in contents]).hex().encode()
-    return [b"", _offsets(range(0, 32 * len(contents) + 1, 32)), data]
-
-
-def _attributes(rows: Rows) -> Buffers:
-    each = [content.attributes for content in rows.contents]
-    if not any(each):
-        return _no_entries(rows, COLUMNS["attributes"])
-    every = [attribute for attributes in each for attribute in attributes]
-    texts = [value if isinstance(value, str) else None for _, _, value in every]
-    blobs = [None if isinstance(value, str) else value for _, _, value in every]
-    return [
-        _offsets(accumulate(map(len, each), initial=0)),
-        *_texts([name for name, _, _ in every]),
-        *_texts([data_type for _, data_type, _ in every]),
-        *_texts(texts),
-        *_blobs(blobs),
-    ]
-
-
-def _no_entries(rows: Rows, column: Column) -> Buffers:
-    """Return a MAP without entries, which most messages' are."""
-    return [bytes(4 * len(rows.contents) + 4), *([b"", bytes(4), b""] * column.fields)]
-
-
-def _system_attributes(rows: Rows) -> Buffers:
-    if not any(content.trace_header for content in rows.contents) and not any(rows.dead_letter_sources):
-        return _no_entries(rows, COLUMNS["system_attributes"])
-    each: list[list[tuple[str, str]]] = []
-    for content, source in zip(rows.contents, rows.dead_letter_sources, strict=True):
-        entries = []
-        if content.trace_header:
-            entries.append(("AWSTraceHeader", content.trace_header))
-        if source:
-            entries.append(("DeadLetterQueueSourceArn", source))
-        each.append(entries)
-    every = [entry for entries in each for entry in entries]
-    return [
-        _offsets(accumulate(map(len, each), initial=0)),
-        *_texts([name for name, _ in every]),
-        *_texts([value for _, value in every]),
-    ]
-
-
-_MAKE: Final[Mapping[str, Any]] = {
-    "queue": lambda rows: constant_text(rows.queue, len(rows.offsets)),
-    "partition": lambda rows: constant_number(rows.partition, len(rows.offsets)),
-    "offset": lambda rows: numbers(rows.offsets),
-    "timestamp": lambda rows: numbers([1_000 * sent_ms for sent_ms in rows.sent_ms]),
-    "key": lambda rows: _texts([content.group_id for content in rows.contents]),
-    "value": lambda rows: _texts([content.body for content in rows.contents]),
-    "message_id": lambda rows: _uuids(rows.message_ids),
-    "dedup_id": lambda rows: _texts([content.dedup_id for content in rows.contents]),
-    "sender_id": lambda rows: _texts([content.sender_id for content in rows.contents]),
-    "attributes": _attributes,
-    "system_attributes": _system_attributes,
-    "md5_body": lambda rows: _md5s(rows.contents),
-}
 
 
 # Slicing
