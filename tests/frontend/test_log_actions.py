@@ -6,6 +6,7 @@ import asyncio
 import base64
 import importlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 
 from quaymaster.core.commands import Fetch
 from quaymaster.frontend import log_actions, log_reader
+from quaymaster.frontend.encryption import MessageCipher, OpenedMessages
 from quaymaster.protocol.log_arrow import arrow_schema, to_record_batch
 from quaymaster.protocol.log_columns import COLUMNS, parse_block
 
@@ -155,6 +157,36 @@ def test_a_range_may_take_several_commands_and_several_parts(monkeypatch: pytest
             assert rows(none) == []
             assert none.headers["x-quaymaster-next-offset"] == "12"
             assert [row["offset"] for row in rows(times)] == list(range(1, 9))
+
+    asyncio.run(scenario())
+
+
+def test_of_long_messages_few_are_opened_before_others_get_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[int] = []
+    open_run = MessageCipher.open_run
+
+    def watched(self: MessageCipher, messages: Sequence[bytes], into: OpenedMessages) -> None:
+        opened.append(len(messages))
+        open_run(self, messages, into)
+
+    monkeypatch.setattr(MessageCipher, "open_run", watched)
+    bodies = [
+        letter * (size << 10) for letter, size in zip("abcdef", (100, 100, 100, 300, 1, 1), strict=True)
+    ]
+
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", RetentionMode="Log")
+            for body in bodies:
+                sent = {"QueueUrl": service.client.url("log"), "MessageBody": body}
+                assert (await service.client.json("SendMessage", sent)).status == 200
+
+            answer = await fetch(service, 1)
+
+            assert [row["value"].decode() for row in rows(answer)] == bodies
+            assert opened == [2, 1, 1, 2]
 
     asyncio.run(scenario())
 
