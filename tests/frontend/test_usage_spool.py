@@ -483,6 +483,34 @@ def test_a_front_end_keeps_its_first_name_unless_it_is_given_another(tmp_path: P
     assert names == ["host-1", "host-1", "eu-1", "eu-1"]
 
 
+def test_a_front_end_starts_though_there_is_no_room_for_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "usage"
+    real = Path.write_text
+    code = errno.ENOSPC
+
+    def write_text(path: Path, text: str) -> int:
+        path.touch()
+        raise OSError(code, os.strerror(code))
+
+    def start(node: str) -> str:
+        spool = UsageSpool(directory, node=node, is_named=False, bytes_max=MIB)
+        spool.open()
+        return spool.front_end
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert start("host-1") == "host-1"
+    assert list(directory.iterdir()) == []
+    code = errno.EACCES
+    with pytest.raises(PermissionError):
+        start("host-1")
+    monkeypatch.setattr(Path, "write_text", real)
+    assert [start("host-2"), start("host-3")] == ["host-2", "host-2"]
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert start("host-4") == "host-2"
+
+
 def test_a_spool_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     spool.append(taken(1))

@@ -325,13 +325,24 @@ class UsageSpool:
 
     def _take_name(self) -> None:
         path = self._directory / _FRONT_END
+        kept = ""
         with suppress(FileNotFoundError):
             kept = path.read_text().strip()
-            if kept and not self._is_named:
-                self.front_end = kept
+        if kept and not self._is_named:
+            self.front_end = kept
+        if kept == self.front_end:
+            return
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(f"{self.front_end}\n")
-        temporary.replace(path)
+        try:
+            temporary.write_text(f"{self.front_end}\n")
+            temporary.replace(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A full disk keeps nobody from starting; the next start tries again.
+            log_event(log, logging.WARNING, "front end's name not kept", path=str(path), reason=str(error))
+            with suppress(OSError):
+                temporary.unlink()
 
     def _read_segment_head(self, number: int) -> SegmentHead | None:
         path = self._path(number)
