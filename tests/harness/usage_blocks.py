@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from quaymaster.protocol.usage_records import (
     NO_HASH,
     Change,
@@ -39,12 +41,14 @@ class FrontEnd:
     previous: bytes = NO_HASH
     audit_hash: bytes = NO_HASH
     records: list[UsageRecord] = field(default_factory=list)
+    besides: tuple[UsageContext, ...] = ()
+    """Contexts of requests that are made beside the usual ones."""
 
     def block(self, rows: int, *, dropped: int = 0, seal: Seal | None = None) -> bytes:
         """Return the next block."""
         chance = random.Random(f"{self.seed} {self.name} {self.epoch} {self.sequence}")
         contexts = [context_of(action, queue) for action in ACTIONS for queue in range(3)]
-        contexts.append(context_of("ReceiveMessage", 1, status=403))
+        contexts += [context_of("ReceiveMessage", 1, status=403), *self.besides]
         of = [chance.randrange(len(contexts)) for _ in range(rows)]
         times = [self.time_us + self.step_us * at for at in range(rows)]
         self.time_us += self.step_us * rows
@@ -81,6 +85,13 @@ class FrontEnd:
         self.previous, self.sequence, self.audit_hash = encoded.digest, encoded.seq_hi, encoded.audit_hash
         self.records += decode_block(encoded.data).records()
         return encoded.data
+
+
+def context_of_no_queue(action: str, account_id: str, *, status: int = 200) -> UsageContext:
+    given = msgspec.structs.asdict(context_of(action, 0, status=status))
+    return UsageContext(
+        **given | {"account_id": account_id, "queue_id": 0, "queue_name": "", "queue_type": ""}
+    )
 
 
 def context_of(action: str, queue: int, *, status: int = 200) -> UsageContext:

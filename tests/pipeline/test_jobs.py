@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.pipeline_site import Site, expected_usage
-from harness.usage_blocks import FrontEnd
+from harness.usage_blocks import FrontEnd, context_of_no_queue
 
+from quaymaster.pipeline.reconciliation import compare_rows
 from quaymaster.pipeline.schemas import (
     AUDIT_EVENTS,
     QUARANTINE,
@@ -29,6 +30,22 @@ def test_gold_is_what_was_recorded(tmp_path: Path) -> None:
     assert site.warehouse.table(AUDIT_EVENTS).rows == len(management) > 0
     daily = site.warehouse.table(USAGE_DAILY).read()
     assert sum(daily.column("requests").to_pylist()) == 2000
+
+
+def test_what_nobody_asked_for_is_not_on_the_account_of_zeros(tmp_path: Path) -> None:
+    besides = [
+        context_of_no_queue("ListQueues", account, status=status)
+        for account, status in (("", 403), ("000000000000", 200))
+    ]
+    site, one = Site(tmp_path), FrontEnd("a", besides=tuple(besides))
+    site.ship(one.block(500))
+
+    site.run()
+
+    usage = site.usage()
+    assert usage == expected_usage(one)
+    assert {key[0] for key in usage if key[2] == "ListQueues"} == {"", "000000000000"}
+    assert [line.difference for line in compare_rows(site.warehouse)] == [0] * 5
 
 
 def test_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_actions_and_queues_that_were_not_recognised_have_one_name() -> None:
     first = refine(rows, now_us=NOON_US, closed_until_us=0).usage.slice(0, 1).to_pylist()[0]
 
     assert (first["action"], first["op"], first["queue_sk"], first["queue_name"]) == ("Unknown", 0, 0, "")
-    assert first["account_sk"] == 0
+    assert first["account_sk"] == -1  # 0 is an account
 
 
 def test_sums_do_not_depend_on_how_rows_were_parted() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import duckdb
 import polars
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from harness.pipeline_site import InProcess, Site, expected_usage
@@ -73,6 +74,28 @@ def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(si
     assert site.usage() == expected_usage(*site.front_ends)
     assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
     assert daily_difference(site.warehouse) == 0
+
+
+def test_usage_on_another_account_is_found_and_mended_though_all_sums_are_right(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        hourly = warehouse.table(USAGE_HOURLY)
+        file = sorted(hourly.files(), key=lambda file: file.bounds["hour"])[0]
+        rows = hourly.read(gold.PARTIAL_SCHEMA.names, files=[file])
+        (one, other) = sorted(set(rows.column("account_id").to_pylist()))
+        swapped = [one if account == other else "" for account in rows.column("account_id").to_pylist()]
+        at = rows.schema.get_field_index("account_id")
+        wrong = gold.with_date(rows.set_column(at, "account_id", pa.array(swapped)))
+        hourly.commit("vandal", 0, hourly.write("vandal", wrong), removes=[file])
+
+        found = compare_rows(warehouse)
+        backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert {one.scope for one in found if one.difference} == {
+        f"2026-11-22T12:00:00Z/{account}" for account in ("nobody", one, other)
+    }
+    assert site.usage() == expected_usage(*site.front_ends)
+    assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
 
 
 def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Site) -> None:

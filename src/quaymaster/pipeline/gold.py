@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster.pipeline.data_files import DataFile
+from quaymaster.pipeline.rules import NOBODY_KEY
 from quaymaster.pipeline.schemas import USAGE_DAILY, USAGE_HOURLY
 from quaymaster.pipeline.tables import Warehouse
 from quaymaster.pipeline.times import bound_of_time
@@ -77,6 +78,10 @@ def partial_usage(usage: Any) -> Any:
     rows = pa.table(
         {
             **{name: usage.column(name) for name in (*_SHORT_KEYS, "account_id", "action", *ALONG)},
+            # Rows of rule version 2 and before have the number of account 000000000000 for nobody.
+            "account_sk": pc.if_else(
+                pc.equal(usage.column("account_id"), ""), NOBODY_KEY, usage.column("account_sk")
+            ),
             **{
                 name: usage.column(name)
                 for name in ("billed_requests", "chunks", "messages", "bytes", "bytes_in", "bytes_out")

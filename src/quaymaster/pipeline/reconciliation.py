@@ -7,8 +7,8 @@ Either way a difference of anything but 0 is a mistake somewhere, and nothing is
 from __future__ import annotations
 
 import datetime
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -67,7 +67,7 @@ def compare_notes(warehouse: Warehouse) -> list[Comparison]:
 
 
 def compare_rows(warehouse: Warehouse) -> list[Comparison]:
-    """Compare sums over the rows of all tables, and silver and gold besides in each hour in which they differ."""
+    """Compare sums over the rows of all tables; silver and gold besides by hour and account, where they differ."""
     segments = warehouse.table(SEGMENTS).read(["state", *MEASURES])
     segments = segments.filter(pc.not_equal(segments.column("state"), DAMAGED))
     headers = {measure: pc.sum(segments.column(measure)).as_py() or 0 for measure in MEASURES}
@@ -130,23 +130,54 @@ def _sum_files(warehouse: Warehouse, spec: TableSpec, names: list[str], totals_o
 
 
 def _hours_that_differ(warehouse: Warehouse, hourly: Any) -> list[Comparison]:
+    """Compare silver and gold by hour, and within hours that agree by account."""
     table = warehouse.table(USAGE_EVENTS)
-    names = ["hour", "messages", "bytes", "chunks", "http_status"]
-    of_silver: dict[datetime.datetime, Counter[str]] = {}
+    names = ["hour", "account_id", "messages", "bytes", "chunks", "http_status"]
+    of_silver: dict[_Group, Counter[str]] = {}
     for file in table.files():
         for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
-            for hour in pc.unique(rows.column("hour")):
-                mine = rows.filter(pc.equal(rows.column("hour"), hour))
-                of_silver.setdefault(hour.as_py(), Counter()).update(silver.control_totals_of_usage(mine))
-    of_gold = {
-        hour.as_py(): gold.control_totals(hourly.filter(pc.equal(hourly.column("hour"), hour)))
-        for hour in pc.unique(hourly.column("hour"))
-    }
-    found = []
-    for hour in sorted({*of_silver, *of_gold}):
-        scope = text_of_time(hour)
-        for measure in MEASURES:
-            here, there = of_silver.get(hour, Counter())[measure], of_gold.get(hour, {}).get(measure, 0)
-            if here != there:
-                found.append(Comparison(scope, measure, here, here, 0, 0, here, there))
+            for group, mine in _groups(rows):
+                of_silver.setdefault(group, Counter()).update(silver.control_totals_of_usage(mine))
+    of_gold = {group: Counter(gold.control_totals(mine)) for group, mine in _groups(hourly)}
+    here_by_hour, there_by_hour = _by_hour(of_silver), _by_hour(of_gold)
+    differing = {hour for hour in here_by_hour | there_by_hour if here_by_hour[hour] != there_by_hour[hour]}
+    found = [
+        line
+        for hour in sorted(differing)
+        for line in _that_differ(text_of_time(hour), here_by_hour[hour], there_by_hour[hour])
+    ]
+    for hour, account in sorted(of_silver.keys() | of_gold.keys()):
+        if hour not in differing:
+            group = (hour, account)
+            scope = f"{text_of_time(hour)}/{account or 'nobody'}"
+            found += _that_differ(scope, of_silver.get(group, Counter()), of_gold.get(group, Counter()))
     return found
+
+
+_Group = tuple[datetime.datetime, str]
+"""An hour and an account."""
+
+
+def _groups(rows: Any) -> Iterator[tuple[_Group, Any]]:
+    for hour in pc.unique(rows.column("hour")):
+        of_hour = rows.filter(pc.equal(rows.column("hour"), hour))
+        for account in pc.unique(of_hour.column("account_id")):
+            yield (
+                (hour.as_py(), account.as_py()),
+                of_hour.filter(pc.equal(of_hour.column("account_id"), account)),
+            )
+
+
+def _by_hour(groups: Mapping[_Group, Counter[str]]) -> defaultdict[datetime.datetime, Counter[str]]:
+    hours: defaultdict[datetime.datetime, Counter[str]] = defaultdict(Counter)
+    for (hour, _), totals in groups.items():
+        hours[hour].update(totals)
+    return hours
+
+
+def _that_differ(scope: str, here: Counter[str], there: Counter[str]) -> list[Comparison]:
+    return [
+        Comparison(scope, measure, here[measure], here[measure], 0, 0, here[measure], there[measure])
+        for measure in MEASURES
+        if here[measure] != there[measure]
+    ]

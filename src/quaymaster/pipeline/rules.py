@@ -24,7 +24,9 @@ from quaymaster.pipeline.billing.rules import (
 from quaymaster.pipeline.schemas import ACTIONS, AUDIT_EVENTS, QUARANTINE, REQUEST_COLUMNS, USAGE_EVENTS
 from quaymaster.protocol.usage_records import UsageRecord, hashed_bytes
 
-RULE_VERSION = 2
+RULE_VERSION = 3
+NOBODY_KEY = -1
+"""The `account_sk` of requests that no account made; 0 is that of account 000000000000."""
 AUDIT_EVENT_VERSION = "1.10"
 """CloudTrail's version whose words audit events use."""
 INVALID_NAME = "(invalid)"
@@ -135,7 +137,7 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
         "queue_name": names,
         "queue_type": pc.if_else(has_queue, rows.column("queue_type"), no_text),
         "action": pc.if_else(pc.equal(op, 0), ACTIONS[0], action),
-        "account_sk": pc.if_else(pc.equal(account, ""), "0", account).cast(pa.int64()),
+        "account_sk": pc.if_else(pc.equal(account, ""), str(NOBODY_KEY), account).cast(pa.int64()),
         "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), asked_keys(names)),
         "op": op,
         "billing_class": pc.if_else(at_fifo_rate, "fifo", "standard"),
