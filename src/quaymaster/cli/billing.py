@@ -113,7 +113,7 @@ def invoice(
     else:
         _print_documents([one.invoice for one in made], format_)
     if not made:
-        note(f"Nobody used anything in {period}.")
+        note(f"Nobody used anything in {period}, and nothing is to be corrected in it.")
 
 
 @prices_app.command("show")

@@ -18,7 +18,7 @@ from quaymaster.pipeline.billing.periods import Month, Stage
 from quaymaster.pipeline.billing.price_files import example_book, parse_toml, render_toml
 from quaymaster.pipeline.billing.prices import PriceBook
 from quaymaster.pipeline.billing.reconciliation import Comparison
-from quaymaster.pipeline.billing.service import Billing, NothingToBill, NotIssued, PricesAreClosed
+from quaymaster.pipeline.billing.service import Billing, Made, NothingToBill, NotIssued, PricesAreClosed
 from quaymaster.pipeline.billing.store import BillingStore, StoreDamaged
 from quaymaster.pipeline.billing.tables import ADJUSTMENTS, CHARGES
 from quaymaster.pipeline.tables import Table, Warehouse, WarehouseBusy
@@ -162,6 +162,94 @@ def test_late_usage_of_a_closed_month_is_corrected_in_the_next_invoice_and_once(
     assert in_january_already.corrections == ()
     assert next_one.corrections == ()
     assert str(final.payable) == "0.20"
+
+
+def with_late_usage(root: Path) -> None:
+    """November is closed for two accounts; then the same late usage of it comes for both, and no other usage."""
+    for account_id in (ACCOUNT, OTHER):
+        fill(Warehouse(root), [used(3 * MILLION)], account_id=account_id)
+    after(MONTH, root).close(MONTH, [ACCOUNT, OTHER])
+    for account_id in (ACCOUNT, OTHER):
+        fill(Warehouse(root), [used(500_000, hour=700)], account_id=account_id)
+
+
+def payables(made: Sequence[Made]) -> list[tuple[str, int, str]]:
+    """Accounts, how many corrections their invoices have, and what is to be paid."""
+    return [(one.invoice.account_id, len(one.invoice.corrections), str(one.invoice.payable)) for one in made]
+
+
+def test_accounts_that_used_nothing_are_billed_what_is_to_be_corrected(tmp_path: Path) -> None:
+    december = MONTH.next
+    with_late_usage(tmp_path)
+    expected = [(ACCOUNT, 1, "0.20"), (OTHER, 1, "0.20")]
+
+    running = billing(tmp_path, now=december.start + timedelta(days=4))
+    provisional = running.update(december, running.accounts(december))
+    due = after(december, tmp_path)
+    final = due.close(december, due.accounts(december))
+
+    assert payables(provisional) == payables(final) == expected
+    assert [one.invoice.state for one in final] == ["final", "final"]
+    assert [one.invoice.quantity for one in final] == [0, 0]
+
+
+def test_a_final_invoice_of_corrections_alone_is_issued_once_and_the_next_month_has_nothing(
+    tmp_path: Path,
+) -> None:
+    december, january = MONTH.next, MONTH.next.next
+    with_late_usage(tmp_path)
+
+    first = after(december, tmp_path)
+    issued = first.close(december, first.accounts(december))
+    second = after(january, tmp_path)
+    again = second.close(december, second.accounts(december))
+
+    assert [render_json(one.invoice) for one in again] == [render_json(one.invoice) for one in issued]
+    assert len(BillingStore(Warehouse(tmp_path)).invoice_rows(month=december)) == 2
+    assert second.accounts(january) == []
+    assert second.accounts(MONTH) == [ACCOUNT, OTHER]
+
+
+def test_a_correction_waits_for_the_first_open_month_even_if_that_has_no_usage(tmp_path: Path) -> None:
+    december, january = MONTH.next, MONTH.next.next
+    with_late_usage(tmp_path)
+    after(december, tmp_path).update(december, [ACCOUNT])
+    fill(Warehouse(tmp_path), [used(10, month=january)])
+
+    billed = after(january, tmp_path)
+
+    assert billed.accounts(january) == [ACCOUNT, OTHER]
+    assert payables(billed.update(january, [ACCOUNT])) == [(ACCOUNT, 0, "0.00")]
+    with pytest.raises(NotIssued, match="no final invoice for 2026-12 yet"):
+        billed.close(january, [ACCOUNT])
+    billed.close(december, [ACCOUNT])
+    assert payables(billed.close(january, [ACCOUNT])) == [(ACCOUNT, 0, "0.00")]
+
+
+def test_a_month_that_has_not_begun_corrects_nothing(tmp_path: Path) -> None:
+    december, january = MONTH.next, MONTH.next.next
+    with_late_usage(tmp_path)
+
+    in_december = billing(tmp_path, now=january.start - timedelta(hours=1))
+
+    assert in_december.accounts(december) == [ACCOUNT, OTHER]
+    assert in_december.accounts(january) == []
+    with pytest.raises(NothingToBill, match="nothing is to be corrected"):
+        in_december.view(january, ACCOUNT)
+
+
+def test_a_month_before_a_closed_one_corrects_nothing(tmp_path: Path) -> None:
+    december, january = MONTH.next, MONTH.next.next
+    with_late_usage(tmp_path)
+    fill(Warehouse(tmp_path), [used(10, month=january)])
+    later = after(january, tmp_path)
+    later.close(january, [ACCOUNT])
+
+    fill(Warehouse(tmp_path), [used(500_000, hour=701)])
+
+    assert later.accounts(december) == [OTHER]
+    february = after(january.next, tmp_path)
+    assert payables(february.close(january.next, [ACCOUNT])) == [(ACCOUNT, 1, "0.20")]
 
 
 def test_usage_that_is_taken_back_becomes_a_credit(tmp_path: Path) -> None:

@@ -74,9 +74,16 @@ class Billing:
         self._why_not_final = why_not_final
 
     def accounts(self, month: Month) -> list[str]:
-        """Return the accounts that have an invoice in a month, or would have: with usage, or issued."""
+        """Return the accounts that have an invoice in a month, or would have: with usage, corrections, or issued.
+
+        Raises as `view`, since what is to be corrected is known only when closed months are rated again.
+        """
         issued = [row.fields["account_id"] for row in self._store.invoice_rows(month=month)]
-        return sorted({*issued, *self._store.accounts_with_usage(month)})
+        known = {*issued, *self._store.accounts_with_usage(month)}
+        invoiced = {row.fields["account_id"] for row in self._store.invoice_rows() if row.is_final}
+        book = self._store.book()
+        corrected = {one for one in invoiced - known if self._corrections(month, one, book)}
+        return sorted(known | corrected)
 
     def view(self, month: Month, account_id: str) -> Made:
         """Return an account's invoice: as it was issued, else as it would be now. Nothing is written.
@@ -143,7 +150,9 @@ class Billing:
         charges = rate_month(usage, book, month, account_id=account_id)
         corrections = self._corrections(month, account_id, book)
         if not usage and not corrections and before is None:
-            raise NothingToBill(f"account {account_id} used nothing in {month}")
+            raise NothingToBill(
+                f"account {account_id} used nothing in {month}, and nothing is to be corrected in it"
+            )
         invoice = make_provisional(
             account_id=account_id,
             account_name=self._store.account_names(month.end).get(account_id, ""),
@@ -164,18 +173,21 @@ class Billing:
         return Made(invoice, stage, (*self._compare_layers(), *compared))
 
     def _corrections(self, month: Month, account_id: str, book: PriceBook) -> list[Correction]:
-        """Return corrections of closed months, if this is the first open month after them."""
-        rows = [row for row in self._store.invoice_rows(account_id) if row.is_final]
-        closed = {row.month: row for row in rows}
-        if self._open_before(month, account_id, closed):
+        """Return corrections of closed months, if this is the first open month after them.
+
+        A month that has not begun takes none, or each month to come would show them; and neither does one before a
+        closed month, since months are closed in order.
+        """
+        closed = self._closed(account_id)
+        if not closed or month <= closed[-1] or self._now < month.start:
+            return []
+        if self._open_before(month, account_id):
             return []
         found: list[Correction] = []
         corrected = [
             correction for later in closed for correction in self._store.corrections(later, account_id)
         ]
-        for closed_month in sorted(closed)[-CORRECTED_MONTHS_MAX:]:
-            if closed_month >= month:
-                continue
+        for closed_month in closed[-CORRECTED_MONTHS_MAX:]:
             usage = self._store.usage(closed_month, account_id)
             found += corrections_of(
                 closed_month,
@@ -187,10 +199,19 @@ class Billing:
             )
         return found
 
-    def _open_before(self, month: Month, account_id: str, closed: Iterable[Month]) -> list[Month]:
-        """Return earlier months that are still to be invoiced; months before the first invoice never were."""
+    def _closed(self, account_id: str) -> list[Month]:
+        """Return the months for which an account has final invoices, sorted."""
+        return [row.month for row in self._store.invoice_rows(account_id) if row.is_final]
+
+    def _open_before(self, month: Month, account_id: str) -> list[Month]:
+        """Return earlier months that are still to be invoiced; months before the first invoice never were.
+
+        They are those with usage, and those with a provisional invoice: it may have only corrections.
+        """
+        closed = self._closed(account_id)
         first = min(closed, default=month)
-        months = self._store.months_with_usage(account_id)
+        begun = [row.month for row in self._store.invoice_rows(account_id)]
+        months = sorted({*begun, *self._store.months_with_usage(account_id)})
         return [earlier for earlier in months if first <= earlier < month and earlier not in closed]
 
     def _refuse_unless_due(self, month: Month, account_id: str, made: Made) -> None:
@@ -214,8 +235,7 @@ class Billing:
         reason = self._why_not_final(month)
         if reason is not None:
             raise NotIssued(f"{account_id} is not billed for {month}: {reason}")
-        closed = {row.month for row in self._store.invoice_rows(account_id) if row.is_final}
-        earlier = self._open_before(month, account_id, closed)
+        earlier = self._open_before(month, account_id)
         if earlier:
             raise NotIssued(
                 f"{account_id} has no final invoice for {earlier[0]} yet; months are closed in order"

@@ -72,6 +72,8 @@ class BillingStore:
     def __init__(self, warehouse: Warehouse) -> None:
         self._warehouse = warehouse
         self._reads: dict[tuple[str, int, Month], Any] = {}
+        # By version of the usage table: all accounts' months are read at once, since accounts are asked one by one.
+        self._months: tuple[int, dict[str, set[Month]]] | None = None
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -103,10 +105,15 @@ class BillingStore:
 
     def months_with_usage(self, account_id: str) -> list[Month]:
         """Return the months in which an account used something, sorted."""
-        rows = self._warehouse.table(USAGE_HOURLY).read(["usage_date", "account_id"])
-        rows = rows.filter(pc.equal(rows.column("account_id"), account_id))
-        days = pc.unique(rows.column("usage_date")).to_pylist()
-        return sorted({Month(day.year, day.month) for day in days})
+        table = self._warehouse.table(USAGE_HOURLY)
+        if self._months is None or self._months[0] != table.version:
+            months: dict[str, set[Month]] = {}
+            names = ["account_id", "usage_date"]
+            for row in table.read(names).group_by(names).aggregate([]).to_pylist():
+                day = row["usage_date"]
+                months.setdefault(row["account_id"], set()).add(Month(day.year, day.month))
+            self._months = table.version, months
+        return sorted(self._months[1].get(account_id, ()))
 
     def usage(self, month: Month, account_id: str) -> list[Usage]:
         """Return what an account used in a month, to be rated."""
@@ -227,12 +234,12 @@ class BillingStore:
             months = sorted({Month.parse(day[:7]) for day in days})
         else:
             months = [month]
-        rows = [row for one in months for row in self._read_month(INVOICES, one).to_pylist()]
-        found = [
-            InvoiceRow(Month(row[MONTH_COLUMN].year, row[MONTH_COLUMN].month), row)
-            for row in rows
-            if account_id in (None, row["account_id"])
-        ]
+        found = []
+        for one in months:
+            rows = self._read_month(INVOICES, one)
+            if account_id is not None:
+                rows = rows.filter(pc.equal(rows.column("account_id"), account_id))
+            found += [InvoiceRow(one, row) for row in rows.to_pylist()]
         return sorted(found, key=lambda row: (row.month, row.fields["account_id"]))
 
     def load(self, row: InvoiceRow) -> Invoice:
