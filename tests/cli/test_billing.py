@@ -220,6 +220,16 @@ def test_a_month_without_usage_has_no_invoices(tmp_path: Path, run: Run) -> None
     assert "used nothing" in one.err
 
 
+@pytest.mark.parametrize("account", [(), ("--account", ONE)])
+def test_a_month_to_come_is_refused_final_invoices_although_nobody_used_anything(
+    tmp_path: Path, run: Run, account: tuple[str, ...]
+) -> None:
+    done = run("pipeline", "invoice", "--data", tmp_path, "--month", "9998-12", "--final", *account)
+
+    assert (done.code, done.out) == (1, "")
+    assert "9998-12 is open: it is not over, and ends 9999-01-01 00:00 UTC." in done.err
+
+
 def test_names_of_accounts_come_from_the_server(tmp_path: Path, run: Run, server: PlayedServer) -> None:
     server.answers["GET /admin/v1/accounts"] = {
         "accounts": [{"account_id": ONE, "name": "Acme", "created_ms": 1}]

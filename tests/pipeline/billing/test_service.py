@@ -93,9 +93,13 @@ def test_a_final_invoice_is_the_same_bytes_whenever_it_is_asked_for_again(tmp_pa
         (
             MONTH.end - timedelta(hours=1),
             MONTH.end - timedelta(hours=2),
-            "is open: hours until 2026-11-30 22:00",
+            "is open: it is not over, and ends 2026-12-01 00:00 UTC",
         ),
-        (MONTH.end + timedelta(days=9), MONTH.end - timedelta(hours=1), "is open"),
+        (
+            MONTH.end + timedelta(days=9),
+            MONTH.end - timedelta(hours=1),
+            "is open: hours until 2026-11-30 23:00 are closed",
+        ),
         (MONTH.end + timedelta(days=9), None, "no hour is closed"),
         (MONTH.end + timedelta(days=2), MONTH.end, "late usage until 2026-12-04 00:00"),
     ],
@@ -109,6 +113,25 @@ def test_an_invoice_is_not_issued_while_the_month_is_open_or_in_grace(
         billing(tmp_path, now=now, closed_until=closed_until).close(MONTH, [ACCOUNT])
 
     assert BillingStore(Warehouse(tmp_path)).invoice_rows() == []
+
+
+@pytest.mark.parametrize("accounts", [[], [ACCOUNT]])
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (MONTH.start + timedelta(days=9), "2026-11 is open: it is not over"),
+        (MONTH.end + timedelta(days=2), "2026-11 takes late usage until 2026-12-04 00:00"),
+    ],
+)
+def test_nothing_is_said_final_about_a_month_without_usage_that_is_not_over(
+    tmp_path: Path, accounts: list[str], now: datetime, message: str
+) -> None:
+    with pytest.raises(NotIssued, match=message):
+        billing(tmp_path, now=now).close(MONTH, accounts)
+
+
+def test_a_month_that_is_over_and_without_usage_has_no_final_invoices(tmp_path: Path) -> None:
+    assert billing(tmp_path).close(MONTH, []) == []
 
 
 def test_an_invoice_is_not_issued_when_layers_differ_and_a_provisional_one_says_so(tmp_path: Path) -> None:

@@ -117,14 +117,19 @@ class Billing:
         Either all that are asked for can be issued, or none is.
 
         Raises:
-            NotIssued: the month is open or in grace, counts differ, or an earlier month comes first.
+            NotIssued: the month is open or in grace, even if nobody has used anything yet; counts differ; or an
+                earlier month comes first.
             NothingToBill, NoPrice, StoreDamaged: as `view`.
         """
         made, issued = [], []
-        for account_id in accounts:
+        asked = list(accounts)
+        if not asked:
+            self._refuse_unless_over(month, self._stage(month, None))
+        for account_id in asked:
+            self._refuse_unless_over(month, self._stage(month, self._row(month, account_id)))
             one = self.view(month, account_id)
             if one.stage is not Stage.CLOSED:
-                self._refuse_unless_due(month, account_id, one)
+                self._refuse_unless_agreed(month, account_id, one)
                 one = Made(issue(one.invoice, self._now), Stage.CLOSED, one.compared)
                 issued.append(one)
             made.append(one)
@@ -214,18 +219,22 @@ class Billing:
         months = sorted({*begun, *self._store.months_with_usage(account_id)})
         return [earlier for earlier in months if first <= earlier < month and earlier not in closed]
 
-    def _refuse_unless_due(self, month: Month, account_id: str, made: Made) -> None:
-        if made.stage is Stage.OPEN:
+    def _refuse_unless_over(self, month: Month, stage: Stage) -> None:
+        if stage is Stage.OPEN and self._now < month.end:
+            raise NotIssued(f"{month} is open: it is not over, and ends {month.end:%Y-%m-%d %H:%M} UTC")
+        if stage is Stage.OPEN:
             until = (
                 "no hour is"
                 if self._closed_until is None
                 else f"hours until {self._closed_until:%Y-%m-%d %H:%M} are"
             )
             raise NotIssued(f"{month} is open: {until} closed, and it ends {month.end:%Y-%m-%d %H:%M} UTC")
-        if made.stage is Stage.GRACE:
+        if stage is Stage.GRACE:
             raise NotIssued(
                 f"{month} takes late usage until {month.end + self._grace:%Y-%m-%d %H:%M} UTC, and is provisional"
             )
+
+    def _refuse_unless_agreed(self, month: Month, account_id: str, made: Made) -> None:
         differences = made.differences
         if differences:
             raise NotIssued(
