@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -257,6 +258,48 @@ def test_names_that_the_pdf_has_no_letters_for_do_not_stop_it() -> None:
 
     assert b"???? \xdcn\xefted" in render_pdf(invoice)
     assert "株式会社 Ünïted" in render_json(invoice).decode()
+
+
+def texts_of_pdf(content: bytes) -> list[str]:
+    """The texts of an uncompressed PDF in the order in which they are written."""
+    return [text.decode("latin-1") for text in re.findall(rb"\((.*?)\) Tj", content)]
+
+
+def exact_amounts(content: bytes) -> list[Decimal]:
+    """What stands in the cost column of a PDF; each amount must have as many decimals as the others."""
+    found = [text for text in texts_of_pdf(content) if re.fullmatch(r"-?[\d,]+\.\d{3,}", text)]
+    assert len({len(text.partition(".")[2]) for text in found}) == 1, found
+    return [Decimal(text.replace(",", "")) for text in found]
+
+
+def test_all_costs_of_a_pdf_have_the_same_decimals_and_are_exact() -> None:
+    invoice = golden_invoice()
+
+    amounts = exact_amounts(render_pdf(invoice))
+
+    sums = [price.cost for price in invoice.price_sums]
+    corrected = exact_sum(correction.charge.cost for correction in invoice.corrections)
+    total = [invoice.exact_total, invoice.rounding]
+    assert amounts[: len(sums) + 3] == [*sums, corrected, *total]
+    assert exact_sum(amounts[len(sums) + 3 :]) == exact_sum(sums)
+
+
+def test_prices_of_a_pdf_have_the_same_decimals_and_are_exact() -> None:
+    invoice = invoice_of(rate([used(20, billing_class="fifo"), used(20)], TINY))
+
+    texts = texts_of_pdf(render_pdf(invoice))
+
+    for price in ("0.000000000000", "0.333333333333", "0.000000000001", "12,345.678901234567"):
+        assert price in texts
+
+
+def test_a_pdf_says_how_many_requests_were_free_and_how_many_are_charged() -> None:
+    invoice = invoice_of(rate([used(MILLION), used(5, hour=9)]))
+
+    content = render_pdf(invoice).decode("latin-1")
+
+    assert "Of 1,000,005 requests in this period 1,000,000 were free and 5 are charged." in content
+    assert "in this period" not in render_pdf(invoice_of([], late_corrections())).decode("latin-1")
 
 
 def test_a_pdf_of_very_many_queues_sums_up_the_cheap_ones() -> None:

@@ -2,12 +2,13 @@
 
 The built-in fonts are used, so that nothing is embedded: they have the letters of western Europe (Latin-1), and `?`
 stands for others. JSON and CSV have all names as they are. The pages have sums: by price, and by queue for the dearest
-ones; all single lines are in the CSV.
+ones; all single lines are in the CSV. Amounts are exact, and stand with their points below each other: all costs of an
+invoice have as many decimals as the one with the most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
@@ -25,6 +26,8 @@ QUEUES_MAX: Final = 40
 NAME_LENGTH_MAX: Final = 60
 _LEFT, _RIGHT, _WIDTH = 18, 18, 174
 _ROW_MM = 6
+_CENTS = 2
+"""Decimals that every amount has at least."""
 
 
 class _Page(FPDF):
@@ -56,11 +59,14 @@ def render_pdf(invoice: Invoice) -> bytes:
     page.set_auto_page_break(True, margin=20)
     page.add_page()
     _head(page, invoice, title)
-    _prices(page, invoice)
+    places = _places(
+        charge.cost for charge in (*invoice.charges, *(one.charge for one in invoice.corrections))
+    )
+    _prices(page, invoice, places)
     if invoice.corrections:
-        _corrections(page, invoice)
-    _total(page, invoice)
-    _queues(page, invoice)
+        _corrections(page, invoice, places)
+    _total(page, invoice, places)
+    _queues(page, invoice, places)
     _small_print(page, invoice)
     return bytes(page.output())
 
@@ -93,7 +99,7 @@ def _head(page: FPDF, invoice: Invoice, title: str) -> None:
     page.ln(4)
 
 
-def _prices(page: FPDF, invoice: Invoice) -> None:
+def _prices(page: FPDF, invoice: Invoice, places: int) -> None:
     widths = (70, 34, 34, 36)
     _row(
         page,
@@ -102,18 +108,19 @@ def _prices(page: FPDF, invoice: Invoice) -> None:
         bold=True,
         line=True,
     )
+    price_places = _places(price.unit_price.scaleb(6) for price in invoice.price_sums)
     for price in invoice.price_sums:
         kind, version, tier = price.price_id.split("-")
         rate = {"standard": "Standard", "fifo": "FIFO"}[kind]
         tier_name = "free requests" if tier == "free" else f"tier {tier.removeprefix('tier')}"
         name = f"{rate}, {tier_name} (prices {version})"
-        per_million = plain(price.unit_price.scaleb(6))
-        _row(page, widths, (name, f"{price.quantity:,}", per_million, _money(price.cost)))
+        per_million = _amount(price.unit_price.scaleb(6), price_places)
+        _row(page, widths, (name, f"{price.quantity:,}", per_million, _amount(price.cost, places)))
     if not invoice.charges:
-        _row(page, widths, ("No billed requests", "0", "", _money(Decimal(0))))
+        _row(page, widths, ("No billed requests", "0", "", _amount(Decimal(0), places)))
 
 
-def _corrections(page: FPDF, invoice: Invoice) -> None:
+def _corrections(page: FPDF, invoice: Invoice, places: int) -> None:
     widths = (104, 34, 36)
     page.ln(4)
     _row(
@@ -126,20 +133,21 @@ def _corrections(page: FPDF, invoice: Invoice) -> None:
     for month in sorted({correction.month for correction in invoice.corrections}):
         charges = [correction.charge for correction in invoice.corrections if correction.month == month]
         quantity = sum(charge.quantity for charge in charges)
-        _row(
-            page, widths, (str(month), f"{quantity:,}", _money(exact_sum(charge.cost for charge in charges)))
-        )
+        cost = exact_sum(charge.cost for charge in charges)
+        _row(page, widths, (str(month), f"{quantity:,}", _amount(cost, places)))
 
 
-def _total(page: FPDF, invoice: Invoice) -> None:
+def _total(page: FPDF, invoice: Invoice, places: int) -> None:
     page.ln(2)
     widths = (138, 36)
-    _row(page, widths, ("Total before rounding", _money(invoice.exact_total)))
-    _row(page, widths, ("Rounding", _money(invoice.rounding)))
-    _row(page, widths, (f"Payable ({invoice.currency})", f"{invoice.payable:,}"), bold=True, line=True)
+    _row(page, widths, ("Total before rounding", _amount(invoice.exact_total, places)))
+    _row(page, widths, ("Rounding", _amount(invoice.rounding, places)))
+    payable = (f"Payable ({invoice.currency})", _amount(invoice.payable, _CENTS))
+    # What is paid has cents and no more; its point stands below those of the exact amounts all the same.
+    _row(page, widths, payable, bold=True, line=True, places_left=places - _CENTS)
 
 
-def _queues(page: FPDF, invoice: Invoice) -> None:
+def _queues(page: FPDF, invoice: Invoice, places: int) -> None:
     by_queue: dict[tuple[str, str, int], list[Charge]] = {}
     for charge in invoice.charges:
         by_queue.setdefault((charge.queue_name, charge.region, charge.queue_id), []).append(charge)
@@ -161,24 +169,25 @@ def _queues(page: FPDF, invoice: Invoice) -> None:
     )
     for cost, quantity, (name, region, _) in sums[:QUEUES_MAX]:
         shown = f"{_short(name)} ({region})" if name else f"without a queue ({region})"
-        _row(page, widths, (shown, f"{quantity:,}", _money(cost)))
+        _row(page, widths, (shown, f"{quantity:,}", _amount(cost, places)))
     others = sums[QUEUES_MAX:]
     if others:
         quantity = sum(row[1] for row in others)
-        _row(
-            page,
-            widths,
-            (f"{len(others):,} others", f"{quantity:,}", _money(exact_sum(row[0] for row in others))),
-        )
+        cost = exact_sum(row[0] for row in others)
+        _row(page, widths, (f"{len(others):,} others", f"{quantity:,}", _amount(cost, places)))
 
 
 def _small_print(page: FPDF, invoice: Invoice) -> None:
     page.ln(6)
     page.set_font("Helvetica", size=8)
     free = sum(charge.quantity for charge in invoice.charges if charge.tier == FREE)
+    counts = (
+        f"Of {invoice.quantity:,} requests in this period {free:,} were free and "
+        f"{invoice.quantity - free:,} are charged. "
+    )
     text = (
         "A request counts once for each started 64 KiB of payload. "
-        f"{invoice.quantity:,} requests were billed, {free:,} of them free. "
+        f"{counts if invoice.quantity else ''}"
         "Line costs are exact; the total is rounded once, half to even. "
         f"All lines are in the CSV of this invoice. Checksum {invoice.digest}."
     )
@@ -186,15 +195,24 @@ def _small_print(page: FPDF, invoice: Invoice) -> None:
 
 
 def _row(
-    page: FPDF, widths: Sequence[int], texts: Sequence[str], *, bold: bool = False, line: bool = False
+    page: FPDF,
+    widths: Sequence[int],
+    texts: Sequence[str],
+    *,
+    bold: bool = False,
+    line: bool = False,
+    places_left: int = 0,
 ) -> None:
+    """Write a row. Room for `places_left` digits is left at the right of the last text."""
     page.set_font("Helvetica", "B" if bold else "", 9)
     for index, (width, text) in enumerate(zip(widths, texts, strict=True)):
         is_last = index + 1 == len(widths)
+        # A digit is as wide as two spaces in this font, and bold ones are no wider.
+        room = "  " * places_left if is_last else ""
         page.cell(
             width,
             _ROW_MM,
-            _latin(text),
+            _latin(text) + room,
             border="B" if line else 0,
             align="L" if index == 0 else "R",
             new_x=XPos.LMARGIN if is_last else XPos.RIGHT,
@@ -206,11 +224,17 @@ def _short(name: str) -> str:
     return name if len(name) <= NAME_LENGTH_MAX else name[: NAME_LENGTH_MAX - 3] + "..."
 
 
-def _money(amount: Decimal) -> str:
-    """Return an amount with at least 2 decimals, and as many more as it has."""
+def _places(amounts: Iterable[Decimal]) -> int:
+    """Return how many decimals the amounts of a column are shown with, so that none is cut."""
+    return max([_CENTS, *(len(plain(amount).partition(".")[2]) for amount in amounts)])
+
+
+def _amount(amount: Decimal, places: int) -> str:
+    """Return an amount with so many decimals, which it must not have more of."""
     sign = "-" if amount < 0 else ""
     whole, _, decimals = plain(amount.copy_abs()).partition(".")
-    return f"{sign}{int(whole):,}.{decimals.ljust(2, '0')}"
+    assert len(decimals) <= places, "the column has room for all decimals"
+    return f"{sign}{int(whole):,}.{decimals.ljust(places, '0')}"
 
 
 def _latin(text: str) -> str:
