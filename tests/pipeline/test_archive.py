@@ -580,6 +580,18 @@ def test_all_of_a_queue_is_erased_and_its_files_are_gone(site: Site) -> None:
     assert {one[3] for one in site.states()} == {"erased"}
 
 
+def test_what_was_erased_before_is_not_counted_once_more(site: Site) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    before = erase(site, keys=("g1",)).messages
+
+    counted = erase(site, is_dry_run=True)
+    done = erase(site)
+
+    assert 0 < before < 25
+    assert counted.messages == done.messages == 25 - before
+
+
 @pytest.mark.parametrize("keys", [(), ("g1", "g2")])
 def test_an_erasure_that_is_killed_anywhere_is_finished_by_the_next(
     site: Site, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]

@@ -94,7 +94,7 @@ class Erasure:
         if current != stretch.path:
             stretch = self._note_rewritten(stretch, current, reason)
         if scope.is_all:
-            done.messages += stretch.rows
+            done.messages += self._rows_left(stretch)
             done.removed += 1
             if not is_dry_run:
                 self._replace(stretch.path, [])
@@ -144,6 +144,13 @@ class Erasure:
             if tuple(file.bounds[name][0] for name in ("queue_id", "partition", "offset")) == expected:
                 return file.path
         return None
+
+    def _rows_left(self, stretch: Stretch) -> int:
+        """Return how many rows of a file were not erased before: those have no message id."""
+        if not stretch.revision:
+            return stretch.rows
+        erased: int = sum(rows.column("message_id").null_count for rows in self._groups(stretch.path))
+        return stretch.rows - erased
 
     def _groups(self, path: str) -> Iterator[Any]:
         with self._place.filesystem().open_input_file(path) as source:
