@@ -173,6 +173,7 @@ def parse_source_options(
         raise OptionIsInvalid("startingOffsets=latest would make a batch read empty; it is for streams")
     if isinstance(ending, Earliest):
         raise OptionIsInvalid("endingOffsets is latest or offsets, not earliest")
+    _check_order(starting, ending)
     group = options.get("consumergroup")
     if group is not None and _GROUP.fullmatch(group) is None:
         raise OptionIsInvalid(f"consumerGroup has 1 to 80 letters, digits, '-' and '_', unlike {group!r}")
@@ -335,6 +336,19 @@ def _position(options: Mapping[str, str], side: str) -> Position | None:
     if offsets.strip().lower() == "latest":
         return Latest()
     return AtOffsets(_by_queue(f"{side}Offsets", offsets, -2))
+
+
+def _check_order(starting: Position | None, ending: Position | None) -> None:
+    """Refuse a range that ends before it starts; the earliest and latest offsets are known to the server only."""
+    if not (isinstance(starting, AtOffsets) and isinstance(ending, AtOffsets)):
+        return
+    for queue, partitions in starting.by_queue.items():
+        for partition, first in partitions.items():
+            end = ending.by_queue.get(queue, {}).get(partition)
+            if end is not None and 0 <= end < first:
+                raise OptionIsInvalid(
+                    f"endingOffsets of {queue} is before startingOffsets: partition {partition} from {first} to {end}"
+                )
 
 
 def _by_queue(name: str, text: str, smallest: int) -> dict[str, dict[int, int]]:

@@ -219,6 +219,13 @@ def test_a_batch_begins_and_ends_where_it_is_told(
         ({"fetchFormat": "avro"}, "columns or arrow"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"deadline": "soon"}, "a time like"),
+        (
+            {
+                "startingOffsets": '{"orders": {"0": 1, "1": 4}}',
+                "endingOffsets": '{"orders": {"0": -1, "1": 3}}',
+            },
+            "endingOffsets of orders is before startingOffsets: partition 1 from 4 to 3",
+        ),
     ],
 )
 def test_an_option_that_cannot_be_is_named(
