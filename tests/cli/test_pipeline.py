@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,14 @@ from harness.usage_blocks import FrontEnd
 
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from quaymaster.cli import pipeline
+from quaymaster.cli.usage_queue import find_usage_queue
 from quaymaster.pipeline.feed import FileFeed
 from quaymaster.pipeline.session import SparkMissing, check_spark, java_version
 from quaymaster.pipeline.tables import Warehouse
 
-from .conftest import Run
+from .conftest import Run, write_client_file
+
+KEYS = {"AWS_ACCESS_KEY_ID": "QMTESTKEY", "AWS_SECRET_ACCESS_KEY": "a secret"}
 
 
 def test_usage_is_a_list_of_what_accounts_used(run: Run, tmp_path: Path) -> None:
@@ -157,3 +161,59 @@ def test_without_java_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(SparkMissing, match="apt-get install openjdk-17-jre-headless"):
         check_spark()
+
+
+def write_pipeline_file(directory: Path, endpoint_url: str, key_id: str, *, age_s: int) -> None:
+    """Write what a front end writes at its start."""
+    path = directory / "keys" / "pipeline.json"
+    path.parent.mkdir(parents=True)
+    fields = {
+        "endpoint_url": endpoint_url,
+        "region": "eu-test-1",
+        "access_key_id": key_id,
+        "secret_access_key": "a secret",
+        "queue_url": f"{endpoint_url}/999999999999/quaymaster-usage",
+    }
+    path.write_text(json.dumps(fields))
+    os.utime(path, (1e9 - age_s, 1e9 - age_s))
+
+
+def test_the_directory_of_a_server_says_how_its_usage_queue_is_read(tmp_path: Path) -> None:
+    write_pipeline_file(tmp_path, "http://localhost:9324", "AKIA1", age_s=0)
+
+    found = find_usage_queue(tmp_path)
+
+    assert found.access_key_id == "AKIA1"
+    assert found.queue_url == "http://localhost:9324/999999999999/quaymaster-usage"
+
+
+def test_in_a_local_cluster_the_newest_access_key_is_used_at_the_endpoint_that_outlives_front_ends(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cluster.json").write_text("{}")
+    write_client_file(tmp_path, "http://localhost:9324", "http://localhost:9325")
+    write_pipeline_file(tmp_path / "frontend-1", "http://localhost:9328", "AKIA1", age_s=60)
+    write_pipeline_file(tmp_path / "frontend-2", "http://localhost:9330", "AKIA2", age_s=0)
+
+    found = find_usage_queue(tmp_path)
+
+    assert (found.endpoint_url, found.region) == ("http://localhost:9324", "eu-test-1")
+    assert (found.access_key_id, found.secret_access_key) == ("AKIA2", "a secret")
+    assert found.queue_url == "http://localhost:9324/999999999999/quaymaster-usage"
+
+
+def test_any_front_end_of_a_local_cluster_tells_how_the_usage_queue_is_read(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{}")
+    write_client_file(tmp_path, "http://localhost:9324", "http://localhost:9325")
+    write_pipeline_file(tmp_path / "frontend-2", "http://localhost:9330", "AKIA2", age_s=0)
+
+    assert find_usage_queue(tmp_path).access_key_id == "AKIA2"
+
+
+def test_a_local_cluster_that_never_recorded_says_how_it_is_started(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{}")
+
+    done = run("pipeline", "run", "--once", "--data", tmp_path)
+
+    assert done.code == 3
+    assert f"`quaymaster local up --data {tmp_path}`" in done.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
+from quaymaster.cli.usage_queue import find_usage_queue
 
 if TYPE_CHECKING:
     from quaymaster.pipeline.broker_counts import QueueCount
@@ -30,8 +30,6 @@ app = options.new_group(
 
 WAREHOUSE_DIRECTORY = "warehouse"
 SPARK_DIRECTORY = "spark"
-PIPELINE_FILE = Path("keys", "pipeline.json")
-"""How the usage queue is read, and as whom; a front end writes it."""
 EVERY_S = 15.0
 COUNT_EVERY_S = 600.0
 """How often `pipeline run` asks the brokers what they counted."""
@@ -491,22 +489,9 @@ def _feed(directory: Path, files: Path | None, *, patience_s: float | None = Non
         if not files.is_dir():
             raise WrongUsage(f"{files} is not a directory.")
         return FileFeed(files)
-    path = directory / PIPELINE_FILE
-    try:
-        fields = json.loads(path.read_bytes())
-        endpoint = Endpoint(
-            fields["endpoint_url"], fields["region"], fields["access_key_id"], fields["secret_access_key"]
-        )
-        return QueueFeed(endpoint, fields["queue_url"], patience_s=patience_s)
-    except FileNotFoundError:
-        raise NoServer(
-            f"{path} does not exist: no server that records usage was started on this data directory. "
-            f"Start one with `quaymaster serve --data {directory}`."
-        ) from None
-    except PermissionError:
-        raise NoServer(f"{path} may only be read by the user who runs the server.") from None
-    except (ValueError, KeyError, TypeError):
-        raise NoServer(f"{path} is not whole; start the server again to write it anew.") from None
+    found = find_usage_queue(directory)
+    endpoint = Endpoint(found.endpoint_url, found.region, found.access_key_id, found.secret_access_key)
+    return QueueFeed(endpoint, found.queue_url, patience_s=patience_s)
 
 
 @contextlib.contextmanager
