@@ -103,7 +103,7 @@ def test_a_replay_is_counted_sent_and_not_sent_again(site: Site, fake: FakeServe
         (("replay", "--from", "orders", "--queue", "again", "--since", "noon"), 2, "--since takes a time"),
         (("replay", "--from", "orders", "--queue", "again", "--filter", "x"), 2, "a filter is"),
         (("replay", "--from", "orders", "--queue", "nothing"), 1, "there is no queue nothing"),
-        (("replay", "--from", "again", "--queue", "orders"), 1, "UnsupportedOperation"),
+        (("replay", "--from", "again", "--queue", "orders"), 1, "DescribeLog of again: "),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(
@@ -113,6 +113,18 @@ def test_what_cannot_be_is_refused_with_a_sentence(
 
     assert done.code == code, done.err
     assert message in json.loads(done.err)["error"]["message"]
+
+
+def test_what_the_server_refused_is_told_with_one_code_and_one_full_stop(site: Site) -> None:
+    words = ("replay", "--from", "again", "--queue", "orders")
+
+    told = site.command(*words).err
+    as_json = json.loads(site.command(*words, "--json").err)["error"]
+
+    assert told.count("UnsupportedOperation") == 1
+    assert ".." not in told
+    assert as_json["code"] == "UnsupportedOperation"
+    assert told == f"quaymaster: {as_json['message']} (UnsupportedOperation)\n"
 
 
 def test_what_was_lost_and_a_second_job_are_told(site: Site, fake: FakeServer) -> None:

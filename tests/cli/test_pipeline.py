@@ -56,6 +56,100 @@ def test_usage_of_a_directory_without_tables_is_an_empty_list_and_says_what_to_r
     assert "pipeline run --once" in for_people.err
 
 
+def test_usage_that_nothing_matches_is_not_called_missing(run: Run, tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.ship(FrontEnd("a").block(10))
+    site.run()
+
+    later = run("usage", "--data", tmp_path, "--since", "2027-01-01T00")
+
+    assert later.code == 0
+    assert "--since" in later.err
+    assert "pipeline run" not in later.err
+
+
+def test_a_comparison_that_cannot_be_made_yet_says_what_must_run_before(run: Run, tmp_path: Path) -> None:
+    done = run("pipeline", "reconcile", "--data", tmp_path)
+
+    assert "let `quaymaster pipeline run` take what is recorded in the next two minutes" in done.err
+
+
+def test_compaction_with_nothing_to_do_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
+        yield InProcess()
+
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    for _ in range(2):
+        site.ship(one.block(10))
+        site.run()
+
+    first = run("pipeline", "compact", "--data", tmp_path)
+    second = run("pipeline", "compact", "--data", tmp_path)
+
+    assert "bronze.request_events\t2\t1" in first.out
+    assert "No table has small files" not in first.err
+    assert "No table has small files" in second.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline", "run", "--once", "--files", "."),
+        ("pipeline", "backfill"),
+        ("pipeline", "compact"),
+        ("pipeline", "reconcile"),
+        ("pipeline", "status"),
+        ("pipeline", "archive", "--once", "--endpoint-url", "http://127.0.0.1:1"),
+        ("pipeline", "archive-status"),
+        ("usage",),
+    ],
+)
+def test_a_warehouse_that_is_a_file_is_refused_with_a_sentence(
+    run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    place = tmp_path / "place"
+    place.write_text("")
+
+    done = run(*words, "--data", tmp_path, "--warehouse", place, environment=KEYS)
+
+    assert (done.code, done.err) == (2, f"quaymaster: --warehouse: {place} is not a directory.\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline", "run", "--once", "--files", "."),
+        ("pipeline", "archive", "--once", "--endpoint-url", "http://127.0.0.1:1"),
+    ],
+)
+def test_a_warehouse_that_cannot_be_made_is_refused_with_a_sentence(
+    run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    done = run(*words, "--data", tmp_path, "--warehouse", tmp_path / "file" / "x", environment=KEYS)
+
+    assert done.code == 2
+    assert (
+        done.err
+        == f"quaymaster: The warehouse {tmp_path / 'file' / 'x'} cannot be written: Not a directory.\n"
+    )
+
+
+def test_each_command_says_what_fills_the_warehouse_it_misses(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "nothing"
+
+    usage = run("usage", "--warehouse", place).err
+    archived = run("pipeline", "archive-status", "--warehouse", place).err
+
+    assert f"`quaymaster pipeline run --warehouse {place}` puts" in usage
+    assert f"`quaymaster pipeline archive --warehouse {place}` puts" in archived
+
+
 def test_status_and_reconcile_read_the_tables(run: Run, tmp_path: Path) -> None:
     site, one = Site(tmp_path), FrontEnd("a")
     site.ship(one.block(100))
@@ -132,37 +226,6 @@ def test_a_second_writer_is_refused(run: Run, tmp_path: Path) -> None:
     assert "another process writes the tables" in done.err
 
 
-def test_a_half_written_access_file_is_told(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "keys").mkdir()
-    (tmp_path / "keys" / "pipeline.json").write_text("{")
-
-    done = run("pipeline", "run", "--once", "--data", tmp_path)
-
-    assert done.code == 3
-    assert "is not whole" in done.err
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', 17),
-        ('openjdk version "21-ea" 2023-09-19', 21),
-        ('java version "1.8.0_402"', 8),
-        ("no such thing", 0),
-    ],
-)
-def test_java_tells_its_version_in_several_ways(text: str, version: int) -> None:
-    assert java_version(text) == version
-
-
-def test_without_java_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", "")
-
-    with pytest.raises(SparkMissing, match="apt-get install openjdk-17-jre-headless"):
-        check_spark()
-
-
 def write_pipeline_file(directory: Path, endpoint_url: str, key_id: str, *, age_s: int) -> None:
     """Write what a front end writes at its start."""
     path = directory / "keys" / "pipeline.json"
@@ -217,3 +280,34 @@ def test_a_local_cluster_that_never_recorded_says_how_it_is_started(run: Run, tm
 
     assert done.code == 3
     assert f"`quaymaster local up --data {tmp_path}`" in done.err
+
+
+def test_a_half_written_access_file_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "pipeline.json").write_text("{")
+
+    done = run("pipeline", "run", "--once", "--data", tmp_path)
+
+    assert done.code == 3
+    assert "is not whole" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21-ea" 2023-09-19', 21),
+        ('java version "1.8.0_402"', 8),
+        ("no such thing", 0),
+    ],
+)
+def test_java_tells_its_version_in_several_ways(text: str, version: int) -> None:
+    assert java_version(text) == version
+
+
+def test_without_java_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(SparkMissing, match="apt-get install openjdk-17-jre-headless"):
+        check_spark()

@@ -272,7 +272,7 @@ def fake_server() -> Iterator[FakeServer]:
             except CallerError as error:
                 status, content, more = 403, json.dumps({"__type": f"x#{type(error).__name__}"}).encode(), {}
             except Refusal as error:
-                content = json.dumps({"__type": f"x#{error.code}", "message": "as the test asked"}).encode()
+                content = json.dumps({"__type": f"x#{error.code}", "message": "As the test asked."}).encode()
                 # As the real one answers when it does not know an action.
                 content = content if error.code else b"<UnknownOperationException/>"
                 status, more = error.status, error.headers

@@ -14,7 +14,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence
 from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table
 from quaymaster.cli.pipeline import StorageOptions, WarehouseURI, need_tables, only_writer, open_warehouse
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 60.0
 REPLAYS_DIRECTORY = "replays"
+FILLED_BY = "`quaymaster pipeline archive --warehouse {uri}` puts messages of logs there."
 DAY_MS, HOUR_MS, MINUTE_MS = 86_400_000, 3_600_000, 60_000
 
 Queues = Annotated[
@@ -131,7 +132,7 @@ def archive_status(
     from quaymaster.pipeline.archive.job import summary_of
     from quaymaster.pipeline.archive.ledger import Ledger
 
-    tables = open_warehouse(data_directory(data), warehouse, storage_option)
+    tables = open_warehouse(data_directory(data), warehouse, storage_option, filled_by=FILLED_BY)
     with stopping():
         lines = summary_of(Ledger(tables, _now))
     if as_json:
@@ -194,7 +195,7 @@ def erase(
         raise WrongUsage("Name either --queue or --account.")
     if yes is not None and yes != (queue or account):
         raise WrongUsage(f"--yes {yes!r} is not what is to be erased: {queue or account!r}.")
-    tables = open_warehouse(data_directory(data), warehouse, storage_option)
+    tables = open_warehouse(data_directory(data), warehouse, storage_option, filled_by=FILLED_BY)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(asking(data, endpoint_url))
         stack.enter_context(only_writer(archive_lock(tables)))
@@ -274,7 +275,7 @@ def replay(
     from quaymaster.pipeline.archive.tables import MESSAGES
 
     directory = data_directory(data)
-    tables = open_warehouse(directory, warehouse, storage_option)
+    tables = open_warehouse(directory, warehouse, storage_option, filled_by=FILLED_BY)
     endpoint = endpoint_of(data, endpoint_url)
     given = {
         "endpointUrl": endpoint.url,
@@ -355,15 +356,17 @@ def stopping() -> Iterator[None]:
     except MessagesLost as error:
         raise Refused(f"{error}. With --accept-loss the archive goes on behind them.") from None
     except (FilterIsInvalid, ReplayDiffers) as error:
-        raise WrongUsage(f"{error}.") from None
+        raise WrongUsage(as_sentence(error)) from None
     except (NotAsArchived, LogIsGone, LogIsTrimmed, LedgerConflict, CannotReplay) as error:
-        raise Refused(f"{error}.") from None
+        raise Refused(as_sentence(error)) from None
     except RequestRefused as error:
-        raise Refused(f"{error}.", code=error.code) from None
+        # Its text has the code as well, which the line that people read ends with.
+        about = f"{error.action} of {error.queue}" if error.queue else error.action
+        raise Refused(as_sentence(f"{about}: {error.message}"), code=error.code) from None
     except ServerIsUnavailable as error:
-        raise NoServer(f"{error}.") from None
+        raise NoServer(as_sentence(error)) from None
     except (QuaymasterError, OSError, DeltaError) as error:
-        raise Refused(f"{error}. What was done stays so; run it again.") from None
+        raise Refused(f"{as_sentence(error)} What was done stays so; run it again.") from None
 
 
 def _run(job: ArchiveJob, names: list[str], *, quiet: bool) -> Report:

@@ -22,6 +22,12 @@ def reason_of(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def as_sentence(words: object) -> str:
+    """Return words that may be a sentence already, with one full stop at the end."""
+    text = str(words).rstrip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 class CommandFailed(Exception):
     """A command ends here. `message` is a sentence; `code` the service's error code, if it gave one."""
 

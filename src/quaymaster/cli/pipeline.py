@@ -13,7 +13,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 from quaymaster.cli.usage_queue import find_usage_queue
 
@@ -36,6 +36,7 @@ COUNT_EVERY_S = 600.0
 COUNTS_PAGE = 1_000
 STATUS_PATIENCE_S = 3.0
 DRIVER_MEMORY = "1g"
+FILLED_BY = "`quaymaster pipeline run --warehouse {uri}` puts what front ends recorded there."
 
 Master = Annotated[
     str,
@@ -235,7 +236,10 @@ def reconcile(
                 [(one.scope, one.measure, *one[3:], one.difference) for one in brokers],
             )
     if compared is None:
-        note("Usage is not whole yet up to any count of the brokers: compare again in a minute.")
+        note(
+            "Usage is not whole yet up to any count of the brokers: let `quaymaster pipeline run` take "
+            "what is recorded in the next two minutes, and compare again then."
+        )
     if any(one.difference for one in found):
         raise Refused("the layers differ")
     if compared is not None and compared.difference:
@@ -341,8 +345,12 @@ def compact(
         _delete_old_files_of_others(tables, keep_hours)
     if as_json:
         print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
-    else:
-        print_table(("TABLE", "FILES BEFORE", "AFTER"), [(one.table, one.before, one.after) for one in done])
+        return
+    print_table(("TABLE", "FILES BEFORE", "AFTER"), [(one.table, one.before, one.after) for one in done])
+    if not done:
+        note(
+            f"No table has small files to make larger ones of; what none has had for {keep_hours} h is deleted."
+        )
 
 
 def usage(
@@ -362,6 +370,7 @@ def usage(
     What is shown is what `quaymaster pipeline run` has put into the tables so far.
     """
     need_tables()
+    from quaymaster.pipeline.schemas import USAGE_HOURLY
     from quaymaster.pipeline.times import text_of_time, time_of_us
     from quaymaster.pipeline.usage import UsageLine, read_usage
 
@@ -376,7 +385,9 @@ def usage(
         print_json([line._asdict() for line in lines])
         return
     print_table(tuple(name.upper() for name in UsageLine._fields), lines)
-    if not lines:
+    if not lines and tables.table(USAGE_HOURLY).rows:
+        note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
+    elif not lines:
         note("No usage is in the tables. `quaymaster pipeline run --once` takes what front ends recorded.")
 
 
@@ -410,12 +421,18 @@ def need_tables() -> None:
 
 
 def open_warehouse(
-    directory: Path, uri: str | None, storage_options: list[str] | None, *, makes_tables: bool = False
+    directory: Path,
+    uri: str | None,
+    storage_options: list[str] | None,
+    *,
+    makes_tables: bool = False,
+    filled_by: str = FILLED_BY,
 ) -> Warehouse:
-    """Return the tables that the options mean.
+    """Return the tables that the options mean. `filled_by` says, where there are none, what makes them at `{uri}`.
 
     Raises:
         NoServer: there is no such directory. Tables need not be there yet. Not if the command `makes_tables`.
+        WrongUsage: it is no directory.
     """
     from quaymaster.pipeline.tables import Warehouse
 
@@ -425,12 +442,14 @@ def open_warehouse(
         if not equals:
             raise WrongUsage(f"--storage-option takes KEY=VALUE, not {text!r}.")
         pairs[name] = value
+    if uri is not None and "://" not in uri and Path(uri).exists() and not Path(uri).is_dir():
+        raise WrongUsage(f"--warehouse: {uri} is not a directory.")
     if not makes_tables:
-        _need_place(directory, uri)
+        _need_place(directory, uri, filled_by)
     return Warehouse(uri or str((directory / WAREHOUSE_DIRECTORY).resolve()), pairs)
 
 
-def _need_place(directory: Path, uri: str | None) -> None:
+def _need_place(directory: Path, uri: str | None, filled_by: str) -> None:
     if uri is None:
         if not directory.is_dir():
             raise NoServer(
@@ -438,15 +457,17 @@ def _need_place(directory: Path, uri: str | None) -> None:
                 f"Start one with `quaymaster serve --data {directory}`, or name the directory with --data."
             )
     elif "://" not in uri and not Path(uri).is_dir():
-        raise NoServer(
-            f"{uri} does not exist: there are no tables. "
-            f"`quaymaster pipeline run --warehouse {uri}` puts what front ends recorded there."
-        )
+        raise NoServer(f"{uri} does not exist: there are no tables. {filled_by.format(uri=uri)}")
 
 
 @contextlib.contextmanager
 def only_writer(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-    """Hold a lock of the warehouse. Raises Refused when another process does."""
+    """Hold a lock of the warehouse.
+
+    Raises:
+        Refused: another process does.
+        WrongUsage: the place cannot be written.
+    """
     from quaymaster.pipeline.tables import WarehouseBusy
 
     with contextlib.ExitStack() as stack:
@@ -454,6 +475,10 @@ def only_writer(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]
             stack.enter_context(lock)
         except WarehouseBusy as error:
             raise Refused(f"{error}; stop it, or wait.") from None
+        except OSError as error:
+            raise WrongUsage(
+                f"The warehouse {error.filename} cannot be written: {reason_of(error)}."
+            ) from None
         yield
 
 
@@ -503,9 +528,9 @@ def _reading(feed: UsageFeed) -> Iterator[None]:
     try:
         yield
     except (FeedChanged, FeedIncomplete) as error:
-        raise Refused(f"{error}.") from None
+        raise Refused(as_sentence(error)) from None
     except QuaymasterError as error:
-        raise NoServer(f"The usage queue cannot be read: {error}.") from None
+        raise NoServer(as_sentence(f"The usage queue cannot be read: {error}")) from None
 
 
 def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
