@@ -232,7 +232,7 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
     when = "never" if compared is None else f"last at {compared:%Y-%m-%d %H:%M} UTC"
     return (
         f"usage was {when} compared with what the brokers counted, which must be after the month: "
-        "quaymaster pipeline reconcile, and once more a minute later"
+        "quaymaster pipeline reconcile, and two minutes later quaymaster pipeline run and reconcile once more"
     )
 
 
