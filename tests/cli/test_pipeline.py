@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from harness.usage_blocks import FrontEnd
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from quaymaster.cli import pipeline
 from quaymaster.cli.usage_queue import find_usage_queue
+from quaymaster.pipeline.archive.ledger import Ledger, Stretch, archive_lock
 from quaymaster.pipeline.feed import FileFeed
 from quaymaster.pipeline.session import SparkMissing, check_spark, java_version
 from quaymaster.pipeline.tables import Warehouse
@@ -280,6 +282,33 @@ def test_a_local_cluster_that_never_recorded_says_how_it_is_started(run: Run, tm
 
     assert done.code == 3
     assert f"`quaymaster local up --data {tmp_path}`" in done.err
+
+
+def test_compact_makes_one_file_of_the_archives_ledger_unless_its_job_is_at_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
+        yield InProcess()
+
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    warehouse = Warehouse(tmp_path / "warehouse")
+    ledger = Ledger(warehouse, lambda: datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC))
+    for first in (0, 5, 10):
+        made = Stretch("101", "orders", "0" * 12, 0, first, first + 5, "sealed", f"p0-{first}")
+        ledger.record(made, "sealed")
+
+    with archive_lock(warehouse):
+        beside = run("pipeline", "compact", "--data", tmp_path, "--json")
+    done = run("pipeline", "compact", "--data", tmp_path, "--json", "--keep-hours", 0)
+    again = run("pipeline", "compact", "--data", tmp_path, "--json")
+
+    assert (beside.code, beside.json) == (0, [])
+    assert "another process writes the archive" in beside.err
+    assert done.json == [{"table": "ops.retention_ledger", "before": 3, "after": 1}]
+    assert again.json == []
+    status = run("pipeline", "archive-status", "--data", tmp_path, "--json").json
+    assert [(line["queue"], line["sealed"], line["next"]) for line in status] == [("orders", 3, 15)]
 
 
 def test_a_half_written_access_file_is_told(run: Run, tmp_path: Path) -> None:

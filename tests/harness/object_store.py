@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import md5
@@ -20,7 +21,6 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 _DATE = "Sun, 22 Nov 2026 10:00:00 GMT"
-_ISO_DATE = "2026-11-22T10:00:00.000Z"
 
 
 class ObjectStore:
@@ -52,6 +52,7 @@ class _Objects:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self._written: dict[str, str] = {}
         self._uploads: dict[str, dict[int, bytes]] = {}
         self._lock = threading.Lock()
 
@@ -61,6 +62,7 @@ class _Objects:
             if only_new and key in self.objects:
                 return False
             self.objects[key] = data
+            self._written[key] = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
             return True
 
     def list_page(self, query: dict[str, str]) -> str:
@@ -76,7 +78,7 @@ class _Objects:
             else:
                 keys.append(key)
         contents = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>{_ISO_DATE}</LastModified>"
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{self._written[key]}</LastModified>"
             f"<ETag>&quot;{_tag(self.objects[key])}&quot;</ETag><Size>{len(self.objects[key])}</Size></Contents>"
             for key in keys
         )

@@ -17,6 +17,8 @@ import duckdb
 import polars
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from spark.fake_server import START_MS, FakeServer, fake_server
 
 from pyspark_quaymaster.archive import Archive
@@ -24,10 +26,17 @@ from pyspark_quaymaster.client import Client
 from quaymaster.pipeline.archive import erasure, files, job, ledger
 from quaymaster.pipeline.archive.files import NotAsArchived
 from quaymaster.pipeline.archive.job import ArchiveJob, MessagesLost, Policy, Report, summary_of
-from quaymaster.pipeline.archive.ledger import Ledger, LedgerConflict, archive_lock
+from quaymaster.pipeline.archive.ledger import (
+    Ledger,
+    LedgerConflict,
+    archive_lock,
+    compact_ledger,
+    plan_tidying,
+)
 from quaymaster.pipeline.archive.live_logs import LiveLog, LiveLogs, LogIsGone
 from quaymaster.pipeline.archive.metrics import METRICS, archive_metrics
 from quaymaster.pipeline.archive.tables import LEDGER, MESSAGES
+from quaymaster.pipeline.data_files import DataFile
 from quaymaster.pipeline.tables import Table, Warehouse, WarehouseBusy
 
 DAY = datetime.timedelta(days=1)
@@ -76,6 +85,16 @@ class Site:
 
     def states(self) -> list[tuple[int, int, int, str]]:
         return [(one.partition, one.first, one.end, one.state) for one in self.ledger().stretches()]
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return all that the ledger ever said."""
+        rows: list[dict[str, Any]] = Warehouse(self.root).table(LEDGER).read().sort_by("entry").to_pylist()
+        return rows
+
+    def ledger_files(self) -> tuple[int, int]:
+        """Return how many files the ledger has, and how many of its lie there."""
+        there = list((self.root / "ops" / "retention_ledger").glob("*.parquet"))
+        return len(Warehouse(self.root).table(LEDGER).files()), len(there)
 
     def messages(self) -> Table:
         return Warehouse(self.root).table(MESSAGES)
@@ -275,10 +294,13 @@ def test_a_body_that_is_not_what_its_sender_was_told_is_found(
 def test_each_process_lives_for_a_few_steps(site: Site, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     log = site.server.make("orders", 25, 3)
     commit, write, verify, release = Table.commit, files.write_file, files.verify_file, LiveLogs.release
+    write_rows, vacuum = Table.write, Table.vacuum
+    monkeypatch.setattr(ledger, "FILES_MAX", 2)
     done: list[str] = []
+    said: list[dict[str, Any]] = []
     chance = random.Random(seed)
     for _ in range(60):
-        left, is_after = [chance.randrange(1, 6)], chance.random() < 0.5
+        left, is_after = [chance.randrange(1, 9)], chance.random() < 0.5
 
         def step(name: str, act: Callable[[], Any], left: list[int] = left, is_after: bool = is_after) -> Any:
             left[0] -= 1
@@ -295,8 +317,13 @@ def test_each_process_lives_for_a_few_steps(site: Site, monkeypatch: pytest.Monk
             patched.setattr(files, "write_file", lambda *a: step("write", lambda: write(*a)))
             patched.setattr(files, "verify_file", lambda *a: step("verify", lambda: verify(*a)))
             patched.setattr(LiveLogs, "release", lambda *a: step("release", lambda: release(*a)))
+            patched.setattr(Table, "write", lambda *a: step(f"rows {a[1]}", lambda: write_rows(*a)))
+            patched.setattr(Table, "vacuum", lambda *a: step("vacuum", lambda: vacuum(*a)))
             with contextlib.suppress(Killed):
                 site.job().run(["orders"])
+        entries = site.entries()
+        assert entries[: len(said)] == said
+        said = entries
         before = list(log.earliest)
         site.drop()
         archived = {(partition, offset) for partition, offset, _ in site.rows()}
@@ -306,8 +333,10 @@ def test_each_process_lives_for_a_few_steps(site: Site, monkeypatch: pytest.Monk
     assert {one[3] for one in site.states()} == {"deleted"}
     assert site.rows() == all_rows(25, 3)
     assert log.earliest == [25, 3]
-    assert done.count("commit ledger") == 4 * 4
-    assert {"write", "verify", "release"} <= set(done)
+    steps = [(one["partition"], one["first"], one["state"]) for one in said]
+    assert len(set(steps)) == len(steps) == 4 * 4
+    assert [one["entry"] for one in said] == list(range(1, 17))
+    assert {"write", "verify", "release", "rows ledger-tidy", "commit ledger-tidy", "vacuum"} <= set(done)
 
 
 RUN = """
@@ -468,25 +497,206 @@ def test_two_jobs_do_not_write_one_ledger(site: Site) -> None:
         pass
 
 
-def test_a_ledger_of_many_files_becomes_one_and_says_the_same(
+def test_entries_of_one_job_are_all_there_or_none_beside_another(site: Site) -> None:
+    log = site.server.make("orders", 25)
+    made = [
+        ledger.Stretch(str(log.queue_id), "orders", "0" * 12, 0, first, first + 5, "sealed", "path")
+        for first in (0, 5, 10)
+    ]
+    one, other = site.ledger(), site.ledger()
+
+    one.record(made[0], "sealed")
+    with pytest.raises(LedgerConflict):
+        other.record_all(made, "sealed")  # more entries than the other job made, so a higher number
+    assert site.ledger().record_all([], "sealed") == []
+    site.ledger().record_all(made[1:], "sealed")
+
+    assert [row["first"] for row in site.entries()] == [0, 5, 10]
+    assert site.ledger_files()[0] == 2
+
+
+def test_a_job_leaves_a_ledger_of_few_files_that_says_all_it_ever_said(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "FILES_MAX", 5)
-    site.server.make("orders", 25)
+    log = site.server.make("orders", 25)
     site.run()
-    before = site.states()
+    before = site.entries()
+    assert [row["entry"] for row in before] == list(range(1, 3 * 3 + 1))
+    assert site.ledger_files()[0] <= 5
+    assert site.ledger_files()[1] > 5  # others may be reading
 
-    site.ledger().tidy()
-
-    assert len(Warehouse(site.root).table(LEDGER).files()) == 1
-    assert len(list((site.root / "ops" / "retention_ledger").glob("*.parquet"))) > 5  # others may be reading
     monkeypatch.setattr(ledger, "OLD_FILES_KEPT_HOURS", 0)
-    monkeypatch.setattr(ledger, "FILES_MAX", 0)
-    site.ledger().tidy()
-    assert len(list((site.root / "ops" / "retention_ledger").glob("*.parquet"))) == 1
-    assert site.states() == before
+    log.partitions[0] += [b"0/%d" % number for number in range(25, 75)]
+    site.run()
+
+    assert site.entries()[: len(before)] == before
+    assert site.ledger_files()[0] <= 5
+    assert site.ledger_files()[1] <= 5 + 2  # of what came after the files became few
     site.run()
     assert {one[3] for one in site.states()} == {"deleted"}
+
+
+def test_what_needs_nothing_done_in_between_is_one_commit(site: Site) -> None:
+    site.server.make("orders", 95, 45)
+    site.run(Policy(0, 10**12, 0))
+    before = site.ledger_files()[0]
+
+    report = site.run()
+    assert report.expiring == 15
+    assert site.ledger_files()[0] == before + 1
+
+    assert site.run().deleted == 15
+    assert site.ledger_files()[0] == before + 2
+
+
+def test_a_job_whose_runs_fail_has_a_ledger_of_few_files(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "FILES_MAX", 3)
+    log = site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    for end in (45, 65):
+        log.partitions[0] += [b"0/%d" % number for number in range(end - 20, end)]
+        with monkeypatch.context() as patched:
+            patched.setattr(LiveLogs, "archived", lambda *_: (_ for _ in ()).throw(OSError("away")))
+            with pytest.raises(OSError, match="away"):
+                site.run()
+
+        assert site.ledger_files()[0] <= 3
+
+
+@example([1] * 2_000, 10)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=400), st.integers(10, 20))
+def test_a_ledger_of_few_files_is_not_written_anew_each_time(appends: list[int], files_max: int) -> None:
+    """However large it is: a row is rewritten as often as the ledger doubled, at most."""
+    table: list[DataFile] = []
+    rewritten = 0
+    for number, rows in enumerate(appends):
+        table.append(DataFile(str(number), 1, rows, None, {}))
+        plan = plan_tidying(table, files_max)
+        assert len(plan) != 1
+        if plan:
+            merged = sum(file.rows for file in plan)
+            rewritten += merged
+            table = [file for file in table if file not in plan]
+            assert all(file.rows > merged for file in table)
+            table.append(DataFile(f"tidy-{number}", 1, merged, None, {}))
+        assert len(table) <= max(files_max, sum(appends).bit_length() + 1)
+
+    assert sum(file.rows for file in table) == sum(appends)
+    assert rewritten <= sum(appends) * sum(appends).bit_length()
+
+
+def seen_of(site: Site) -> tuple[Any, ...]:
+    """Return what readers see of the archive: its status, its history, and what the source reads."""
+    archive = Archive(str(site.root / "archive" / "messages"), {})
+    queue_id = str(site.server.logs["orders"].queue_id)
+    return summary_of(site.ledger()), site.entries(), archive.stretches(queue_id, 0), site.rows()
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("at", ["write", "commit", "vacuum"])
+def test_compaction_that_is_killed_changes_nothing_that_readers_see(
+    site: Site, monkeypatch: pytest.MonkeyPatch, at: str, is_after: bool
+) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    before = seen_of(site)
+    act = getattr(Table, at)
+
+    def killed(*arguments: Any, **named: Any) -> None:
+        if is_after:
+            act(*arguments, **named)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, at, killed)
+        with pytest.raises(Killed):
+            compact_ledger(Warehouse(site.root), 0)
+
+    assert seen_of(site) == before
+    has_merged = at == "vacuum" or (at == "commit" and is_after)
+    assert compact_ledger(Warehouse(site.root), 0) == ((1, 1) if has_merged else (6, 1))
+    assert site.ledger_files() == (1, 1)  # and what was killed left nothing
+    assert seen_of(site) == before
+    site.run()
+    site.run()
+    assert {one[3] for one in site.states()} == {"deleted"}
+    assert site.entries()[: len(before[1])] == before[1]
+
+
+def test_a_ledger_that_is_compacted_keeps_its_old_files_for_readers(site: Site) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    reader = Warehouse(site.root).table(LEDGER)
+
+    assert compact_ledger(Warehouse(site.root), 24) == (6, 1)
+
+    assert reader.read().num_rows == 6
+    assert compact_ledger(Warehouse(site.root), 0) == (1, 1)
+    assert site.ledger_files() == (1, 1)
+
+
+def test_a_warehouse_without_an_archive_gets_none_by_compaction(site: Site) -> None:
+    assert compact_ledger(Warehouse(site.root), 0) == (0, 0)
+    assert not (site.root / "ops").exists()
+
+
+def test_a_ledger_is_not_compacted_beside_its_job(site: Site) -> None:
+    with archive_lock(Warehouse(site.root)), pytest.raises(WarehouseBusy, match="writes the archive"):
+        compact_ledger(Warehouse(site.root), 0)
+
+
+def test_a_step_beside_a_compaction_is_made_and_none_is_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an object store, where nothing keeps the two apart."""
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    job_ledger = site.ledger()
+    stretches = job_ledger.stretches()
+    before = site.entries()
+    commit = Table.commit
+
+    compact_ledger(Warehouse(site.root), 0)
+    job_ledger.record(stretches[0], "expiring")
+
+    def commit_after_a_step(*arguments: Any, **named: Any) -> bool:
+        monkeypatch.setattr(Table, "commit", commit)
+        job_ledger.record(stretches[1], "expiring")
+        return commit(*arguments, **named)
+
+    monkeypatch.setattr(Table, "commit", commit_after_a_step)
+    compact_ledger(Warehouse(site.root), 0)
+
+    assert site.entries()[:6] == before
+    assert [(row["entry"], row["first"], row["state"]) for row in site.entries()[6:]] == [
+        (7, 0, "expiring"),
+        (8, 10, "expiring"),
+    ]
+    assert site.ledger_files() == (1, 1)
+
+
+def test_a_ledger_that_others_write_all_the_time_is_left_as_it_is(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.server.make("orders", 25)
+    site.run(Policy(0, 10**12, 0))
+    before, state = site.entries(), site.ledger()
+    other, number = Warehouse(site.root).table(LEDGER), iter(range(100))
+    commit = Table.commit
+
+    def commit_second(*arguments: Any, **named: Any) -> bool:
+        assert commit(other, "somebody", next(number), [])
+        return commit(*arguments, **named)
+
+    monkeypatch.setattr(Table, "commit", commit_second)
+    with pytest.raises(LedgerConflict, match="fewer"):
+        compact_ledger(Warehouse(site.root), 0)
+    with pytest.raises(LedgerConflict, match="appended"):
+        state.record(state.stretches()[0], "expiring")
+    monkeypatch.undo()
+
+    assert site.entries() == before
 
 
 def test_readers_find_stretches_and_times_in_the_archive(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from harness.object_store import ObjectStore, object_store
@@ -17,10 +18,11 @@ from pyspark_quaymaster.source import BatchReader
 from quaymaster.pipeline.archive import job
 from quaymaster.pipeline.archive.erasure import Erasure, Scope
 from quaymaster.pipeline.archive.job import ArchiveJob, Policy
-from quaymaster.pipeline.archive.ledger import Ledger, LedgerConflict
+from quaymaster.pipeline.archive.ledger import APP, Ledger, LedgerConflict, compact_ledger
 from quaymaster.pipeline.archive.live_logs import LiveLogs
-from quaymaster.pipeline.archive.tables import MESSAGES
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.archive.tables import LEDGER, MESSAGES
+from quaymaster.pipeline.data_files import DataFile
+from quaymaster.pipeline.tables import Table, Warehouse
 
 ROOT = "s3://bucket/warehouse"
 NOW = datetime.datetime.fromtimestamp(START_MS / 1000, datetime.UTC) + datetime.timedelta(days=1)
@@ -82,6 +84,29 @@ def test_of_two_jobs_one_finds_that_the_other_was_first(fake: FakeServer, store:
         other.record(other.stretches()[1], "expiring")
     states = [one.state for one in Ledger(Warehouse(ROOT, store.storage_options), lambda: NOW).stretches()]
     assert states == ["expiring", "archived", "archived"]
+
+
+def test_compaction_spares_what_a_job_beside_it_is_about_to_commit(
+    fake: FakeServer, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive(fake, store, Policy(0, 10**12, 0))
+    job_ledger = Ledger(Warehouse(ROOT, store.storage_options), lambda: NOW)
+    write = Table.write
+
+    def write_and_compact(*arguments: Any) -> list[DataFile]:
+        monkeypatch.setattr(Table, "write", write)
+        written = write(*arguments)
+        assert arguments[1] == APP
+        assert compact_ledger(Warehouse(ROOT, store.storage_options), 0) == (6, 1)
+        return written
+
+    monkeypatch.setattr(Table, "write", write_and_compact)
+    job_ledger.record(job_ledger.stretches()[0], "expiring")
+
+    after = Warehouse(ROOT, store.storage_options)
+    states = [one.state for one in Ledger(after, lambda: NOW).stretches()]
+    assert states == ["expiring", "archived", "archived"]
+    assert len(after.table(LEDGER).files()) == 2
 
 
 def test_what_is_erased_is_in_no_object(fake: FakeServer, store: ObjectStore) -> None:

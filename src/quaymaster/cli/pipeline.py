@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quaymaster.pipeline.jobs import Pipeline
     from quaymaster.pipeline.tables import Warehouse
     from quaymaster.pipeline.tasks import SparkWorkers
+    from quaymaster.pipeline.upkeep import Compacted
 
 app = options.new_group(
     "Make tables of usage, audit and bills of what front ends record. Needs quaymaster[spark]."
@@ -343,6 +344,7 @@ def compact(
     with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
         done = compact_tables(workers, tables, keep_hours=keep_hours)
         _delete_old_files_of_others(tables, keep_hours)
+        done += _compact_ledger(tables, keep_hours)
     if as_json:
         print_json([{"table": one.table, "before": one.before, "after": one.after} for one in done])
         return
@@ -389,6 +391,21 @@ def usage(
         note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
     elif not lines:
         note("No usage is in the tables. `quaymaster pipeline run --once` takes what front ends recorded.")
+
+
+def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Compacted]:
+    """Make the files of the archive's ledger one, unless its job is at work: that does so itself."""
+    from quaymaster.pipeline.archive.ledger import LedgerConflict, compact_ledger
+    from quaymaster.pipeline.archive.tables import LEDGER
+    from quaymaster.pipeline.tables import WarehouseBusy
+    from quaymaster.pipeline.upkeep import Compacted
+
+    try:
+        before, after = compact_ledger(tables, keep_hours)
+    except (WarehouseBusy, LedgerConflict) as error:
+        note(f"{error}; the archive's ledger stays as it is.")
+        return []
+    return [Compacted(LEDGER.name, before, after)] if before > after else []
 
 
 def _delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:

@@ -147,16 +147,20 @@ class Table:
         shared_notes: Mapping[str, Any] | None = None,
         changes_data: bool = True,
         is_alone: bool = False,
+        follows: int | None = None,
     ) -> bool:
         """Add and remove files in one commit. False, and nothing done, when the job committed this batch before.
 
         `shared_notes` are notes under other names than the job's, for what several jobs keep up. `is_alone`: it is a
         compare-and-swap, and fails (CommitFailedError) when anybody committed since this table was last looked at.
+        `follows`: nothing is done either unless this is the job's last batch.
         """
         if self.last_batch(app) >= batch_id:
             return False
         delta = self._open_to_write()
-        if self.last_batch(app) >= batch_id:  # it was made, and by another one, since it was looked at
+        # Asked again: it may have been made, and by another one, since it was looked at.
+        last = self.last_batch(app)
+        if last >= batch_id or follows not in (None, last):
             return False
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [

@@ -91,6 +91,7 @@ class ArchiveJob:
             self._expire_log(log, report)
         if not names:
             self._settle_gone({log.queue_id for log in logs}, report)
+        self.ledger.tidy()  # at the start, too: a run that fails each time would never come here
         return report
 
     # Archiving
@@ -181,30 +182,38 @@ class ArchiveJob:
         if log.is_held:
             report.notes.append(f"{log.name} is under a legal hold: nothing of it expires")
             return
+        old = [one for partition in log.partitions for one in self._next_old(log.queue_id, partition)]
+        report.expiring += len(self.ledger.record_all(old, "expiring"))
         for partition in log.partitions:
             release: int | None = None
-            is_waiting = False
             for stretch in self.ledger.stretches(log.queue_id, partition):
-                if stretch.state == "archived" and self._is_old(stretch):
-                    stretch = self.ledger.record(stretch, "expiring")
-                    report.expiring += 1
-                if stretch.state in ("sealed", "archived"):
+                is_waiting = stretch.state == "expiring" and not self._is_thought_over(stretch)
+                if is_waiting or stretch.state in ("sealed", "archived"):
                     break  # what is behind it stays as long as it does
-                is_waiting = is_waiting or (
-                    stretch.state == "expiring" and not self._is_thought_over(stretch)
-                )
-                if stretch.state == "expiring" and not is_waiting:
+                if stretch.state == "expiring":
                     self._check(stretch)
                     release = stretch.end
             if release is not None:
                 self._logs.release(log, partition, release)
         self._note_deleted(log.queue_id, self._logs.earliest(log), report)
 
+    def _next_old(self, queue_id: str, partition: int) -> list[Stretch]:
+        """Return the archived stretches of a partition that expire now: none is behind one that does not."""
+        old = []
+        for stretch in self.ledger.stretches(queue_id, partition):
+            if stretch.state == "archived" and self._is_old(stretch):
+                old.append(stretch)
+            elif stretch.state in ("sealed", "archived"):
+                break
+        return old
+
     def _note_deleted(self, queue_id: str, earliest: dict[int, int], report: Report) -> None:
-        for stretch in self.ledger.stretches(queue_id):
-            if stretch.state in ("archived", "expiring") and stretch.end <= earliest[stretch.partition]:
-                self.ledger.record(stretch, "deleted")
-                report.deleted += 1
+        gone = [
+            one
+            for one in self.ledger.stretches(queue_id)
+            if one.state in ("archived", "expiring") and one.end <= earliest[one.partition]
+        ]
+        report.deleted += len(self.ledger.record_all(gone, "deleted"))
 
     def _settle_gone(self, there: set[str], report: Report) -> None:
         """Note what became of queues that were deleted: what is archived of them stays archived."""
@@ -213,13 +222,11 @@ class ArchiveJob:
             is_open = any(one.state in ("sealed", "archived", "expiring") for one in stretches)
             if queue_id in there or not is_open or self._logs.is_there(stretches[-1].queue, queue_id):
                 continue
-            for stretch in stretches:
-                if stretch.state == "sealed":
-                    self.ledger.record(stretch, "lost", "the queue was deleted before this was archived")
-                    report.lost += stretch.end - stretch.first
-                elif stretch.state in ("archived", "expiring"):
-                    self.ledger.record(stretch, "deleted", "the queue was deleted")
-                    report.deleted += 1
+            lost = [one for one in stretches if one.state == "sealed"]
+            self.ledger.record_all(lost, "lost", "the queue was deleted before this was archived")
+            report.lost += sum(one.end - one.first for one in lost)
+            gone = [one for one in stretches if one.state in ("archived", "expiring")]
+            report.deleted += len(self.ledger.record_all(gone, "deleted", "the queue was deleted"))
 
     def _is_old(self, stretch: Stretch) -> bool:
         return stretch.last_ms + self._policy.expire_after_ms <= self._now_ms()

@@ -7,14 +7,15 @@
 `sealed`: from where to where the stretch goes is fixed. `archived`: its file is verified and in the table. `expiring`:
 it may go from the log when the grace is over. `deleted`: the log has it no more.
 
-An entry is appended by compare-and-swap on its number: of two jobs that append the same one, one fails.
+An entry is appended by compare-and-swap on its number: of two jobs that append the same one, one fails. Whoever makes
+the files fewer changes no entry: beside that, an append is tried again, and the other way round.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal, cast
 
@@ -22,7 +23,8 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError
 
 from quaymaster.pipeline.archive.tables import LEDGER
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.data_files import DataFile
+from quaymaster.pipeline.tables import NO_BATCH, Table, Warehouse
 
 State = Literal["sealed", "archived", "expiring", "deleted", "erased", "lost"]
 
@@ -41,11 +43,15 @@ IN_TABLE: Final = frozenset({"archived", "expiring", "deleted"})
 
 APP: Final = "ledger"
 TIDY_APP: Final = "ledger-tidy"
-FILES_MAX: Final = 256
-"""With more files, each of an entry, the ledger is rewritten as one."""
+FILES_MAX: Final = 64
+"""With more files, most of them of an entry or two, the small ones become one."""
+COMMIT_TRIES: Final = 5
+"""How often a commit is tried beside others that are no append."""
 
 OLD_FILES_KEPT_HOURS: Final = 24
 """Files that were rewritten stay for those who are reading."""
+OBJECT_STORE_KEPT_HOURS_MIN: Final = 1
+"""No lock is there that keeps jobs out: what one of them wrote and commits next must not be deleted."""
 
 Clock = Callable[[], datetime.datetime]
 
@@ -68,6 +74,59 @@ def archive_lock(warehouse: Warehouse) -> Iterator[None]:
 
 class LedgerConflict(Exception):
     """Another job wrote to the ledger meanwhile."""
+
+
+def compact_ledger(warehouse: Warehouse, keep_hours: int) -> tuple[int, int]:
+    """Make one file of the ledger's, delete those it had `keep_hours` ago; return how many it had and has.
+
+    Raises:
+        WarehouseBusy: a job is at work; it keeps its ledger's files few itself.
+        LedgerConflict: others committed each time it was tried.
+    """
+    with archive_lock(warehouse):
+        table = warehouse.table(LEDGER)
+        table.refresh()
+        before = len(table.files())
+        _merge_files(table, lambda files: files)
+        is_local = "://" not in warehouse.root
+        table.vacuum(keep_hours if is_local else max(keep_hours, OBJECT_STORE_KEPT_HOURS_MIN))
+        return before, len(table.files())
+
+
+def plan_tidying(files: Sequence[DataFile], files_max: int) -> list[DataFile]:
+    """Return which files become one: none up to `files_max`, else all but those larger than all smaller ones together.
+
+    So a row is rewritten about as often as the ledger doubled since it was written, and not each time.
+    """
+    if len(files) <= files_max:
+        return []
+    large_first = sorted(files, key=lambda file: file.rows, reverse=True)
+    smaller = sum(file.rows for file in large_first)
+    for number, file in enumerate(large_first):
+        smaller -= file.rows
+        if file.rows <= smaller:
+            return large_first[number:]
+    return []
+
+
+def _merge_files(table: Table, plan: Callable[[list[DataFile]], list[DataFile]]) -> bool:
+    """Make one file of those that `plan` names of the table's; return whether there were two or more."""
+    cause: CommitFailedError | None = None
+    for _ in range(COMMIT_TRIES):
+        files = plan(table.files())
+        if len(files) < 2:
+            return False
+        rows = table.read(files=files).sort_by("entry")
+        merged = table.write(TIDY_APP, rows)
+        assert [file.rows for file in merged] == [sum(file.rows for file in files)], "each entry is kept"
+        number = table.last_batch(TIDY_APP) + 1
+        try:
+            if table.commit(TIDY_APP, number, merged, removes=files, changes_data=False, is_alone=True):
+                return True
+        except CommitFailedError as error:
+            cause = error  # what was written is in no table, and goes with the old files
+        table.refresh()
+    raise LedgerConflict("others wrote to the ledger each time its files were to become fewer") from cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,36 +187,58 @@ class Ledger:
         Raises:
             LedgerConflict: somebody else appended first.
         """
-        known = self._stretches.get(stretch.key)
-        before = "" if known is None else known.state
-        assert state in FOLLOWING[before], f"{state} does not follow {before or 'nothing'}"
+        return self.record_all([stretch], state, reason)[0]
+
+    def record_all(self, stretches: Sequence[Stretch], state: State, reason: str = "") -> list[Stretch]:
+        """Append that each of several stretches is in a state now: all of these entries are durable then, or none.
+
+        For steps that need nothing done between them. Raises what `record` does.
+        """
+        if not stretches:
+            return []
         now = self._clock()
-        recorded = replace(stretch, state=state, reason=reason, since=now)
-        entry = self._entries + 1
-        fields = asdict(recorded)
-        del fields["since"]
-        row = pa.Table.from_pylist([{"entry": entry, "time": now, **fields}], schema=LEDGER.schema)
-        table = self._warehouse.table(LEDGER)
-        try:
-            is_ours = table.commit(APP, entry, table.write(APP, row), is_alone=True)
-        except CommitFailedError as error:
-            raise LedgerConflict(f"another job writes to the ledger: {error}") from error
-        if not is_ours:
-            raise LedgerConflict(f"another job wrote entry {entry} of the ledger")
-        self._entries = entry
-        self._stretches[recorded.key] = recorded
+        recorded = [replace(one, state=state, reason=reason, since=now) for one in stretches]
+        rows = []
+        for entry, one in enumerate(recorded, self._entries + 1):
+            known = self._stretches.get(one.key)
+            before = "" if known is None else known.state
+            assert state in FOLLOWING[before], f"{state} does not follow {before or 'nothing'}"
+            fields = asdict(one)
+            del fields["since"]
+            rows.append({"entry": entry, "time": now, **fields})
+        self._append(pa.Table.from_pylist(rows, schema=LEDGER.schema))
+        for one in recorded:
+            self._stretches[one.key] = one
         return recorded
 
     def tidy(self) -> None:
-        """Rewrite many small files as one; nothing else changes."""
+        """Make many small files one; nothing else changes.
+
+        Raises:
+            LedgerConflict: others committed each time it was tried.
+        """
         table = self._warehouse.table(LEDGER)
-        files = table.files()
-        if len(files) > FILES_MAX:
-            rows = table.read(files=files).sort_by("entry")
-            table.commit(
-                TIDY_APP, self._entries, table.write(TIDY_APP, rows), removes=files, changes_data=False
-            )
+        if _merge_files(table, lambda files: plan_tidying(files, FILES_MAX)):
             table.vacuum(OLD_FILES_KEPT_HOURS)
+
+    def _append(self, rows: pa.Table) -> None:
+        table = self._warehouse.table(LEDGER)
+        last = self._entries + rows.num_rows
+        follows = self._entries or NO_BATCH
+        files = table.write(APP, rows)
+        cause: CommitFailedError | None = None
+        for _ in range(COMMIT_TRIES):
+            try:
+                is_ours = table.commit(APP, last, files, is_alone=True, follows=follows)
+            except CommitFailedError as error:
+                cause = error
+                table.refresh()  # and if somebody appended, the next try finds it
+                continue
+            if not is_ours:
+                raise LedgerConflict(f"another job wrote entry {self._entries + 1} of the ledger")
+            self._entries = last
+            return
+        raise LedgerConflict("others wrote to the ledger each time an entry was to be appended") from cause
 
     def _load(self) -> None:
         table = self._warehouse.table(LEDGER)
