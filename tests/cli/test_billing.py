@@ -63,6 +63,24 @@ def test_usage_becomes_invoices_whose_requests_are_those_of_the_records(tmp_path
     assert all(compared["difference"] == 0 for invoice in invoices for compared in invoice["reconciliation"])
 
 
+def test_whoever_has_no_final_invoice_of_a_closed_month_is_named_in_the_next(
+    tmp_path: Path, run: Run
+) -> None:
+    used(tmp_path)
+    final = ("pipeline", "invoice", "--data", tmp_path, "--final", "--month", MONTH)
+
+    one = run(*final, "--account", ONE)
+    assert one.code == 0, one.err
+    march = run("pipeline", "invoice", "--data", tmp_path, "--month", "2020-03")
+    assert run(*final).code == 0
+    april = run("pipeline", "invoice", "--data", tmp_path, "--month", "2020-04")
+
+    said = f"used something in {MONTH} and have no final invoice of it"
+    assert TWO in march.err
+    assert said in march.err
+    assert said not in one.err + april.err
+
+
 @pytest.mark.parametrize("format_", ["json", "csv", "pdf"])
 def test_final_invoices_are_files_that_are_the_same_whenever_they_are_written(
     tmp_path: Path, run: Run, format_: str

@@ -105,6 +105,7 @@ def invoice(
                 for one in accounts:
                     made += billing.update(period, [one])
                     bar.update(len(made))
+        left_out = {} if account else billing.left_out(period)
     _tell_differences(made)
     if format_ is None:
         _print_summary(made, as_json)
@@ -114,6 +115,11 @@ def invoice(
         _print_documents([one.invoice for one in made], format_)
     if not made:
         note(f"Nobody used anything in {period}, and nothing is to be corrected in it.")
+    for earlier, late in left_out.items():
+        note(
+            f"{', '.join(late)} used something in {earlier} and have no final invoice of it, as others do: "
+            f"quaymaster pipeline invoice --month {earlier} --final"
+        )
 
 
 @prices_app.command("show")

@@ -216,6 +216,22 @@ def test_accounts_that_used_nothing_are_billed_what_is_to_be_corrected(tmp_path:
     assert [one.invoice.quantity for one in final] == [0, 0]
 
 
+def test_an_account_that_came_after_the_others_final_invoices_is_named_until_it_has_one(
+    tmp_path: Path,
+) -> None:
+    december = MONTH.next
+    fill(Warehouse(tmp_path), [used(3 * MILLION)])
+    assert after(MONTH, tmp_path).left_out(december) == {}
+    after(MONTH, tmp_path).close(MONTH, [ACCOUNT])
+    fill(Warehouse(tmp_path), [used(500_000, hour=700)], account_id=OTHER)
+
+    due = after(december, tmp_path)
+    assert due.accounts(december) == []
+    assert (due.left_out(MONTH), due.left_out(december)) == ({}, {MONTH: [OTHER]})
+    due.close(MONTH, due.accounts(MONTH))
+    assert after(december, tmp_path).left_out(december) == {}
+
+
 def test_a_final_invoice_of_corrections_alone_is_issued_once_and_the_next_month_has_nothing(
     tmp_path: Path,
 ) -> None:

@@ -85,6 +85,22 @@ class Billing:
         corrected = {one for one in invoiced - known if self._corrections(month, one, book)}
         return sorted(known | corrected)
 
+    def left_out(self, month: Month) -> dict[Month, list[str]]:
+        """Return accounts of earlier months without a final invoice although others have one: all they used came late.
+
+        Their invoices of these months are still to be issued; nothing of it is corrected in later ones.
+        """
+        final: dict[Month, set[str]] = {}
+        for row in self._store.invoice_rows():
+            if row.is_final and row.month < month:
+                final.setdefault(row.month, set()).add(row.fields["account_id"])
+        found: dict[Month, list[str]] = {}
+        for earlier in sorted(final)[-CORRECTED_MONTHS_MAX:]:
+            late = [one for one in self._store.accounts_with_usage(earlier) if one not in final[earlier]]
+            if late:
+                found[earlier] = late
+        return found
+
     def view(self, month: Month, account_id: str) -> Made:
         """Return an account's invoice: as it was issued, else as it would be now. Nothing is written.
 
