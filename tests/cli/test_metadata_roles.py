@@ -133,6 +133,8 @@ def test_cell_creates_finds_and_deletes_queues_and_goes_on_while_etcd_is_away(tm
             assert sorted(queue.partitions[0].journal_id for queue in created) == [3, 4]
             assert await when_known(lambda: b.queue(ACCOUNT, "orders")) == created[0]
             assert b.journal_of(created[0].queue_id, 0) == created[0].partitions[0].journal_id
+            # What it has heard of is known also while etcd is away; the rest could not be found out then.
+            await when_known(lambda: b.data_key(created[1].data_key_id))
 
             await asyncio.to_thread(etcd.kill, 0)
             assert a.find_queue(ACCOUNT, "orders") == created[0]

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from quaymaster.cli.connection import read_client_file
 from quaymaster.cli.failures import NoServer, reason_of
-from quaymaster.cli.local_cluster import RECORD_FILE
 
 PIPELINE_FILE = Path("keys", "pipeline.json")
 FRONT_ENDS = Path("frontend-*")
@@ -37,6 +36,8 @@ def find_usage_queue(directory: Path) -> UsageQueue:
     Raises:
         NoServer: there is no such file, it may not be read, or it is not whole.
     """
+    from quaymaster.cli.local_cluster import RECORD_FILE  # imports what quick commands do without
+
     path = directory / PIPELINE_FILE
     if path.exists() or not (directory / RECORD_FILE).exists():
         return _read(path, directory)
