@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from quaymaster.cli.failures import NoServer, WrongUsage
+from quaymaster.cli.failures import NoServer, WrongUsage, reason_of
 
 CLIENT_FILE = "client.json"
 DATA_VARIABLE = "QUAYMASTER_DATA"
 DATA_DEFAULT = Path("quaymaster-data")
 REGION_DEFAULT = "us-east-1"
+
+Fields = TypeVar("Fields")
 
 
 class Connection(NamedTuple):
@@ -49,26 +51,35 @@ def read_client_file(directory: Path) -> Connection:
     Raises:
         NoServer: there is no such file, it may not be read, or it is not whole.
     """
-    path = directory / CLIENT_FILE
-    try:
-        fields = json.loads(path.read_bytes())
-        return Connection(
+    return read_server_file(
+        directory / CLIENT_FILE,
+        lambda fields: Connection(
             endpoint_url=fields["endpoint_url"],
             region=fields["region"],
             access_key_id=fields["access_key_id"],
             secret_access_key=fields["secret_access_key"],
             account_id=fields["account_id"],
             admin_url=fields["admin_url"],
-        )
+        ),
+        absent="no server was started on this data directory. "
+        f"Start one with `quaymaster serve --data {directory}`, or name the directory with --data.",
+    )
+
+
+def read_server_file(path: Path, parse: Callable[[Any], Fields], *, absent: str) -> Fields:
+    """Return what a server wrote into a JSON file about itself. `absent`: why there may be none, and what to do.
+
+    Raises:
+        NoServer: there is no such file, it may not be read, or it is not whole.
+    """
+    try:
+        return parse(json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise NoServer(
-            f"{path} does not exist: no server was started on this data directory. "
-            f"Start one with `quaymaster serve --data {directory}`, or name the directory with --data."
-        ) from None
+        raise NoServer(f"{path} does not exist: {absent}") from None
     except PermissionError:
         raise NoServer(f"{path} may only be read by the user who runs the server.") from None
     except OSError as error:
-        raise NoServer(f"{path} cannot be read: {error.strerror}.") from None
+        raise NoServer(f"{path} cannot be read: {reason_of(error)}.") from None
     except (ValueError, KeyError, TypeError):
         raise NoServer(f"{path} is not whole; start the server again to write it anew.") from None
 

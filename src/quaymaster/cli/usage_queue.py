@@ -9,12 +9,11 @@ names itself as the endpoint. For a cluster that of its `client.json` is taken i
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from quaymaster.cli.connection import read_client_file
-from quaymaster.cli.failures import NoServer, reason_of
+from quaymaster.cli.connection import read_client_file, read_server_file
+from quaymaster.cli.failures import NoServer
 
 PIPELINE_FILE = Path("keys", "pipeline.json")
 FRONT_ENDS = Path("frontend-*")
@@ -57,17 +56,9 @@ def find_usage_queue(directory: Path) -> UsageQueue:
 
 
 def _read(path: Path, directory: Path) -> UsageQueue:
-    try:
-        fields = json.loads(path.read_bytes())
-        return UsageQueue(**{name: str(fields[name]) for name in UsageQueue._fields})
-    except FileNotFoundError:
-        raise NoServer(
-            f"{path} does not exist: no server that records usage was started on this data directory. "
-            f"Start one with `quaymaster serve --data {directory}`."
-        ) from None
-    except PermissionError:
-        raise NoServer(f"{path} may only be read by the user who runs the server.") from None
-    except OSError as error:
-        raise NoServer(f"{path} cannot be read: {reason_of(error)}.") from None
-    except (ValueError, KeyError, TypeError):
-        raise NoServer(f"{path} is not whole; start the server again to write it anew.") from None
+    return read_server_file(
+        path,
+        lambda fields: UsageQueue(**{name: str(fields[name]) for name in UsageQueue._fields}),
+        absent="no server that records usage was started on this data directory. "
+        f"Start one with `quaymaster serve --data {directory}`.",
+    )
