@@ -199,7 +199,7 @@ class Sampler:
         """Return what the server takes now; None when it does not run."""
         try:
             return self._look(self._process.pid)
-        except (OSError, AssertionError, ValueError, IndexError):  # it ended while we looked
+        except (OSError, AssertionError, ValueError, LookupError):  # it ended while we looked
             return None
 
     def stop(self) -> None:

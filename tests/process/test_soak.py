@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from process.soak import Soak
+from process.soak import Sampler, Soak
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "0.2"))
 SEED = int(os.environ.get("SOAK_SEED", "7"))
@@ -39,3 +44,18 @@ def test_nothing_is_lost_or_piled_up_over_kills_and_clean_ends(tmp_path: Path) -
     assert abs(result.after.threads - result.before.threads) <= 4
     # Files of the journal that are open for reading, at most a few at a time.
     assert result.after.file_descriptors < result.before.file_descriptors + 64
+
+
+def test_a_server_that_was_just_killed_gives_no_sample(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        server: Any = SimpleNamespace(pid=child.pid, data=tmp_path)
+        sampler = Sampler(server, interval_s=60)
+        assert sampler.look() is not None
+
+        child.kill()
+        # Dead, and not yet waited for: it is still in /proc, and has no memory there.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+        assert sampler.look() is None
+        assert child.wait() == -signal.SIGKILL
+        sampler.stop()
