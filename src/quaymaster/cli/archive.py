@@ -382,13 +382,8 @@ def _run(job: ArchiveJob, names: list[str], *, quiet: bool) -> Report:
 
 
 def _time_ms(text: str, option: str) -> int:
-    try:
-        time_ = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise WrongUsage(f"{option} takes a time like 2026-11-22T10:00 (UTC), not {text!r}.") from None
-    if time_.tzinfo is None:
-        time_ = time_.replace(tzinfo=datetime.UTC)
-    return round(time_.timestamp() * 1_000)
+    time_of = options.parse_time(text, option, "a time like 2026-11-22T10:00 (UTC)")
+    return round(time_of.timestamp() * 1_000)
 
 
 def _now() -> datetime.datetime:

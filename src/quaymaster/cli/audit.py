@@ -262,13 +262,7 @@ def _done(as_json: bool, **fields: Any) -> None:
 
 
 def _time(text: str | None, name: str) -> datetime.datetime | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise WrongUsage(f"{name} takes a time such as 2026-11-22T10:30, not {text!r}.") from None
-    return time.replace(tzinfo=datetime.UTC) if time.tzinfo is None else time
+    return None if text is None else options.parse_time(text, name, "a time such as 2026-11-22T10:30")
 
 
 def _maybe(time: datetime.datetime | None) -> str | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from quaymaster.cli.failures import WrongUsage
 
 Data = Annotated[
     Path | None,
@@ -36,3 +39,12 @@ def new_group(help_text: str) -> typer.Typer:
     return typer.Typer(
         help=help_text, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
     )
+
+
+def parse_time(text: str, option: str, wanted: str) -> datetime.datetime:
+    """Return the time that an option names, in UTC where it names no zone. Raises WrongUsage, with what is `wanted`."""
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongUsage(f"{option} takes {wanted}, not {text!r}.") from None
+    return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found

@@ -684,10 +684,5 @@ def _now() -> datetime.datetime:
 def _hour_us(text: str | None, name: str, absent: int) -> int:
     if text is None:
         return absent
-    try:
-        time_of = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise WrongUsage(f"{name} takes an hour such as 2026-11-22T10, not {text!r}.") from None
-    if time_of.tzinfo is None:
-        time_of = time_of.replace(tzinfo=datetime.UTC)
+    time_of = options.parse_time(text, name, "an hour such as 2026-11-22T10")
     return int(time_of.timestamp()) // 3600 * 3_600_000_000
