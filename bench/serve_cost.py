@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import statistics
 import tempfile
@@ -39,7 +40,11 @@ def measure(server: servers.Running, plan: Load, name: str, make_work: MakeWork,
 
 
 def measure_usage(folder: Path, connections: int, seconds: float, body_bytes: int, rounds: int) -> float:
-    """Print and return by how much recording usage raises the CPU time of a send: the median of pairs of rounds."""
+    """Print and return by how much recording usage raises the CPU time of a send, over all rounds together.
+
+    A round alone says little: what a send costs differs by a quarter from one second to the next. Many short rounds
+    in turns let both sides see the same seconds.
+    """
     with contextlib.ExitStack() as stack:
         sides = []
         for is_on in (False, True):
@@ -53,16 +58,19 @@ def measure_usage(folder: Path, connections: int, seconds: float, body_bytes: in
             plan = Load(server.endpoint, connections, seconds, lead_s=LEAD_S)
             return measure(server, plan, name, lambda *_: Send(server.endpoint, url, body_bytes=body_bytes))
 
-        ratios = []
+        ratios: list[float] = []
+        sums = [0.0, 0.0]
         for number in range(rounds):
             # In turns also who is first: a machine's clock and neighbours drift.
             order = (0, 1) if number % 2 else (1, 0)
             costs = {which: cost(sides[which], ("without usage", "with usage")[which]) for which in order}
             ratios.append(costs[1] / costs[0])
-    ratio = statistics.median(ratios)
+            sums = [whole + costs[which] for which, whole in enumerate(sums)]
+    ratio = sums[1] / sums[0]
+    off_by = statistics.stdev(ratios) / math.sqrt(rounds) if rounds > 1 else math.inf
     print(
-        f"CPU time of a send with usage records / without: {ratio:.3f} "
-        f"(rounds {min(ratios):.3f} to {max(ratios):.3f}); "
+        f"CPU time of a send with usage records / without: {ratio:.3f} of the sums, standard error {off_by:.3f}; "
+        f"median of pairs {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); "
         f"load average {os.getloadavg()[0]:.1f}"
     )
     return ratio
