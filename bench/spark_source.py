@@ -149,7 +149,7 @@ def measure(
         lines.append([what, *map(number, figure)])
         print(" | ".join(lines[-1]), flush=True)
 
-    def send(queue: str, first: int = 0, stop: int = rows, **more: str) -> None:
+    def send(queue: str, first: int = 0, stop: int = rows, /, **more: str) -> None:
         rows_given = spark.read.parquet(given).where(F.col("id").between(first, stop - 1)).select("value")
         writer = rows_given.coalesce(CORES).write.format("quaymaster").options(**reach(), queue=queue)
         writer.options(**more).mode("append").save()
