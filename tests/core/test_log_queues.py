@@ -6,7 +6,7 @@ from array import array
 from unittest.mock import patch
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay
+from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay, snapshot_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,12 +40,13 @@ from quaymaster.core.errors import (
     QueueDoesNotExist,
     UnsupportedOperation,
 )
+from quaymaster.core.expiry import is_over_size
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.group_starts import check_start
 from quaymaster.core.index import GroupIndex, MemoryChunks
 from quaymaster.core.log_sizes import LogSizes
-from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition_snapshots import load_partition
 from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.queue_states import GROUPS_MAX, QueueStates
 from quaymaster.core.standard_order import StandardOrder
@@ -94,7 +95,7 @@ def restarted(
     keeper = host.states._keeper
     states = QueueStates(keeper, retry_window_ms=RETRY_WINDOW_MS)
     for applied, data, definition in snapshots:
-        loaded = Partition.from_bytes(data, definition, 0, keeper, retry_window_ms=RETRY_WINDOW_MS)
+        loaded = load_partition(data, definition, 0, keeper, retry_window_ms=RETRY_WINDOW_MS)
         assert loaded.applied == applied
         states.load(definition, [loaded])
     states.attach_groups()
@@ -106,7 +107,7 @@ def restarted(
 def snapshot(host: Host, queue_id: int) -> tuple[int, bytes, QueueDefinition]:
     found = host.partition(queue_id)
     found.applied = host.replica.end_offset
-    return found.applied, found.to_bytes(), found.definition
+    return found.applied, snapshot_of(found), found.definition
 
 
 def assert_same(host: Host, states: QueueStates) -> None:
@@ -262,12 +263,12 @@ def test_a_log_keeps_no_more_bytes_than_it_is_told_but_for_the_stretch_in_front(
     host = log_host(RetentionBytes=str(3 * each))
     host.ask(SetQueue(group(A, "log@a")))
     send(host, *range(1, 8))
-    assert host.partition(LOG).is_over_size
+    assert is_over_size(host.partition(LOG))
 
     host.ask(ExpireMessages(LOG, 0))
 
     assert receive(host, A) == [5, 6, 7]
-    assert not host.partition(LOG).is_over_size
+    assert not is_over_size(host.partition(LOG))
     assert_same(host, host.replayed())
     assert_same(host, restarted(host, snapshots=[snapshot(host, LOG), snapshot(host, A)]))
 
@@ -526,7 +527,7 @@ def test_a_group_whose_log_is_in_no_snapshot_is_made_again_by_the_replay_or_gone
     _, data, definition = snapshot(host, A)
 
     states = QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS)
-    loaded = Partition.from_bytes(data, definition, 0, MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS)
+    loaded = load_partition(data, definition, 0, MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS)
     states.load(definition, [loaded])
     states.attach_groups()
     assert states.definitions == {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay
+from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay, snapshot_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -40,6 +40,7 @@ from quaymaster.core.index import MemoryChunks
 from quaymaster.core.messages import decode_message, prefix_bytes
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition_snapshots import load_partition
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.queue_states import QueueStates, message_to_move
 from quaymaster.core.records import RecordType
@@ -163,7 +164,7 @@ class Journal:
         """Keep a snapshot of what is durable: all of it."""
         self.host.make_durable()
         self.partition.applied = self.host.replica.end_offset
-        self.snapshot = self.host.replica.end_offset, [(self.definition, self.partition.to_bytes())]
+        self.snapshot = self.host.replica.end_offset, [(self.definition, snapshot_of(self.partition))]
 
     def crash(self, *, uses_snapshot: bool) -> None:
         batches = self.host.durable_batches()
@@ -172,9 +173,7 @@ class Journal:
         if uses_snapshot and self.snapshot is not None:
             start, blobs = self.snapshot
             for definition, data in blobs:
-                loaded = Partition.from_bytes(
-                    data, definition, 0, self.keeper, retry_window_ms=RETRY_WINDOW_MS
-                )
+                loaded = load_partition(data, definition, 0, self.keeper, retry_window_ms=RETRY_WINDOW_MS)
                 states.load(definition, [loaded])
             replay(batches, states=states, start=start)
         else:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from harness.replica_host import queue
+from harness.replica_host import queue, snapshot_of
 from pyroaring import BitMap64
 
-from quaymaster.core import fifo_order
+from quaymaster.core import expiry, fifo_order, partition_snapshots
 from quaymaster.core import index as index_module
 from quaymaster.core import partition as partition_module
 from quaymaster.core.commands import MoveTask
+from quaymaster.core.expiry import find_expired
 from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.partition import ATTEMPT_WINDOW_MS, Partition
+from quaymaster.core.partition_snapshots import load_partition, snapshot_pieces
 from quaymaster.core.recent_ids import SLOT_ENTRIES
 from quaymaster.core.standard_order import StandardOrder
+from quaymaster.core.state_hash import partition_hash
 
 NOW_MS = 1_000_000
 
@@ -63,8 +66,8 @@ def receive(
 
 
 def restored(of: Partition, keeper: MemoryChunks | None = None) -> Partition:
-    return Partition.from_bytes(
-        of.to_bytes(), of.definition, of.number, keeper or of.index._keeper, retry_window_ms=120_000
+    return load_partition(
+        snapshot_of(of), of.definition, of.number, keeper or of.index._keeper, retry_window_ms=120_000
     )
 
 
@@ -231,7 +234,7 @@ def test_purge_takes_everything_in_any_state_and_what_deduplication_remembers() 
     assert (found.alive, len(found.in_flight), len(found.returned), found.moving) == (0, 0, 0, {})
     assert [len(list(steps)) for steps in emptied] == [1, 1, 1]
     assert found.find_duplicate(b"d" * 16, b"r" * 16, NOW_MS) is None
-    assert found.state_hash(NOW_MS) == restored(found).state_hash(NOW_MS)
+    assert partition_hash(found, NOW_MS) == partition_hash(restored(found), NOW_MS)
 
 
 def test_purge_stops_where_it_says() -> None:
@@ -254,12 +257,12 @@ def test_oldest_messages_expire_as_a_stretch_and_only_committed_ones() -> None:
     send(found, 2, now_ms=NOW_MS + 10_000)
     found.committed = 3
 
-    assert found.find_expired(NOW_MS + 59_999, 10) == (1, [])
-    assert found.find_expired(NOW_MS + 60_000, 10) == (3, [])
+    assert find_expired(found, NOW_MS + 59_999, 10) == (1, [])
+    assert find_expired(found, NOW_MS + 60_000, 10) == (3, [])
     found.committed = 6
-    assert found.find_expired(NOW_MS + 60_000, 10) == (4, [])
+    assert find_expired(found, NOW_MS + 60_000, 10) == (4, [])
     found.apply_delete_below(6)
-    assert found.find_expired(10**12, 10) == (6, [])
+    assert find_expired(found, 10**12, 10) == (6, [])
 
 
 def test_expired_messages_among_moved_ones_are_found_a_stretch_at_a_time() -> None:
@@ -269,10 +272,10 @@ def test_expired_messages_among_moved_ones_are_found_a_stretch_at_a_time() -> No
         found.apply_move_in(sequence, sequence, NOW_MS, NOW_MS - age_ms, 2, 5, 0)
     found.apply_delete([5], NOW_MS)
 
-    assert found.find_expired(NOW_MS, 1) == (1, [2])
-    assert found.find_expired(NOW_MS, 1) == (1, [4])
-    assert found.find_expired(NOW_MS, 1) == (1, [])
-    assert found.find_expired(NOW_MS, 10) == (1, [2, 4])
+    assert find_expired(found, NOW_MS, 1) == (1, [2])
+    assert find_expired(found, NOW_MS, 1) == (1, [4])
+    assert find_expired(found, NOW_MS, 1) == (1, [])
+    assert find_expired(found, NOW_MS, 10) == (1, [2, 4])
 
 
 def test_expiry_behind_messages_that_wait_does_not_hand_them_out_early() -> None:
@@ -281,7 +284,7 @@ def test_expiry_behind_messages_that_wait_does_not_hand_them_out_early() -> None
     found.apply_move_in(3, 3, NOW_MS, NOW_MS - 90_000, 1, 5, 0)
     found.apply_move_in(4, 4, NOW_MS, NOW_MS - 1_000, 1, 5, 0)
 
-    found.apply_delete(found.find_expired(NOW_MS, 10)[1], NOW_MS)
+    found.apply_delete(find_expired(found, NOW_MS, 10)[1], NOW_MS)
 
     assert found.counts(NOW_MS).delayed == 2
     assert receive(found) == [4]
@@ -366,7 +369,7 @@ def test_snapshot_is_loaded_without_reading_index_chunks(name: str, monkeypatch:
     loaded = restored(found, closed)
 
     closed.is_open = True
-    assert loaded.state_hash(NOW_MS) == found.state_hash(NOW_MS)
+    assert partition_hash(loaded, NOW_MS) == partition_hash(found, NOW_MS)
     assert sorted(receive(loaded, now_ms=NOW_MS + 31_000)) == sorted(receive(found, now_ms=NOW_MS + 31_000))
 
 
@@ -393,7 +396,7 @@ def test_what_was_taken_for_a_move_is_visible_to_whoever_loads_the_snapshot() ->
 
         loaded = restored(found)
 
-        assert loaded.state_hash(NOW_MS) == found.state_hash(NOW_MS)
+        assert partition_hash(loaded, NOW_MS) == partition_hash(found, NOW_MS)
         assert sorted(receive(loaded)) == [1, 2, 3, 4]
         found.put_back(1, NOW_MS)
         found.put_back(2, NOW_MS)
@@ -413,7 +416,7 @@ def test_snapshot_keeps_delays_windows_attempts_and_tasks() -> None:
 
     loaded = restored(found)
 
-    assert loaded.state_hash(NOW_MS) == found.state_hash(NOW_MS)
+    assert partition_hash(loaded, NOW_MS) == partition_hash(found, NOW_MS)
     assert loaded.has_moved_in
     assert not loaded.dirty
     assert loaded.tasks == found.tasks
@@ -430,26 +433,26 @@ def test_snapshot_of_an_empty_partition_is_small() -> None:
     receive(found, 10_000)
     found.apply_delete_below(20_001)
 
-    assert len(found.to_bytes()) < 200
+    assert len(snapshot_of(found)) < 200
 
 
 def test_unknown_version_of_a_snapshot_is_a_bug_not_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "STATE_VERSION", 99)
-    data = partition().to_bytes()
+    monkeypatch.setattr(partition_snapshots, "STATE_VERSION", 99)
+    data = snapshot_of(partition())
     monkeypatch.undo()
 
     with pytest.raises(AssertionError, match="version 99 is not known"):
-        Partition.from_bytes(data, queue(1), 0, MemoryChunks(), retry_window_ms=1)
+        load_partition(data, queue(1), 0, MemoryChunks(), retry_window_ms=1)
 
 
 def test_snapshot_that_is_cut_off_anywhere_is_refused() -> None:
     found = partition()
     found.apply_send(1, 5, NOW_MS, 0, False, 0, b"d" * 16, b"r" * 16)
-    data = found.to_bytes()
+    data = snapshot_of(found)
 
     for end in range(len(data)):
         with pytest.raises(ValueError, match="cut off"):
-            Partition.from_bytes(data[:end], queue(1), 0, MemoryChunks(), retry_window_ms=1)
+            load_partition(data[:end], queue(1), 0, MemoryChunks(), retry_window_ms=1)
 
 
 def test_snapshot_keeps_what_each_tenant_has_in_flight_but_not_what_is_being_moved() -> None:
@@ -470,7 +473,7 @@ def test_snapshot_keeps_what_each_tenant_has_in_flight_but_not_what_is_being_mov
         7: 3,
         8: 1,
     }
-    assert loaded.state_hash(NOW_MS) == found.state_hash(NOW_MS)
+    assert partition_hash(loaded, NOW_MS) == partition_hash(found, NOW_MS)
 
 
 @pytest.mark.parametrize("name", ["jobs", "steps.fifo"])
@@ -488,9 +491,9 @@ def test_a_snapshot_comes_in_small_pieces_and_says_what_was_when_it_was_begun(na
         pass
     for sequence in range(1, count, 2):
         found.apply_change_visibility(sequence, NOW_MS, 0, 1, 1, changed=True)
-    expected = found.state_hash(NOW_MS)
+    expected = partition_hash(found, NOW_MS)
 
-    pieces = found.pieces()
+    pieces = snapshot_pieces(found)
     begun = [next(pieces), next(pieces)]  # the state, of which there is one
     found.advance(NOW_MS + 10_000)
     receive(found, 10)
@@ -500,17 +503,17 @@ def test_a_snapshot_comes_in_small_pieces_and_says_what_was_when_it_was_begun(na
         send(found, 1, own_delay_ms=200)
     found.apply_purge(found.next_sequence, NOW_MS)
     rest = list(pieces)
-    loaded = Partition.from_bytes(
+    loaded = load_partition(
         b"".join([*begun, *rest]), found.definition, 0, found.index._keeper, retry_window_ms=120_000
     )
 
-    assert loaded.state_hash(NOW_MS) == expected
+    assert partition_hash(loaded, NOW_MS) == expected
     assert max(map(len, rest)) < 33 * SLOT_ENTRIES
     assert len(begun[1]) < 33 * 2 * SLOT_ENTRIES
 
 
 def test_messages_that_were_received_expire_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "EXPIRED_ROWS_MAX", 100)
+    monkeypatch.setattr(expiry, "EXPIRED_ROWS_MAX", 100)
     found = partition(MessageRetentionPeriod=60)
     send(found, 2_000)
     while receive(found):
@@ -519,7 +522,7 @@ def test_messages_that_were_received_expire_some_at_a_time(monkeypatch: pytest.M
 
     left = []
     while found.alive:
-        stop, _ = found.find_expired(now_ms, 1_000)
+        stop, _ = find_expired(found, now_ms, 1_000)
         found.apply_delete_below(stop)
         left.append(len(found.in_flight))
 
@@ -537,7 +540,7 @@ def test_fifo_messages_of_many_groups_expire_some_at_a_time(monkeypatch: pytest.
 
     stops = []
     while found.alive:
-        stops.append(found.find_expired(now_ms, 1_000)[0])
+        stops.append(find_expired(found, now_ms, 1_000)[0])
         found.apply_delete_below(stops[-1])
 
     assert stops == [101, 201, 251]
@@ -565,10 +568,10 @@ def test_hash_differs_when_one_message_is_missing() -> None:
     found, other = partition(), partition()
     send(found, 3)
     send(other, 3)
-    assert found.state_hash(NOW_MS) == other.state_hash(NOW_MS)
+    assert partition_hash(found, NOW_MS) == partition_hash(other, NOW_MS)
 
     assert isinstance(other.order, StandardOrder)
     other.order.cursor = 2
 
-    assert found.state_hash(NOW_MS) != other.state_hash(NOW_MS)
+    assert partition_hash(found, NOW_MS) != partition_hash(other, NOW_MS)
     assert BitMap64(other.deleted) == found.deleted

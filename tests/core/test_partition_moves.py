@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, records_of
+from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, records_of, snapshot_of
 
 from quaymaster.core import queue_states
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, partition_key
@@ -40,10 +40,11 @@ from quaymaster.core.errors import UnsupportedOperation
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.messages import decode_message, prefix_bytes
-from quaymaster.core.partition import STATE_VERSION_WITHOUT_MOVES, Partition
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition_snapshots import STATE_VERSION_WITHOUT_MOVES, load_partition, snapshot_pieces
 from quaymaster.core.queue_states import message_to_move
 from quaymaster.core.records import RecordType
+from quaymaster.core.state_hash import partition_hash
 
 JOBS, DEAD, STEPS, STEPS_DEAD = 1, 2, 3, 4
 HERE, THERE = 0, 7
@@ -169,15 +170,15 @@ def same_after_replay_and_from_a_snapshot(host: Host) -> None:
     expected = host.states.state_hash(host.now_ms)
     assert host.replayed().state_hash(host.now_ms) == expected
     for key, partition in host.states.partitions.items():
-        loaded = Partition.from_bytes(
-            partition.to_bytes(),
+        loaded = load_partition(
+            snapshot_of(partition),
             partition.definition,
             partition.number,
             partition.index._keeper,
             retry_window_ms=RETRY_WINDOW_MS,
         )
-        assert loaded.state_hash(host.now_ms) == expected[key]
-        assert loaded.to_bytes() == partition.to_bytes()
+        assert partition_hash(loaded, host.now_ms) == expected[key]
+        assert snapshot_of(loaded) == snapshot_of(partition)
 
 
 @pytest.mark.parametrize(("queue_id", "target"), [(JOBS, DEAD), (STEPS, STEPS_DEAD)])
@@ -539,12 +540,12 @@ def test_a_snapshot_without_moves_is_what_the_first_cells_wrote() -> None:
     source = source_host()
     send(source, JOBS, 5)
     partition = source.partition(JOBS)
-    data = b"".join(partition.pieces(STATE_VERSION_WITHOUT_MOVES))
+    data = b"".join(snapshot_pieces(partition, STATE_VERSION_WITHOUT_MOVES))
 
-    loaded = Partition.from_bytes(
+    loaded = load_partition(
         data, partition.definition, 0, partition.index._keeper, retry_window_ms=RETRY_WINDOW_MS
     )
 
     assert data[0] == 3
     assert loaded.moves is None
-    assert loaded.state_hash(source.now_ms) == partition.state_hash(source.now_ms)
+    assert partition_hash(loaded, source.now_ms) == partition_hash(partition, source.now_ms)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay
+from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay, snapshot_of
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -52,7 +52,7 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import InvalidParameterValue
 from quaymaster.core.messages import message_id_of, prefix_bytes
-from quaymaster.core.partition import Partition
+from quaymaster.core.partition_snapshots import load_partition
 from quaymaster.core.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
@@ -719,7 +719,7 @@ class QueueMachine(RuleBasedStateMachine):
         found = self.host.partition(queue_id)
         found.applied = self.host.replica.end_offset
         key = found.definition.queue_id
-        self.snapshots[key] = (found.applied, encode_queue_definition(found.definition), found.to_bytes())
+        self.snapshots[key] = (found.applied, encode_queue_definition(found.definition), snapshot_of(found))
 
     @rule(is_behind_snapshot=flags, snapshotted=st.sets(st.integers(0, 3)))
     def replay_gives_the_same_state(self, is_behind_snapshot: bool, snapshotted: set[int]) -> None:
@@ -739,7 +739,7 @@ class QueueMachine(RuleBasedStateMachine):
             start = min(applied for applied, _, _ in self.snapshots.values())
         for applied, definition_bytes, data in self.snapshots.values():
             definition = decode_queue_definition(definition_bytes)
-            loaded = Partition.from_bytes(data, definition, 0, self.keeper, retry_window_ms=RETRY_WINDOW_MS)
+            loaded = load_partition(data, definition, 0, self.keeper, retry_window_ms=RETRY_WINDOW_MS)
             assert loaded.applied == applied
             states.load(definition, [loaded])
         states.attach_groups()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness.replica_host import Host, arn, identity, message, queue, replay
+from harness.replica_host import Host, arn, identity, message, queue, replay, snapshot_of
 
 from quaymaster.core import fifo_order, queue_states
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, entry_of_record, partition_key
@@ -48,7 +48,8 @@ from quaymaster.core.errors import (
 )
 from quaymaster.core.index import IndexEntry, MemoryChunks
 from quaymaster.core.messages import decode_message, message_id_of, prefix_bytes
-from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
+from quaymaster.core.partition import IN_FLIGHT_MAX
+from quaymaster.core.partition_snapshots import load_partition
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
@@ -758,11 +759,7 @@ def test_move_within_one_queue_is_applied_once_behind_a_snapshot() -> None:
     states = QueueStates(MemoryChunks(), retry_window_ms=120_000)
     states.load(
         found.definition,
-        [
-            Partition.from_bytes(
-                found.to_bytes(), found.definition, 0, MemoryChunks(), retry_window_ms=120_000
-            )
-        ],
+        [load_partition(snapshot_of(found), found.definition, 0, MemoryChunks(), retry_window_ms=120_000)],
     )
 
     replay(host.batches, states=states)
@@ -1151,7 +1148,7 @@ def test_name_of_a_queue_in_a_snapshot_outlives_the_replay_of_an_older_queue_of_
     found.applied = host.replica.end_offset
     keeper = MemoryChunks()
     states = QueueStates(keeper, retry_window_ms=120_000)
-    loaded = Partition.from_bytes(found.to_bytes(), found.definition, 0, keeper, retry_window_ms=120_000)
+    loaded = load_partition(snapshot_of(found), found.definition, 0, keeper, retry_window_ms=120_000)
     states.load(found.definition, [loaded])
 
     replay(host.batches, states=states)

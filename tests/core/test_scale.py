@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from harness.replica_host import queue
+from harness.replica_host import queue, snapshot_of
 
 from quaymaster.core import partition as partition_module
 from quaymaster.core.index import IndexEntry, MemoryChunks, SequenceIndex
@@ -123,7 +123,7 @@ def test_blocked_group_with_a_deep_backlog_hides_no_other_and_takes_little_memor
     send(found, 1, group=9)
     assert receive(found) == [BACKLOG + 2]
     assert CountingIndex.lookups - before < 20  # what was passed over is never looked at again
-    without_index = len(found.to_bytes()) - len(found.index.to_bytes())
+    without_index = len(snapshot_of(found)) - len(found.index.to_bytes())
     assert without_index < 10_000
 
 
@@ -138,7 +138,7 @@ def test_million_delayed_messages_cost_little_and_are_counted_at_once() -> None:
     while found.order.unfinished:
         assert receive(found) == []
     assert CountingIndex.lookups - before < 100
-    assert len(found.to_bytes()) - len(found.index.to_bytes()) < 50_000
+    assert len(snapshot_of(found)) - len(found.index.to_bytes()) < 50_000
     assert found.next_change_ms() == NOW_MS + 60_000
     assert receive(found, now_ms=NOW_MS + 60_000) == list(range(1, 11))
     assert found.counts(NOW_MS + 60_000).delayed == 900_000
@@ -155,7 +155,7 @@ def test_backlog_that_waits_for_the_queues_delay_is_counted_by_looking_at_few() 
     send(found, 1)
     assert found.counts(NOW_MS + 909_999).delayed == BACKLOG // 2
     assert CountingIndex.lookups - before < 200
-    assert len(found.to_bytes()) - len(found.index.to_bytes()) < 1_000
+    assert len(snapshot_of(found)) - len(found.index.to_bytes()) < 1_000
 
 
 def test_deleting_in_reverse_order_then_the_head_leaves_nothing_behind() -> None:
@@ -187,7 +187,7 @@ def test_one_stuck_message_before_very_many_deleted_ones_costs_next_to_nothing()
         taken += receive(found, 10 - len(taken))
     assert taken == list(range(BACKLOG - 9, BACKLOG + 1))
     assert CountingIndex.lookups - before < 200
-    assert len(found.to_bytes()) < 150_000
+    assert len(snapshot_of(found)) < 150_000
     found.apply_delete([1], NOW_MS)
     assert found.head == BACKLOG - 9
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, arn, message, queue
+from harness.replica_host import RETRY_WINDOW_MS, Host, arn, message, queue, snapshot_of
 
-from quaymaster.core import partition as partition_module
+from quaymaster.core import partition_snapshots
 from quaymaster.core.commands import (
     CountMessages,
     Delete,
@@ -21,8 +21,10 @@ from quaymaster.core.commands import (
     SetQueue,
     TakenOutcome,
 )
-from quaymaster.core.partition import Partition, Section
+from quaymaster.core.partition import Partition
+from quaymaster.core.partition_snapshots import Section, load_partition
 from quaymaster.core.queue_definitions import replace_definition
+from quaymaster.core.state_hash import partition_hash
 
 JOBS, DEAD, GROUP = 1, 2, 3
 
@@ -115,7 +117,7 @@ def test_sends_are_the_logs_and_deletions_its_groups() -> None:
 
 def loaded(host: Host, data: bytes) -> Partition:
     definition = host.states.definitions[JOBS]
-    return Partition.from_bytes(data, definition, 0, host.states._keeper, retry_window_ms=RETRY_WINDOW_MS)
+    return load_partition(data, definition, 0, host.states._keeper, retry_window_ms=RETRY_WINDOW_MS)
 
 
 def test_a_snapshot_has_the_counts() -> None:
@@ -125,7 +127,7 @@ def test_a_snapshot_has_the_counts() -> None:
     receive(host)
     delete(host, 1, 3)
 
-    found = loaded(host, host.partition(JOBS).to_bytes())
+    found = loaded(host, snapshot_of(host.partition(JOBS)))
 
     assert (found.sends, found.deletions, found.counted_from) == (3, 2, 0)
 
@@ -140,22 +142,22 @@ def test_a_snapshot_of_a_program_that_did_not_count_says_since_when_there_are_co
     delete(host, 1)
     partition = host.partition(JOBS)
     partition.applied = 7
-    encoder = partition_module._encoder
+    encoder = partition_snapshots._encoder
 
     class Older:
         """Writes states as they were before."""
 
         def encode(self, content: object) -> bytes:
-            if isinstance(content, partition_module._State):
+            if isinstance(content, partition_snapshots._State):
                 return encoder.encode(msgspec.structs.astuple(content)[:12])
             return encoder.encode(content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(partition_module, "_encoder", Older())
-        data = partition.to_bytes()
+        patched.setattr(partition_snapshots, "_encoder", Older())
+        data = snapshot_of(partition)
     found = loaded(host, data)
 
-    assert len(partition_module._parse(data)[Section.STATE]) == 1
+    assert len(partition_snapshots._parse(data)[Section.STATE]) == 1
     assert (found.deletions, found.counted_from) == (0, 7)
-    assert loaded(host, found.to_bytes()).counted_from == 7
-    assert found.state_hash(host.now_ms) != 0
+    assert loaded(host, snapshot_of(found)).counted_from == 7
+    assert partition_hash(found, host.now_ms) != 0

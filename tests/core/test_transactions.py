@@ -8,7 +8,16 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from harness.replica_host import RETRY_WINDOW_MS, Host, identity, message, queue, records_of, replay
+from harness.replica_host import (
+    RETRY_WINDOW_MS,
+    Host,
+    identity,
+    message,
+    queue,
+    records_of,
+    replay,
+    snapshot_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +50,13 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import InvalidParameterValue, OverLimit, StageNotFound, UnsupportedOperation
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.messages import message_id_of, prefix_bytes
-from quaymaster.core.partition import STATE_VERSION, STATE_VERSION_WITHOUT_LOGS, Partition
+from quaymaster.core.partition import Partition
+from quaymaster.core.partition_snapshots import (
+    STATE_VERSION,
+    STATE_VERSION_WITHOUT_LOGS,
+    load_partition,
+    state_version_min,
+)
 from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType, Row
@@ -124,8 +139,8 @@ def number_in(row: Row, payload: bytes) -> int:
 
 
 def copy_of(partition: Partition, states: QueueStates) -> Partition:
-    return Partition.from_bytes(
-        partition.to_bytes(),
+    return load_partition(
+        snapshot_of(partition),
         partition.definition,
         0,
         states._keeper,
@@ -579,11 +594,11 @@ def test_a_consumer_group_and_an_older_cell_have_no_transactions() -> None:
 
 def test_a_snapshot_of_transactions_takes_the_version_that_has_them() -> None:
     host = host_of()
-    assert host.partition(QUEUE).state_version_min < STATE_VERSION_WITHOUT_LOGS
+    assert state_version_min(host.partition(QUEUE)) < STATE_VERSION_WITHOUT_LOGS
 
     stage(host, plain([1]))
 
-    assert host.partition(QUEUE).state_version_min == STATE_VERSION
+    assert state_version_min(host.partition(QUEUE)) == STATE_VERSION
 
 
 def test_a_deleted_queue_takes_its_transactions_along() -> None:
@@ -663,7 +678,7 @@ def _compare_any_history(kind: str, steps: list[tuple[str, int, int, int]], cut:
         if queue_id in host.states.definitions and queue_id not in copies and len(order) + at > cut:
             partition = host.partition(queue_id)
             partition.applied = host.replica.end_offset
-            copies[queue_id] = partition.applied, partition.to_bytes(), partition.definition
+            copies[queue_id] = partition.applied, snapshot_of(partition), partition.definition
 
     for at, (step, sink_number, batch, count) in enumerate(steps):
         sink, key = f"s{sink_number}", (f"s{sink_number}", batch)
@@ -743,9 +758,7 @@ def _compare_any_history(kind: str, steps: list[tuple[str, int, int, int]], cut:
         copy(GROUP, 1_000)
     states = QueueStates(host.states._keeper, retry_window_ms=RETRY_WINDOW_MS)
     for applied, data, definition in copies.values():
-        loaded = Partition.from_bytes(
-            data, definition, 0, host.states._keeper, retry_window_ms=RETRY_WINDOW_MS
-        )
+        loaded = load_partition(data, definition, 0, host.states._keeper, retry_window_ms=RETRY_WINDOW_MS)
         assert loaded.applied == applied
         states.load(definition, [loaded])
     states.attach_groups()

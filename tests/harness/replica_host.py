@@ -10,6 +10,7 @@ from quaymaster.core.journal import JournalReplica
 from quaymaster.core.log_tail import LOG_START, Position
 from quaymaster.core.messages import encode_message_head, join_payload
 from quaymaster.core.partition import Partition
+from quaymaster.core.partition_snapshots import snapshot_pieces
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch, Row, check_batch, decode_header, iterate_rows
@@ -54,6 +55,11 @@ def arn(name: str) -> str:
 def identity(number: int) -> bytes:
     """Return 16 bytes that stand for a number."""
     return number.to_bytes(16, "big")
+
+
+def snapshot_of(partition: Partition) -> bytes:
+    """Return a partition's snapshot as of now, in one piece."""
+    return b"".join(snapshot_pieces(partition))
 
 
 def message(

@@ -25,6 +25,7 @@ from quaymaster.broker.state_store import (
     encode_partition,
 )
 from quaymaster.core.commands import ExpireMessages
+from quaymaster.core.expiry import may_find_expired
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition import Partition
 from quaymaster.core.records import MESSAGE_TYPES, iterate_rows
@@ -102,17 +103,10 @@ class Expiry:
             if found is None or found.log is not None:  # a group's expire with their log's
                 continue
             has_expired = found.staged is not None and bool(found.staged.expired(now_ms))
-            if has_expired or (found.alive and self._may_expire(found, now_ms)):
+            if has_expired or (found.alive and may_find_expired(found, now_ms)):
                 self._expire(found)
             if time.perf_counter() > until:  # heads had to be looked up in chunks on the disk
                 break
-
-    def _may_expire(self, found: Partition, now_ms: int) -> bool:
-        if found.pinned_from() <= found.head:
-            return False
-        if found.has_moved_in or found.is_over_size:
-            return True
-        return found.oldest_sent_ms + found.definition.retention_ms <= now_ms
 
     def _expire(self, found: Partition) -> None:
         """Propose an end to what has expired; where that was a part of it only, again and again."""
@@ -121,7 +115,7 @@ class Expiry:
         def answered(answer: object) -> None:
             if found.alive and found.head > before and not isinstance(answer, Exception):
                 now_ms = self._host.clock.time_ms()
-                if not found.has_moved_in and self._may_expire(found, now_ms):
+                if not found.has_moved_in and may_find_expired(found, now_ms):
                     self._expire(found)
 
         self._host.submit(ExpireMessages(found.definition.queue_id, found.number), answered)

@@ -6,7 +6,7 @@ a replay skips for each partition what its blob has. The blobs of a snapshot are
 in them is committed, because the leader's state runs ahead.
 
     key   partition key u64 (queue id << 16 | partition)
-    blob  version u8 · definition length u32 · definition · partition state (core/partition)
+    blob  version u8 · definition length u32 · definition · partition state (core/partition_snapshots)
     meta  MessagePack: last stamp
 
 To change a blob, or the partition's state in it: add a version to BLOB_VERSIONS, by the recipe in `core/formats`. Other
@@ -24,7 +24,13 @@ import msgspec
 
 from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
 from quaymaster.core.index import ChunkKeeper
-from quaymaster.core.partition import STATE_VERSION, Partition
+from quaymaster.core.partition import Partition
+from quaymaster.core.partition_snapshots import (
+    STATE_VERSION,
+    load_partition,
+    snapshot_pieces,
+    state_version_min,
+)
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.core.queue_states import QueueStates
 
@@ -73,9 +79,9 @@ def encode_partition(partition: Partition, applied: int, *, version: int = BLOB_
     partition.applied = applied
     partition.dirty = False
     # More than the cell's format says: it was raised, which this process has not heard of yet.
-    version = max(version, partition.state_version_min)
+    version = max(version, state_version_min(partition))
     definition = encode_queue_definition(partition.definition)
-    pieces = partition.pieces(min(version, STATE_VERSION))
+    pieces = snapshot_pieces(partition, min(version, STATE_VERSION))
     return chain((_HEAD.pack(version, len(definition)), definition), pieces)
 
 
@@ -91,7 +97,7 @@ def load_partitions(queues: QueueStates, blobs: Iterable[tuple[bytes, bytes]], k
         at = _HEAD.size
         definition = decode_queue_definition(blob[at : at + length])
         try:
-            partition = Partition.from_bytes(
+            partition = load_partition(
                 blob[at + length :],
                 definition,
                 number_and_queue & 0xFFFF,

@@ -63,6 +63,7 @@ from quaymaster.core.queue_definitions import (
     parse_queue_arn,
 )
 from quaymaster.core.records import MESSAGE_TYPES, RecordType, Row
+from quaymaster.core.state_hash import partition_hash
 
 OWN_DELAY = 8
 """Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/messages`'s."""
@@ -213,7 +214,7 @@ class AppliedQueues:
 
     def state_hash(self, now_ms: int) -> dict[int, int]:
         """Return a hash of each partition's state as of `now_ms`."""
-        return {key: partition.state_hash(now_ms) for key, partition in self.partitions.items()}
+        return {key: partition_hash(partition, now_ms) for key, partition in self.partitions.items()}
 
     def dirty_partitions(self) -> Iterator[tuple[int, Partition]]:
         """Yield key and partition of each that changed since it was last put into a snapshot."""

@@ -20,22 +20,18 @@ have dropped what the group still had: that is gone for it, too, and `follow` ma
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from typing import Any
 
-import msgspec
-import xxhash
 from pyroaring import BitMap64
 
 from quaymaster.core.commands import MoveTask, QueueCounts
-from quaymaster.core.fifo_order import FIFOOrder, GroupState
+from quaymaster.core.deliveries import RETURNED_PACKING, Attempt, InFlight, Returned
+from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.index import ChunkKeeper, GroupIndex, SequenceIndex
-from quaymaster.core.log_sizes import LogSizes, LogState
+from quaymaster.core.log_sizes import LogSizes
 from quaymaster.core.partition_moves import MovesOut, OpenMove, PartitionMoves
-from quaymaster.core.queue_definitions import QueueDefinition, split_group
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.recent_ids import RecentIds
 from quaymaster.core.rows import RowTable
 from quaymaster.core.sequences import SequenceSet, end_of_run
@@ -43,121 +39,20 @@ from quaymaster.core.staged_messages import StagedMessages
 from quaymaster.core.standard_order import StandardOrder
 from quaymaster.core.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
 
-STATE_VERSION = 5
-STATE_VERSION_WITHOUT_LOGS = 4
-"""The same but for LOG and TRANSACTIONS, for cells whose programs know of neither."""
-STATE_VERSION_WITHOUT_MOVES = 3
-"""The same but for MOVES, too."""
-_VERSIONS_READ = frozenset({STATE_VERSION_WITHOUT_MOVES, STATE_VERSION_WITHOUT_LOGS, STATE_VERSION})
 DEDUP_WINDOW_MS = 300_000
 ATTEMPT_WINDOW_MS = 300_000
 ATTEMPTS_MAX = 100_000
 VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
 IN_FLIGHT_MAX = 120_000
-EXPIRED_ROWS_MAX = 4_096
-"""About so many messages that were received before expire in one step."""
 DELAY_MAX_MS = 900_000
 FAR_DEADLINE_MS = 60_000
 """A deleted message's entry in the wheel is taken out when it would stay there for longer than this."""
-
-
-class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message that is out with a consumer. `epoch` and `delivery_count` name the delivery that holds it.
-
-    `arrived_count` is the delivery count it had when it came into this queue (0 unless moved here): the redrive
-    policy counts from there. `changed` says that its visibility was changed since it was received.
-    """
-
-    deadline_ms: int
-    delivery_count: int
-    first_receive_ms: int
-    received_ms: int
-    epoch: int
-    arrived_count: int
-    changed: bool = False
-
-
-class Returned(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is remembered of a message that was handed out before and is visible again."""
-
-    delivery_count: int
-    first_receive_ms: int
-    arrived_count: int
-
-
-class _ReturnedPacking:
-    """Rows of messages that were handed out before in 16 bytes each: dead letters may be millions."""
-
-    def columns(self) -> tuple[array[int], ...]:
-        return array("I"), array("Q"), array("I")
-
-    def split(self, row: Returned) -> tuple[int, ...]:
-        assert row.delivery_count, "what was handed out before has a delivery count"
-        return row.delivery_count, row.first_receive_ms, row.arrived_count
-
-    def join(self, *numbers: int) -> Returned:
-        return Returned(*numbers)
-
-
-_RETURNED_PACKING = _ReturnedPacking()
-
-
-class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a receive with a ReceiveRequestAttemptId handed out."""
-
-    time_ms: int
-    messages: list[tuple[int, int]]
-
-
-class _State(msgspec.Struct, array_like=True):
-    """What a snapshot says of a partition, but for what it may have many of: see `Section`.
-
-    The order of the fields of this and of the rows' classes is a format: it changes with STATE_VERSION.
-    """
-
-    applied: int
-    head: int
-    deleted: bytes
-    cursor: int
-    stretches: list[int]
-    passed: bytes
-    own: bytes
-    returned_order: bytes
-    tenants_in_flight: dict[int, int]
-    tasks: list[MoveTask]
-    has_moved_in: bool
-    index: bytes
-    moved_in: int = 0
-    deletions: int = 0
-    counted_from: int = -1
-
-
-class Section(IntEnum):
-    """What a piece of a snapshot says. Each is version u8 · section u8 · length u64, then so many bytes.
-
-    The state comes first, END last; of the others there are as many as it takes.
-    """
-
-    STATE = 1
-    IN_FLIGHT = 2
-    RETURNED = 3
-    TIMERS = 4
-    GROUPS = 5
-    LINE = 6
-    ATTEMPTS = 7
-    DEDUP = 8
-    RETRIES = 9
-    END = 10
-    MOVES = 11
-    LOG = 12
-    TRANSACTIONS = 13
 
 
 class Partition:
     """The state of one partition. Times are queue time in ms; sequences are the partition's own."""
 
     __slots__ = (
-        "_expiry_scan",
         "_oldest",
         "_retry_ids_max",
         "_retry_window_ms",
@@ -171,6 +66,7 @@ class Partition:
         "deleted",
         "deletions",
         "dirty",
+        "expiry_scan",
         "groups",
         "has_moved_in",
         "head",
@@ -220,7 +116,7 @@ class Partition:
         self.alive = 0
         self.deleted: BitMap64 = BitMap64()
         self.in_flight: RowTable[InFlight] = RowTable()
-        self.returned: RowTable[Returned] = RowTable(_RETURNED_PACKING)
+        self.returned: RowTable[Returned] = RowTable(RETURNED_PACKING)
         self.timed = SequenceSet()
         self.timers = TimerWheel()
         self.wheel = TimerWheel()
@@ -241,10 +137,11 @@ class Partition:
         self.committed = 1
         self.moving: dict[int, int] = {}
         self.watched = False
+        self.expiry_scan = 1
+        """Where the next look for single messages that have expired begins."""
         self.dirty = True
         self._retry_window_ms = retry_window_ms
         self._retry_ids_max = retry_ids_max
-        self._expiry_scan = 1
         self._oldest = (0, 0)
         self.order: StandardOrder | FIFOOrder = self._new_order()
 
@@ -303,7 +200,7 @@ class Partition:
         assert self.log is not None, "a consumer group follows a log"
         assert self.log.head <= start <= end, f"a group starts at {start}, outside of its log"
         self.dirty = True
-        self.head = self._expiry_scan = start
+        self.head = self.expiry_scan = start
         self.alive = end - start
         self.order.cursor = start
         sizes = self.log.sizes
@@ -371,73 +268,6 @@ class Partition:
         """Return whether a message may be from `oldest_ms` or before: the head is the oldest, but for moved ones."""
         return self.has_moved_in or (self.alive > 0 and self.oldest_sent_ms <= oldest_ms)
 
-    def find_expired(self, now_ms: int, count_max: int) -> tuple[int, list[int]]:
-        """Return (first sequence that is kept, single expired ones above it); the caller proposes their end."""
-        retention_ms = self.definition.retention_ms
-        stop = min(self.committed, self.index.next_sequence)
-        if not self.alive or self.head >= stop:
-            return self.head, []
-        if not self.has_moved_in:
-            expired_below = self._over_size()
-            if self.oldest_sent_ms + retention_ms <= now_ms:
-                expired_below = max(
-                    expired_below, self.index.first_sent_after(self.head, stop, now_ms - retention_ms)
-                )
-            expired_below = min(expired_below, self.pinned_from())
-            if expired_below <= self.head:
-                return self.head, []
-            return min(
-                [expired_below, stop, *(each.expiry_stop() for each in (self, *self.groups.values()))]
-            ), []
-        # Messages moved here keep the time they were first sent: look at each, a stretch at a time.
-        expired: list[int] = []
-        start = max(self._expiry_scan, self.head)
-        end = min(stop, start + 4 * count_max)
-        for sequence in range(start, end):
-            if len(expired) == count_max:
-                end = sequence
-                break
-            if sequence not in self.deleted and self.index.sent_ms(sequence) + retention_ms <= now_ms:
-                expired.append(sequence)
-        self._expiry_scan = end if end < stop else self.head
-        return self.head, expired
-
-    def pinned_from(self) -> int:
-        """Return from which sequence number on messages of a log stay, whatever their age: where the last of the groups
-        that pin it has come to.
-
-        A group that is not there has consumed nothing. Under a legal hold all stays.
-        """
-        if self.sizes is None:
-            # Without a look at the definition: what it works out it keeps, which is too much for each ordinary queue.
-            return self.index.next_sequence
-        if self.definition.has_legal_hold:
-            return self.head
-        pins = self.definition.retention_pins
-        if not pins:
-            return self.index.next_sequence
-        heads = {split_group(group.definition.name)[1]: group.head for group in self.groups.values()}
-        return min(heads.get(name, self.head) for name in pins)
-
-    @property
-    def is_over_size(self) -> bool:
-        """Whether a log has more bytes than it is to keep."""
-        return self._over_size() > self.head
-
-    def _over_size(self) -> int:
-        """Return below which sequence number a log has more than it is to keep."""
-        bytes_max = self.definition.retention_bytes
-        if self.sizes is None or not bytes_max or self.sizes.total_bytes <= bytes_max:
-            return 0
-        return self.sizes.first_within(bytes_max)
-
-    def expiry_stop(self) -> int:
-        """Return below which sequence number messages may be gone in one step."""
-        stops = [self.in_flight.stop_after(EXPIRED_ROWS_MAX), self.returned.stop_after(EXPIRED_ROWS_MAX)]
-        if self.order.expired_at_a_time is not None:
-            stops.append(self.head + self.order.expired_at_a_time)
-        return min((stop for stop in stops if stop is not None), default=self.index.next_sequence)
-
     def find_duplicate(self, dedup: bytes | None, retry: bytes | None, now_ms: int) -> int | None:
         """Return the offset of the record that stored the same message within the window, or None."""
         if dedup is not None and self.dedup is not None:
@@ -463,6 +293,15 @@ class Partition:
             ):
                 return None
         return found
+
+    def restore(self, index: SequenceIndex, head: int, deleted: BitMap64) -> None:
+        """Have the messages of an index from `head` on but for the deleted ones, all committed, and none handed out."""
+        self.index = index
+        self.head = self.expiry_scan = head
+        self.deleted = deleted
+        self.alive = index.next_sequence - head - len(deleted)
+        self.committed = index.next_sequence
+        self.order = self._new_order()
 
     # Time
 
@@ -813,7 +652,7 @@ class Partition:
 
     def _discard_all(self) -> list[Iterator[None]]:
         emptied = [self.in_flight.emptied(), self.returned.emptied(), *self.order.discard_all()]
-        self.in_flight, self.returned, self.moving = RowTable(), RowTable(_RETURNED_PACKING), {}
+        self.in_flight, self.returned, self.moving = RowTable(), RowTable(RETURNED_PACKING), {}
         if self.moves is not None:
             self.moves.leaving = {}
         self.timed = SequenceSet()
@@ -842,215 +681,6 @@ class Partition:
                 return
         self.tasks.append(task)
         del self.tasks[:-10]
-
-    # Snapshots
-
-    def pieces(self, version: int | None = None) -> Iterator[bytes]:
-        """Return the whole state as it is now, for a snapshot, as bytes to be joined; `applied` says as of when.
-
-        Each piece takes a moment of a large partition's time, and the state may change between them. One at a time
-        is under way.
-        """
-        version = STATE_VERSION if version is None else version
-        assert version >= self.state_version_min, "a snapshot says everything that there is"
-        order = self.order
-        moving = dict(self.moving)
-        state = _State(
-            applied=self.applied,
-            head=self.head,
-            deleted=_bitmap_bytes(self.deleted),
-            cursor=order.cursor,
-            stretches=[],
-            passed=b"",
-            own=b"",
-            returned_order=b"",
-            tenants_in_flight={},
-            tasks=[msgspec.structs.replace(task) for task in self.tasks],
-            has_moved_in=self.has_moved_in,
-            index=self.index.to_bytes(),
-            moved_in=self.moved_in,
-            deletions=self.deletions,
-            counted_from=self.counted_from,
-        )
-        groups: Iterator[list[GroupState]] = iter(())
-        line: Iterator[list[tuple[int, int]]] = iter(())
-        if isinstance(order, FIFOOrder):
-            groups, line = order.freeze(moving)
-        else:
-            state.passed = order.fresh().to_bytes()
-            state.own = order.own.to_bytes()
-            state.stretches = order.stretches
-            # What was taken for a move is not decided yet: to whoever loads this it is visible.
-            state.returned_order = array("Q", moving).tobytes() + array("Q", order.returned).tobytes()
-            state.tenants_in_flight = self._tenants_in_flight(order)
-        attempts = list(self.attempts.items())
-        dedup = self.dedup.pieces() if self.dedup else []
-        retries = self.retries.pieces() if self.retries else []
-        sections: list[tuple[Section, Iterator[Any]]] = [
-            (Section.STATE, iter([state])),
-            (Section.IN_FLIGHT, self.in_flight.freeze()),
-            (Section.RETURNED, self.returned.freeze()),
-            (Section.TIMERS, self.timers.freeze()),
-            (Section.GROUPS, groups),
-            (Section.LINE, line),
-            (
-                Section.ATTEMPTS,
-                (attempts[at : at + PIECE_ROWS] for at in range(0, len(attempts), PIECE_ROWS)),
-            ),
-            (Section.DEDUP, iter(dedup)),
-            (Section.RETRIES, iter(retries)),
-            (Section.MOVES, iter([self.moves.to_bytes()] if self.moves is not None else [])),
-            (Section.LOG, iter([self.sizes.state()] if self.sizes is not None else [])),
-            (Section.TRANSACTIONS, self.staged.pieces() if self.staged is not None else iter(())),
-            (Section.END, iter([b""])),
-        ]
-        return _render(sections, version)
-
-    @property
-    def state_version_min(self) -> int:
-        """The first version of the state that can hold what there is."""
-        if self.sizes is not None or self.definition.group_of or self.staged is not None:
-            return STATE_VERSION
-        return STATE_VERSION_WITHOUT_MOVES if self.moves is None else STATE_VERSION_WITHOUT_LOGS
-
-    def to_bytes(self) -> bytes:
-        """Return `pieces` joined."""
-        return b"".join(self.pieces())
-
-    @classmethod
-    def from_bytes(
-        cls,
-        data: bytes,
-        definition: QueueDefinition,
-        number: int,
-        keeper: ChunkKeeper,
-        *,
-        retry_window_ms: int,
-        retry_ids_max: int | None = None,
-    ) -> Partition:
-        """Rebuild the state from `to_bytes`. Index chunks are not read: the keeper may not be open yet.
-
-        Raises ValueError when the bytes are not whole, msgspec.MsgspecError when they say something else.
-        """
-        sections = _parse(data)
-        partition = cls(
-            definition, number, keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max
-        )
-        state = partition._load_state(sections[Section.STATE][0], keeper)
-        last_ms = 0
-        for piece in sections[Section.IN_FLIGHT]:
-            rows = _in_flight_decoder.decode(piece)
-            partition.in_flight.load(rows)
-            for sequence, row in rows.items():
-                partition.wheel.add(sequence, row.deadline_ms)
-                last_ms = max(last_ms, row.received_ms)
-        for piece in sections[Section.RETURNED]:
-            partition.returned.load(_returned_decoder.decode(piece))
-        for piece in sections[Section.TIMERS]:
-            for numbers in partition.timers.load(_timers_decoder.decode(piece)):
-                for sequence in numbers:
-                    if partition.is_live(sequence):
-                        partition.timed.add(sequence)
-        for piece in sections[Section.ATTEMPTS]:
-            partition.attempts.update(_attempts_decoder.decode(piece))
-        if sections[Section.DEDUP]:
-            partition.dedup = RecentIds.from_bytes(b"".join(sections[Section.DEDUP]), DEDUP_WINDOW_MS)
-        if sections[Section.RETRIES]:
-            retries = b"".join(sections[Section.RETRIES])
-            partition.retries = RecentIds.from_bytes(retries, retry_window_ms, retry_ids_max)
-        for piece in sections[Section.MOVES]:
-            partition.moves = PartitionMoves.from_bytes(piece, partition.is_live)
-        for piece in sections[Section.LOG]:
-            partition.sizes = LogSizes.of_state(_log_decoder.decode(piece))
-        if sections[Section.TRANSACTIONS]:
-            partition.staged = StagedMessages.of_pieces(sections[Section.TRANSACTIONS])
-        order = partition.order
-        if isinstance(order, FIFOOrder):
-            for piece in sections[Section.GROUPS]:
-                order.load_groups(_groups_decoder.decode(piece))
-            order.load_line(
-                entry for piece in sections[Section.LINE] for entry in _line_decoder.decode(piece)
-            )
-        else:
-            order.load_in_flight(state.tenants_in_flight, last_ms)
-        partition.dirty = False
-        return partition
-
-    def _load_state(self, data: memoryview, keeper: ChunkKeeper) -> _State:
-        state = _state_decoder.decode(data)
-        if self.definition.group_of:
-            self.index = GroupIndex.of_bytes(state.index)
-        else:
-            self.index = SequenceIndex.from_bytes(
-                state.index, keeper, b"%d/%d" % (self.definition.queue_id, self.number)
-            )
-        self.applied = state.applied
-        self.head = self._expiry_scan = state.head
-        self.deleted = BitMap64.deserialize(state.deleted) if state.deleted else BitMap64()
-        self.alive = self.index.next_sequence - state.head - len(self.deleted)
-        self.committed = self.index.next_sequence
-        self.tasks = state.tasks
-        self.has_moved_in = state.has_moved_in
-        self.moved_in = state.moved_in
-        self.deletions = state.deletions
-        self.counted_from = state.applied if state.counted_from < 0 else state.counted_from
-        order = self.order = self._new_order()
-        order.cursor = state.cursor
-        if isinstance(order, StandardOrder):
-            order.passed = SequenceSet.from_bytes(state.passed)
-            order.own = SequenceSet.from_bytes(state.own)
-            order.load_stretches(state.stretches)
-            order.returned.update(dict.fromkeys(array("Q", state.returned_order)))
-        return state
-
-    def _tenants_in_flight(self, order: StandardOrder) -> dict[int, int]:
-        counts = {key: tenant.in_flight for key, tenant in order.tenants.items() if tenant.in_flight}
-        for sequence in self.moving if counts else ():
-            key = self.index.group(sequence)
-            if counts.get(key):
-                counts[key] -= 1
-        return counts
-
-    def state_hash(self, now_ms: int) -> int:
-        """Return a hash of the state as of `now_ms`: equal on all replicas that applied the same records."""
-        self.advance(now_ms)
-        order = self.order
-        # On a FIFO queue, whether a raised delay hides a message depends on how far the scan has come.
-        delayed = self.timed.bitmap()
-        if isinstance(order, StandardOrder):
-            delayed |= order.waiting(now_ms)
-        visible = BitMap64()
-        visible.add_range(order.cursor, self.index.next_sequence)
-        if isinstance(order, StandardOrder):
-            order.own.remove_from(visible)
-            visible |= BitMap64(order.returned)
-        visible |= order.fresh().bitmap()
-        visible |= BitMap64(self.moving)
-        visible -= delayed
-        content: list[Any] = [
-            self.head,
-            self.index.next_sequence,
-            self.alive,
-            list(self.deleted),
-            list(visible),
-            sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in self.in_flight.items()),
-            sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in self.returned.items()),
-            list(delayed),
-            self.dedup.entries(now_ms) if self.dedup else [],
-            self.retries.entries(now_ms) if self.retries else [],
-            sorted(
-                (key, attempt.time_ms, attempt.messages)
-                for key, attempt in self.attempts.items()
-                if attempt.time_ms + ATTEMPT_WINDOW_MS > now_ms
-            ),
-            self.tasks,
-            self.moves.content() if self.moves is not None else [],
-            self.sizes.content() if self.sizes is not None else [],
-            # Replicas of an older state count from where each loaded it.
-            [] if self.counted_from else [self.sends, self.deletions],
-            self.staged.content() if self.staged is not None else [],
-        ]
-        return xxhash.xxh3_64_intdigest(_encoder.encode(content))
 
     # Helpers
 
@@ -1088,46 +718,3 @@ class Partition:
             if attempts[oldest].time_ms + ATTEMPT_WINDOW_MS > now_ms and len(attempts) <= ATTEMPTS_MAX:
                 return
             del attempts[oldest]
-
-
-def _bitmap_bytes(bitmap: BitMap64) -> bytes:
-    if not bitmap:
-        return b""
-    bitmap.run_optimize()
-    return bytes(bitmap.serialize())
-
-
-def _render(sections: list[tuple[Section, Iterator[Any]]], state_version: int) -> Iterator[bytes]:
-    encode = _encoder.encode
-    for section, contents in sections:
-        for content in contents:
-            data = content if isinstance(content, bytes) else encode(content)
-            yield _SECTION.pack(state_version, section, len(data))
-            yield data
-
-
-def _parse(data: bytes) -> dict[Section, list[memoryview]]:
-    view = memoryview(data)
-    sections: dict[Section, list[memoryview]] = {section: [] for section in Section}
-    at = 0
-    while at + _SECTION.size <= len(view):
-        version, section, length = _SECTION.unpack_from(view, at)
-        assert version in _VERSIONS_READ, f"partition state version {version} is not known"
-        at += _SECTION.size + length
-        sections[Section(section)].append(view[at - length : at])
-    if at != len(view) or not sections[Section.END]:
-        raise ValueError("the partition's state is cut off")
-    return sections
-
-
-PIECE_ROWS = 1_000
-_SECTION = struct.Struct("<BBQ")
-_encoder = msgspec.msgpack.Encoder()
-_state_decoder = msgspec.msgpack.Decoder(_State)
-_in_flight_decoder = msgspec.msgpack.Decoder(dict[int, InFlight])
-_returned_decoder = msgspec.msgpack.Decoder(dict[int, Returned])
-_timers_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
-_attempts_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, Attempt]])
-_groups_decoder = msgspec.msgpack.Decoder(list[GroupState])
-_log_decoder = msgspec.msgpack.Decoder(LogState)
-_line_decoder = msgspec.msgpack.Decoder(list[tuple[int, int]])

@@ -88,6 +88,7 @@ from quaymaster.core.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
+from quaymaster.core.expiry import find_expired
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.group_starts import EARLIEST, check_start, find_start
 from quaymaster.core.index import ChunkKeeper
@@ -513,7 +514,7 @@ class QueueStates(AppliedQueues):
     def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
         """Drop the oldest messages, as many as one step may; those of a log, for all of its groups."""
         partition = partition.log or partition
-        stop, singles = partition.find_expired(now_ms, EXPIRED_PER_SWEEP_MAX)
+        stop, singles = find_expired(partition, now_ms, EXPIRED_PER_SWEEP_MAX)
         if stop > partition.head or singles:
             payload = array("Q", singles).tobytes()
             proposal.add(RecordType.EXPIRE, partition, now_ms, sequence=stop, payload=payload)
