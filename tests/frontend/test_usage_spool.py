@@ -362,6 +362,53 @@ def test_a_disk_that_is_full_from_the_start_keeps_nobody_from_starting(
     assert [block.header.seal.epoch for block in blocks if block.header.seal] == [5, 6, 7]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_seal_that_a_start_has_no_room_for_is_shipped_all_the_same(
+    tmp_path: Path, failing: list[str], restarts: bool
+) -> None:
+    """What it ends is deleted once it is shipped: the next start could not seal it any more."""
+    open_spool(tmp_path, 5).append(taken(3, changes=[1]))
+    failing.append("pwrite")
+    spool = open_spool(tmp_path, 6)
+    blocks = ship_all(spool)
+    failing.clear()
+
+    if restarts:
+        again = open_spool(tmp_path, 7)
+        blocks += ship_all(again)
+        again.close(now_us=NOON_US)
+        blocks += ship_all(again)
+        expected = [Seal(5, 3, "crashed"), Seal(7, 0, "stopped")]
+    else:
+        spool.append(taken(1, changes=[0]))
+        spool.close(now_us=NOON_US)
+        blocks += ship_all(spool)
+        expected = [Seal(5, 3, "crashed"), Seal(6, 1, "stopped")]
+
+    # A block that comes again after a start is the same one.
+    unique = list({block.digest: block for block in blocks}.values())
+    assert [block.header.seal for block in unique if block.header.seal] == expected
+    assert [block.header.previous for block in unique[1:]] == [block.digest for block in unique[:-1]]
+    assert len(segments(tmp_path)) == 1
+
+
+def test_a_lost_epoch_is_sealed_as_soon_as_there_is_room(tmp_path: Path, failing: list[str]) -> None:
+    spool = UsageSpool(tmp_path / "usage", node="fe-1", is_named=False, bytes_max=MIB)
+    spool.open()
+    failing.append("pwrite")
+    spool.begin(9, "eu-test-1", now_us=NOON_US, lost_epoch=8)
+    spool.append(taken(2))
+    failing.clear()
+    spool.append(taken(1))
+    spool.close(now_us=NOON_US)
+
+    blocks = ship_all(spool)
+
+    seals = [block.header.seal for block in blocks if block.header.seal]
+    assert seals == [Seal(8, None, "lost"), Seal(9, 3, "stopped")]
+    assert [block.header.previous for block in blocks[1:]] == [block.digest for block in blocks[:-1]]
+
+
 def test_little_free_space_counts_as_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = open_spool(tmp_path)
     monkeypatch.setattr(usage_spool, "_FREE_BYTES_MIN", 1 << 60)

@@ -105,6 +105,13 @@ class _Segment(msgspec.Struct):
     epoch: int
     end: int
     """Bytes that are durable."""
+    unwritten: bytes = b""
+    """What a start had to add for which there was no room. The next start makes the same of it."""
+
+    @property
+    def shipped_end(self) -> int:
+        """Where it ends for the shipper."""
+        return self.end + len(self.unwritten)
 
 
 class _Chain(msgspec.Struct, frozen=True):
@@ -145,6 +152,8 @@ class UsageSpool:
         self._region = ""
         self._chain = _Chain(0, NO_HASH, NO_HASH)
         self._dropped: Dropped | None = None
+        self._lost: tuple[int, int] | None = None
+        """An epoch that is still to be sealed as lost, and when that was found (us)."""
         self._shipped = (0, 0)
         """Segment number and offset up to which all is shipped."""
         self._is_named = is_named
@@ -190,10 +199,10 @@ class UsageSpool:
         self._chain = _Chain(0, chain.previous, chain.audit_hash)
         self._dropped = None
         self.epoch = epoch
+        self._lost = None if lost_epoch is None else (lost_epoch, now_us)
         try:
             self._roll()
-            if lost_epoch is not None:
-                self._write_lost(lost_epoch, now_us)
+            self._write_lost()
         except OSError as error:  # a full disk: written later, or counted as dropped
             log_event(log, logging.WARNING, "usage records cannot be written", reason=str(error))
 
@@ -204,6 +213,8 @@ class UsageSpool:
 
         Never fails: what cannot be written is counted.
         """
+        with suppress(OSError):  # told of below
+            self._write_lost()
         before, dropped_before = self._chain, self._dropped
         data: list[bytes] = []
         reason: DropReason | None = None
@@ -245,6 +256,7 @@ class UsageSpool:
     def close(self, *, now_us: int) -> None:
         """Seal the epoch and let go of the files. An OSError leaves the sealing to the next start."""
         try:
+            self._write_lost()
             if self._fd >= 0:
                 block = self._encode_empty(now_us, Seal(self.epoch, self._end_sequence, "stopped"))
                 self._write(block.data, self._chain)
@@ -268,8 +280,11 @@ class UsageSpool:
             with self._path(number).open("rb") as file:
                 if offset == 0:
                     offset = segment_head_length(file.read(_HEAD.size))
-                if offset >= segment.end:
+                if offset >= segment.shipped_end:
                     continue
+                if offset >= segment.end:
+                    data = segment.unwritten
+                    return SpooledBlock(data, decode_header(data), number, segment.shipped_end)
                 file.seek(offset)
                 try:
                     head = file.read(HEAD_BYTES)
@@ -319,7 +334,7 @@ class UsageSpool:
         else:
             dropped = Dropped(chain.next_sequence, same_epoch.next_sequence, "damaged", [])
             block = self._repair(head, chain, dropped=dropped)
-        return SpooledBlock(block.data, decode_header(block.data), segment.number, segment.end)
+        return SpooledBlock(block.data, decode_header(block.data), segment.number, segment.shipped_end)
 
     # Parts of starting
 
@@ -381,23 +396,26 @@ class UsageSpool:
                 end_sequence=chain.next_sequence,
             )
             extra = self._repair(head, chain, seal=Seal(head.epoch, chain.next_sequence, "crashed"))
+        segment = _Segment(number, head.epoch, end)
         fd = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
         try:
             os.ftruncate(fd, end)
             if extra is not None:
+                chain = _Chain(extra.seq_hi, extra.digest, extra.audit_hash)
                 try:
                     _write_all(fd, extra.data, end)
-                except OSError as error:  # a full disk keeps nobody from starting; the next start tries again
+                except OSError as error:  # a full disk keeps nobody from starting
                     log_event(log, logging.WARNING, "usage spool not mended", reason=str(error))
                     os.ftruncate(fd, end)
+                    # Shipped all the same: the segment may be gone before the next start.
+                    segment.unwritten = extra.data
                 else:
-                    end += len(extra.data)
-                    chain = _Chain(extra.seq_hi, extra.digest, extra.audit_hash)
+                    segment.end += len(extra.data)
             # What was read may have come from memory: nothing is shipped that a loss of power could take back.
             os.fdatasync(fd)
         finally:
             os.close(fd)
-        self._segments.append(_Segment(number, head.epoch, end))
+        self._segments.append(segment)
         self._chain = chain
         self.epoch = max(self.epoch, head.epoch)
 
@@ -525,8 +543,10 @@ class UsageSpool:
         dropped = Dropped(start, start + records, reason, counts)
         self._dropped = dropped if self._dropped is None else merge_dropped(self._dropped, dropped)
 
-    def _write_lost(self, epoch: int, now_us: int) -> None:
-        chain = self._chain
+    def _write_lost(self) -> None:
+        if self._lost is None:
+            return
+        (epoch, now_us), chain = self._lost, self._chain
         block = encode_block(
             self.front_end,
             epoch,
@@ -540,6 +560,7 @@ class UsageSpool:
         )
         self._write(block.data, chain)
         self._chain = msgspec.structs.replace(chain, previous=block.digest)
+        self._lost = None
 
     def _write(self, data: bytes, before: _Chain) -> None:
         """Make blocks durable at the end of the last segment, or of a new one that goes on from `before`."""
@@ -594,7 +615,7 @@ class UsageSpool:
         number, offset = self._shipped
         while len(self._segments) > 1:
             segment = self._segments[0]
-            if segment.number > number or (segment.number == number and offset < segment.end):
+            if segment.number > number or (segment.number == number and offset < segment.shipped_end):
                 return
             self._path(segment.number).unlink(missing_ok=True)
             del self._segments[0]
