@@ -42,7 +42,7 @@ from quaymaster.core.commands import (
     SetQueue,
 )
 from quaymaster.core.errors import AccessDenied, CallerError, NotLeader, NotNow
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope, Resign
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import (

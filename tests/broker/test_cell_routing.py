@@ -16,8 +16,8 @@ from quaymaster.coordination.cell_keys import configuration_key, decode_configur
 from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.commands import Command, Outcome, Receive, ReceiveOutcome, Send, SendOutcome, SetQueue
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.leader_table import LeaderTable
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.net.broker_router import BrokerRouter
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import JOURNAL_ID, PREPARE, TRANSFER, TransferRequest

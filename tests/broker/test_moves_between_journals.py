@@ -38,9 +38,9 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import CellFormat
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.messages import decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.protocol.broker_calls import JOURNAL_ID, PREPARE
 from quaymaster.protocol.command_codec import decode_outcome, encode_command
 

@@ -23,8 +23,8 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.core import commands
 from quaymaster.core.errors import NotNow
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.metadata.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata

@@ -25,10 +25,12 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import JournalStopped, NotLeader, QueueDoesNotExist
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal import JournalReplica, ToDo
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import LOG_START
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch, Record, RecordType, check_batch, decode_header, encode_batch
-from quaymaster.core.replication import JournalConfiguration, LogReplica, PersistPromise, Write
+from quaymaster.core.replication import LogReplica
+from quaymaster.core.replication_effects import PersistPromise, Write
 from quaymaster.core.replication_messages import Appended, Promise, Tail
 
 JOBS, STEPS, QUICK, LAZY = 1, 2, 3, 4

@@ -20,20 +20,15 @@ from quaymaster.core.commands import (
     TakenOutcome,
 )
 from quaymaster.core.errors import JournalStopped, NotLeader, StaleEpoch, TooFewReplicas
+from quaymaster.core.followers import HEARTBEAT_MS, LEASE_MS
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal import JournalReplica
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import LOG_START
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch
-from quaymaster.core.replication import (
-    HEARTBEAT_MS,
-    LEASE_MS,
-    JournalConfiguration,
-    LogReplica,
-    PersistPromise,
-    Truncate,
-    Write,
-)
+from quaymaster.core.replication import LogReplica
+from quaymaster.core.replication_effects import PersistPromise, Truncate, Write
 from quaymaster.core.replication_messages import Append, Appended, Envelope
 
 JOBS, LAZY = 1, 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.leader_table import Leader, LeaderTable
-from quaymaster.core.replication import JournalConfiguration
 
 MEMBERS = ("b1@s", "b2@t", "b3@u")
 

@@ -32,8 +32,8 @@ from quaymaster.core.cell import (
     Transfer,
     broker_of,
 )
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.placement import LEARNING_MS, plan
-from quaymaster.core.replication import JournalConfiguration
 
 GRACE_MS = PlacementSettings().replacement_grace_ms
 ELECTION_MS = PlacementSettings().election_ms

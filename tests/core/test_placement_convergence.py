@@ -16,7 +16,8 @@ from quaymaster.core.cell import (
     ReplicaSeen,
     broker_of,
 )
-from quaymaster.core.replication import JournalConfiguration, Role
+from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.replication import Role
 
 SETTLED_MS = PlacementSettings().settle_ms + 1_000
 DROP_MS = PlacementSettings().drop_grace_ms

@@ -8,21 +8,22 @@ from itertools import pairwise
 import pytest
 from harness.log_cluster import LogCluster
 
-from quaymaster.core.log_tail import LOG_START, Position
-from quaymaster.core.records import Batch, Record, RecordType, encode_batch
-from quaymaster.core.replication import (
-    FETCH_TIMEOUT_MS,
+from quaymaster.core.copy_verdicts import judge_copy
+from quaymaster.core.followers import (
     HEARTBEAT_MS,
     LEASE_MS,
     PROBE_MS,
     UNANSWERED_BYTES_MAX,
-    JournalConfiguration,
-    LogReplica,
+)
+from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.log_tail import LOG_START, Position
+from quaymaster.core.records import Batch, Record, RecordType, encode_batch
+from quaymaster.core.replication import FETCH_TIMEOUT_MS, LogReplica
+from quaymaster.core.replication_effects import (
     PersistPromise,
     ReadLog,
     Truncate,
     Write,
-    judge_copy,
 )
 from quaymaster.core.replication_messages import (
     Append,

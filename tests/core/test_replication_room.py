@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.log_cluster import LogCluster
 
-from quaymaster.core.replication import LEASE_MS
+from quaymaster.core.followers import LEASE_MS
 from quaymaster.core.replication_messages import Append, Appended, Room
 
 FULL = [Room.RESERVE, Room.NONE]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import LOG_START, Position
 from quaymaster.core.records import Batch, Record, RecordType, encode_batch
-from quaymaster.core.replication import (
-    JournalConfiguration,
-    LogReplica,
+from quaymaster.core.replication import LogReplica
+from quaymaster.core.replication_effects import (
     PersistPromise,
     ReadLog,
     Truncate,

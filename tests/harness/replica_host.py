@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from quaymaster.core.commands import Command, Decided, InternalCommand, NewMessage
 from quaymaster.core.index import ChunkKeeper, MemoryChunks
 from quaymaster.core.journal import JournalReplica
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import LOG_START, Position
 from quaymaster.core.messages import encode_message_head, join_payload
 from quaymaster.core.partition import Partition
@@ -14,7 +15,8 @@ from quaymaster.core.partition_snapshots import snapshot_pieces
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch, Row, check_batch, decode_header, iterate_rows
-from quaymaster.core.replication import JournalConfiguration, LogReplica, PersistPromise
+from quaymaster.core.replication import LogReplica
+from quaymaster.core.replication_effects import PersistPromise
 
 ACCOUNT = "000000000000"
 RETRY_WINDOW_MS = 120_000

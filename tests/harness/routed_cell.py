@@ -30,8 +30,8 @@ from quaymaster.core.commands import (
     SendResult,
 )
 from quaymaster.core.errors import CallerError, NotLeader, NotNow
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.leader_table import LeaderTable
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.net.broker_router import BrokerRouter, RouterLimits
 from quaymaster.net.broker_routes import Submission
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCServer

@@ -23,7 +23,7 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.cell import BrokerState
 from quaymaster.core.errors import Overloaded, UnsupportedOperation
 from quaymaster.core.formats import FORMAT_MIN, CellFormat
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.metadata.placement import CellJournals, related_names
 from quaymaster.metadata.rows import QueueRows
 from quaymaster.protocol.metadata_messages import (

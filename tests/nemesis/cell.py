@@ -40,7 +40,7 @@ from harness.wall_clock import WallClock
 
 from quaymaster.cli.local_etcd import EtcdMember, etcd_command
 from quaymaster.coordination.cell_keys import JOURNALS, decode_configuration, journal_of
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 
 Role = Literal["etcd", "broker", "metadata", "manager", "frontend"]
 

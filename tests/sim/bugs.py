@@ -41,14 +41,16 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.committed_runs import CommittedRuns
 from quaymaster.core.errors import NotNow
+from quaymaster.core.followers import LEASE_MS
 from quaymaster.core.journal import JournalReplica
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.messages import split_payload
 from quaymaster.core.partition import Partition
 from quaymaster.core.placement import _Planner
 from quaymaster.core.proposals import Proposal, Wait
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
-from quaymaster.core.replication import LEASE_MS, JournalConfiguration, LogReplica
+from quaymaster.core.replication import LogReplica
 from quaymaster.core.replication_messages import Append, Mismatch
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
@@ -241,12 +243,13 @@ class _CommitUnverified(LogReplica):
 @plant("learner-votes", "a learner counts as a member for the commit index", "learning")
 class _LearnerVotes(LogReplica):
     def _advance_commit(self) -> None:
-        members = self._members
-        self._members = tuple(dict.fromkeys((*members, *self._followers)))
-        learners = len(self._members) - len(members)
-        self._members = self._members[learners:] if learners else members
+        followers = self._followers
+        members = followers.members
+        counted = tuple(dict.fromkeys((*members, *followers)))
+        learners = len(counted) - len(members)
+        followers.members = counted[learners:] if learners else members
         super()._advance_commit()
-        self._members = members
+        followers.members = members
 
 
 @plant("mismatch-ignored", "a leader does not look for where a follower's log agrees", "laggards")

@@ -22,9 +22,9 @@ from quaymaster.core import committed_runs, placement, staged_messages
 from quaymaster.core.cell import broker_of
 from quaymaster.core.commands import Command, InternalCommand, SetQueue
 from quaymaster.core.formats import CellFormat
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
 from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from sim.bugs import Planted
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty

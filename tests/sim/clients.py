@@ -27,7 +27,7 @@ from quaymaster.core.commands import (
     Send,
 )
 from quaymaster.core.errors import CallerError, NotLeader, NotNow, Timeout
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND
 from sim.messages import Answer, Received, Request, Sent
 from sim.queue_checker import Delivery, QueueKind

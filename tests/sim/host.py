@@ -22,7 +22,7 @@ from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.commands import MoveIn
 from quaymaster.core.errors import DiskFull, NotLeader, Timeout, Unreachable
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope, Room
 from sim.kernel import MS, SECOND, Clock
 from sim.log_disk import LogDisk

@@ -16,7 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 from quaymaster.core.records import MESSAGE_TYPES, Batch, Row, decode_header, iterate_rows
-from quaymaster.core.replication import LogOperation, Truncate, Write
+from quaymaster.core.replication_effects import LogOperation, Truncate, Write
 from sim.kernel import MS, Kernel, Violation
 
 

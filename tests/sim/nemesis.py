@@ -11,7 +11,7 @@ import msgspec
 
 from quaymaster.core.cell import BrokerState, broker_of, with_learner
 from quaymaster.core.errors import NotNow, ResourceNotFound
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication_messages import Room
 from sim.kernel import MS, SECOND
 from sim.messages import BrokerCall

@@ -29,21 +29,17 @@ from quaymaster.core.commands import (
     StageMessages,
     TakenOutcome,
 )
+from quaymaster.core.copy_verdicts import judge_copy
 from quaymaster.core.errors import DiskFull, NotLeader, NotNow, Overloaded
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal import JournalReplica
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import Position
 from quaymaster.core.messages import message_id_of, prefix_bytes
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows, record_at
-from quaymaster.core.replication import (
-    JournalConfiguration,
-    LogReplica,
-    ReadLog,
-    Truncate,
-    Write,
-    judge_copy,
-)
+from quaymaster.core.replication import LogReplica
+from quaymaster.core.replication_effects import ReadLog, Truncate, Write
 from quaymaster.core.replication_messages import Envelope
 from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot

@@ -21,7 +21,7 @@ from quaymaster.broker.replica import ReplicaHost
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.core.commands import Command
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import Reply, Submitted
 

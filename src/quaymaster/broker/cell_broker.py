@@ -44,9 +44,9 @@ from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.commands import MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotNow
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.records import Batch
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import RPCClient, RPCLimits, RPCMetrics, RPCServer

@@ -28,7 +28,7 @@ from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell import BrokerLoad, BrokerReport, ReplicaSeen
 from quaymaster.core.errors import NotLeader
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.protocol.broker_calls import DropRequest

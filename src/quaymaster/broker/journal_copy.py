@@ -10,7 +10,7 @@
     <journals>/<id>.dropped/  a replica that nobody needs, while it is deleted
 
 The member keeps its identity and its promises. That is sound only when nothing that it has beyond the copy can be
-committed (`judge_copy` in core/replication); otherwise it keeps what it has. A leader has cut its log before it was
+committed (`judge_copy` in core/copy_verdicts); otherwise it keeps what it has. A leader has cut its log before it was
 elected; the disk may still be at it, and cut again once it leads no longer: no copy is given then.
 """
 
@@ -33,9 +33,9 @@ from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.recovery import INDEX_NAME
 from quaymaster.broker.snapshots import SnapshotsDamaged
+from quaymaster.core.copy_verdicts import CopyVerdict, judge_copy
 from quaymaster.core.errors import DiskFull, InternalFailure, Timeout
 from quaymaster.core.log_tail import Position
-from quaymaster.core.replication import CopyVerdict, judge_copy
 
 READ_BYTES = 1 << 20
 IDLE_S = 10.0

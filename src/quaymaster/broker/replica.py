@@ -55,10 +55,16 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotLeader, NotNow, Overloaded
 from quaymaster.core.journal import JournalReplica, ToDo
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.messages import message_id_of, prefix_bytes
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
-from quaymaster.core.replication import JournalConfiguration, PersistPromise, ReadLog, Truncate, Write
+from quaymaster.core.replication_effects import (
+    PersistPromise,
+    ReadLog,
+    Truncate,
+    Write,
+)
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.broker_client import Reply

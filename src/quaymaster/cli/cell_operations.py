@@ -247,7 +247,7 @@ async def _force_recover(settings: Settings, journal: int, broker: str, *, confi
     )
     from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
     from quaymaster.core.cell import broker_of
-    from quaymaster.core.replication import JournalConfiguration
+    from quaymaster.core.journal_configuration import JournalConfiguration
 
     store = open_etcd(settings)
     try:

@@ -22,7 +22,7 @@ from quaymaster.coordination.etcd import EtcdCoordination
 from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.errors import CallerError, NotNow
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import REPORT, decode_report
 from quaymaster.protocol.frames import Hello

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.cell import BrokerState
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 
 JOURNALS: Final = "journals/"
 BROKERS: Final = "brokers/"

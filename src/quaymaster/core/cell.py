@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from quaymaster.core.replication import JournalConfiguration, Role
+from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.replication import Role
 
 BrokerState = Literal["active", "draining", "stopping"]
 """`draining`: its replicas go elsewhere, then it leaves. `stopping`: it will be back, and leads nothing till then."""

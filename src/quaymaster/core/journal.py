@@ -27,6 +27,7 @@ import msgspec
 from quaymaster.core.commands import Command, CountMessages, Decided, InternalCommand, ListMoveTasks, Peek
 from quaymaster.core.errors import CallerError, NotLeader, NotNow, StaleEpoch, TooFewReplicas
 from quaymaster.core.formats import CellFormat
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.partition import Partition
 from quaymaster.core.proposals import Proposal, Wait
 from quaymaster.core.queue_states import QueueStates
@@ -39,14 +40,8 @@ from quaymaster.core.records import (
     encode_batch,
     iterate_rows,
 )
-from quaymaster.core.replication import (
-    JournalConfiguration,
-    LogOperation,
-    LogReplica,
-    ReadLog,
-    Role,
-    Write,
-)
+from quaymaster.core.replication import LogReplica, Role
+from quaymaster.core.replication_effects import LogOperation, ReadLog, Write
 from quaymaster.core.replication_messages import Envelope, Message
 
 QUESTIONS: Final = (CountMessages, ListMoveTasks, Peek)

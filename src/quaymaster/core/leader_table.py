@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from quaymaster.core.cell import broker_of
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 
 
 class Leader(NamedTuple):

@@ -42,7 +42,7 @@ from quaymaster.core.cell import (
     broker_of,
     is_majority,
 )
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 
 LEARNING_MS = 600_000
 """A learner that is not ready after so long is told of."""

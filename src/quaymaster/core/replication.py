@@ -27,14 +27,14 @@ wait, unless the leader resigned or its connection closed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Final, Literal
 
-import msgspec
-
+from quaymaster.core.followers import LEASE_MS, MESSAGE_BYTES_MAX, Followers, Portion
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import LogTail, Position
 from quaymaster.core.records import Batch, follows_chain
+from quaymaster.core.replication_effects import Effects, PersistPromise, ReadLog, Truncate, Write
 from quaymaster.core.replication_messages import (
     Append,
     Appended,
@@ -52,139 +52,10 @@ from quaymaster.core.replication_messages import (
 
 Role = Literal["follower", "preparing", "fetching", "elected", "activating", "leading", "stopped"]
 
-HEARTBEAT_MS: Final = 250
-LEASE_MS: Final = 1_000
 RETRY_MS: Final = 200
 """A question to another replica is asked again after so long."""
 FETCH_TIMEOUT_MS: Final = 2_000
 """Who promised and gives no tail for so long is no longer counted on."""
-PROBE_MS: Final = 100
-"""A follower that did not match is asked again after so long."""
-MESSAGE_BYTES_MAX: Final = 256 * 1024
-"""Batches in one message; a single batch may be larger."""
-UNANSWERED_BYTES_MAX: Final = 4 << 20
-"""So much is on its way to a follower at most."""
-
-
-class JournalConfiguration(msgspec.Struct, frozen=True):
-    """What coordination holds of a journal; one key, changed only by compare-and-swap.
-
-    `previous_members` are the members of the last configuration that was activated. `learners` may change within an
-    epoch, everything else is the epoch's.
-    """
-
-    epoch: int
-    leader: str
-    members: tuple[str, ...]
-    previous_members: tuple[str, ...]
-    activated: bool
-    learners: tuple[str, ...] = ()
-
-
-class PersistPromise(msgspec.Struct, frozen=True):
-    """Make everything written before durable, then the promise."""
-
-    epoch: int
-
-
-class Truncate(msgspec.Struct, frozen=True):
-    """Cut the log to this end, before anything else is written."""
-
-    end: int
-
-
-class Write(msgspec.Struct, frozen=True):
-    """Write batches at the log's end, then make them durable. `tell_written`: somebody waits for `write()` alone."""
-
-    batches: list[Batch]
-    tell_written: bool = False
-
-
-LogOperation = PersistPromise | Truncate | Write
-
-
-class ReadLog(msgspec.Struct, frozen=True):
-    """Read the log from disk, from `start` on, for a member that is behind; answer with `on_read`."""
-
-    member: str
-    start: int
-
-
-class Effects(msgspec.Struct):
-    """What the host must carry out: `operations` in their order; the rest in any.
-
-    `activate`: the epoch whose configuration is to be marked activated. `copies`: members for whom the log is gone,
-    who need a copy of the journal.
-    """
-
-    operations: list[LogOperation]
-    messages: list[Envelope]
-    reads: list[ReadLog]
-    activate: int | None
-    copies: list[str]
-
-
-CopyVerdict = Literal["take", "keep", "wait"]
-
-
-def judge_copy(*, promised_epoch: int, end: Position, leader_epoch: int, copy_end: Position) -> CopyVerdict:
-    """Decide what a member whose log ends at `end` does with a copy of what the leader of an epoch has durable.
-
-    take: the copy replaces the log, even a longer one. The leader of the copy's last epoch began with everything that
-    was committed before, so nothing of the log that is not in the copy was. That does not hold for a log with batches
-    of a later epoch, or more of the same: it may be one of those that they are committed on.
-    keep: the log has batches of that very leader, and at least as much as the copy.
-    wait: the leader's disk is behind what it leads with, or another leads by now. Another copy may do.
-
-    A higher epoch may have been promised meanwhile: what was said of the log then still holds for one that is above it
-    in this order, and nobody counts on the rest, for a copy is not acknowledged. So long copies are not made in vain.
-    """
-    if promised_epoch < leader_epoch:
-        return "wait"
-    if (end.epoch, end.end) < (copy_end.epoch, copy_end.end):
-        return "take"
-    return "keep" if end.epoch == leader_epoch else "wait"
-
-
-class _Follower:
-    """What the leader knows of a member or learner."""
-
-    __slots__ = (
-        "durable_end",
-        "heard_ms",
-        "is_copying",
-        "is_probing",
-        "is_reading",
-        "next_end",
-        "received_end",
-        "room",
-        "sent_ms",
-        "suggested",
-        "unanswered",
-        "unanswered_bytes",
-    )
-
-    def __init__(self, next_end: int) -> None:
-        self.next_end = next_end
-        """Where the next batch sent begins."""
-        self.durable_end = 0
-        self.received_end = 0
-        self.heard_ms = -LEASE_MS
-        """When the last message that it answered was sent."""
-        self.sent_ms = -HEARTBEAT_MS
-        self.is_probing = True
-        """Whether it is unknown where its log and ours agree: one empty message at a time."""
-        self.is_reading = False
-        self.is_copying = False
-        self.room = Room.PLENTY
-        self.suggested: Mismatch | None = None
-        """Where it says its log ends, until that was compared with ours on disk."""
-        self.unanswered: deque[tuple[int, int]] = deque()
-        self.unanswered_bytes = 0
-
-    def forget_unanswered(self) -> None:
-        self.unanswered.clear()
-        self.unanswered_bytes = 0
 
 
 class LogReplica:
@@ -250,16 +121,12 @@ class LogReplica:
         self._barrier_end = 0
         self._is_activated = False
         self._asked_to_activate = False
-        self._followers: dict[str, _Follower] = {}
         self._transfer_to: str | None = None
         self._is_feed_due = False
         self._tell_received = False
-        # For the host
-        self._operations: list[LogOperation] = []
-        self._messages: list[Envelope] = []
-        self._reads: list[ReadLog] = []
-        self._copies: list[str] = []
-        self._activate: int | None = None
+        self._effects = Effects([], [], [], None, [])
+        """For the host, since it last took them."""
+        self._followers = self._no_followers()
 
     # What the owner asks
 
@@ -281,31 +148,13 @@ class LogReplica:
     def hears_leader(self, now_ms: int) -> bool:
         """Tell whether its leader was heard lately; a leader hears itself while a majority answers it."""
         if self.role == "leading":
-            return self.lease_until_ms() > now_ms
+            return self._followers.lease_until_ms() > now_ms
         return now_ms - self._heard_ms < LEASE_MS
-
-    def lease_until_ms(self) -> float:
-        """Return until when a majority of the members will not have promised to another leader."""
-        heard = sorted(
-            (
-                float("inf") if member == self.node else self._followers[member].heard_ms + LEASE_MS
-                for member in self._members
-            ),
-            reverse=True,
-        )
-        return heard[len(heard) // 2] if heard else 0.0
 
     @property
     def majority_has_room(self) -> bool:
         """Whether a majority of the members can take sends: a leader that takes them itself, and whom it hears."""
-        followers = [self._followers[member] for member in self._members if member in self._followers]
-        if all(follower.room is Room.PLENTY for follower in followers):
-            return True  # who is not heard of is another matter
-        short = sum(
-            follower.room is not Room.PLENTY or self._now_ms - follower.heard_ms >= LEASE_MS
-            for follower in followers
-        )
-        return 2 * short < len(self._members)
+        return self._followers.majority_has_room(self._now_ms)
 
     @property
     def refuses_sends(self) -> bool:
@@ -314,8 +163,7 @@ class LogReplica:
 
     def lag_of(self) -> dict[str, int]:
         """Return for each follower and learner how many records of the log it has not made durable."""
-        end = self.end.end
-        return {name: end - follower.durable_end for name, follower in self._followers.items()}
+        return self._followers.lag_of()
 
     # Events: coordination
 
@@ -392,42 +240,17 @@ class LogReplica:
 
         `previous_chain` is that at `start`, None when no batch ends there.
         """
-        follower = self._followers.get(member)
         if truncations != self.truncations:
-            if follower is not None and follower.is_reading:
-                follower.is_reading = False  # what was read may be cut since; whoever lacks it says so again
-                follower.suggested = None
-                follower.is_probing = True
-            return
-        if self._owes_tail(member, start, batches, is_gone):
-            return
-        if follower is None or not follower.is_reading:
-            return
-        follower.is_reading = False
-        suggested, follower.suggested = follower.suggested, None
-        if suggested is not None and start == suggested.end and previous_chain != suggested.chain:
-            if suggested.commit == start:
-                follower.is_copying = True  # what it has as committed is not ours: only a copy can be right
-                self._copies.append(member)
-                return
-            follower.next_end = suggested.commit
-            self._read_for(member, follower, suggested.commit)
-            return
-        if is_gone or previous_chain is None:
-            follower.is_copying = True
-            self._copies.append(member)
-            return
-        follower.is_probing = False
-        self._send_batches(member, follower, start, previous_chain, batches)
+            self._followers.on_read_in_vain(member)
+        elif not self._owes_tail(member, start, batches, is_gone):
+            now_ms = self._now_ms
+            portion = self._followers.on_read(member, start, previous_chain, batches, now_ms, is_gone=is_gone)
+            if portion is not None:
+                self._send([portion])
 
     def on_copied(self, member: str) -> None:
         """A member that needed a copy has one, and will be asked where it ends."""
-        follower = self._followers.get(member)
-        if follower is not None:
-            follower.is_copying = False
-            follower.is_probing = True
-            follower.forget_unanswered()
-            follower.next_end = self.end.end
+        self._followers.on_copied(member)
 
     # Events: others
 
@@ -477,7 +300,7 @@ class LogReplica:
         elif self.role == "fetching":
             self._fetch_again()
         else:
-            self.has_lease = self.lease_until_ms() > now_ms
+            self.has_lease = self._followers.lease_until_ms() > now_ms
             self._is_feed_due = True
 
     # Commands of the owner
@@ -490,13 +313,13 @@ class LogReplica:
             self._barrier_end = batch.next_offset
         assert self.role in ("activating", "leading"), f"a {self.role} replica appends nothing"
         self.tail.append(batch)
-        last = self._operations[-1] if self._operations else None
+        last = self._effects.operations[-1] if self._effects.operations else None
         if isinstance(last, Write):
             last.batches.append(batch)
             if tell_received and not last.tell_written:
-                self._operations[-1] = Write(last.batches, True)
+                self._effects.operations[-1] = Write(last.batches, True)
         else:
-            self._operations.append(Write([batch], tell_received))
+            self._effects.operations.append(Write([batch], tell_received))
         self._tell_received = self._tell_received or tell_received
         self._is_feed_due = True
 
@@ -515,35 +338,28 @@ class LogReplica:
     def stop(self) -> None:
         """Take part no longer, for good."""
         self.role = "stopped"
-        self._messages.clear()
+        self._effects.messages.clear()
 
     def take(self) -> Effects:
         """Return what is to be done now, and forget it here."""
         if self._is_feed_due:
             self._is_feed_due = False
-            if self._followers:
-                self._feed_all()
-        effects = Effects(self._operations, self._messages, self._reads, self._activate, self._copies)
-        self._operations = []
-        self._messages = []
-        self._reads = []
-        self._copies = []
-        self._activate = None
-        return effects
+            self._feed_followers()
+        effects = self._effects
+        taken = Effects(effects.operations, effects.messages, effects.reads, effects.activate, effects.copies)
+        effects.operations = []
+        effects.messages = []
+        effects.reads = []
+        effects.activate = None
+        effects.copies = []
+        return taken
 
     @property
     def received_on_majority(self) -> int:
         """Return the offset below which a majority of the members has written, durable or not."""
         if self.role not in ("activating", "leading"):
             return self.commit
-        ends = sorted(
-            (
-                self.written_end if member == self.node else self._followers[member].received_end
-                for member in self._members
-            ),
-            reverse=True,
-        )
-        return ends[len(ends) // 2]
+        return self._followers.received_on_majority(self.written_end)
 
     # Promising
 
@@ -565,7 +381,7 @@ class LogReplica:
 
     def _waits_for_leader(self) -> bool:
         if self.role == "leading":
-            return self.lease_until_ms() > self._now_ms
+            return self._followers.lease_until_ms() > self._now_ms
         return self._now_ms - self._heard_ms < LEASE_MS
 
     def _lift_lease(self) -> None:
@@ -590,7 +406,7 @@ class LogReplica:
         self._told = (0, 0)
         self._owes_promise = None
         self._tell_received_end = 0
-        self._operations.append(PersistPromise(epoch))
+        self._effects.operations.append(PersistPromise(epoch))
 
     def _leads_or_wants(self) -> bool:
         return self.role not in ("follower", "stopped")
@@ -600,10 +416,10 @@ class LogReplica:
         self.leader = None
         self._is_activated = False
         self._transfer_to = None
-        self._followers = {}
+        self._followers = self._no_followers()
         self._promises = {}
         self._fetching = None
-        self._activate = None
+        self._effects.activate = None
 
     # Becoming the leader
 
@@ -627,7 +443,7 @@ class LogReplica:
         self._previous = configuration.previous_members or configuration.members
         self._promises = {}
         self._asked_to_activate = False
-        self._operations.append(PersistPromise(self.epoch))
+        self._effects.operations.append(PersistPromise(self.epoch))
         self._ask_for_promises()
 
     def _is_alone(self, configuration: JournalConfiguration) -> bool:
@@ -688,7 +504,7 @@ class LogReplica:
             self._promises[self.node] = own
         else:  # a part of a tail was written: it counts when it is durable
             self._promises.pop(self.node, None)
-            self._operations.append(PersistPromise(self.epoch))
+            self._effects.operations.append(PersistPromise(self.epoch))
         self._ask_for_promises()
 
     def _on_fetch(self, sender: str, message: Fetch) -> None:
@@ -698,7 +514,7 @@ class LogReplica:
         if self.tail.position_at(message.start) is not None:
             batches = self.tail.read(message.start, MESSAGE_BYTES_MAX)
         if batches is None:
-            self._reads.append(ReadLog(sender, message.start))
+            self._effects.reads.append(ReadLog(sender, message.start))
         else:
             self._say(sender, Tail(message.epoch, message.start, batches))
 
@@ -748,26 +564,19 @@ class LogReplica:
         self._fetching = None
         self._verified_end = 0
         self._is_activated = False
-        self._followers = {}
-        end = self.end.end
         configuration = self.configuration
         learners = (
             configuration.learners if configuration is not None and configuration.epoch == self.epoch else ()
         )
-        for member in dict.fromkeys((*self._members, *learners)):
-            if member != self.node:
-                self._followers[member] = _Follower(end)
+        self._followers = Followers(
+            self.node, self.tail, self._effects, members=self._members, learners=learners
+        )
 
     def _set_learners(self, learners: tuple[str, ...]) -> None:
         if self.role in ("preparing", "fetching"):
             return  # taken from the configuration once it is elected
-        for member in learners:
-            if member not in self._followers and member != self.node:
-                self._followers[member] = _Follower(self.end.end)
-                self._is_feed_due = True
-        for member in list(self._followers):
-            if member not in self._members and member not in learners:
-                del self._followers[member]
+        if self._followers.set_learners(learners):
+            self._is_feed_due = True
 
     # Following
 
@@ -825,7 +634,7 @@ class LogReplica:
             self.tail.append(batch)
             new.append(batch)
         if new:
-            self._operations.append(Write(new))
+            self._effects.operations.append(Write(new))
             self.accepted += new
         return end
 
@@ -836,7 +645,7 @@ class LogReplica:
         )
         self.tail.truncate(end)
         self.truncations += 1
-        self._operations.append(Truncate(end))
+        self._effects.operations.append(Truncate(end))
         self.durable_end = min(self.durable_end, end)
         self.written_end = min(self.written_end, end)
         self.accepted = [batch for batch in self.accepted if batch.next_offset <= end]
@@ -866,17 +675,9 @@ class LogReplica:
         follower = self._followers.get(sender)
         if message.epoch != self.epoch or follower is None:
             return
-        follower.heard_ms = max(follower.heard_ms, message.sent_ms)
-        follower.received_end = max(follower.received_end, message.received_end)
-        while follower.unanswered and follower.unanswered[0][0] <= follower.received_end:
-            follower.unanswered_bytes -= follower.unanswered.popleft()[1]
-        follower.room = message.room
-        if follower.is_probing and message.received_end >= follower.next_end:
-            follower.is_probing = False
-        if self._takes_nothing(follower):
-            follower.forget_unanswered()
-            follower.is_probing = True  # until it has room, it is only asked where its log ends
-            follower.next_end = self.end.end
+        follower.hear(message)
+        if follower.room is Room.NONE or (follower.room is Room.RESERVE and not self.refuses_sends):
+            follower.ask_from(self.end.end)  # it takes nothing: until it has room, only where its log ends
         if not follower.is_copying:
             self._is_feed_due = True
         if message.durable_end > follower.durable_end:
@@ -885,24 +686,14 @@ class LogReplica:
                 self._advance_commit()
             self._resign_if_done()
 
-    def _takes_nothing(self, follower: _Follower) -> bool:
-        return follower.room is Room.NONE or (follower.room is Room.RESERVE and not self.refuses_sends)
-
     def _advance_commit(self) -> None:
-        ends = sorted(
-            (
-                self.durable_end if member == self.node else self._followers[member].durable_end
-                for member in self._members
-            ),
-            reverse=True,
-        )
-        end = ends[len(ends) // 2]
+        end = self._followers.durable_on_majority(self.durable_end)
         if end < self._barrier_end:
             return
         if not self._is_activated:
             if not self._asked_to_activate:
                 self._asked_to_activate = True
-                self._activate = self.epoch
+                self._effects.activate = self.epoch
             return
         if end > self.commit:
             self.commit = end
@@ -910,112 +701,42 @@ class LogReplica:
             self._resign_if_done()
 
     def _on_mismatch(self, sender: str, message: Mismatch) -> None:
-        follower = self._followers.get(sender)
-        if message.epoch != self.epoch or follower is None or follower.is_reading or follower.is_copying:
-            return
-        follower.forget_unanswered()
-        follower.is_probing = True
-        position = self.tail.position_at(message.end)
-        if position is not None:
-            follower.next_end = message.end if position.chain == message.chain else message.commit
+        if message.epoch == self.epoch and self._followers.on_mismatch(sender, message, self._now_ms):
             self._is_feed_due = True
-            follower.sent_ms = min(follower.sent_ms, self._now_ms - PROBE_MS)
-            if follower.next_end == message.commit:
-                follower.is_probing = False  # so far our logs agree for sure
-        elif message.end > self.end.end:
-            follower.next_end = message.commit
-            follower.is_probing = False
-            self._is_feed_due = True
-        else:
-            follower.suggested = message
-            self._read_for(sender, follower, message.end)
 
     def _on_stale(self, message: Stale) -> None:
         if self._leads_or_wants() and message.epoch > self.epoch:
             self._step_down()
 
-    def _feed_all(self) -> None:
-        if self.role not in ("activating", "leading"):
-            return
-        for member, follower in self._followers.items():
-            if not follower.is_copying and not follower.is_reading:
-                self._feed(member, follower)
-        self._tell_received = False
+    def _feed_followers(self) -> None:
+        if self.role in ("activating", "leading") and self._followers:
+            portions = self._followers.portions(self._now_ms, self.written_end)
+            if portions:
+                self._send(portions)
+            self._tell_received = False
 
-    def _feed(self, member: str, follower: _Follower) -> None:
+    def _send(self, portions: list[Portion]) -> None:
         now_ms = self._now_ms
-        if follower.is_probing:
-            if now_ms - follower.sent_ms >= PROBE_MS:
-                self._send_heartbeat(member, follower)
-            return
-        sent = False
-        end = self.end.end
-        while follower.next_end < end and follower.unanswered_bytes < UNANSWERED_BYTES_MAX:
-            start = follower.next_end
-            position = self.tail.position_at(start)
-            batches = self.tail.read(start, MESSAGE_BYTES_MAX) if position is not None else None
-            if batches is None or position is None:
-                if start < self.written_end:  # else it is neither kept in memory nor on disk yet
-                    self._read_for(member, follower, start)
-                return
-            self._send_batches(member, follower, start, position.chain, batches)
-            sent = True
-        if not sent and now_ms - follower.sent_ms >= HEARTBEAT_MS:
-            self._send_heartbeat(member, follower)
-
-    def _send_heartbeat(self, member: str, follower: _Follower) -> None:
-        position = self.tail.position_at(follower.next_end)
-        if position is None:
-            self._read_for(member, follower, follower.next_end)
-            return
-        self._append_to(member, follower, position.end, position.chain, [], tell_received=False)
-
-    def _send_batches(
-        self, member: str, follower: _Follower, start: int, previous_chain: int, batches: list[Batch]
-    ) -> None:
-        if batches:
-            follower.next_end = batches[-1].next_offset
-            size = sum([len(batch.data) for batch in batches])
-            follower.unanswered.append((follower.next_end, size))
-            follower.unanswered_bytes += size
-        self._append_to(member, follower, start, previous_chain, batches, tell_received=self._tell_received)
-
-    def _append_to(
-        self,
-        member: str,
-        follower: _Follower,
-        previous_end: int,
-        previous_chain: int,
-        batches: list[Batch],
-        *,
-        tell_received: bool,
-    ) -> None:
-        follower.sent_ms = self._now_ms
-        self._say(
-            member,
-            Append(
+        commit = self.commit if self._is_activated else 0
+        refuses_sends = self.refuses_sends
+        # A leader that only speaks must not keep its followers from another one.
+        is_answered = now_ms < max(self._followers.lease_until_ms(), self._elected_ms + LEASE_MS)
+        for member, previous_end, previous_chain, batches, is_heartbeat in portions:
+            message = Append(
                 self.epoch,
                 previous_end,
                 previous_chain,
                 batches,
-                self._announced_commit(),
-                self._now_ms,
-                tell_received,
-                self.refuses_sends,
-                self._is_answered(),
-            ),
-        )
+                commit,
+                now_ms,
+                self._tell_received and not is_heartbeat,
+                refuses_sends,
+                is_answered,
+            )
+            self._say(member, message)
 
-    def _is_answered(self) -> bool:
-        """Tell whether a majority answers. A leader that only speaks must not keep its followers from another one."""
-        return self._now_ms < max(self.lease_until_ms(), self._elected_ms + LEASE_MS)
-
-    def _announced_commit(self) -> int:
-        return self.commit if self._is_activated else 0
-
-    def _read_for(self, member: str, follower: _Follower, start: int) -> None:
-        follower.is_reading = True
-        self._reads.append(ReadLog(member, start))
+    def _no_followers(self) -> Followers:
+        return Followers(self.node, self.tail, self._effects)
 
     def _resign_if_done(self) -> None:
         target = self._transfer_to
@@ -1027,7 +748,7 @@ class LogReplica:
         self._lift_lease()
 
     def _say(self, member: str, message: Message) -> None:
-        self._messages.append(Envelope(self.node, member, message))
+        self._effects.messages.append(Envelope(self.node, member, message))
 
 
 def _is_majority(voters: Iterable[str], members: tuple[str, ...]) -> bool:

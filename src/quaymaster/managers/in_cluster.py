@@ -66,8 +66,8 @@ from quaymaster.core.cell import (
     with_learner,
 )
 from quaymaster.core.errors import CallerError, NotNow, ResourceNotFound, Unreachable
+from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.placement import plan
-from quaymaster.core.replication import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
 from quaymaster.managers.leader import LEASE_TTL_MS, Leadership

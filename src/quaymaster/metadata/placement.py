@@ -24,7 +24,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.replication import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration
 
 DEAD_LETTER_MARKS: Final = (
     *("-dlq", "_dlq", "-dead-letter", "_dead_letter", "-deadletter", "-dead-letter-queue", "-dead-letters"),

@@ -1,0 +1,20 @@
+"""What coordination holds of a journal: who leads it, and who its members are."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class JournalConfiguration(msgspec.Struct, frozen=True):
+    """What coordination holds of a journal; one key, changed only by compare-and-swap.
+
+    `previous_members` are the members of the last configuration that was activated. `learners` may change within an
+    epoch, everything else is the epoch's.
+    """
+
+    epoch: int
+    leader: str
+    members: tuple[str, ...]
+    previous_members: tuple[str, ...]
+    activated: bool
+    learners: tuple[str, ...] = ()
