@@ -24,7 +24,7 @@ from quaymaster.core.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.metadata.queues import QueuePage
+from quaymaster.metadata.known_queues import QueuePage
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.metadata_messages import (
     AddPermission,

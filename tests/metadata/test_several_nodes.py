@@ -176,7 +176,7 @@ def test_creation_a_dead_node_left_is_finished_by_another(tmp_path: Path) -> Non
             creating.cancel()
             await asyncio.gather(creating, return_exceptions=True)
             world.journal.before = None
-            await eventually(lambda: two.queues._rows.get(f"{ACCOUNT}/orders") is not None)
+            await eventually(lambda: two.queues.rows.get(f"{ACCOUNT}/orders") is not None)
 
             assert await two.reconcile() == 1
 
@@ -211,7 +211,7 @@ def test_creation_slower_than_the_deletion_by_another_node_leaves_nothing_in_the
 
             async def created_and_deleted_meanwhile() -> None:
                 world.journal.before = None
-                await eventually(lambda: two.queues._rows.get(f"{ACCOUNT}/orders") is not None)
+                await eventually(lambda: two.queues.rows.get(f"{ACCOUNT}/orders") is not None)
                 await two.queues.change(CreateQueue(ACCOUNT, "orders"))
                 await two.queues.change(DeleteQueue(ACCOUNT, "orders"))
 

@@ -36,12 +36,12 @@ from quaymaster.core.formats import CellFormat
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.metadata.feed import Feed
 from quaymaster.metadata.identity import check_identity
+from quaymaster.metadata.known_queues import QueuePage
 from quaymaster.metadata.mirror import Mirror
 from quaymaster.metadata.queues import (
     JOURNAL_TIMEOUT_MS,
     DataKeyStale,
     QueueJournal,
-    QueuePage,
     Queues,
 )
 from quaymaster.metadata.rows import (

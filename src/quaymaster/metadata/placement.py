@@ -1,4 +1,4 @@
-"""Which journals take new queues: those of the cell that have, or had, a leader in service.
+"""Which journals take new queues: those of the cell that have, or had, a leader in service; which one takes a queue.
 
 A queue and its dead-letter queue are best in one journal, where a message moves by one record. Which queues will belong
 together is not known when they are made, but their names often tell: `related_names`.
@@ -24,7 +24,10 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
+from quaymaster.core.errors import Overloaded
 from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.metadata.known_queues import KnownQueues
+from quaymaster.protocol.queue_attributes import QueueAttributes
 
 DEAD_LETTER_MARKS: Final = (
     *("-dlq", "_dlq", "-dead-letter", "_dead_letter", "-deadletter", "-dead-letter-queue", "-dead-letters"),
@@ -83,6 +86,27 @@ class CellJournals:
             self._brokers.add(name)
         else:
             self._brokers.discard(name)
+
+
+def choose_journal(
+    queues: KnownQueues, journals: Sequence[int], account_id: str, name: str, attributes: QueueAttributes
+) -> int:
+    """Return a journal for a new queue: that of its dead-letter queue or source, if there seems to be one.
+
+    Otherwise the one with the fewest partitions of those that take new queues. Overloaded, if none does.
+    """
+    if not journals:
+        raise Overloaded("No journal takes new queues now.")
+    policy = attributes.redrive_policy
+    if policy is not None:
+        target = queues.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
+        if target is not None:
+            return target.partitions[0].journal_id
+    for related in related_names(name):
+        found = queues.find(account_id, related)
+        if found is not None and found.partitions[0].journal_id in journals:
+            return found.partitions[0].journal_id
+    return min(journals, key=lambda journal_id: (queues.partitions_in(journal_id), journal_id))
 
 
 def related_names(name: str) -> list[str]:

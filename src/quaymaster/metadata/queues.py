@@ -1,4 +1,4 @@
-"""Queues: their definitions, and the two steps that keep metadata and journal of one mind.
+"""Queues as they are made, changed and deleted, and the two steps that keep metadata and journal of one mind.
 
     CreateQueue ──▶ creating ──QUEUE_SET──▶ active ──DeleteQueue──▶ deleting ──QUEUE_DELETE──▶ gone, name resting
                                              │  ▲
@@ -6,7 +6,7 @@
 
 Each arrow starts with a transaction that also leaves a `pending` row, then tells the journal (idempotent by
 revision), then takes the row away. What a crash or an unreachable journal cuts in half, `reconcile` finishes: the
-pending rows say where. Only active queues are found.
+pending rows say where.
 
 A caller is answered when metadata and journal are both durable.
 """
@@ -14,22 +14,15 @@ A caller is answered when metadata and journal are both durable.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
 from quaymaster.core.errors import (
     CallerError,
-    InvalidParameterValue,
     NotNow,
     OverLimit,
     Overloaded,
@@ -48,7 +41,6 @@ from quaymaster.core.queue_definitions import (
     LOG_DEFAULTS,
     STANDARD_DEFAULTS,
     QueueDefinition,
-    decode_queue_definition,
     encode_queue_definition,
     first_difference,
     one_partition,
@@ -57,9 +49,10 @@ from quaymaster.core.queue_definitions import (
 )
 from quaymaster.core.queue_states import GROUPS_MAX
 from quaymaster.metadata.ids import IdAllocator
+from quaymaster.metadata.known_queues import KnownQueues, journal_ids_of
 from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.permissions import add_permission, remove_permission
-from quaymaster.metadata.placement import related_names
+from quaymaster.metadata.placement import choose_journal
 from quaymaster.metadata.rows import (
     DATA_KEYS,
     DELETED,
@@ -74,7 +67,6 @@ from quaymaster.metadata.rows import (
     id_text,
     row_decoder,
 )
-from quaymaster.protocol.internal_queues import is_internal
 from quaymaster.protocol.metadata_messages import (
     AddPermission,
     BeginPurge,
@@ -82,11 +74,8 @@ from quaymaster.protocol.metadata_messages import (
     CreateGroup,
     CreateQueue,
     DeleteQueue,
-    ListDeadLetterSources,
-    ListGroups,
     NewDataKey,
     QueueChange,
-    QueueListing,
     RemovePermission,
     SetAttributes,
     TagQueue,
@@ -98,19 +87,15 @@ from quaymaster.protocol.queue_attributes import (
     create_attributes,
     invalid_redrive_policy,
 )
-from quaymaster.protocol.queue_names import QueueArn, check_group_name
+from quaymaster.protocol.queue_names import check_group_name
 
 log = logging.getLogger(__name__)
 
-PAGE_MAX: Final = 1_000
 ATTEMPTS_MAX: Final = 16
 JOURNAL_TIMEOUT_MS: Final = 30_000
 LATE_SET_MS: Final = 2 * JOURNAL_TIMEOUT_MS
 """When a journal has been told of a queue by every node that meant to before the queue was deleted."""
 RECONCILED_PER_CALL_MAX: Final = 10_000
-GONE_MAX: Final = 20_000
-"""Deleted queues whose journals are known, beside those that still have a row."""
-_TOKEN_VERSION: Final = b"\x01"
 
 
 class QueueJournal(Protocol):
@@ -129,15 +114,8 @@ class DataKeyStale(Exception):
     """The master key was rotated since the queue's data key was wrapped: nothing was done, wrap another."""
 
 
-class QueuePage(msgspec.Struct, frozen=True):
-    """Some queues in order of their names. `next_token` None: these were the last."""
-
-    queues: list[QueueDefinition]
-    next_token: str | None
-
-
-class Queues:
-    """Queue definitions. `find` and `queue` answer from RAM; what changes anything is async."""
+class Queues(KnownQueues):
+    """Queues that can be changed: `KnownQueues` says what they are, and what is here is async."""
 
     def __init__(
         self,
@@ -152,8 +130,8 @@ class Queues:
         journal_timeout_ms: int = JOURNAL_TIMEOUT_MS,
         cell_format: CellFormat | None = None,
     ) -> None:
+        super().__init__(mirror, region=region)
         self._mirror = mirror
-        self._region = region
         self._now_ms = now_ms
         self._purge_interval_s = purge_interval_s
         self._reuse_s = queue_name_reuse_s
@@ -163,21 +141,8 @@ class Queues:
         self._cell_format = cell_format or CellFormat()
         self._journal: QueueJournal | None = None
         self._ids = IdAllocator(mirror.store, "queue")
-        self._rows: Table[QueueDefinition] = mirror.table(QUEUES, decode_queue_definition, self._on_queue)
         self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
-        self._deleted: Table[DeletedRow] = mirror.table(DELETED, row_decoder(DeletedRow), self._on_deleted)
         self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
-        # Active queues only:
-        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
-        self._by_id: dict[int, QueueDefinition] = {}
-        self._names: dict[str, list[str]] = {}
-        self._dead_letter_sources: dict[str, list[str]] = {}
-        self._partitions_in: Counter[int] = Counter()
-        self._groups_of: dict[int, set[str]] = {}
-        """Consumer groups in any state, by account and name, of each log; also of one that is gone."""
-        # Queues in any state, and those lately deleted, whose journals may have to be told once more:
-        self._journals_of: dict[int, tuple[int, ...]] = {}
-        self._gone_journals_of: dict[int, tuple[int, ...]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def attach_journal(self, journal: QueueJournal) -> None:
@@ -188,96 +153,6 @@ class Queues:
     def has_journal(self) -> bool:
         """Tell whether queues can be created, set and deleted."""
         return self._journal is not None
-
-    # Finding
-
-    def find(self, account_id: str, name: str) -> QueueDefinition | None:
-        """Return an active queue, or None."""
-        return self._by_name.get((account_id, name))
-
-    def queue(self, account_id: str, name: str) -> QueueDefinition:
-        """Return an active queue; QueueDoesNotExist."""
-        definition = self._by_name.get((account_id, name))
-        if definition is None:
-            raise QueueDoesNotExist
-        return definition
-
-    def queue_by_id(self, queue_id: int) -> QueueDefinition | None:
-        """Return an active queue by its id, or None."""
-        return self._by_id.get(queue_id)
-
-    def row(self, account_id: str, name: str) -> tuple[QueueDefinition, int] | None:
-        """Return a queue in whatever state it is, and the revision of its row; None when there is none."""
-        suffix = f"{account_id}/{name}"
-        definition = self._rows.get(suffix)
-        return None if definition is None else (definition, self._rows.revision(suffix))
-
-    def journal_of(self, queue_id: int, partition: int) -> int | None:
-        """Return which journal has a partition, also of a queue that is being deleted or lately was, or None."""
-        journal_ids = self._journals_of.get(queue_id) or self._gone_journals_of.get(queue_id)
-        if journal_ids is None or partition >= len(journal_ids):
-            return None
-        return journal_ids[partition]
-
-    def active_queues(self) -> Iterable[QueueDefinition]:
-        """Return all active queues, of all accounts, in no order."""
-        return list(self._by_id.values())
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def arn(self, definition: QueueDefinition) -> str:
-        """Return a queue's ARN."""
-        return str(QueueArn(self._region, definition.account_id, definition.name))
-
-    async def list_page(self, request: QueueListing) -> QueuePage:
-        """Return the queues that are asked for, in order of their names.
-
-        Raises:
-            InvalidParameterValue: the token is none of ours.
-            QueueDoesNotExist: there is no such dead-letter queue.
-        """
-        if isinstance(request, ListDeadLetterSources):
-            return self._list_dead_letter_sources(request)
-        if isinstance(request, ListGroups):
-            return self._list_groups(request)
-        prefix = request.prefix
-        names = self._names.get(request.account_id, [])
-        after = _parse_token(request.next_token)
-        start = bisect_left(names, prefix) if after is None else bisect_right(names, max(after, prefix))
-        found: list[str] = []
-        for name in names[start : start + _limit(request) + 1]:
-            if not name.startswith(prefix):
-                break
-            found.append(name)
-        return self._page(request, found)
-
-    def _list_dead_letter_sources(self, request: ListDeadLetterSources) -> QueuePage:
-        target = self.queue(request.account_id, request.name)
-        after = _parse_token(request.next_token)
-        names = self._dead_letter_sources.get(self.arn(target), [])
-        start = 0 if after is None else bisect_right(names, after)
-        return self._page(request, names[start : start + _limit(request) + 1])
-
-    def _list_groups(self, request: ListGroups) -> QueuePage:
-        log = self.queue(request.account_id, request.name)
-        suffixes = self._groups_of.get(log.queue_id, ())
-        names = sorted(suffix.rpartition("/")[2] for suffix in suffixes)
-        after = _parse_token(request.next_token)
-        found = [
-            name
-            for name in names
-            if (request.account_id, name) in self._by_name and (after is None or name > after)
-        ]
-        return self._page(request, found[: _limit(request) + 1])
-
-    def _page(self, request: QueueListing, names: list[str]) -> QueuePage:
-        account_id, limit = request.account_id, _limit(request)
-        more = len(names) > limit and request.results_max is not None
-        names = names[:limit]
-        return QueuePage(
-            [self._by_name[account_id, name] for name in names], _render_token(names[-1]) if more else None
-        )
 
     async def refresh(self, definition: QueueDefinition) -> None:
         """Nothing: whoever changes queues here has them in memory."""
@@ -336,7 +211,7 @@ class Queues:
     async def _create(self, request: CreateQueue) -> QueueDefinition:
         account_id, name, data_key = request.account_id, request.name, request.data_key
         given = request.attributes
-        checked = create_attributes(QueueArn(self._region, account_id, name), given)
+        checked = create_attributes(self.arn_of(account_id, name), given)
         if checked.is_log and not self._cell_format.version_of(LOG_QUEUES):
             raise UnsupportedOperation(
                 "Log-retained queues can be created once all processes of this cell run this version: "
@@ -346,9 +221,9 @@ class Queues:
         suffix = f"{account_id}/{name}"
         async with self._only_one(suffix):
             async for _ in _attempts(suffix):
-                existing = self._rows.get(suffix)
+                existing = self.rows.get(suffix)
                 # From the same moment as what is decided on it: other nodes go on while ids are fetched.
-                unchanged = [self._rows.compare(suffix), self._deleted.compare(suffix)]
+                unchanged = [self.rows.compare(suffix), self.deleted.compare(suffix)]
                 if existing is None:
                     self._check_dead_letter_target(account_id, name, checked, given)
                     self._check_name_has_rested(suffix)
@@ -382,7 +257,7 @@ class Queues:
     ) -> QueueDefinition | None:
         """Store the queue as `creating`; None when something it rests on changed meanwhile."""
         suffix = f"{account_id}/{name}"
-        predecessor = self._deleted.get(suffix)
+        predecessor = self.deleted.get(suffix)
         queue_id = await self._ids.next_id()
         data_key = given_data_key or await self._make_data_key()
         now_ms = self._now_ms()
@@ -397,7 +272,7 @@ class Queues:
             attributes=_without_defaults(checked.values, given),
             tags=dict(tags),
             data_key_id=data_key.key_id,
-            partitions=one_partition(self._choose_journal(account_id, name, checked)),
+            partitions=one_partition(choose_journal(self, self._journals(), account_id, name, checked)),
         )
         puts = [
             Put(DATA_KEYS + id_text(data_key.key_id), data_key.row),
@@ -436,11 +311,11 @@ class Queues:
                     raise UnsupportedOperation(
                         f"The queue {log_name} has no consumer groups: its RetentionMode is not Log."
                     )
-                existing = self._rows.get(suffix)
+                existing = self.rows.get(suffix)
                 unchanged = [
-                    self._rows.compare(suffix),
-                    self._deleted.compare(suffix),
-                    self._rows.compare(_suffix(queue)),
+                    self.rows.compare(suffix),
+                    self.deleted.compare(suffix),
+                    self.rows.compare(_suffix(queue)),
                 ]
                 if existing is None:
                     existing = await self._begin_group(queue, name, request.start, unchanged)
@@ -457,10 +332,10 @@ class Queues:
         self, queue: QueueDefinition, name: str, start: str, unchanged: Sequence[Compare]
     ) -> QueueDefinition | None:
         """Store a consumer group as `creating`; None when something it rests on changed meanwhile."""
-        if len(self._groups_of.get(queue.queue_id, ())) >= GROUPS_MAX:
+        if len(self.groups_of(queue.queue_id)) >= GROUPS_MAX:
             raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
         suffix = f"{queue.account_id}/{name}"
-        predecessor = self._deleted.get(suffix)
+        predecessor = self.deleted.get(suffix)
         queue_id = await self._ids.next_id()
         now_ms = self._now_ms()
         group = replace_definition(
@@ -491,34 +366,15 @@ class Queues:
         assert self._new_data_key is not None, "whoever has no master key is given data keys"
         return await self._new_data_key()
 
-    def _choose_journal(self, account_id: str, name: str, attributes: QueueAttributes) -> int:
-        """Return a journal for a new queue: that of its dead-letter queue or source, if there seems to be one.
-
-        Otherwise the one with the fewest partitions of those that take new queues.
-        """
-        journals = self._journals()
-        if not journals:
-            raise Overloaded("No journal takes new queues now.")
-        policy = attributes.redrive_policy
-        if policy is not None:
-            target = self.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
-            if target is not None:
-                return target.partitions[0].journal_id
-        for related in related_names(name):
-            found = self.find(account_id, related)
-            if found is not None and found.partitions[0].journal_id in journals:
-                return found.partitions[0].journal_id
-        return min(journals, key=lambda journal_id: (self._partitions_in[journal_id], journal_id))
-
     async def _finish_creation(self, definition: QueueDefinition) -> QueueDefinition | None:
         """Tell the journal and make the queue active; None when it became another one meanwhile."""
         suffix = _suffix(definition)
-        latest = self._rows.get(suffix)  # another node may have gone on with it
+        latest = self.rows.get(suffix)  # another node may have gone on with it
         if latest is None or latest.queue_id != definition.queue_id or latest.state == "deleting":
             return None
         if latest.state == "active":
             return latest
-        compare = self._rows.compare(suffix)
+        compare = self.rows.compare(suffix)
         active = replace_definition(latest, state="active")
         try:
             await self._tell_journal(active)
@@ -536,7 +392,7 @@ class Queues:
         return active
 
     def _check_name_has_rested(self, suffix: str) -> None:
-        deleted = self._deleted.get(suffix)
+        deleted = self.deleted.get(suffix)
         if deleted is not None and self._now_ms() < deleted.deleted_ms + self._reuse_s * 1000:
             raise QueueDeletedRecently(self._reuse_s)
 
@@ -558,7 +414,7 @@ class Queues:
             raise invalid_redrive_policy(
                 given["RedrivePolicy"], "A log-retained queue cannot be a dead-letter queue."
             )
-        if not target.redrive_allow_policy.allows(str(QueueArn(self._region, account_id, name))):
+        if not target.redrive_allow_policy.allows(str(self.arn_of(account_id, name))):
             raise invalid_redrive_policy(
                 given["RedrivePolicy"], "The dead letter target does not allow this queue as a source."
             )
@@ -577,7 +433,7 @@ class Queues:
         account_id, name, changes = request.account_id, request.name, request.changes
 
         def edit(current: QueueDefinition) -> dict[str, str]:
-            arn = QueueArn(self._region, account_id, name)
+            arn = self.arn_of(account_id, name)
             if current.group_of:
                 raise UnsupportedOperation(
                     "A consumer group has the attributes of its queue: set them there."
@@ -590,7 +446,7 @@ class Queues:
         return await self._change_attributes(account_id, name, edit)
 
     async def _add_permission(self, request: AddPermission) -> QueueDefinition:
-        arn = str(QueueArn(self._region, request.account_id, request.name))
+        arn = str(self.arn_of(request.account_id, request.name))
         return await self._change_policy(
             request.account_id,
             request.name,
@@ -604,7 +460,7 @@ class Queues:
         )
 
     async def _remove_permission(self, request: RemovePermission) -> QueueDefinition:
-        arn = str(QueueArn(self._region, request.account_id, request.name))
+        arn = str(self.arn_of(request.account_id, request.name))
         return await self._change_policy(
             request.account_id,
             request.name,
@@ -643,7 +499,7 @@ class Queues:
         async with self._only_one(suffix):
             async for _ in _attempts(suffix):
                 current = self.queue(account_id, name)
-                compare = self._rows.compare(suffix)
+                compare = self.rows.compare(suffix)
                 now_ms = self._now_ms()
                 changed = replace_definition(
                     current, attributes=edit(current), revision=current.revision + 1, modified_ms=now_ms
@@ -670,7 +526,7 @@ class Queues:
         async with self._only_one(suffix):
             async for _ in _attempts(suffix):
                 current = self.queue(account_id, name)
-                compare = self._rows.compare(suffix)
+                compare = self.rows.compare(suffix)
                 changed = replace_definition(current, tags=edit(current.tags))
                 try:
                     await self._mirror.transact(
@@ -699,7 +555,7 @@ class Queues:
     async def _forget_if_gone(self, definition: QueueDefinition) -> bool:
         """Tell whether another node deleted the queue while we set it; then the journal must not keep what we wrote
         after."""
-        latest = self._rows.get(_suffix(definition))
+        latest = self.rows.get(_suffix(definition))
         if latest is not None and latest.queue_id == definition.queue_id and latest.state != "deleting":
             return False
         await self._tell_journal_deleted(definition.queue_id)
@@ -719,7 +575,7 @@ class Queues:
         async for _ in _attempts(suffix):
             current = self.queue(account_id, name)
             _check_hold(current)
-            compare = self._rows.compare(suffix)
+            compare = self.rows.compare(suffix)
             now_ms = self._now_ms()
             deleting = replace_definition(current, state="deleting", modified_ms=now_ms)
             try:
@@ -737,8 +593,8 @@ class Queues:
 
     async def _finish_deletion(self, definition: QueueDefinition) -> None:
         suffix = _suffix(definition)
-        latest = self._rows.get(suffix)
-        compare = self._rows.compare(suffix)
+        latest = self.rows.get(suffix)
+        compare = self.rows.compare(suffix)
         await self._tell_journal_deleted(definition.queue_id)
         await self._drop_groups_of(definition.queue_id)
         if latest is None or latest.queue_id != definition.queue_id:
@@ -755,12 +611,12 @@ class Queues:
 
     async def _drop_groups_of(self, queue_id: int) -> None:
         """Take away the consumer groups of a queue that is gone; the journal forgot them with it."""
-        for suffix in list(self._groups_of.get(queue_id, ())):
-            group = self._rows.get(suffix)
+        for suffix in self.groups_of(queue_id):
+            group = self.rows.get(suffix)
             assert group is not None, "who is noted as a group has a row"
             gone = [QUEUES + suffix, PENDING + suffix, PURGES + id_text(group.queue_id)]
             with suppress(RevisionMismatch):  # another node does the same
-                await self._mirror.transact([self._rows.compare(suffix)], deletes=gone)
+                await self._mirror.transact([self.rows.compare(suffix)], deletes=gone)
 
     # Purging
 
@@ -815,7 +671,7 @@ class Queues:
                     log.warning("queue still pending queue=%s error=%s", suffix, error)
                 except CallerError as error:
                     log.warning("queue given up queue=%s error=%s", suffix, error)
-        for queue_id in [queue_id for queue_id in self._groups_of if queue_id not in self._journals_of]:
+        for queue_id in self.gone_logs():
             await self._drop_groups_of(queue_id)  # made while their queue was deleted
         await self._drop_old_rows()
         return finished
@@ -823,7 +679,7 @@ class Queues:
     async def _finish(self, suffix: str) -> bool:
         if self._pending.get(suffix) is None:
             return False  # settled while we waited for the lock
-        definition = self._rows.get(suffix)
+        definition = self.rows.get(suffix)
         match definition:
             case None:
                 await self._mirror.transact([], deletes=[PENDING + suffix])
@@ -832,7 +688,7 @@ class Queues:
             case QueueDefinition(state="deleting"):
                 await self._finish_deletion(definition)
             case _:
-                await self._settle(definition, [self._rows.compare(suffix), self._pending.compare(suffix)])
+                await self._settle(definition, [self.rows.compare(suffix), self._pending.compare(suffix)])
         log.info("queue reconciled queue=%s", suffix)
         return True
 
@@ -840,7 +696,7 @@ class Queues:
         now_ms = self._now_ms()
         rested_ms = now_ms - max(self._reuse_s * 1000, LATE_SET_MS)
         purgeable_ms = now_ms - self._purge_interval_s * 1000
-        deleted = [(key, row) for key, row in self._deleted.items() if row.deleted_ms <= rested_ms]
+        deleted = [(key, row) for key, row in self.deleted.items() if row.deleted_ms <= rested_ms]
         for key, row in deleted[:RECONCILED_PER_CALL_MAX]:
             # Once more: a node that died while it set the queue may have told the journal after the deletion.
             try:
@@ -848,7 +704,7 @@ class Queues:
             except NotNow as error:
                 log.warning("queue not deleted again queue=%s error=%s", key, error)
                 break
-            await self._drop(self._deleted.compare(key))
+            await self._drop(self.deleted.compare(key))
         purged = [
             self._purges.compare(key) for key, row in self._purges.items() if row.purged_ms <= purgeable_ms
         ]
@@ -888,71 +744,9 @@ class Queues:
         async with lock:
             yield
 
-    def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
-        if old is not None and old.state == "active":
-            self._unindex(old)
-        if new is not None and new.state == "active":
-            self._index(new)
-        if old is not None and old.group_of:
-            groups = self._groups_of[old.group_of]
-            groups.discard(suffix)
-            if not groups:
-                del self._groups_of[old.group_of]
-        if new is not None and new.group_of:
-            self._groups_of.setdefault(new.group_of, set()).add(suffix)
-        if old is not None and (new is None or new.queue_id != old.queue_id):
-            del self._journals_of[old.queue_id]
-            self._note_gone(old.queue_id, _journal_ids(old))
-        if new is not None:
-            self._journals_of[new.queue_id] = _journal_ids(new)
-
-    def _on_deleted(self, suffix: str, old: DeletedRow | None, new: DeletedRow | None) -> None:
-        if new is not None:
-            self._note_gone(new.queue_id, new.journal_ids)
-
-    def _note_gone(self, queue_id: int, journal_ids: tuple[int, ...]) -> None:
-        self._gone_journals_of.pop(queue_id, None)
-        self._gone_journals_of[queue_id] = journal_ids
-        if len(self._gone_journals_of) > GONE_MAX:
-            del self._gone_journals_of[next(iter(self._gone_journals_of))]
-
-    def _index(self, definition: QueueDefinition) -> None:
-        key = (definition.account_id, definition.name)
-        self._by_name[key] = definition
-        self._by_id[definition.queue_id] = definition
-        if definition.group_of:
-            return
-        if not is_internal(*key):
-            insort(self._names.setdefault(definition.account_id, []), definition.name)
-        self._partitions_in.update(partition.journal_id for partition in definition.partitions)
-        policy = definition.redrive_policy
-        if policy is not None:
-            insort(self._dead_letter_sources.setdefault(policy.target_arn, []), definition.name)
-
-    def _unindex(self, definition: QueueDefinition) -> None:
-        key = (definition.account_id, definition.name)
-        del self._by_name[key]
-        del self._by_id[definition.queue_id]
-        if definition.group_of:
-            return
-        if not is_internal(*key):
-            names = self._names[definition.account_id]
-            del names[bisect_left(names, definition.name)]
-        self._partitions_in.subtract(partition.journal_id for partition in definition.partitions)
-        policy = definition.redrive_policy
-        if policy is not None:
-            sources = self._dead_letter_sources[policy.target_arn]
-            del sources[bisect_left(sources, definition.name)]
-            if not sources:
-                del self._dead_letter_sources[policy.target_arn]
-
-
-def _journal_ids(definition: QueueDefinition) -> tuple[int, ...]:
-    return tuple(partition.journal_id for partition in definition.partitions)
-
 
 def _deleted_row(definition: QueueDefinition) -> DeletedRow:
-    return DeletedRow(definition.queue_id, definition.modified_ms, _journal_ids(definition))
+    return DeletedRow(definition.queue_id, definition.modified_ms, journal_ids_of(definition))
 
 
 def _suffix(definition: QueueDefinition) -> str:
@@ -978,24 +772,3 @@ async def _attempts(suffix: str) -> AsyncIterator[int]:
         yield attempt
         await asyncio.sleep(0.001 * attempt)
     log.warning("queue change gave up queue=%s attempts=%d", suffix, ATTEMPTS_MAX)
-
-
-def _limit(request: QueueListing) -> int:
-    return min(request.results_max or PAGE_MAX, PAGE_MAX)
-
-
-def _render_token(name: str) -> str:
-    return base64.urlsafe_b64encode(_TOKEN_VERSION + name.encode()).decode()
-
-
-def _parse_token(token: str | None) -> str | None:
-    if token is None:
-        return None
-    try:
-        data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
-        name = data[1:].decode("ascii")
-    except (UnicodeError, binascii.Error, ValueError):
-        data, name = b"", ""
-    if data[:1] != _TOKEN_VERSION or not name:
-        raise InvalidParameterValue.of("NextToken", token, "The token is not one that was given out.")
-    return name

@@ -57,9 +57,9 @@ from quaymaster.metadata.accounts import AccessKey, Accounts
 from quaymaster.metadata.data_keys import DataKeys, MasterKeyRotation
 from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
 from quaymaster.metadata.identity import Identity, compare_identities
+from quaymaster.metadata.known_queues import QueuePage
 from quaymaster.metadata.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
-from quaymaster.metadata.queues import QueuePage
 from quaymaster.metadata.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
