@@ -38,11 +38,12 @@ from quaymaster.core.commands import (
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.messages import decode_message, prefix_bytes
+from quaymaster.core.moved_messages import message_to_move
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
 from quaymaster.core.partition_snapshots import load_partition
 from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.queue_states import QueueStates, message_to_move
+from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
 
 IS_LONG = os.environ.get("QUAYMASTER_HYPOTHESIS") == "long"

@@ -40,9 +40,9 @@ from quaymaster.core.errors import UnsupportedOperation
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.messages import decode_message, prefix_bytes
+from quaymaster.core.moved_messages import message_to_move
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
 from quaymaster.core.partition_snapshots import STATE_VERSION_WITHOUT_MOVES, load_partition, snapshot_pieces
-from quaymaster.core.queue_states import message_to_move
 from quaymaster.core.records import RecordType
 from quaymaster.core.state_hash import partition_hash
 

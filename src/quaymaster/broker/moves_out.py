@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from quaymaster.core.applied_queues import partition_key, parts_of_key
 from quaymaster.core.commands import EndMoves, MoveBegun, MovedMessage, MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotNow
+from quaymaster.core.moved_messages import message_to_move
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import MovesOut, OpenMove
 from quaymaster.core.queue_definitions import queue_arn
-from quaymaster.core.queue_states import message_to_move
 from quaymaster.monitoring.logs import log_event, log_failure
 
 if TYPE_CHECKING:

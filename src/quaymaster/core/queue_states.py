@@ -10,31 +10,22 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from quaymaster.core.applied_queues import (
     CHANGE,
     ENDED,
     HAS_ATTEMPT,
     HAS_STARTS,
     IS_NEW,
-    MOVE_HEAD,
-    MOVE_HEAD_BYTES,
-    MOVE_OUT,
     OTHER_END,
     OWN_DELAY,
     PAIR,
-    PREFIX_FLAGS,
-    SETTLED_BELOW,
     AppliedQueues,
     count_moved,
-    encode_task,
     join_queue_set,
     partition_key,
     parts_of_key,
 )
 from quaymaster.core.commands import (
-    RECEIPT_HANDLE_PLACEHOLDER,
     AbortTransaction,
     CancelMoveTask,
     ChangeVisibility,
@@ -56,18 +47,13 @@ from quaymaster.core.commands import (
     InternalCommand,
     ListMoveTasks,
     LogBounds,
-    MoveBegun,
-    MovedMessage,
     MoveIn,
     MoveInOutcome,
     MoveMessage,
-    MoveTask,
-    MoveTasksOutcome,
     Peek,
     PeekedOffsets,
     Purge,
     QueueCounts,
-    Receipt,
     Receive,
     ResetGroup,
     Send,
@@ -85,7 +71,6 @@ from quaymaster.core.errors import (
     InvalidParameterValue,
     OverLimit,
     QueueDoesNotExist,
-    ResourceNotFound,
     UnsupportedOperation,
 )
 from quaymaster.core.expiry import find_expired
@@ -93,15 +78,16 @@ from quaymaster.core.formats import CellFormat
 from quaymaster.core.group_starts import EARLIEST, check_start, find_start
 from quaymaster.core.index import ChunkKeeper
 from quaymaster.core.log_reads import bounds_of, find_messages, find_offset
-from quaymaster.core.messages import encode_moved, prefix_bytes, split_prefix
+from quaymaster.core.move_tasks import cancel_task, check_may_have_task, finish_task, list_tasks, start_task
+from quaymaster.core.moved_messages import begin_move, message_to_move, store_moved, take_in
 from quaymaster.core.partition import (
     IN_FLIGHT_MAX,
-    VISIBILITY_TIMEOUT_MAX_MS,
     Partition,
 )
-from quaymaster.core.partition_moves import AWAY_MAX, OpenMove, QueuesElsewhere
+from quaymaster.core.partition_moves import AWAY_MAX, QueuesElsewhere
 from quaymaster.core.proposals import WAIT_OF_DURABILITY, Proposal, Wait
 from quaymaster.core.queue_definitions import QueueDefinition, group_definition, split_group
+from quaymaster.core.receipts import holds, receipt_invalid, visibility_error
 from quaymaster.core.records import Record, RecordType
 from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
 from quaymaster.core.transactions import (
@@ -423,8 +409,8 @@ class QueueStates(AppliedQueues):
             error: Exception | None = None
             if not partition.is_live(sequence):
                 gone += 1
-            elif is_fifo and not _holds(partition, receipt, now_ms):
-                error = _receipt_invalid("The receipt handle has expired.")
+            elif is_fifo and not holds(partition, receipt, now_ms):
+                error = receipt_invalid("The receipt handle has expired.")
             elif sequence in sequences:
                 gone += 1
             else:
@@ -448,7 +434,7 @@ class QueueStates(AppliedQueues):
         errors: list[Exception | None] = []
         for receipt, timeout_ms in zip(command.receipts, command.visibility_timeouts_ms, strict=True):
             partition.return_if_due(receipt.sequence, now_ms)
-            error = self._visibility_error(partition, receipt, timeout_ms, now_ms)
+            error = visibility_error(partition, receipt, timeout_ms, now_ms, self._in_flight_max)
             errors.append(error)
             if error is not None:
                 continue
@@ -467,32 +453,6 @@ class QueueStates(AppliedQueues):
             )
         proposal.awake.add(partition)
         return EntriesOutcome(errors), Wait.COMMIT
-
-    def _visibility_error(
-        self, partition: Partition, receipt: Receipt, timeout_ms: int, now_ms: int
-    ) -> Exception | None:
-        sequence = receipt.sequence
-        if (
-            not partition.is_live(sequence)
-            or sequence in partition.moving
-            or partition.is_leaving(sequence)
-            or (partition.definition.is_fifo and not _holds(partition, receipt, now_ms))
-        ):
-            return _receipt_invalid(
-                "Message does not exist or is not available for visibility timeout change."
-            )
-        row = partition.in_flight.get(sequence)
-        if row is None:
-            if len(partition.in_flight) >= self._in_flight_max and timeout_ms:
-                return OverLimit.in_flight(self._in_flight_max)
-            return None
-        elapsed_ms = (now_ms - row.received_ms) // 1000 * 1000
-        if timeout_ms and elapsed_ms + timeout_ms > VISIBILITY_TIMEOUT_MAX_MS:
-            return InvalidParameterValue(
-                f"Value {timeout_ms // 1000} for parameter VisibilityTimeout is invalid. Reason: Total "
-                f"VisibilityTimeout for the message is beyond the limit [{VISIBILITY_TIMEOUT_MAX_MS // 1000} seconds]"
-            )
-        return None
 
     def _purge(self, command: Purge, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         for partition in self.partitions_of(command.queue_id):
@@ -694,7 +654,7 @@ class QueueStates(AppliedQueues):
             source.put_back(sequence, now_ms)
             return Done(), Wait.NOTHING
         if target is None:
-            return self._begin_move(command, source, now_ms, proposal), Wait.COMMIT
+            return begin_move(source, command, now_ms, proposal), Wait.COMMIT
         message = message_to_move(
             source,
             sequence,
@@ -704,7 +664,7 @@ class QueueStates(AppliedQueues):
         )
         # One record does both ends.
         source.apply_delete((sequence,), now_ms)
-        self._store_moved(target, message, now_ms, proposal, is_of_task=command.task_id is not None)
+        store_moved(target, message, now_ms, proposal, is_of_task=command.task_id is not None)
         if source.log is None:
             self.messages_gone += 1
         self.messages_moved += 1
@@ -712,79 +672,11 @@ class QueueStates(AppliedQueues):
             count_moved(source)
         return Done(), Wait.COMMIT
 
-    @staticmethod
-    def _store_moved(
-        target: Partition, message: MovedMessage, now_ms: int, proposal: Proposal, *, is_of_task: bool
-    ) -> None:
-        """Put a message that came from another queue into its new one."""
-        assert message.payload is not None, "what was withdrawn is not stored"
-        keeps_age = not message.is_redrive and not target.definition.is_fifo
-        sent_ms = message.sent_ms if keeps_age else now_ms
-        count, first_ms = message.delivery_count, message.first_receive_ms
-        sequence, offset = target.next_sequence, proposal.next_offset
-        proposal.records.append(
-            Record(
-                RecordType.MOVE,
-                message.flags,
-                target.definition.queue_id,
-                target.number,
-                sequence,
-                now_ms,
-                0,
-                MOVE_HEAD.pack(sent_ms, first_ms, count, is_of_task) + message.payload,
-            )
-        )
-        group = split_prefix(message.flags, message.payload)[0]
-        target.apply_move_in(sequence, offset, now_ms, sent_ms, count, first_ms, group)
-        proposal.sent_to[target] = target.next_sequence
-
-    def _begin_move(
-        self, command: MoveMessage, source: Partition, now_ms: int, proposal: Proposal
-    ) -> MoveBegun:
-        """Let a message leave for another journal."""
-        target_key = partition_key(command.target_queue_id, 0)
-        journal_id = command.target_journal_id
-        assert journal_id is not None, "who leaves the journal goes to another one"
-        move = OpenMove(command.sequence, command.task_id is not None)
-        number = source.opened_moves().next_number(target_key, proposal.epoch)
-        payload = MOVE_OUT.pack(command.target_queue_id, 0, journal_id, number, move.is_redrive)
-        proposal.add(RecordType.MOVE_OUT, source, now_ms, sequence=command.sequence, payload=payload)
-        source.apply_move_out(target_key, journal_id, number, move, now_ms, taken=True)
-        return MoveBegun(target_key, number)
-
     def _move_in(self, command: MoveIn, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        """Take what is new of the messages that another journal sends; its answer rests on all that was decided."""
         target = self.partitions.get(partition_key(command.queue_id, command.partition))
         if target is None:
             return MoveInOutcome([], is_gone=True), Wait.COMMIT
-        source_key = partition_key(command.source_queue_id, command.source_partition)
-        known = target.moves.into.get(source_key) if target.moves is not None else None
-        last = known.last if known is not None else 0
-        withdrawn: list[int] = []
-        for message in command.messages:
-            number = message.number
-            if number <= last:
-                if known is not None and number in known.withdrawn:
-                    withdrawn.append(number)
-                continue
-            last = number
-            if message.payload is None:
-                withdrawn.append(number)
-                self._withdraw(target, command, number, now_ms, proposal)
-            else:
-                self._store_moved(target, message, now_ms, proposal, is_of_task=message.is_redrive)
-                target.opened_moves().came(source_key).last = number
-        return MoveInOutcome(withdrawn), Wait.COMMIT
-
-    def _withdraw(
-        self, target: Partition, command: MoveIn, number: int, now_ms: int, proposal: Proposal
-    ) -> None:
-        settled_below = command.messages[0].number
-        other_end = OTHER_END.pack(command.source_queue_id, command.source_partition)
-        payload = other_end + SETTLED_BELOW.pack(settled_below) + array("Q", [number]).tobytes()
-        proposal.add(RecordType.MOVE_WITHDRAWN, target, now_ms, payload=payload)
-        source_key = partition_key(command.source_queue_id, command.source_partition)
-        target.apply_move_withdrawn(source_key, settled_below, [number])
+        return take_in(target, command, now_ms, proposal), Wait.COMMIT
 
     def _end_moves(self, command: EndMoves, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         source = self.partitions.get(partition_key(command.queue_id, command.partition))
@@ -823,19 +715,12 @@ class QueueStates(AppliedQueues):
         )
         return TakenOutcome(proposal.epoch, taken, [], unfinished), Wait.NOTHING
 
+    # Message move tasks
+
     def _start_task(self, command: StartMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partitions_of(command.queue_id)[0]
-        if partition.definition.keeps_all:
-            raise UnsupportedOperation(
-                "Messages of a log-retained queue stay in it: they are not moved. Reset a consumer group instead."
-            )
-        if any(task.status in ("RUNNING", "CANCELLING") for task in partition.tasks):
-            raise InvalidParameterValue(
-                "There is already a task running. Only one active task is allowed for a source queue "
-                "arn at a given time."
-            )
-        account_id = partition.definition.account_id
-        if self._running_tasks(account_id) >= ACTIVE_TASKS_MAX:
+        partition = self._source_of_tasks(command)
+        check_may_have_task(partition)
+        if self._running_tasks(partition.definition.account_id) >= ACTIVE_TASKS_MAX:
             raise OverLimit(f"An account may have {ACTIVE_TASKS_MAX} active message move tasks.")
         target_id = command.target_queue_id
         if target_id is not None and target_id not in self.definitions and not self._may_reach_others():
@@ -844,19 +729,7 @@ class QueueStates(AppliedQueues):
                 "processes run this version: `quaymaster cell upgrade`."
             )
         self._advance(partition, now_ms)
-        counts = partition.counts(now_ms)
-        task = MoveTask(
-            task_id=command.task_id,
-            source_arn=command.source_arn,
-            target_arn=command.target_arn,
-            target_queue_id=command.target_queue_id,
-            rate_per_s=command.rate_per_s,
-            status="RUNNING",
-            started_ms=now_ms,
-            to_move=counts.visible,
-        )
-        self._propose_task(proposal, partition, task, now_ms)
-        return MoveTasksOutcome([msgspec.structs.replace(task)]), Wait.COMMIT
+        return start_task(partition, command, now_ms, proposal), Wait.COMMIT
 
     def _may_reach_others(self) -> bool:
         return self.elsewhere is None or self.elsewhere.is_reachable
@@ -869,34 +742,19 @@ class QueueStates(AppliedQueues):
         )
 
     def _cancel_task(self, command: CancelMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partitions_of(command.queue_id)[0]
-        for task in partition.tasks:
-            if task.task_id == command.task_id:
-                if task.status != "RUNNING":
-                    raise InvalidParameterValue("Only active tasks can be cancelled.")
-                cancelled = msgspec.structs.replace(task, status="CANCELLED")
-                self._propose_task(proposal, partition, cancelled, now_ms)
-                return MoveTasksOutcome([cancelled]), Wait.COMMIT
-        raise ResourceNotFound("Task does not exist.")
+        return cancel_task(self._source_of_tasks(command), command, now_ms, proposal), Wait.COMMIT
 
     def _finish_task(self, command: FinishMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partitions_of(command.queue_id)[0]
-        for task in partition.tasks:
-            if task.task_id == command.task_id and task.status == "RUNNING":
-                status = "COMPLETED" if command.failure is None else "FAILED"
-                ended = msgspec.structs.replace(task, status=status, failure=command.failure)
-                self._propose_task(proposal, partition, ended, now_ms)
+        finish_task(self._source_of_tasks(command), command, now_ms, proposal)
         return Done(), Wait.COMMIT
 
     def _list_tasks(self, command: ListMoveTasks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partitions_of(command.queue_id)[0]
-        return MoveTasksOutcome(
-            [msgspec.structs.replace(task) for task in reversed(partition.tasks)]
-        ), Wait.NOTHING
+        return list_tasks(self._source_of_tasks(command)), Wait.NOTHING
 
-    def _propose_task(self, proposal: Proposal, partition: Partition, task: MoveTask, now_ms: int) -> None:
-        proposal.add(RecordType.MOVE_TASK, partition, now_ms, payload=encode_task(task))
-        partition.apply_task(task)
+    def _source_of_tasks(
+        self, command: StartMoveTask | CancelMoveTask | FinishMoveTask | ListMoveTasks
+    ) -> Partition:
+        return self.partitions_of(command.queue_id)[0]
 
     # Helpers
 
@@ -920,65 +778,9 @@ class QueueStates(AppliedQueues):
         return partition.advance(now_ms, self._due_left)
 
 
-def message_to_move(
-    source: Partition,
-    sequence: int,
-    record: tuple[int, int, bytes],
-    *,
-    source_arn: str | None,
-    new_message_id: bytes | None,
-    number: int = 0,
-) -> MovedMessage:
-    """Return a message as another queue takes it; `record`: type, flags and payload of the one it is in here.
-
-    `source_arn`: that of the queue it died in. With `new_message_id` it starts afresh.
-    """
-    record_type, flags, payload = record
-    if record_type == RecordType.MOVE:
-        payload = payload[MOVE_HEAD_BYTES:]
-    flags &= PREFIX_FLAGS
-    cut = prefix_bytes(flags)
-    wrapped = encode_moved(
-        source.definition.queue_id,
-        source.number,
-        sequence,
-        new_message_id,
-        source_arn,
-        payload[cut:],
-        number,
-    )
-    is_redrive = new_message_id is not None
-    row = source.returned.get(sequence) if not is_redrive else None
-    return MovedMessage(
-        number,
-        payload[:cut] + wrapped,
-        flags,
-        sent_ms=source.index.sent_ms(sequence),
-        delivery_count=row.delivery_count if row else 0,
-        first_receive_ms=row.first_receive_ms if row else 0,
-        is_redrive=is_redrive,
-    )
-
-
 def _log_of(group: Partition) -> Partition:
     if group.log is None:
         raise UnsupportedOperation(
             f"The queue {group.definition.name} is no consumer group of a log-retained queue."
         )
     return group.log
-
-
-def _holds(partition: Partition, receipt: Receipt, now_ms: int) -> bool:
-    row = partition.in_flight.get(receipt.sequence)
-    return (
-        row is not None
-        and row.epoch == receipt.epoch
-        and row.delivery_count == receipt.delivery_count
-        and row.deadline_ms > now_ms
-    )
-
-
-def _receipt_invalid(reason: str) -> InvalidParameterValue:
-    return InvalidParameterValue(
-        f"Value {RECEIPT_HANDLE_PLACEHOLDER} for parameter ReceiptHandle is invalid. Reason: {reason}"
-    )
