@@ -20,6 +20,7 @@ from quaymaster.coordination.cell_keys import JOURNALS
 from quaymaster.coordination.interface import Compare, Put
 from quaymaster.core.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
 from quaymaster.core.cell import JournalSeen, ReplicaSeen, broker_of
+from quaymaster.core.cell_view import CellView
 from quaymaster.core.commands import (
     AbortedOutcome,
     AbortTransaction,
@@ -376,25 +377,28 @@ class _DeafManager(_Planner):
     "a manager replaces a leader that it does not hear, though a majority does",
     "cut off",
 )
-class _DeposesWhoIsHeard(_Planner):
-    def _is_heard_by_followers(self, number: int, configuration: JournalConfiguration) -> bool:
+class _DeposesWhoIsHeard(CellView):
+    def is_heard_by_followers(self, number: int, configuration: JournalConfiguration) -> bool:
         return False
 
 
 @plant("lagging-member", "a learner becomes a member whatever it knows", "members")
-class _LaggingMember(_Planner):
-    def _follows(self, number: int, journal: JournalSeen, member: str, lag_max: int) -> bool:
-        return self._replica(number, member) is not None
+class _LaggingMember(CellView):
+    def follows(self, number: int, journal: JournalSeen, member: str, lag_max: int) -> bool:
+        return self.replica(number, member) is not None
+
+
+@plant("appoints-the-silent", "a manager counts on members that it does not hear", "laggards")
+class _CountsOnTheSilent(CellView):
+    def replica(self, number: int, member: str) -> ReplicaSeen | None:
+        broker = self.brokers.get(broker_of(member))
+        return None if broker is None else broker.report.replicas.get(number)
 
 
 @plant("appoints-the-silent", "a manager counts on members that it does not hear", "laggards")
 class _AppointsTheSilent(_Planner):
-    def _replica(self, number: int, member: str) -> ReplicaSeen | None:
-        broker = self._brokers.get(broker_of(member))
-        return None if broker is None else broker.report.replicas.get(number)
-
     def _rank(self, number: int, member: str) -> tuple[bool, int, int, bool, bool, bool, int, str]:
-        return (self._is_heard(broker_of(member)), *super()._rank(number, member)[1:])
+        return (self._cell.is_heard(broker_of(member)), *super()._rank(number, member)[1:])
 
 
 @plant("never-settles", "a manager moves replicas about though no broker gains by it", "members")

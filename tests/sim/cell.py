@@ -20,6 +20,7 @@ from harness.replica_host import arn, queue
 from quaymaster.coordination import watched_prefix
 from quaymaster.core import committed_runs, placement, staged_messages
 from quaymaster.core.cell import broker_of
+from quaymaster.core.cell_view import CellView
 from quaymaster.core.commands import Command, InternalCommand, SetQueue
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal_configuration import JournalConfiguration
@@ -297,7 +298,7 @@ class Cell:
     @contextmanager
     def _installed(self) -> Iterator[None]:
         """Let managers plan as the planted bugs have it, and log into the story."""
-        planner = placement._Planner
+        planner, view = placement._Planner, CellView
         logger = logging.getLogger("quaymaster")
         level, propagates = logger.level, logger.propagate
         handler = StoryHandler(self)
@@ -306,7 +307,8 @@ class Cell:
         vars(staged_messages)["EXPIRES_MS"] = TRANSACTION_EXPIRES_MS
         vars(committed_runs)["PACKED_ROWS"] = PACKED_RUNS
         vars(watched_prefix)["random"] = self.kernel.random_for("watches")
-        placement._Planner = self.bugs.variant(placement._Planner)  # type: ignore[misc]  # a subclass in its place
+        # Subclasses in their places.
+        vars(placement).update(_Planner=self.bugs.variant(planner), CellView=self.bugs.variant(view))
         logger.setLevel(logging.INFO if self.kernel.story is not None else logging.CRITICAL)
         logger.propagate = False
         logger.addHandler(handler)
@@ -316,7 +318,7 @@ class Cell:
             vars(watched_prefix)["random"] = random
             vars(staged_messages)["EXPIRES_MS"] = expires_ms
             vars(committed_runs)["PACKED_ROWS"] = packed_rows
-            placement._Planner = planner  # type: ignore[misc]  # the class itself again
+            vars(placement).update(_Planner=planner, CellView=view)
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagates

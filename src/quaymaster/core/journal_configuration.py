@@ -18,3 +18,16 @@ class JournalConfiguration(msgspec.Struct, frozen=True):
     previous_members: tuple[str, ...]
     activated: bool
     learners: tuple[str, ...] = ()
+
+
+def activated_members(configuration: JournalConfiguration) -> tuple[str, ...]:
+    """Return the members of the last configuration that was activated; of a new journal, all members."""
+    if configuration.activated:
+        return configuration.members
+    return configuration.previous_members or configuration.members
+
+
+def named_members(configuration: JournalConfiguration) -> set[str]:
+    """Return every member that a configuration still needs."""
+    named = {*configuration.members, *configuration.learners}
+    return named if configuration.activated else named | {*configuration.previous_members}

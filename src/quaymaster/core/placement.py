@@ -27,7 +27,6 @@ import msgspec
 from quaymaster.core.cell import (
     Action,
     Appoint,
-    BrokerSeen,
     CellSeen,
     CreateJournal,
     DropReplica,
@@ -36,13 +35,14 @@ from quaymaster.core.cell import (
     Promote,
     RemoveBroker,
     ReplaceMember,
-    ReplicaSeen,
     SetLearners,
     Transfer,
     broker_of,
     is_majority,
 )
-from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.cell_view import CellView, takes_part
+from quaymaster.core.journal_configuration import JournalConfiguration, activated_members, named_members
+from quaymaster.core.journal_homes import choose_homes
 
 LEARNING_MS = 600_000
 """A learner that is not ready after so long is told of."""
@@ -70,10 +70,11 @@ class _Planner:
     def __init__(self, seen: CellSeen) -> None:
         self.actions: list[Action] = []
         self.problems: list[str] = []
+        self._cell = CellView(seen)
         self._now_ms = seen.now_ms
         self._settings = seen.settings
-        self._brokers = {broker.name: broker for broker in sorted(seen.brokers, key=lambda seen: seen.name)}
-        self._journals = dict(sorted(seen.journals.items()))
+        self._brokers = self._cell.brokers
+        self._journals = self._cell.journals
         self._acting = seen.acting
         self._asking = seen.asking
         self._resting = seen.resting
@@ -85,7 +86,7 @@ class _Planner:
             self._count(self._led, broker_of(configuration.leader))
             for member in (*configuration.members, *configuration.learners):
                 self._count(self._replicas, broker_of(member))
-        self._home = self._homes()
+        self._home = choose_homes(self._cell)
         moving = {number for number, journal in self._journals.items() if journal.configuration.learners}
         self._moves_left = seen.settings.moves_max - len(moving | seen.acting | seen.asking)
 
@@ -94,13 +95,13 @@ class _Planner:
     def look_at_brokers(self) -> None:
         """Say what is wrong with brokers."""
         for broker in self._brokers.values():
-            if self._is_suspect(broker.name):
+            if self._cell.is_suspect(broker.name):
                 self.problems.append(f"broker {broker.name} cannot be reached")
-            elif (why := self._why_unfit(broker.name)) is not None:
+            elif (why := self._cell.why_unfit(broker.name)) is not None:
                 self.problems.append(why)
             elif broker.report.is_disk_low:
                 self.problems.append(f"broker {broker.name} is short of disk space")
-        usable = self._usable_count()
+        usable = self._cell.usable_count()
         if usable < self._settings.replicas:
             self.problems.append(
                 f"{usable} of the {self._settings.replicas} brokers that replicas={self._settings.replicas} "
@@ -114,10 +115,10 @@ class _Planner:
             if trouble is not None:
                 reason, is_slow = trouble
                 self._appoint(number, journal, reason, is_slow=is_slow)
-            elif self._is_deaf(number, journal):
+            elif self._cell.is_deaf(number, journal):
                 members = journal.configuration.members
                 self.problems.append(
-                    f"journal {number} cannot be written: {len(self._voters(number, members))} of its "
+                    f"journal {number} cannot be written: {len(self._cell.voters(number, members))} of its "
                     f"{len(members)} members take part"
                 )
         self._touched |= self._asking  # nothing else is done there
@@ -143,7 +144,7 @@ class _Planner:
     def hand_over_from_leaving_brokers(self) -> None:
         """Transfer leadership away from brokers that drain, stop, or cannot store anything."""
         for number, journal in self._movable():
-            leader = self._broker_of(journal.configuration.leader)
+            leader = self._cell.broker_with(journal.configuration.leader)
             if leader.state != "active":
                 self._transfer_to_any(number, journal, f"broker {leader.name} is {leader.state}")
             elif leader.report.is_disk_low or not leader.report.has_space:
@@ -153,7 +154,7 @@ class _Planner:
         """Look for successors of members that are lost, dead or leaving, and for members that are missing."""
         for number, journal in self._untouched():
             configuration = journal.configuration
-            if self._leader_seen(number, journal) is None:
+            if self._cell.leader_seen(number, journal) is None:
                 continue
             missing = self._wanted(configuration) - len(configuration.members) - len(configuration.learners)
             leaving = [
@@ -182,7 +183,7 @@ class _Planner:
         )
         for number in strays:
             self.problems.append(f"journal {number} has replicas, but coordination does not know it")
-        hosts = [name for name in self._brokers if self._is_host(name)]
+        hosts = [name for name in self._brokers if self._cell.is_host(name)]
         creating = self._acting - self._journals.keys()
         if strays or creating or len(hosts) < self._settings.replicas:
             return
@@ -207,26 +208,26 @@ class _Planner:
     def clear_up(self) -> None:
         """Drop replicas that nobody needs, and let drained brokers go."""
         for broker in self._brokers.values():
-            if not self._is_heard(broker.name):
+            if not self._cell.is_heard(broker.name):
                 continue
             for number, replica in sorted(broker.report.replicas.items()):
                 journal = self._journals.get(number)
                 if (
                     journal is not None
                     and number not in self._touched
-                    and replica.member not in _named(journal.configuration)
+                    and replica.member not in named_members(journal.configuration)
                     and self._now_ms - journal.revised_ms >= self._settings.drop_grace_ms
-                    and self._leader_seen(number, journal) is not None
+                    and self._cell.leader_seen(number, journal) is not None
                 ):
                     epoch = journal.configuration.epoch
                     self._do(number, DropReplica(number, broker.name, replica.member, epoch))
         named = {
             broker_of(member)
             for journal in self._journals.values()
-            for member in _named(journal.configuration)
+            for member in named_members(journal.configuration)
         }
         for broker in self._brokers.values():
-            if broker.state == "draining" and broker.name not in named and not self._may_hold(broker):
+            if broker.state == "draining" and broker.name not in named and not self._cell.may_hold(broker):
                 self.actions.append(RemoveBroker(broker.name, broker.revision))
 
     # Leaders
@@ -238,30 +239,31 @@ class _Planner:
         name = broker_of(leader)
         age_ms = self._now_ms - journal.since_ms
         election_ms = self._settings.election_ms
-        if self._is_suspect(name):
+        if self._cell.is_suspect(name):
             is_patient = configuration.activated or age_ms < election_ms
             if is_patient and (
-                self._is_heard_by_followers(number, configuration) or self._was_cut_off(number, configuration)
+                self._cell.is_heard_by_followers(number, configuration)
+                or self._cell.was_cut_off(number, configuration)
             ):
                 return None
             return f"broker {name} cannot be reached", False
-        if not self._is_heard(name):
+        if not self._cell.is_heard(name):
             return None
-        why_unfit = None if configuration.activated else self._why_unfit(name)
+        why_unfit = None if configuration.activated else self._cell.why_unfit(name)
         if why_unfit is not None and self._fit_candidates(number, configuration):
             return why_unfit, False
-        replica = self._replica(number, leader)
+        replica = self._cell.replica(number, leader)
         if replica is None:
-            lost = self._is_lost(number, journal, leader)
+            lost = self._cell.is_lost(number, journal, leader)
             return (f"broker {name} has lost its replica", False) if lost else None
-        if not _takes_part(replica):
+        if not takes_part(replica):
             return f"the replica of broker {name} takes no part", False
         if replica.is_rebuilding and self._others_could_serve(number, configuration):
             return f"broker {name} makes its queues anew", False
         if replica.role == "leading" and replica.epoch == configuration.epoch:
-            if not self._is_deaf(number, journal):
+            if not self._cell.is_deaf(number, journal):
                 return None
-            others = self._voters(number, configuration.members) - {leader}
+            others = self._cell.voters(number, configuration.members) - {leader}
             if not is_majority(others, configuration.members):
                 return None
             return f"no majority answers broker {name}", True
@@ -269,68 +271,17 @@ class _Planner:
             return f"broker {name} has given it up", False
         if replica.role in ("follower", "preparing") or replica.epoch < configuration.epoch:
             return (f"broker {name} found no majority", True) if age_ms >= election_ms else None
-        if age_ms >= election_ms * ELECTED_PATIENCE and not self._is_copied_from(replica):
+        if age_ms >= election_ms * ELECTED_PATIENCE and not self._cell.is_copied_from(replica):
             return f"broker {name} was not activated", True
         return None
-
-    def _is_deaf(self, number: int, journal: JournalSeen) -> bool:
-        """Tell whether a leader that is kept hears no majority: there is none to appoint another one with."""
-        configuration = journal.configuration
-        replica = self._replica(number, configuration.leader)
-        return (
-            replica is not None
-            and replica.role == "leading"
-            and replica.epoch == configuration.epoch
-            and not replica.hears_leader
-            and replica.unheard_ms >= self._settings.unheard_ms
-        )
-
-    def _is_copied_from(self, replica: ReplicaSeen) -> bool:
-        """Tell whether somebody gets on with a copy from an elect: it may need that one for its majority."""
-        return any(
-            broker_of(member) in replica.copied_bytes and stuck_ms < self._settings.learner_stuck_ms
-            for member, stuck_ms in replica.stuck_ms.items()
-        )
-
-    def _is_heard_by_followers(self, number: int, configuration: JournalConfiguration) -> bool:
-        """Tell whether a leader that the manager does not hear serves: it says so while a majority answers it."""
-        return any(
-            (replica := self._replica(number, member)) is not None
-            and replica.role == "follower"
-            and replica.epoch == configuration.epoch
-            and replica.hears_leader
-            for member in configuration.members
-        )
-
-    def _was_cut_off(self, number: int, configuration: JournalConfiguration) -> bool:
-        """Tell whether it may be the manager that heard nobody till just now, or that hears nobody from now on.
-
-        In the first case the leader may be heard next; in the second the others fall silent with it, and what they
-        said last is old.
-        """
-        lost = self._brokers.get(broker_of(configuration.leader))
-        lost_ms = 0 if lost is None or lost.heard_ms is None else lost.heard_ms
-        voters = self._voters(number, configuration.members)
-        brokers = [self._brokers[broker_of(member)] for member in voters]
-        first_ms = min((broker.connected_ms for broker in brokers), default=0)
-        if lost_ms < first_ms and self._now_ms - first_ms < self._settings.suspicion_ms:
-            return True
-        if lost is None or not lost.is_reachable:
-            return False  # its connection was closed: that says more than silence
-        heard_since = {
-            member
-            for member, broker in zip(voters, brokers, strict=True)
-            if (broker.heard_ms or 0) >= lost_ms + self._settings.suspicion_ms // 2
-        }
-        return not is_majority(heard_since, configuration.members)
 
     def _appoint(self, number: int, journal: JournalSeen, reason: str, *, is_slow: bool) -> None:
         """Appoint the longest log; after a leader that was too slow, the next one in the order."""
         configuration = journal.configuration
-        previous = _activated_members(configuration)
+        previous = activated_members(configuration)
         members = self._electorate(number, configuration)
-        voters = self._voters(number, members)
-        if not is_majority(voters, members) or not is_majority(self._voters(number, previous), previous):
+        voters = self._cell.voters(number, members)
+        if not is_majority(voters, members) or not is_majority(self._cell.voters(number, previous), previous):
             self.problems.append(
                 f"journal {number} has no leader: {len(voters)} of its {len(members)} members take part"
             )
@@ -353,38 +304,35 @@ class _Planner:
         Members that were never activated may lack a majority, or the log: an elect has to have what a majority of
         the activated ones has, and cannot fetch what was compacted there.
         """
-        members, activated = configuration.members, _activated_members(configuration)
+        members, activated = configuration.members, activated_members(configuration)
         if set(members) == set(activated):
             return members
-        knowing = {member: self._log_end(number, member) for member in self._voters(number, activated)}
+        knowing = {
+            member: self._cell.log_end(number, member) for member in self._cell.voters(number, activated)
+        }
         longest = max(knowing.values(), default=(0, 0))
         leads_on = any(knowing.get(member) == longest for member in members)
-        if leads_on and is_majority(self._voters(number, members), members):
+        if leads_on and is_majority(self._cell.voters(number, members), members):
             return members
         return activated
 
-    def _log_end(self, number: int, member: str) -> tuple[int, int]:
-        """Return the epoch and the end of a member's log: of two the greater one is as good or better."""
-        replica = self._replica(number, member)
-        return (replica.last_epoch, replica.end) if replica is not None else (0, 0)
-
     def _candidates(self, number: int, configuration: JournalConfiguration) -> list[str]:
         """Return the members that could be appointed, the best first: they take part, and know the log."""
-        voters = self._voters(number, self._electorate(number, configuration))
+        voters = self._cell.voters(number, self._electorate(number, configuration))
         return sorted(
-            voters.intersection(_activated_members(configuration)),
+            voters.intersection(activated_members(configuration)),
             key=lambda member: self._rank(number, member),
         )
 
     def _fit_candidates(self, number: int, configuration: JournalConfiguration) -> list[str]:
         """Return those candidates that nothing keeps from being activated."""
         candidates = self._candidates(number, configuration)
-        return [member for member in candidates if self._why_unfit(broker_of(member)) is None]
+        return [member for member in candidates if self._cell.why_unfit(broker_of(member)) is None]
 
     def _others_could_serve(self, number: int, configuration: JournalConfiguration) -> bool:
         """Tell whether another than the leader could be appointed and has its queues."""
         replicas = [
-            self._replica(number, member)
+            self._cell.replica(number, member)
             for member in self._fit_candidates(number, configuration)
             if member != configuration.leader
         ]
@@ -392,9 +340,9 @@ class _Planner:
 
     def _rank(self, number: int, member: str) -> tuple[bool, int, int, bool, bool, bool, int, str]:
         """Order candidates: who has its queues, and of those the longest log; among equals who can best lead."""
-        replica = self._replica(number, member)
+        replica = self._cell.replica(number, member)
         assert replica is not None, "candidates take part"
-        broker = self._broker_of(member)
+        broker = self._cell.broker_with(member)
         return (
             replica.is_rebuilding,
             -replica.last_epoch,
@@ -421,7 +369,7 @@ class _Planner:
             max(configuration.epoch, *promised, 0) + 1,
             leader,
             ordered,
-            _activated_members(configuration),
+            activated_members(configuration),
             activated=False,
             learners=tuple(learner for learner in configuration.learners if learner not in ordered),
         )
@@ -447,7 +395,7 @@ class _Planner:
 
     def _bring_home(self, number: int, journal: JournalSeen) -> None:
         home = self._home[number]
-        if home is None or home == broker_of(journal.configuration.leader) or not self._is_settled(home):
+        if home is None or home == broker_of(journal.configuration.leader) or not self._cell.is_settled(home):
             return
         for member in journal.configuration.members:
             if broker_of(member) == home and self._can_take_over(number, journal, member):
@@ -460,8 +408,8 @@ class _Planner:
             and broker is not None
             and broker.state == "active"
             and not broker.report.is_disk_low
-            and self._why_unfit(broker.name) is None
-            and self._follows(number, journal, member, self._settings.transfer_lag_max)
+            and self._cell.why_unfit(broker.name) is None
+            and self._cell.follows(number, journal, member, self._settings.transfer_lag_max)
         )
 
     def _transfer(self, number: int, journal: JournalSeen, target: str, reason: str) -> None:
@@ -481,9 +429,9 @@ class _Planner:
         broker = self._brokers.get(name)
         if broker is None:
             return 0, f"broker {name} is not registered"
-        if self._is_lost(number, journal, member):
+        if self._cell.is_lost(number, journal, member):
             return 0, f"broker {name} has lost its replica"
-        if self._silent_ms(broker) >= self._settings.replacement_grace_ms:
+        if self._cell.silent_ms(broker) >= self._settings.replacement_grace_ms:
             return 1, f"broker {name} is dead"
         if broker.state == "draining":
             return 2, f"broker {name} is draining"
@@ -520,12 +468,12 @@ class _Planner:
         """
         configuration = journal.configuration
         members = configuration.members
-        if self._asking or configuration.learners or len(self._voters(number, members)) < len(members):
+        if self._asking or configuration.learners or len(self._cell.voters(number, members)) < len(members):
             return
         spares = [
             name
             for name in self._spares(number, members)
-            if self._is_settled(name) and not self._has_left_over(number, name)
+            if self._cell.is_settled(name) and not self._has_left_over(number, name)
         ]
         moves = [
             (gain, leaving, name)
@@ -544,7 +492,7 @@ class _Planner:
         `replicas`: how many the broker has without this one. Nothing is won by moving a difference of one around.
         """
         others = [member for member in members if member != leaving]
-        zones = self._zones([*others, name]) - self._zones(members)
+        zones = self._cell.zones([*others, name]) - self._cell.zones(members)
         evenness = self._replicas.get(broker_of(leaving), 0) - replicas - 1
         if zones < 0 or (zones == 0 and evenness <= 0):
             return 0, 0
@@ -568,12 +516,12 @@ class _Planner:
         Those with a left-over replica are the last: it may be of a learner that was given up a moment ago.
         """
         taken = {broker_of(member) for member in members}
-        zones = {self._zone(name) for name in taken}
-        spares = [name for name in self._brokers if name not in taken and self._is_host(name)]
+        zones = {self._cell.zone(name) for name in taken}
+        spares = [name for name in self._brokers if name not in taken and self._cell.is_host(name)]
         spares.sort(
             key=lambda name: (
                 self._has_left_over(number, name),
-                self._zone(name) in zones,
+                self._cell.zone(name) in zones,
                 self._replicas[name],
                 name,
             )
@@ -583,18 +531,20 @@ class _Planner:
     def _has_left_over(self, number: int, name: str) -> bool:
         """Tell whether a broker that is heard has a replica that the journal's configuration does not name."""
         replica = self._brokers[name].report.replicas.get(number)
-        return replica is not None and replica.member not in _named(self._journals[number].configuration)
+        return replica is not None and replica.member not in named_members(
+            self._journals[number].configuration
+        )
 
     def _is_useful(self, number: int, journal: JournalSeen, learner: str) -> bool:
         broker = self._brokers.get(broker_of(learner))
         if broker is None or broker.state != "active" or learner in journal.configuration.members:
             return False
-        if self._is_lost(number, journal, learner) or not broker.report.has_space:
+        if self._cell.is_lost(number, journal, learner) or not broker.report.has_space:
             return False
-        leader = self._leader_seen(number, journal)
+        leader = self._cell.leader_seen(number, journal)
         if leader is not None and leader.stuck_ms.get(learner, 0) >= self._settings.learner_stuck_ms:
             return False
-        return self._silent_ms(broker) < self._settings.learner_patience_ms
+        return self._cell.silent_ms(broker) < self._settings.learner_patience_ms
 
     def _members_with(
         self, number: int, journal: JournalSeen, learners: tuple[str, ...]
@@ -631,12 +581,12 @@ class _Planner:
         if having_to:
             return min(having_to)[2]
         if len(configuration.members) > self._wanted(configuration):
-            in_sync = self._in_sync(number, journal, members)
+            in_sync = self._cell.in_sync(number, journal, members)
             return max(
                 candidates,
                 key=lambda member: (
                     member not in in_sync,
-                    self._zones([other for other in members if other != member]),
+                    self._cell.zones([other for other in members if other != member]),
                     self._replicas.get(broker_of(member), 0),
                     member,
                 ),
@@ -657,14 +607,14 @@ class _Planner:
         """
         configuration = journal.configuration
         if (
-            self._leader_seen(number, journal) is None
+            self._cell.leader_seen(number, journal) is None
             or len(members) < self._wanted(configuration)
             or not all(
-                self._follows(number, journal, learner, self._settings.learner_lag_max)
+                self._cell.follows(number, journal, learner, self._settings.learner_lag_max)
                 for learner in configuration.learners
             )
-            or not is_majority(self._in_sync(number, journal, members), members)
-            or not is_majority(self._voters(number, configuration.members), configuration.members)
+            or not is_majority(self._cell.in_sync(number, journal, members), members)
+            or not is_majority(self._cell.voters(number, configuration.members), configuration.members)
         ):
             return
         new = self._next(number, configuration, configuration.leader, members)
@@ -678,62 +628,13 @@ class _Planner:
 
     def _wanted(self, configuration: JournalConfiguration) -> int:
         """Return how many members a journal should have: more only as brokers allow, and an odd number of them."""
-        odd = self._usable_count() - (self._usable_count() + 1) % 2
+        odd = self._cell.usable_count() - (self._cell.usable_count() + 1) % 2
         wanted = min(self._settings.replicas, max(len(configuration.members), odd))
-        if wanted == 1 and self._is_draining(configuration.leader):
+        if wanted == 1 and self._cell.is_draining(configuration.leader):
             return 2  # until the other one leads
         return wanted
 
     # Where journals are at home
-
-    def _homes(self) -> dict[int, str | None]:
-        """Return where each journal should be led: the broker of its first member, evened out.
-
-        While a broker has two homes more than another, a chain of journals, each with a member on the next broker,
-        shifts one home along it.
-        """
-        homes: dict[int, str | None] = {}
-        counts = dict.fromkeys(self._brokers, 0)
-        hosts: dict[int, list[str]] = {}
-        for number, journal in self._journals.items():
-            names = [broker_of(member) for member in journal.configuration.members]
-            hosts[number] = [name for name in names if self._is_home(name)]
-            if hosts[number] and hosts[number][0] == names[0]:
-                homes[number] = names[0]
-                counts[names[0]] += 1
-        for number, names in hosts.items():
-            if number not in homes:
-                home = min(names, key=lambda name: counts[name], default=None)
-                homes[number] = home
-                self._count(counts, home)
-        while self._shift_home(homes, hosts, counts):
-            pass
-        return homes
-
-    def _shift_home(
-        self, homes: dict[int, str | None], hosts: dict[int, list[str]], counts: dict[str, int]
-    ) -> bool:
-        fewest = min(counts.values(), default=0)
-        for fullest in sorted(counts, key=lambda name: -counts[name]):
-            if counts[fullest] < fewest + 2:
-                break  # nobody has room for one of its own
-            came_by: dict[str, tuple[int, str]] = {}
-            reached = [fullest]
-            for name in reached:
-                if counts[name] <= counts[fullest] - 2:
-                    counts[fullest] -= 1
-                    counts[name] += 1
-                    while name != fullest:
-                        number, before = came_by[name]
-                        homes[number] = name
-                        name = before
-                    return True
-                for number, home in homes.items():
-                    for other in hosts[number] if home == name else ():
-                        if other not in reached:
-                            came_by[other] = number, name
-                            reached.append(other)
-        return False
 
     def _count_homes(self, hosts: list[str]) -> dict[str, int]:
         counts = dict.fromkeys(hosts, 0)
@@ -747,151 +648,11 @@ class _Planner:
         at = hosts.index(home)
         ring = hosts[at + 1 :] + hosts[:at]
         while len(chosen) < self._settings.replicas:
-            zones = {self._zone(name) for name in chosen}
-            best = min(ring, key=lambda name: (self._zone(name) in zones, self._replicas[name]))
+            zones = {self._cell.zone(name) for name in chosen}
+            best = min(ring, key=lambda name: (self._cell.zone(name) in zones, self._replicas[name]))
             ring.remove(best)
             chosen.append(best)
         return tuple(chosen)
-
-    # Questions about what is seen
-
-    def _silent_ms(self, broker: BrokerSeen) -> int:
-        return self._now_ms - (broker.since_ms if broker.heard_ms is None else broker.heard_ms)
-
-    def _is_heard(self, name: str) -> bool:
-        broker = self._brokers.get(name)
-        return broker is not None and broker.heard_ms is not None and not self._is_suspect(name)
-
-    def _is_suspect(self, name: str) -> bool:
-        broker = self._brokers.get(name)
-        return (
-            broker is None
-            or not broker.is_reachable
-            or self._silent_ms(broker) >= self._settings.suspicion_ms
-        )
-
-    def _is_settled(self, name: str) -> bool:
-        return self._now_ms - self._brokers[name].connected_ms >= self._settings.settle_ms
-
-    def _is_home(self, name: str) -> bool:
-        """Whether a broker may be a journal's home: it is not leaving for good and not dead."""
-        broker = self._brokers.get(name)
-        return (
-            broker is not None
-            and broker.state != "draining"
-            and self._silent_ms(broker) < self._settings.replacement_grace_ms
-        )
-
-    def _is_host(self, name: str) -> bool:
-        """Whether a broker can be given a replica now."""
-        broker = self._brokers[name]
-        return (
-            self._is_heard(name)
-            and broker.state == "active"
-            and not broker.report.is_disk_low
-            and self._why_unfit(name) is None
-        )
-
-    def _why_unfit(self, name: str) -> str | None:
-        """Return why a broker that is heard could not be activated now; None when nothing is known against it.
-
-        A leader that serves already goes on without coordination, and commits what the others store.
-        """
-        report = self._brokers[name].report
-        if not report.has_space:
-            return f"broker {name} has no disk space"
-        if report.coordination_silent_ms >= self._settings.coordination_patience_ms:
-            return f"broker {name} does not reach coordination"
-        return None
-
-    def _usable_count(self) -> int:
-        return sum(self._is_home(name) for name in self._brokers)
-
-    def _may_hold(self, broker: BrokerSeen) -> bool:
-        """Whether a broker may still have replicas: known only when it is heard, or never again."""
-        if self._is_heard(broker.name):
-            return bool(broker.report.replicas)
-        return self._silent_ms(broker) < self._settings.replacement_grace_ms
-
-    def _replica(self, number: int, member: str) -> ReplicaSeen | None:
-        """Return a member's replica as it was reported just now, None when it was not or has another name."""
-        name = broker_of(member)
-        if not self._is_heard(name):
-            return None
-        replica = self._brokers[name].report.replicas.get(number)
-        return replica if replica is not None and replica.member == member else None
-
-    def _is_lost(self, number: int, journal: JournalSeen, member: str) -> bool:
-        """Tell whether a member's or learner's storage is gone: its broker does not list it.
-
-        A report from before the member was named says nothing of it: members are those of the epoch, learners change.
-        """
-        name = broker_of(member)
-        named_ms = journal.since_ms if member in journal.configuration.members else journal.revised_ms
-        if not self._is_heard(name) or (self._brokers[name].heard_ms or 0) <= named_ms:
-            return False
-        replica = self._replica(number, member)
-        return replica is None or replica.is_tainted
-
-    def _voters(self, number: int, members: Iterable[str]) -> set[str]:
-        """Return the members that can be counted on to promise and to store."""
-        voters = set()
-        for member in members:
-            replica = self._replica(number, member)
-            if replica is not None and _takes_part(replica):
-                voters.add(member)
-        return voters
-
-    def _leader_seen(self, number: int, journal: JournalSeen) -> ReplicaSeen | None:
-        """Return the leader's replica if it serves this activated configuration."""
-        configuration = journal.configuration
-        replica = self._replica(number, configuration.leader)
-        if (
-            replica is None
-            or not configuration.activated
-            or replica.role != "leading"
-            or replica.epoch != configuration.epoch
-            or not replica.hears_leader
-        ):
-            return None
-        return replica
-
-    def _follows(self, number: int, journal: JournalSeen, member: str, lag_max: int) -> bool:
-        """Tell whether a member or learner follows the leader closely, as both of them say."""
-        leader = self._leader_seen(number, journal)
-        replica = self._replica(number, member)
-        return (
-            leader is not None
-            and replica is not None
-            and _takes_part(replica)
-            and not replica.is_rebuilding
-            and replica.hears_leader
-            and replica.epoch == journal.configuration.epoch
-            and leader.lag.get(member, lag_max + 1) <= lag_max
-        )
-
-    def _in_sync(self, number: int, journal: JournalSeen, members: Iterable[str]) -> set[str]:
-        """Return the leader, and the members and learners that are close behind it."""
-        return {
-            member
-            for member in members
-            if member == journal.configuration.leader
-            or self._follows(number, journal, member, self._settings.transfer_lag_max)
-        }
-
-    def _is_draining(self, member: str) -> bool:
-        broker = self._brokers.get(broker_of(member))
-        return broker is not None and broker.state == "draining"
-
-    def _broker_of(self, member: str) -> BrokerSeen:
-        return self._brokers[broker_of(member)]
-
-    def _zone(self, name: str) -> str:
-        broker = self._brokers.get(name)
-        return broker.zone if broker is not None else ""
-
-    def _zones(self, members: Iterable[str]) -> int:
-        return len({self._zone(broker_of(member)) for member in members})
 
     # The plan
 
@@ -905,7 +666,7 @@ class _Planner:
         return [
             (number, journal)
             for number, journal in self._untouched()
-            if self._leader_seen(number, journal) is not None and not journal.configuration.learners
+            if self._cell.leader_seen(number, journal) is not None and not journal.configuration.learners
         ]
 
     def _take_move(self, number: int) -> bool:
@@ -922,20 +683,3 @@ class _Planner:
     def _count(self, counts: dict[str, int], name: str | None, by: int = 1) -> None:
         if name is not None and name in counts:
             counts[name] += by
-
-
-def _activated_members(configuration: JournalConfiguration) -> tuple[str, ...]:
-    """Return the members of the last configuration that was activated; of a new journal, all members."""
-    if configuration.activated:
-        return configuration.members
-    return configuration.previous_members or configuration.members
-
-
-def _named(configuration: JournalConfiguration) -> set[str]:
-    """Return every member that a configuration still needs."""
-    named = {*configuration.members, *configuration.learners}
-    return named if configuration.activated else named | {*configuration.previous_members}
-
-
-def _takes_part(replica: ReplicaSeen) -> bool:
-    return replica.is_ready and not replica.is_tainted and replica.role != "stopped"
