@@ -40,6 +40,10 @@ from quaymaster.core.errors import CallerError, NotNow
             "Offset 4 is out of range: EarliestOffset is 5 and NextOffset 9.",
         ),
         (
+            errors.GroupTakenOver("orders@spark"),
+            "The consumer group orders@spark was taken over by another reader.",
+        ),
+        (
             errors.MessageUnreadable(4),
             "The message at offset 4 cannot be read: it is damaged, or its key is missing.",
         ),

@@ -13,10 +13,13 @@ import pyarrow as pa
 import pytest
 
 from quaymaster.core.commands import Fetch
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend import log_actions, log_reader
+from quaymaster.frontend.consumer_groups import READER_TAG
 from quaymaster.frontend.encryption import MessageCipher, OpenedMessages
 from quaymaster.protocol.log_arrow import arrow_schema, to_record_batch
 from quaymaster.protocol.log_columns import COLUMNS, parse_block
+from quaymaster.protocol.metadata_messages import TagQueue
 
 from .support import ACCOUNT, Answer, Service, serving, until
 
@@ -384,9 +387,65 @@ def test_a_group_has_what_it_committed_and_is_made_by_its_first_commit() -> None
     asyncio.run(scenario())
 
 
+def test_who_takes_a_group_over_keeps_everybody_else_from_committing() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", RetentionMode="Log")
+            await send(service, 5)
+            url = service.client.url("log@spark")
+
+            async def commit(offset: int, **given: Any) -> tuple[int, str | None]:
+                offsets = [{"Partition": 0, "Offset": offset}]
+                answer = await ask(service, "CommitOffsets", QueueUrl=url, Offsets=offsets, **given)
+                return answer.status, answer.json["__type"] if answer.body else None
+
+            fenced = (400, "com.quaymaster#GroupTakenOver")
+            assert await commit(1, Reader="one", Take=True) == (200, None)
+            assert await commit(2, Reader="one") == (200, None)
+            assert await commit(2, Reader="two", Take=True) == (200, None)
+            assert await commit(3, Reader="one") == fenced
+            assert await commit(3, Reader="two", Take=False) == (200, None)
+            assert await commit(4) == (200, None)
+            assert await commit(5, Reader="one", Take=True) == (200, None)
+            assert await commit(5, Reader="two") == fenced
+
+            described = await ask(service, "DescribeLog", QueueUrl=url)
+            assert described.json["Partitions"][0]["Committed"] == 5
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_took_a_group_elsewhere_is_known_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through another front end, of which this one has not heard yet."""
+
+    async def scenario() -> None:
+        async with serving() as service:
+            await service.add_queue("log", RetentionMode="Log")
+            await send(service, 1)
+            url = service.client.url("log@spark")
+            queues = service.metadata.queues
+            offsets = [{"Partition": 0, "Offset": 1}]
+            await ask(service, "CommitOffsets", QueueUrl=url, Offsets=[])
+            looked: list[str] = []
+
+            async def refresh(definition: QueueDefinition) -> None:
+                looked.append(definition.name)
+                await queues.change(TagQueue(definition.account_id, definition.name, {READER_TAG: "one"}))
+
+            monkeypatch.setattr(queues, "refresh", refresh)
+            first = await ask(service, "CommitOffsets", QueueUrl=url, Offsets=offsets, Reader="one")
+            again = await ask(service, "CommitOffsets", QueueUrl=url, Offsets=offsets, Reader="one")
+
+            assert (first.status, again.status, looked) == (200, 200, ["log@spark"])
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"Reader": "a b"}, "It must be 1 to 128 letters, digits and _ . : - characters."),
+        ({"Take": True}, "It needs a Reader: who is to have the group."),
         ({"QueueUrl": "log"}, "Offsets are committed for a consumer group"),
         ({"Offsets": [{"Partition": 2, "Offset": 1}]}, "The queue has partitions 0 to 0."),
         ({"Offsets": [{"Partition": 0, "Offset": -1}]}, "Value -1 for parameter Offset is invalid."),

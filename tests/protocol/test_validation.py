@@ -20,7 +20,7 @@ from quaymaster.core.errors import (
 )
 from quaymaster.protocol import validation
 from quaymaster.protocol.log_columns import COLUMNS
-from quaymaster.protocol.log_shapes import FetchMessagesRequest, FindOffsetsRequest
+from quaymaster.protocol.log_shapes import CommitOffsetsRequest, FetchMessagesRequest, FindOffsetsRequest
 from quaymaster.protocol.queue_names import QueueArn
 from quaymaster.protocol.shapes import (
     ACTIONS,
@@ -389,6 +389,19 @@ def test_a_fetch_has_the_columns_and_the_form_that_were_asked_for() -> None:
 def test_other_fetches_are_refused(request_: FetchMessagesRequest, message: str) -> None:
     with pytest.raises(InvalidParameterValue, match=re.escape(message)):
         validation.check_fetch(request_)
+
+
+def test_a_reader_of_a_group_has_a_name_that_a_tag_can_have() -> None:
+    for reader, take in ((None, None), (None, False), ("r", None), ("a-Z_0.9:x" * 14, True)):
+        validation.check_reader(CommitOffsetsRequest("u", [], reader, take))
+    for reader, take, message in (
+        (None, True, "It needs a Reader"),
+        ("", True, "It must be 1 to 128 letters"),
+        ("r" * 129, None, "It must be 1 to 128 letters"),
+        ("a b", None, "It must be 1 to 128 letters"),
+    ):
+        with pytest.raises(InvalidParameterValue, match=message):
+            validation.check_reader(CommitOffsetsRequest("u", [], reader, take))
 
 
 def test_a_time_is_one_that_a_message_can_have() -> None:

@@ -72,7 +72,8 @@ def test_the_driver_is_killed_and_the_next_run_counts_each_request_once(
     summary = site.run()
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    is_taken = table != "ops.segments" and (table, when) != ("bronze.request_events", "before")
+    # The run begins by looking whether ops.segments has the batch before; that is where "before" kills it.
+    is_taken = (table, when) not in {("ops.segments", "before"), ("bronze.request_events", "before")}
     assert summary.batches == (0 if is_taken else 1)
     assert site.usage() == expected_usage(one, two)
     assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0

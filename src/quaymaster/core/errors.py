@@ -177,6 +177,13 @@ class OffsetOutOfRange(CallerError):
         self.end = end
 
 
+class GroupTakenOver(CallerError):
+    """A consumer group belongs to another reader than the one who asks, as that one took it later."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"The consumer group {group} was taken over by another reader.")
+
+
 class MessageUnreadable(CallerError):
     """A message of a log does not decrypt, or its bytes are not those of a message."""
 

@@ -1,6 +1,8 @@
 """Makes the consumer group that a receive asks for: the first one to ask of a log-retained queue makes it.
 
 Receives run as callbacks. One that finds no group is told that it is not known yet, and asked again when it is made.
+
+Who commits offsets may have the group as its one reader: the group's tag READER_TAG names the last one who took it.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from quaymaster.core.errors import CallerError, NotNow, NotYetKnown, Overloaded
+from quaymaster.core.errors import CallerError, GroupTakenOver, NotNow, NotYetKnown, Overloaded
 from quaymaster.core.queue_definitions import QueueDefinition, group_name
 from quaymaster.frontend.queue_actions import QueueService
 from quaymaster.frontend.routing import GroupDoesNotExist
-from quaymaster.protocol.metadata_messages import CreateGroup
+from quaymaster.protocol.metadata_messages import CreateGroup, TagQueue
 
 CREATED_AT_ONCE_MAX: Final = 64
+READER_TAG: Final = "quaymaster:reader"
 
 
 class ConsumerGroups:
@@ -41,6 +44,21 @@ class ConsumerGroups:
             creating.add_done_callback(lambda done: resume(_failure_of(done)))
 
         raise NotYetKnown(when_known)
+
+    async def take(self, group: QueueDefinition, reader: str) -> None:
+        """Let a reader have a group, and nobody who had it before."""
+        await self._queues.change(TagQueue(group.account_id, group.name, {READER_TAG: reader}))
+
+    async def check_reader(
+        self, group: QueueDefinition, reader: str, find: Callable[[], QueueDefinition]
+    ) -> None:
+        """Raise GroupTakenOver unless a reader has the group, as far as can be learned. `find` looks it up again."""
+        if group.tags.get(READER_TAG) == reader:
+            return
+        # Taken through another front end, this one may not have heard of it.
+        await self._queues.refresh(group)
+        if find().tags.get(READER_TAG) != reader:
+            raise GroupTakenOver(group.name)
 
 
 def _failure_of(done: asyncio.Future[QueueDefinition]) -> CallerError | NotNow | None:

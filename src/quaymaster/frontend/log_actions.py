@@ -124,6 +124,7 @@ class LogActions:
 
     async def commit_offsets(self, call: Call, given: log_shapes.CommitOffsetsRequest) -> None:
         """Let everything below these offsets be consumed by a group; it goes no way back."""
+        validation.check_reader(given)
         try:
             log, group = self._log_and_group(call, given.QueueUrl)
         except GroupDoesNotExist as missing:
@@ -135,6 +136,13 @@ class LogActions:
         for offset in given.Offsets:
             _check_partition(log, offset.Partition)
             validation.check_offset(offset.Offset)
+        if given.Reader is not None:
+            if given.Take:
+                await self._groups.take(group, given.Reader)
+            else:
+                await self._groups.check_reader(
+                    group, given.Reader, lambda: self._routes.queue_of_url(given.QueueUrl, group.account_id)
+                )
         for offset in given.Offsets:
             await call.calls.ask(SetGroupOffset(group.queue_id, offset.Partition, offset.Offset))
 

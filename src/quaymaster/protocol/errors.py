@@ -77,6 +77,7 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     errors.InvalidMessageContents: _modelled("InvalidMessageContents"),
     # Logs
     errors.OffsetOutOfRange: WireError("com.quaymaster#OffsetOutOfRange", "OffsetOutOfRange", 400),
+    errors.GroupTakenOver: WireError("com.quaymaster#GroupTakenOver", "GroupTakenOver", 400),
     errors.MessageUnreadable: WireError("com.quaymaster#MessageUnreadable", "MessageUnreadable", 400),
     # Transactions
     errors.StageNotFound: WireError("com.quaymaster#StageNotFound", "StageNotFound", 400),

@@ -56,8 +56,12 @@ class FetchMessagesRequest(Shape, frozen=True):
 
 
 class CommitOffsetsRequest(Shape, frozen=True):
+    """`Reader` names who commits; with `Take` the group is theirs from then on, and refuses who had it before."""
+
     QueueUrl: str
     Offsets: list[PartitionOffset]
+    Reader: str | None = None
+    Take: bool | None = None
 
 
 LOG_ACTIONS: dict[str, Action] = {

@@ -26,7 +26,7 @@ from quaymaster.core.errors import (
     TooManyEntriesInBatchRequest,
 )
 from quaymaster.protocol.log_columns import COLUMNS
-from quaymaster.protocol.log_shapes import FetchMessagesRequest, FindOffsetsRequest
+from quaymaster.protocol.log_shapes import CommitOffsetsRequest, FetchMessagesRequest, FindOffsetsRequest
 from quaymaster.protocol.message_rules import AttributeFilter, check_id
 from quaymaster.protocol.queue_attributes import COMPUTED_NAMES, is_attribute_name
 from quaymaster.protocol.queue_names import QueueArn, parse_queue_arn
@@ -58,6 +58,7 @@ PERMISSION_ACTIONS_MAX = 7
 
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _LABEL = _ENTRY_ID
+_READER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _ACCOUNT = re.compile(r"[0-9]{12}", re.ASCII)
 _TAG_CHARACTERS = re.compile(r"[\w\s.:/=+\-@]*")
 
@@ -386,6 +387,17 @@ def check_fetch(request: FetchMessagesRequest) -> FetchLog:
 def check_offset(offset: int) -> None:
     """Raise InvalidParameterValue unless a message may have this offset."""
     _check_range("Offset", offset, 0, OFFSET_MAX)
+
+
+def check_reader(request: CommitOffsetsRequest) -> None:
+    """Raise InvalidParameterValue unless a commit may name its reader so."""
+    if request.Reader is None:
+        if request.Take:
+            raise InvalidParameterValue.of("Take", "true", "It needs a Reader: who is to have the group.")
+    elif _READER.fullmatch(request.Reader) is None:
+        raise InvalidParameterValue.of(
+            "Reader", request.Reader, "It must be 1 to 128 letters, digits and _ . : - characters."
+        )
 
 
 def check_find_offsets(request: FindOffsetsRequest) -> int:
