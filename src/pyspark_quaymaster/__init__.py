@@ -15,10 +15,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_quaymaster.options import parse_sink_options, parse_source_options
-from pyspark_quaymaster.schema import SCHEMA
+from pyspark_quaymaster.options import includes_headers, parse_sink_options, parse_source_options
+from pyspark_quaymaster.schema import SCHEMA, SCHEMA_WITH_HEADERS, check_schema
 from pyspark_quaymaster.sink import BatchWriter, StreamWriter
-from pyspark_quaymaster.source import BatchReader, StreamReader
+from pyspark_quaymaster.source import BatchReader, FilteringReader, StreamReader
 
 __all__ = ["SCHEMA", "DefaultSource"]
 
@@ -31,13 +31,17 @@ class DefaultSource(DataSource):
         return "quaymaster"
 
     def schema(self) -> StructType:
-        return SCHEMA
+        return SCHEMA_WITH_HEADERS if includes_headers(self.options) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(parse_source_options(self.options, is_stream=False), schema)
+        options = parse_source_options(self.options, is_stream=False)
+        check_schema(schema, with_headers=includes_headers(self.options))
+        return (FilteringReader if options.pushes_filters else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return StreamReader(parse_source_options(self.options, is_stream=True), schema)
+        options = parse_source_options(self.options, is_stream=True)
+        check_schema(schema, with_headers=includes_headers(self.options))
+        return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(parse_sink_options(self.options, is_stream=False), schema, overwrite)

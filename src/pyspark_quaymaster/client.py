@@ -163,10 +163,18 @@ class Client:
         found = self._call("Quaymaster.FindOffsets", {"QueueUrl": url, "Timestamp": timestamp_ms})
         return {int(one["Partition"]): int(one["Offset"]) for one in found["Offsets"]}
 
-    def commit_offsets(self, url: str, offsets: Mapping[int, int]) -> None:
-        """Tell a group (`url` ends with @group) that all below these offsets is consumed."""
-        fields = [{"Partition": partition, "Offset": offset} for partition, offset in sorted(offsets.items())]
-        self._call("Quaymaster.CommitOffsets", {"QueueUrl": url, "Offsets": fields})
+    def commit_offsets(
+        self, url: str, offsets: Mapping[int, int], *, reader: str | None = None, takes: bool = False
+    ) -> None:
+        """Tell a group (`url` ends with @group) that all below these offsets is consumed.
+
+        A `reader` is refused, with the code GroupTakenOver, once another one takes the group.
+        """
+        each = [{"Partition": partition, "Offset": offset} for partition, offset in sorted(offsets.items())]
+        fields: dict[str, Any] = {"QueueUrl": url, "Offsets": each}
+        if reader is not None:
+            fields |= {"Reader": reader, "Take": takes}
+        self._call("Quaymaster.CommitOffsets", fields)
 
     def fetch(
         self,

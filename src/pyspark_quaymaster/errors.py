@@ -33,6 +33,10 @@ class DataIsLost(QuaymasterError):
     """Messages that were to be read are not there any more: trimmed, or their queue deleted or made anew."""
 
 
+class GroupIsTaken(QuaymasterError):
+    """Another query reads with this query's consumer group since: one of them must have a group of its own."""
+
+
 class AnswerIsWrong(QuaymasterError):
     """An answer contradicts the protocol: a gap in dense offsets, bytes that are no such columns."""
 

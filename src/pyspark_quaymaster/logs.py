@@ -52,7 +52,12 @@ class Logs:
         and those that go away meanwhile, are passed over.
         """
         if self._options.pattern is None:
-            logs = [self._client.describe_log(self._url(name)) for name in self._options.queues]
+            logs = [
+                self._assigned(name, self._client.describe_log(self._url(name)))
+                for name in self._options.queues
+            ]
+            if len({log.queue_id for log in logs}) < len(logs):
+                raise OptionIsInvalid("a queue is named twice, by its name and by its URL")
         else:
             pattern = re.compile(self._options.pattern)
             logs = []
@@ -65,6 +70,18 @@ class Logs:
                     if error.code not in NO_SUCH_QUEUE | NO_LOG:
                         raise
         return {log.queue_id: self._with_archive(log) for log in logs}
+
+    def _assigned(self, name: str, log: Log) -> Log:
+        """Return a log with the partitions that are to be read of it."""
+        wanted = self._options.assigned.get(name)
+        if wanted is None:
+            return log
+        missing = sorted(wanted - log.partitions.keys())
+        if missing:
+            raise OptionIsInvalid(
+                f"assign names partitions of {log.name} that are not there: {missing}; it has {sorted(log.partitions)}"
+            )
+        return replace(log, partitions={number: log.partitions[number] for number in sorted(wanted)})
 
     def _with_archive(self, log: Log) -> Log:
         """Return a log with what the archive has in front of it."""

@@ -38,6 +38,8 @@ SOURCE_OPTIONS = (
     "queue",
     "queues",
     "queuePattern",
+    "assign",
+    "mode",
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -54,8 +56,11 @@ SOURCE_OPTIONS = (
     "maxTasks",
     "failOnDataLoss",
     "consumerGroup",
+    "fetch",
     "fetchFormat",
     "fetchBytes",
+    "includeHeaders",
+    "pushdown",
     "archive",
     "archiveStorageOptions",
 )
@@ -112,6 +117,8 @@ class SourceOptions:
     endpoint: Endpoint
     patience: Patience
     queues: tuple[str, ...]
+    assigned: Mapping[str, frozenset[int]]
+    """The partitions to read, by queue; all of those that are not in it."""
     pattern: str | None
     starting: Position | None
     ending: Position | None
@@ -127,6 +134,7 @@ class SourceOptions:
     consumer_group: str | None
     fetch_format: str
     fetch_bytes: int
+    pushes_filters: bool = False
     archive: str | None = None
     archive_storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -148,12 +156,14 @@ def parse_source_options(
 ) -> SourceOptions:
     """Return what the options of a read say; raises OptionIsInvalid naming the option and what it may be."""
     options = _known(given, SOURCE_OPTIONS)
-    named = [name for name in ("queue", "queues", "queuePattern") if name.lower() in options]
+    named = [name for name in ("queue", "queues", "queuePattern", "assign") if name.lower() in options]
     if len(named) != 1:
         found = "none" if not named else ", ".join(named)
         raise OptionIsInvalid(
-            f"exactly one of queue, queues and queuePattern says what to read; given: {found}"
+            f"exactly one of queue, queues, queuePattern and assign says what to read; given: {found}"
         )
+    _check_mode(options)
+    _check_fetch(options)
     strategy = options.get("startingoffsetsbytimestampstrategy", "error")
     if strategy not in ("error", "latest"):
         raise OptionIsInvalid(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
@@ -161,6 +171,8 @@ def parse_source_options(
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if name.lower() in options:
                 raise OptionIsInvalid(f"{name} is for batch reads; a stream has no end")
+        if _flag(options, "pushdown", False):
+            raise OptionIsInvalid("pushdown=true is for batch reads: Spark gives streams no filters")
     else:
         for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
             if name.lower() in options:
@@ -184,10 +196,12 @@ def parse_source_options(
     tasks_max = _count(options, "maxTasks") or max(tasks_min, os.cpu_count() or 1)
     if tasks_min > tasks_max:
         raise OptionIsInvalid(f"minPartitions ({tasks_min}) is above maxTasks ({tasks_max})")
+    assigned = _assigned(options)
     return SourceOptions(
         endpoint=_endpoint(options, environment),
         patience=_patience(options),
-        queues=_queue_names(options),
+        queues=_queue_names(options) or tuple(assigned),
+        assigned=assigned,
         pattern=_pattern(options),
         starting=starting,
         ending=ending,
@@ -203,9 +217,15 @@ def parse_source_options(
         consumer_group=group,
         fetch_format=fetch_format,
         fetch_bytes=_count(options, "fetchBytes", FETCH_BYTES_MAX) or FETCH_BYTES,
+        pushes_filters=_flag(options, "pushdown", False),
         archive=_archive(options),
         archive_storage=_archive_storage(options),
     )
+
+
+def includes_headers(given: Mapping[str, str]) -> bool:
+    """Return whether a read is to have the column `headers`; raises OptionIsInvalid for what is neither."""
+    return _flag({name.lower(): value for name, value in given.items()}, "includeHeaders", False)
 
 
 def parse_sink_options(
@@ -282,11 +302,53 @@ def _queue_names(options: Mapping[str, str]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise OptionIsInvalid("a queue is named twice in queues")
     for name in names:
-        if "@" in name.rpartition("/")[2]:
-            raise OptionIsInvalid(
-                f"{name!r} names a consumer group: name the queue, and the group in consumerGroup"
-            )
+        _check_queue_name(name)
     return tuple(names)
+
+
+def _check_queue_name(name: str) -> None:
+    if "@" in name.rpartition("/")[2]:
+        raise OptionIsInvalid(
+            f"{name!r} names a consumer group: name the queue, and the group in consumerGroup"
+        )
+
+
+def _assigned(options: Mapping[str, str]) -> dict[str, frozenset[int]]:
+    if "assign" not in options:
+        return {}
+    shape = 'assign is JSON like {"orders": [0, 1]}, partitions by queue'
+    found = _json(options["assign"], shape)
+    if not isinstance(found, dict) or not found:
+        raise OptionIsInvalid(f"{shape}, not {options['assign']!r}")
+    for queue, partitions in found.items():
+        _check_queue_name(queue)
+        if not isinstance(partitions, list) or not partitions:
+            raise OptionIsInvalid(f"{shape}; {queue} has {partitions!r}")
+        for number in partitions:
+            if type(number) is not int or number < 0:
+                raise OptionIsInvalid(f"{shape}; {queue} has {number!r}")
+    return {queue: frozenset(partitions) for queue, partitions in found.items()}
+
+
+def _check_mode(options: Mapping[str, str]) -> None:
+    mode = options.get("mode", "log")
+    if mode == "consume":
+        raise OptionIsInvalid(
+            "mode=consume, an ordinary queue as a source, is not there: only queues with RetentionMode=Log are read"
+        )
+    if mode != "log":
+        raise OptionIsInvalid(f"mode is log, not {mode!r}")
+
+
+def _check_fetch(options: Mapping[str, str]) -> None:
+    fetch = options.get("fetch", "auto")
+    if fetch == "local":
+        raise OptionIsInvalid(
+            "fetch=local is not there: on disk messages are encrypted, and only the server has their keys. "
+            "fetch is auto or http"
+        )
+    if fetch not in ("auto", "http"):
+        raise OptionIsInvalid(f"fetch is auto or http, not {fetch!r}")
 
 
 def _pattern(options: Mapping[str, str]) -> str | None:
@@ -311,10 +373,7 @@ def _archive(options: Mapping[str, str]) -> str | None:
 def _archive_storage(options: Mapping[str, str]) -> dict[str, str]:
     text = options.get("archivestorageoptions", "{}")
     shape = 'archiveStorageOptions is JSON like {"AWS_REGION": "eu-1"}'
-    try:
-        found: Any = json.loads(text)
-    except ValueError as error:
-        raise OptionIsInvalid(f"{shape}: {error}") from error
+    found = _json(text, shape)
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise OptionIsInvalid(f"{shape}, with texts as values")
     return found
@@ -353,10 +412,7 @@ def _check_order(starting: Position | None, ending: Position | None) -> None:
 
 def _by_queue(name: str, text: str, smallest: int) -> dict[str, dict[int, int]]:
     shape = f'{name} is JSON like {{"orders": {{"0": 23}}}}, by queue and partition'
-    try:
-        found: Any = json.loads(text)
-    except ValueError as error:
-        raise OptionIsInvalid(f"{shape}: {error}") from error
+    found = _json(text, shape)
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
         raise OptionIsInvalid(f"{shape}, not {text!r}")
     values: dict[str, dict[int, int]] = {}
@@ -368,6 +424,13 @@ def _by_queue(name: str, text: str, smallest: int) -> dict[str, dict[int, int]]:
                 )
         values[queue] = {int(partition): value for partition, value in partitions.items()}
     return values
+
+
+def _json(text: str, shape: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise OptionIsInvalid(f"{shape}: {error}") from error
 
 
 def _count(options: Mapping[str, str], name: str, largest: int = 1 << 62) -> int | None:

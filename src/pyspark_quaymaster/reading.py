@@ -19,7 +19,7 @@ from pyspark_quaymaster.errors import AnswerIsWrong, RequestRefused, ServerIsUna
 from pyspark_quaymaster.logs import NO_SUCH_QUEUE, lose
 from pyspark_quaymaster.offsets import Range
 from pyspark_quaymaster.options import BATCH_ROWS, SourceOptions
-from pyspark_quaymaster.schema import arrow_schema, conform, decode
+from pyspark_quaymaster.schema import arrow_schema, columns_to_fetch, conform, decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ def read_ranges(
     that part is left out), AnswerIsWrong when messages are missing inside a range.
     """
     target = arrow_schema(schema)
-    columns = schema.fieldNames()
+    columns = columns_to_fetch(schema)
     archive = None if options.archive is None else ArchiveReader(options, columns, target)
     with Client(options.endpoint, options.patience) as client, ThreadPoolExecutor(1) as ahead:
         for one in ranges:

@@ -1,6 +1,7 @@
 """The columns of the source, and answers of the server as Arrow batches of exactly the schema Spark expects.
 
-Spark compares the first batch's Arrow schema with its own for equality, so batches are put into that one.
+Spark compares the first batch's Arrow schema with its own for equality, so batches are put into that one. `headers` are
+made here, of the message attributes: what reads Kafka's source can go on as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -51,22 +53,34 @@ SCHEMA = StructType(
         StructField("md5_body", StringType()),
     ]
 )
-_TYPES: dict[str, DataType] = {field.name: field.dataType for field in SCHEMA}
+HEADERS = "headers"
+HEADER_TYPE = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+SCHEMA_WITH_HEADERS = StructType([*SCHEMA.fields, StructField(HEADERS, ArrayType(HEADER_TYPE))])
+_ATTRIBUTES = "attributes"
 
 
-def check_schema(schema: StructType) -> None:
+def check_schema(schema: StructType, *, with_headers: bool = False) -> None:
     """Return when a schema is a choice of the source's columns; raises OptionIsInvalid naming the first that is not."""
+    types: dict[str, DataType] = {
+        field.name: field.dataType for field in (SCHEMA_WITH_HEADERS if with_headers else SCHEMA)
+    }
     if not schema.fields:
-        raise OptionIsInvalid(f"a schema without columns; there are {', '.join(_TYPES)}")
+        raise OptionIsInvalid(f"a schema without columns; there are {', '.join(types)}")
     for field in schema:
-        there = _TYPES.get(field.name)
+        there = types.get(field.name)
         if there is None:
-            raise OptionIsInvalid(f"there is no column {field.name!r}; there are {', '.join(_TYPES)}")
+            hint = " without includeHeaders=true" if field.name == HEADERS else ""
+            raise OptionIsInvalid(f"there is no column {field.name!r}{hint}; there are {', '.join(types)}")
         if field.dataType != there:
             raise OptionIsInvalid(
                 f"column {field.name} is {there.simpleString()}, not {field.dataType.simpleString()}: choose columns "
                 "with schema(), and cast them afterwards"
             )
+
+
+def columns_to_fetch(schema: StructType) -> list[str]:
+    """Return the names of the server's columns that a schema is made of."""
+    return list(dict.fromkeys(_ATTRIBUTES if name == HEADERS else name for name in schema.fieldNames()))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -113,8 +127,28 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
     if batch.schema.equals(schema):
         return batch
-    arrays = [batch.column(field.name).cast(field.type) for field in schema]
+    arrays = [
+        _headers(batch.column(_ATTRIBUTES), field.type)
+        if field.name == HEADERS
+        else batch.column(field.name).cast(field.type)
+        for field in schema
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _headers(attributes: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return message attributes as Kafka has headers: in their order, each a name and bytes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Of a slice, only its own entries.
+    entries = pa.ListArray.from_arrays(
+        attributes.offsets, pa.StructArray.from_arrays([attributes.keys, attributes.items], ["key", "value"])
+    )
+    names, values = entries.values.flatten()
+    content = pc.coalesce(values.field("string_value").cast(pa.binary()), values.field("binary_value"))
+    made = pa.StructArray.from_arrays([names, content], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(entries.offsets, made, type=kind)
 
 
 def _slices(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:

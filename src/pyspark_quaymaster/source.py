@@ -8,17 +8,19 @@ Spark's order of calls for a stream, by which the rest goes:
 
 `commit(end)` comes with the batch after, and not at all for the last before a query ends or idles. `start` of
 `latestOffset` is the end of a batch that is through in any case: after a failure Spark first repeats the batch it had
-begun (`partitions` with its logged offsets), and only then asks on. So `start` is what a consumer group is told.
+begun (`partitions` with its logged offsets), and only then asks on. So `start` is what a consumer group is told. Each
+start of a query takes the group over: a query that still runs with the same one ends with GroupIsTaken.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -29,7 +31,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_quaymaster.client import Client, Log
-from pyspark_quaymaster.errors import OptionIsInvalid, RequestRefused, ServerIsUnavailable
+from pyspark_quaymaster.errors import (
+    GroupIsTaken,
+    OptionIsInvalid,
+    RequestRefused,
+    ServerIsUnavailable,
+)
+from pyspark_quaymaster.filters import Wanted, wanted_by
 from pyspark_quaymaster.logs import Logs, check_continuity, plan_ranges
 from pyspark_quaymaster.offsets import (
     Offsets,
@@ -41,9 +49,9 @@ from pyspark_quaymaster.offsets import (
     share,
     share_bytes,
 )
-from pyspark_quaymaster.options import Earliest, Latest, SourceOptions
+from pyspark_quaymaster.options import AtTimestamp, Earliest, Latest, SourceOptions
 from pyspark_quaymaster.reading import read_ranges
-from pyspark_quaymaster.schema import check_schema
+from pyspark_quaymaster.schema import columns_to_fetch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
 TASK_ROWS_GOOD = 10_000
 # Of each partition, this much is looked at to tell how large its rows are.
 SAMPLE_BYTES = 64 << 10
+TAKEN_OVER = "GroupTakenOver"
 
 _log = logging.getLogger(__name__)
 
@@ -85,9 +94,9 @@ class BatchReader(DataSourceReader):
     """Reads from startingOffsets (earliest) to endingOffsets (latest), both as they are when the read is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        check_schema(schema)
         self._options = options
         self._schema = schema
+        self._wanted = Wanted()
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -98,6 +107,10 @@ class BatchReader(DataSourceReader):
                 options.starting or Earliest(), found, latest_if_no_later=options.latest_if_no_later
             )
             end = logs.resolve(options.ending or Latest(), found, latest_if_no_later=True)
+            since: Offsets = {}
+            if self._wanted.since_ms is not None:
+                since = logs.resolve(AtTimestamp(self._wanted.since_ms), found, latest_if_no_later=True)
+        start, end = self._wanted.narrowed(start, end, since, found)
         ranges = plan_ranges(start, end, found, fails_on_data_loss=options.fails_on_data_loss)
         return _plan(ranges, options)
 
@@ -105,11 +118,18 @@ class BatchReader(DataSourceReader):
         return _read(partition, self._options, self._schema)
 
 
+class FilteringReader(BatchReader):
+    """Reads only where the query's filters can find something. Spark calls it with filterPushdown.enabled only."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self._wanted = wanted_by(filters)
+        return filters
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads on and on. One lives on the driver as long as the query; copies of it go to the executors for `read`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        check_schema(schema)
         self._options = options
         self._schema = schema
         self._client: Client | None = None
@@ -117,6 +137,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._heads: Offsets | None = None
         self._target: Offsets | None = None
         self._reported: dict[str, dict[int, int]] = {}
+        self._reader_id = uuid.uuid4().hex
+        self._held: set[str] = set()
+        """Ids of the logs whose group this query took."""
         self._last_batch_s: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,7 +270,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     first,
                     max(first + 1, begun[key] + rows),
                     bytes_max=SAMPLE_BYTES,
-                    columns=self._schema.fieldNames(),
+                    columns=columns_to_fetch(self._schema),
                     form=self._options.fetch_format,
                 )
                 sizes[key] = max(1.0, len(fetched.body) / max(1, fetched.next_offset - first))
@@ -259,11 +282,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return (
             1.0
             if archive is None or stretch is None
-            else archive.row_bytes(stretch, self._schema.fieldNames())
+            else archive.row_bytes(stretch, columns_to_fetch(self._schema))
         )
 
     def _report(self, begun: Offsets, logs: Mapping[str, Log]) -> None:
-        """Tell the consumer group what is consumed. A server that is away is told with the next trigger."""
+        """Tell the consumer group what is consumed, and before each batch ask whether it is still this query's.
+
+        A server that is away is told with the next trigger.
+        """
         group = self._options.consumer_group
         if group is None:
             return
@@ -274,17 +300,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for number, bounds in log.partitions.items()
                 if key_of(log.queue_id, number) in begun
             }
-            if not offsets or self._reported.get(log.queue_id) == offsets:
+            is_idle = all(offset == log.partitions[number].next for number, offset in offsets.items())
+            if not offsets or (is_idle and self._reported.get(log.queue_id) == offsets):
                 continue
+            takes = log.queue_id not in self._held
             try:
-                self._client.commit_offsets(f"{log.url}@{group}", offsets)
+                self._client.commit_offsets(
+                    f"{log.url}@{group}", offsets, reader=self._reader_id, takes=takes
+                )
             except ServerIsUnavailable as error:
                 _log.warning("consumer group not told: group=%s queue=%s reason=%s", group, log.name, error)
             except RequestRefused as error:
+                if error.code == TAKEN_OVER:
+                    raise GroupIsTaken(
+                        f"another query reads {log.name} with consumerGroup {group} since: give one of them a group "
+                        "of its own, and start this one again"
+                    ) from error
                 raise OptionIsInvalid(
                     f"consumerGroup {group} of {log.name} cannot be told: {error}"
                 ) from error
             else:
+                self._held.add(log.queue_id)
                 self._reported[log.queue_id] = offsets
 
 

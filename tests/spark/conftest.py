@@ -61,7 +61,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     session.sparkContext.setLogLevel("ERROR")
     # Spark looks for data sources once, and remembers what it found even when the process that looked was killed.
-    with pytest.raises(AnalysisException, match="exactly one of queue, queues and queuePattern"):
+    with pytest.raises(AnalysisException, match="exactly one of queue, queues, queuePattern and assign"):
         session.read.format("quaymaster").load().count()
     try:
         yield session

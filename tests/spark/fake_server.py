@@ -63,6 +63,7 @@ class FakeServer:
         self.ordinary: set[str] = set()
         self.sent: dict[str, list[dict[str, Any]]] = {}
         self.committed: dict[str, dict[int, int]] = {}
+        self.readers: dict[str, str] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.invocations: list[tuple[str, str]] = []
         self.staged: dict[tuple[str, str], dict[int, dict[str, list[dict[str, Any]]]]] = {}
@@ -129,7 +130,12 @@ class FakeServer:
             self.sent.setdefault(fields["QueueUrl"].rpartition("/")[2], []).extend(fields["Entries"])
             return {"Successful": [{"Id": entry["Id"]} for entry in fields["Entries"]]}
         if action == "CommitOffsets":
-            group = self.committed.setdefault(fields["QueueUrl"].rpartition("/")[2], {})
+            name = fields["QueueUrl"].rpartition("/")[2]
+            group = self.committed.setdefault(name, {})
+            if fields.get("Take"):
+                self.readers[name] = fields["Reader"]
+            elif "Reader" in fields and self.readers.get(name) != fields["Reader"]:
+                raise Refusal(400, "GroupTakenOver")
             for one in fields["Offsets"]:
                 group[one["Partition"]] = max(group.get(one["Partition"], 0), one["Offset"])
             return {}

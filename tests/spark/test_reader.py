@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import md5
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from pyspark_quaymaster import DefaultSource
-from pyspark_quaymaster.errors import AnswerIsWrong, DataIsLost, OptionIsInvalid, RequestRefused
-from pyspark_quaymaster.schema import SCHEMA, arrow_schema
+from pyspark_quaymaster.errors import (
+    AnswerIsWrong,
+    DataIsLost,
+    GroupIsTaken,
+    OptionIsInvalid,
+    RequestRefused,
+)
+from pyspark_quaymaster.schema import SCHEMA, SCHEMA_WITH_HEADERS, arrow_schema, conform
 from pyspark_quaymaster.source import BatchReader, StreamReader
 
 from .fake_server import START_MS, FakeServer, Refusal, fake_server
@@ -211,7 +227,13 @@ def test_a_batch_begins_and_ends_where_it_is_told(
         ({"startingOffsets": "first"}, "startingOffsets is JSON"),
         ({"startingOffsets": "latest"}, "would make a batch read empty"),
         ({"endingOffsets": "earliest"}, "not earliest"),
-        ({"queues": "a,b"}, "exactly one of queue, queues and queuePattern"),
+        ({"queues": "a,b"}, "exactly one of queue, queues, queuePattern and assign"),
+        ({"mode": "consume"}, "an ordinary queue as a source, is not there"),
+        ({"mode": "both"}, "mode is log"),
+        ({"fetch": "local"}, "only the server has their keys. fetch is auto or http"),
+        ({"fetch": "ftp"}, "fetch is auto or http"),
+        ({"pushdown": "perhaps"}, "pushdown is true or false"),
+        ({"includeHeaders": "perhaps"}, "includeHeaders is true or false"),
         ({"maxOffsetsPerTriger": "5"}, "did you mean maxOffsetsPerTrigger"),
         ({"maxOffsetsPerTrigger": "5"}, "is for streams"),
         ({"maxTasks": "none"}, "maxTasks is a whole number"),
@@ -235,6 +257,135 @@ def test_an_option_that_cannot_be_is_named(
 
     with pytest.raises(OptionIsInvalid, match=complaint):
         batch(server, SCHEMA, **options).partitions()
+
+
+def test_what_is_usual_can_be_said_in_words(server: FakeServer) -> None:
+    server.make("orders", 5)
+
+    for fetch in ("auto", "http"):
+        assert read_batch(batch(server, mode="log", fetch=fetch, pushdown="false")) == rows_of(5)
+
+
+def test_assign_names_the_partitions_to_read(server: FakeServer) -> None:
+    server.make("orders", 3, 4, 5)
+    server.make("bills", 2)
+    assign = {"assign": '{"orders": [2, 0], "bills": [0]}'}
+    offsets = '{"orders": {"0": 1, "2": -2}, "bills": {"0": 1}}'
+
+    def reader(**options: str) -> BatchReader:
+        made = DefaultSource({**server.options, **options}).reader(SCHEMA)
+        assert isinstance(made, BatchReader)
+        return made
+
+    orders = [(number, offset) for number, count in ((0, 3), (2, 5)) for offset in range(count)]
+    assert read_batch(reader(**assign)) == [*orders, *rows_of(2)]
+    assert read_batch(reader(**assign, startingOffsets=offsets)) == [*orders[1:], (0, 1)]
+    following = DefaultSource({**server.options, "assign": '{"orders": [1]}'}).streamReader(SCHEMA)
+    assert isinstance(following, StreamReader)
+    _streams.append(following)
+    assert list(following.latestOffset({"version": 1}, ALL).values()) == [1, 0]
+    with pytest.raises(
+        OptionIsInvalid, match=r"partitions of orders that are not there: \[3\]; it has \[0, 1, 2\]"
+    ):
+        reader(assign='{"orders": [0, 3]}').partitions()
+    with pytest.raises(OptionIsInvalid, match="named twice, by its name and by its URL"):
+        reader(assign=f'{{"orders": [0], "{server.url("orders")}": [1]}}').partitions()
+
+
+@pytest.mark.parametrize(
+    "assign",
+    ["orders", "{}", "[0]", '{"orders": []}', '{"orders": 0}', '{"orders": [true]}', '{"orders": [-1]}'],
+)
+def test_an_assignment_in_another_shape_is_refused(server: FakeServer, assign: str) -> None:
+    with pytest.raises(OptionIsInvalid, match=r'assign is JSON like \{"orders"'):
+        DefaultSource({**server.options, "assign": assign}).reader(SCHEMA)
+
+
+def headers_of(offset: int) -> list[dict[str, Any]]:
+    found = [{"key": "n", "value": b"%d" % offset}, {"key": "b", "value": b"\xff\x00"}]
+    return found if offset % 2 else []
+
+
+def test_a_part_of_a_batch_has_its_own_headers(server: FakeServer) -> None:
+    server.make("orders", 9)
+    columns = StructType([SCHEMA_WITH_HEADERS["headers"]])
+    whole = batch(server, StructType([SCHEMA["attributes"]]))
+    (found,) = batches(whole, whole.partitions())
+
+    parts = [row for one in conform(found.slice(3, 4), arrow_schema(columns), 2) for row in one.to_pylist()]
+
+    assert [row["headers"] for row in parts] == [headers_of(offset) for offset in range(3, 7)]
+
+
+@pytest.mark.parametrize("form", ["columns", "arrow"])
+@pytest.mark.parametrize("names", [["headers"], ["offset", "headers"], SCHEMA_WITH_HEADERS.fieldNames()])
+def test_message_attributes_come_as_headers_if_that_is_asked_for(
+    server: FakeServer, form: str, names: list[str]
+) -> None:
+    server.make("orders", 7)
+    columns = StructType([SCHEMA_WITH_HEADERS[name] for name in names])
+    reader = batch(
+        server, columns, includeHeaders="true", fetchFormat=form, startingOffsets='{"orders": {"0": 3}}'
+    )
+
+    found = batches(reader, reader.partitions())
+
+    assert {one.schema for one in found} == {arrow_schema(columns)}
+    for one in found:
+        one.validate(full=True)
+    headers = [row["headers"] for one in found for row in one.to_pylist()]
+    assert headers == [headers_of(offset) for offset in range(3, 7)]
+    assert DefaultSource({"includeHeaders": "true"}).schema() == SCHEMA_WITH_HEADERS
+
+
+def test_headers_are_not_there_unless_they_are_asked_for(server: FakeServer) -> None:
+    with pytest.raises(OptionIsInvalid, match="no column 'headers' without includeHeaders=true"):
+        batch(server, StructType([SCHEMA_WITH_HEADERS["headers"]]))
+
+
+NOON = datetime.fromtimestamp(START_MS / 1000, UTC)
+
+
+@pytest.mark.parametrize(
+    ("filters", "rows"),
+    [
+        ([EqualTo(("partition",), 1)], [(1, n) for n in range(5)]),
+        ([In(("partition",), (1, 7)), LessThan(("offset",), 2)], [(1, 0), (1, 1)]),
+        ([EqualTo(("partition",), 1), EqualTo(("partition",), 0)], []),
+        ([EqualTo(("offset",), 3)], [(0, 3), (1, 3)]),
+        ([GreaterThan(("offset",), 2), LessThanOrEqual(("offset",), 3)], [(0, 3), (1, 3)]),
+        ([GreaterThanOrEqual(("offset",), 4)], [(0, 4), (1, 4)]),
+        ([GreaterThan(("offset",), 3), LessThan(("offset",), 2)], []),
+        ([EqualTo(("queue",), "orders"), EqualTo(("offset",), 0)], [(0, 0), (1, 0)]),
+        ([In(("queue",), ("bills",))], []),
+        (
+            [GreaterThanOrEqual(("timestamp",), NOON + timedelta(milliseconds=3))],
+            [(0, 3), (0, 4), (1, 3), (1, 4)],
+        ),
+        ([EqualTo(("timestamp",), NOON + timedelta(days=1))], []),
+        # Spark does these alone.
+        ([LessThan(("timestamp",), NOON)], rows_of(5, 5)),
+        ([GreaterThan(("timestamp",), datetime(2100, 1, 1))], rows_of(5, 5)),
+        (
+            [EqualTo(("key",), "g1"), Not(EqualTo(("offset",), 0)), GreaterThan(("partition",), 0)],
+            rows_of(5, 5),
+        ),
+    ],
+)
+def test_filters_narrow_what_is_read_and_spark_still_applies_them(
+    server: FakeServer, filters: list[Filter], rows: list[tuple[int, int]]
+) -> None:
+    server.make("orders", 5, 5)
+    reader = batch(server, pushdown="true")
+
+    assert list(reader.pushFilters(filters)) == filters
+
+    assert read_batch(reader) == rows
+
+
+def test_filters_are_not_for_streams(server: FakeServer) -> None:
+    with pytest.raises(OptionIsInvalid, match="pushdown=true is for batch reads"):
+        stream(server, pushdown="true")
 
 
 def test_several_queues_are_read_by_list_or_pattern_and_ordinary_ones_passed_over(server: FakeServer) -> None:
@@ -432,6 +583,35 @@ def test_a_server_that_cannot_be_told_now_is_told_with_the_next_trigger(server: 
     reader.latestOffset(end, ALL)
 
     assert server.committed == {"orders@billing": {0: 10}}
+
+
+def test_of_two_queries_with_one_group_the_first_one_ends(server: FakeServer) -> None:
+    log = server.make("orders", 10)
+    first, second = stream(server, consumerGroup="billing"), stream(server, consumerGroup="billing")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+
+    second.latestOffset(start, ALL)
+    log.partitions[0] += [b"more"] * 5
+
+    with pytest.raises(GroupIsTaken, match="another query reads orders with consumerGroup billing since"):
+        first.latestOffset(end, ALL)
+    third = second.latestOffset(end, ALL)
+    second.latestOffset(third, ALL)
+    assert server.committed == {"orders@billing": {0: 15}}
+
+
+def test_a_query_that_goes_on_takes_its_group_back(server: FakeServer) -> None:
+    server.make("orders", 10)
+    dead = stream(server, consumerGroup="billing")
+    end = dead.latestOffset(dead.initialOffset(), ALL)
+
+    again = stream(server, consumerGroup="billing")
+    again.latestOffset(end, ALL)
+
+    assert server.committed == {"orders@billing": {0: 10}}
+    with pytest.raises(GroupIsTaken):
+        dead.latestOffset(end, ALL)
 
 
 def test_a_group_that_may_not_be_told_is_an_error(server: FakeServer) -> None:

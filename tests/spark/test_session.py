@@ -65,6 +65,35 @@ def test_a_filter_gives_the_same_rows_whether_spark_offers_it_to_sources_or_not(
     assert sorted(row["offset"] for row in rows) == [40, 43, 46, 49]
 
 
+def test_with_pushdown_only_the_rows_that_filters_can_want_are_fetched(
+    spark: SparkSession, fake: FakeServer
+) -> None:
+    fake.make("orders", 100, 100)
+    name = "spark.sql.python.filterPushdown.enabled"
+    usual = str(spark.conf.get(name))
+    spark.conf.set(name, "true")
+    try:
+        frame = read(spark, fake, pushdown="true", includeHeaders="true").where(
+            "partition = 1 AND offset >= 40 AND timestamp < '2100-01-01' AND key = 'g1'"
+        )
+        rows = frame.where("offset < 50").select("partition", "offset", "headers").collect()
+    finally:
+        spark.conf.set(name, usual)
+
+    assert sorted((row["partition"], row["offset"]) for row in rows) == [(1, n) for n in (40, 43, 46, 49)]
+    headers = {row["offset"]: [(one["key"], bytes(one["value"])) for one in row["headers"]] for row in rows}
+    assert headers == {n: [("n", b"%d" % n), ("b", b"\xff\x00")] if n % 2 else [] for n in (40, 43, 46, 49)}
+    fetched = [fields for action, fields in fake.calls if action == "FetchMessages"]
+    assert {fields["Partition"] for fields in fetched} == {1}
+    assert (
+        min(fields["FromOffset"] for fields in fetched),
+        max(fields["ToOffset"] for fields in fetched),
+    ) == (
+        40,
+        50,
+    )
+
+
 def test_a_queue_can_be_a_view_in_sql(spark: SparkSession, fake: FakeServer) -> None:
     fake.make("orders", 10)
     options = ", ".join(f"{name} '{value}'" for name, value in {**fake.options, "queue": "orders"}.items())
