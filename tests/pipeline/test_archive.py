@@ -37,6 +37,7 @@ from quaymaster.pipeline.archive.live_logs import LiveLog, LiveLogs, LogIsGone
 from quaymaster.pipeline.archive.metrics import METRICS, archive_metrics
 from quaymaster.pipeline.archive.tables import LEDGER, MESSAGES
 from quaymaster.pipeline.data_files import DataFile
+from quaymaster.pipeline.errors import DiskFull
 from quaymaster.pipeline.tables import Table, Warehouse, WarehouseBusy
 
 DAY = datetime.timedelta(days=1)
@@ -401,9 +402,10 @@ def test_a_full_disk_stops_the_job_and_it_goes_on_when_there_is_space(
         write(*arguments)
 
     monkeypatch.setattr(files, "_write_group", write_while_there_is_room)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskFull, match=r"archive/messages \(No space left on device\): make room there"):
         site.run()
     assert log.earliest == [0]
+    assert list(site.root.glob("**/*.tmp")) == []
 
     room[0] = 100
     site.run()

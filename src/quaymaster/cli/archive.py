@@ -17,6 +17,7 @@ from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence
 from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table
 from quaymaster.cli.pipeline import StorageOptions, WarehouseURI, need_tables, only_writer, open_warehouse
+from quaymaster.pipeline.errors import why_no_room
 
 if TYPE_CHECKING:
     from pyspark_quaymaster.client import Client
@@ -366,6 +367,8 @@ def stopping() -> Iterator[None]:
     except ServerIsUnavailable as error:
         raise NoServer(as_sentence(error)) from None
     except (QuaymasterError, OSError, DeltaError) as error:
+        if why_no_room(error) is not None:
+            raise  # what ends every command that finds no room says so
         raise Refused(f"{as_sentence(error)} What was done stays so; run it again.") from None
 
 

@@ -22,6 +22,7 @@ from quaymaster.cli.pipeline import (
     need_tables,
     open_warehouse,
 )
+from quaymaster.pipeline.errors import telling_full_disk
 
 if TYPE_CHECKING:
     from quaymaster.pipeline.billing.invoices import Invoice
@@ -374,7 +375,7 @@ def _write_files(made: Sequence[Made], format_: Format, out: Path, as_json: bool
             invoice_id = one.invoice.invoice_id
             name = invoice_id or f"provisional-{one.invoice.month}-{one.invoice.account_id}"
             path = out / f"{name}.{format_.value}"
-            path.write_bytes(render[format_](one.invoice))
+            _write_whole(path, render[format_](one.invoice))
             written.append(path)
     except OSError as error:
         raise WrongUsage(f"{error.filename or out} cannot be written: {reason_of(error)}.") from None
@@ -383,6 +384,17 @@ def _write_files(made: Sequence[Made], format_: Format, out: Path, as_json: bool
     else:
         for path in written:
             print_line(str(path))
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file, all of it or none: half an invoice must not be taken for one."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with telling_full_disk(str(path.parent)):
+            part.write_bytes(data)
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _print_book(book: PriceBook, as_json: bool) -> None:

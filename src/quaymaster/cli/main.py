@@ -33,7 +33,7 @@ from quaymaster.cli import (
     server,
 )
 from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, Refused, WrongUsage
-from quaymaster.pipeline.errors import BrokenTable
+from quaymaster.pipeline.errors import BrokenTable, DiskFull, why_no_room
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """What Typer raises for any wrong command line; it has no public name."""
@@ -104,7 +104,7 @@ def main() -> None:
     except CommandFailed as failure:
         _print_failure(failure)
         sys.exit(failure.exit_code)
-    except BrokenTable as error:
+    except (BrokenTable, DiskFull) as error:
         _print_failure(Refused(f"{error}."))
         sys.exit(Refused.exit_code)
     except KeyboardInterrupt:
@@ -113,6 +113,12 @@ def main() -> None:
         # The reader (`| head`) has what it wanted. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        reason = why_no_room(error)
+        if reason is None:
+            raise
+        _print_failure(Refused(f"{error.filename or 'What is written'} finds no room: {reason}."))
+        sys.exit(Refused.exit_code)
 
 
 def _print_failure(failure: CommandFailed) -> None:

@@ -16,6 +16,7 @@ from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 from quaymaster.cli.usage_queue import find_usage_queue
+from quaymaster.pipeline.errors import telling_full_disk
 
 if TYPE_CHECKING:
     from quaymaster.pipeline.broker_counts import QueueCount
@@ -507,8 +508,9 @@ def _spark(
     from quaymaster.pipeline.session import LOG_FILE, SparkMissing, spark_session
     from quaymaster.pipeline.tasks import SparkWorkers
 
-    with contextlib.ExitStack() as stack:
-        place = (directory / SPARK_DIRECTORY).resolve()
+    place = (directory / SPARK_DIRECTORY).resolve()
+    # Tables tell by themselves; what else finds no room is what Spark writes by the way.
+    with telling_full_disk(str(place)), contextlib.ExitStack() as stack:
         try:
             spark = stack.enter_context(
                 spark_session(

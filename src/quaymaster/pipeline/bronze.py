@@ -184,18 +184,20 @@ def bronze_work(
     """Return what a task does: decode the blocks it is given, and write their rows to one file."""
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
-        writer = FileWriter(place, REQUEST_EVENTS, f"{APP}-{batch_id}", str(ingest_date))
         lines = []
         totals: Counter[str] = Counter()
-        for batch in batches:
-            columns = (batch.column(name) for name in ("log_partition", "log_offset", "value"))
-            for partition, offset, value in zip(*columns, strict=True):
-                line, rows = read_block(value.as_py(), Origin(partition.as_py(), offset.as_py(), batch_id))
-                lines.append(line)
-                if rows is not None:
-                    writer.write(rows)
-                    totals.update(control_totals(rows))
-        yield from answer_files(REQUEST_EVENTS.name, [writer.finish()])
+        with FileWriter(place, REQUEST_EVENTS, f"{APP}-{batch_id}", str(ingest_date)) as writer:
+            for batch in batches:
+                columns = (batch.column(name) for name in ("log_partition", "log_offset", "value"))
+                for partition, offset, value in zip(*columns, strict=True):
+                    origin = Origin(partition.as_py(), offset.as_py(), batch_id)
+                    line, rows = read_block(value.as_py(), origin)
+                    lines.append(line)
+                    if rows is not None:
+                        writer.write(rows)
+                        totals.update(control_totals(rows))
+            written = writer.finish()
+        yield from answer_files(REQUEST_EVENTS.name, [written])
         if lines:
             yield answer_table("segments", segment_table(lines))
             yield answer_table("totals", pa.Table.from_pylist([{name: totals[name] for name in MEASURES}]))

@@ -14,14 +14,15 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from quaymaster.pipeline.errors import BrokenTable
+from quaymaster.pipeline.errors import BrokenTable, telling_full_disk
 from quaymaster.pipeline.schemas import USAGE_HOURLY, TableSpec
 from quaymaster.pipeline.times import bound_of_time
 
@@ -96,7 +97,11 @@ class Place:
 
 
 class FileWriter:
-    """Writes one data file, batch by batch. `finish` makes it durable; without it nothing is left to commit."""
+    """Writes one data file, batch by batch. `finish` makes it durable; without it nothing is left to commit.
+
+    Used with `with`, an error in the block deletes the file: where the disk is full, what nobody will commit takes no
+    room. What writes raises DiskFull.
+    """
 
     def __init__(
         self, place: Place, spec: TableSpec, prefix: str, partition_value: str | None = None
@@ -112,25 +117,29 @@ class FileWriter:
         self._bounded = [
             field.name for field in self._schema if any(is_kind(field.type) for is_kind in STATS_KINDS)
         ]
-        filesystem = place.filesystem()
-        if "/" in self._path:
-            filesystem.create_dir(os.path.dirname(self._path), recursive=True)
-        self._sink = filesystem.open_output_stream(self._path)
         texts = [field.name for field in self._schema if pa.types.is_string(field.type)]
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            self._schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[name for name in texts if name not in UNIQUE_TEXTS],
-            # Differences and lengths cost less to compress than what they are made of, and take less room.
-            column_encoding={
-                **dict.fromkeys(self._bounded, "DELTA_BINARY_PACKED"),
-                **{name: "DELTA_LENGTH_BYTE_ARRAY" for name in texts if name in UNIQUE_TEXTS},
-            },
-        )
+        self._writer: Any = None
+        with telling_full_disk(place.uri):
+            filesystem = place.filesystem()
+            if "/" in self._path:
+                filesystem.create_dir(os.path.dirname(self._path), recursive=True)
+            self._sink = filesystem.open_output_stream(self._path)
+            try:
+                self._writer = self._begin(texts)
+            except Exception:
+                self._discard()
+                raise
         self._waiting: list[Any] = []
         self._waiting_rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self._discard()
 
     def write(self, table: Any) -> None:
         """Add the rows of a `pyarrow.Table` with exactly the columns of a data file."""
@@ -142,14 +151,15 @@ class FileWriter:
     def finish(self) -> DataFile | None:
         """Close the file and return what there is to commit; None when no row was written."""
         self._write_row_group()
-        self._writer.close()
-        self._sink.close()
-        if self._rows == 0:
-            self._place.filesystem().delete_file(self._path)
-            return None
-        size = self._place.filesystem().get_file_info(self._path).size
-        if self._place.is_local:
-            sync_file(os.path.join(self._place.uri, self._path))
+        with telling_full_disk(self._place.uri):
+            self._writer.close()
+            self._sink.close()
+            if self._rows == 0:
+                self._place.filesystem().delete_file(self._path)
+                return None
+            size = self._place.filesystem().get_file_info(self._path).size
+            if self._place.is_local:
+                sync_file(os.path.join(self._place.uri, self._path))
         bounds = {name: (self._lows[name], self._highs[name]) for name in self._lows}
         return DataFile(self._path, size, self._rows, self._partition_value, bounds)
 
@@ -159,7 +169,8 @@ class FileWriter:
             return
         table = pa.concat_tables(self._waiting)
         self._waiting, self._waiting_rows = [], 0
-        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        with telling_full_disk(self._place.uri):
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._rows += table.num_rows
         for name in self._bounded:
             pair = pc.min_max(table.column(name))
@@ -168,6 +179,28 @@ class FileWriter:
                 low, high = _stats_value(low), _stats_value(high)
                 self._lows[name] = min(self._lows.get(name, low), low)
                 self._highs[name] = max(self._highs.get(name, high), high)
+
+    def _begin(self, texts: Sequence[str]) -> Any:
+        return pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in texts if name not in UNIQUE_TEXTS],
+            # Differences and lengths cost less to compress than what they are made of, and take less room.
+            column_encoding={
+                **dict.fromkeys(self._bounded, "DELTA_BINARY_PACKED"),
+                **{name: "DELTA_LENGTH_BYTE_ARRAY" for name in texts if name in UNIQUE_TEXTS},
+            },
+        )
+
+    def _discard(self) -> None:
+        if self._writer is not None:
+            # Or pyarrow writes the file's end again when the writer is collected, and says on stderr that it cannot.
+            self._writer.is_open = False
+        for step in (self._sink.close, lambda: self._place.filesystem().delete_file(self._path)):
+            with contextlib.suppress(OSError, pa.ArrowException):
+                step()
 
 
 def write_rows(place: Place, spec: TableSpec, prefix: str, table: Any) -> list[DataFile]:
@@ -181,12 +214,13 @@ def write_rows(place: Place, spec: TableSpec, prefix: str, table: Any) -> list[D
             (str(date), table.filter(pc.equal(dates, pa.scalar(date, pa.date32()))))
             for date in sorted(pc.unique(dates).to_pylist())
         ]
-    for value, part in parts:
-        writer = FileWriter(place, spec, prefix, value)
-        writer.write(part.select(spec.file_schema.names).cast(spec.file_schema))
-        file = writer.finish()
-        if file is not None:
-            files.append(file)
+    with contextlib.ExitStack() as stack:
+        for value, part in parts:
+            writer = stack.enter_context(FileWriter(place, spec, prefix, value))
+            writer.write(part.select(spec.file_schema.names).cast(spec.file_schema))
+            file = writer.finish()
+            if file is not None:
+                files.append(file)
     return files
 
 

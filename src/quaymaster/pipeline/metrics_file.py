@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from quaymaster.pipeline.errors import telling_full_disk
+
 Labelled = tuple[str, Mapping[str, float]]
 """A label's name, and a number for each of its values."""
 
@@ -30,5 +32,6 @@ def render_metrics(helps: Mapping[str, str], values: Mapping[str, float | Labell
 def write_metrics(path: Path, text: str) -> None:
     """Replace a metrics file, so that nobody reads half of it."""
     part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    os.replace(part, path)
+    with telling_full_disk(str(path)):
+        part.write_text(text)
+        os.replace(part, path)

@@ -7,6 +7,7 @@ the same again is a duplicate, the same identity with other content goes to quar
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -143,27 +144,35 @@ def silver_work(
         counts: Counter[str] = Counter()
         parts, latencies = [], []
         heads: Heads = {}
-        for rows in read_row_groups(source, REQUEST_EVENTS, path):
-            mine = rows.filter(pc.equal(rows.column("batch_id"), batch_id))
-            if duplicate or overlap:
-                keys = block_keys(mine)
-                counts.update(_counted("duplicates", mine.filter(_is_in(keys, duplicate))))
-                mine = mine.filter(pc.invert(_is_in(keys, duplicate | overlap)))
-            silver = refine(mine, now_us=now_us, closed_until_us=closed_until_us)
-            counts.update(_counts_of(mine, silver))
-            heads = newest_heads([heads, heads_of(silver.audit)])
-            parts.append(partial_usage(silver.usage))
-            latencies.append(partial_latency(silver.usage))
-            tables = {USAGE_EVENTS: silver.usage, AUDIT_EVENTS: silver.audit, QUARANTINE: silver.quarantine}
-            for spec, table in tables.items():
-                dates = table.column(spec.partition_column)
-                for date in pc.unique(dates):
-                    key = (spec.name, str(date.as_py()))
-                    if key not in writers:
-                        writers[key] = FileWriter(places[spec.name], spec, f"{APP}-{batch_id}", key[1])
-                    writers[key].write(table.filter(pc.equal(dates, date)).select(spec.file_schema.names))
-        for (name, _), writer in writers.items():
-            yield from answer_files(name, [writer.finish()])
+        with contextlib.ExitStack() as stack:
+            for rows in read_row_groups(source, REQUEST_EVENTS, path):
+                mine = rows.filter(pc.equal(rows.column("batch_id"), batch_id))
+                if duplicate or overlap:
+                    keys = block_keys(mine)
+                    counts.update(_counted("duplicates", mine.filter(_is_in(keys, duplicate))))
+                    mine = mine.filter(pc.invert(_is_in(keys, duplicate | overlap)))
+                silver = refine(mine, now_us=now_us, closed_until_us=closed_until_us)
+                counts.update(_counts_of(mine, silver))
+                heads = newest_heads([heads, heads_of(silver.audit)])
+                parts.append(partial_usage(silver.usage))
+                latencies.append(partial_latency(silver.usage))
+                tables = {
+                    USAGE_EVENTS: silver.usage,
+                    AUDIT_EVENTS: silver.audit,
+                    QUARANTINE: silver.quarantine,
+                }
+                for spec, table in tables.items():
+                    dates = table.column(spec.partition_column)
+                    for date in pc.unique(dates):
+                        key = (spec.name, str(date.as_py()))
+                        if key not in writers:
+                            writers[key] = stack.enter_context(
+                                FileWriter(places[spec.name], spec, f"{APP}-{batch_id}", key[1])
+                            )
+                        writers[key].write(table.filter(pc.equal(dates, date)).select(spec.file_schema.names))
+            written = [(name, writer.finish()) for (name, _), writer in writers.items()]
+        for name, file in written:
+            yield from answer_files(name, [file])
         yield answer_table("counts", pa.table([list(counts), list(counts.values())], schema=COUNT_SCHEMA))
         yield answer_table("usage", merge_usage(parts))
         yield answer_table("latency", merge_latency(latencies))

@@ -35,7 +35,7 @@ from quaymaster.pipeline.data_files import (
     sync_file,
     write_rows,
 )
-from quaymaster.pipeline.errors import BrokenTable
+from quaymaster.pipeline.errors import BrokenTable, telling_full_disk
 from quaymaster.pipeline.schemas import TableSpec
 from quaymaster.pipeline.times import bound_of_time
 
@@ -157,44 +157,46 @@ class Table:
         """
         if self.last_batch(app) >= batch_id:
             return False
-        delta = self._open_to_write()
-        # Asked again: it may have been made, and by another one, since it was looked at.
-        last = self.last_batch(app)
-        if last >= batch_id or follows not in (None, last):
-            return False
-        now_ms = time.time_ns() // 1_000_000
-        actions: list[AddAction | RemoveAction] = [
-            RemoveAction(file.path, changes_data, now_ms, file.size, self._partition(file))
-            for file in removes
-        ]
-        actions += [
-            AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
-            for file in adds
-        ]
-        notes = self._notes() | ({app: dict(note)} if note is not None else {}) | dict(shared_notes or {})
-        delta.create_write_transaction(
-            actions,
-            "append",
-            self.spec.schema,
-            [self.spec.partition_column] if self.spec.partition_column else [],
-            commit_properties=CommitProperties(
-                custom_metadata={NOTE: json.dumps(notes)},
-                app_transactions=[Transaction(app, batch_id)],
-                max_commit_retries=0 if is_alone else None,
-            ),
-        )
-        self.refresh()
-        if self.place.is_local:
-            sync_file(os.path.join(self.place.uri, "_delta_log", f"{self.version:020}.json"))
+        with telling_full_disk(self.place.uri):
+            delta = self._open_to_write()
+            # Asked again: it may have been made, and by another one, since it was looked at.
+            last = self.last_batch(app)
+            if last >= batch_id or follows not in (None, last):
+                return False
+            now_ms = time.time_ns() // 1_000_000
+            actions: list[AddAction | RemoveAction] = [
+                RemoveAction(file.path, changes_data, now_ms, file.size, self._partition(file))
+                for file in removes
+            ]
+            actions += [
+                AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
+                for file in adds
+            ]
+            notes = self._notes() | ({app: dict(note)} if note is not None else {}) | dict(shared_notes or {})
+            delta.create_write_transaction(
+                actions,
+                "append",
+                self.spec.schema,
+                [self.spec.partition_column] if self.spec.partition_column else [],
+                commit_properties=CommitProperties(
+                    custom_metadata={NOTE: json.dumps(notes)},
+                    app_transactions=[Transaction(app, batch_id)],
+                    max_commit_retries=0 if is_alone else None,
+                ),
+            )
+            self.refresh()
+            if self.place.is_local:
+                sync_file(os.path.join(self.place.uri, "_delta_log", f"{self.version:020}.json"))
         return True
 
     def vacuum(self, older_than_hours: int) -> int:
         """Delete files that no version of the last hours has; return how many."""
         if self._delta is None:
             return 0
-        removed = self._delta.vacuum(
-            retention_hours=older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
-        )
+        with telling_full_disk(self.place.uri):  # what is deleted is noted in the log
+            removed = self._delta.vacuum(
+                retention_hours=older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
+            )
         self.refresh()
         return len(removed)
 
@@ -298,8 +300,10 @@ class Warehouse:
         if "://" in self.root:
             yield
             return
-        os.makedirs(self.root, exist_ok=True)
-        with open(os.path.join(self.root, lock_file), "a") as file:
+        with contextlib.ExitStack() as stack:
+            with telling_full_disk(self.root):
+                os.makedirs(self.root, exist_ok=True)
+                file = stack.enter_context(open(os.path.join(self.root, lock_file), "a"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from quaymaster.pipeline.data_files import DataFile
-from quaymaster.pipeline.errors import BrokenTable
+from quaymaster.pipeline.errors import BrokenTable, DiskFull
 from quaymaster.pipeline.feed import UsageFeed
 
 if TYPE_CHECKING:
@@ -116,8 +116,9 @@ def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) ->
         found = rows.mapInArrow(work, ANSWER_FIELDS).collect()
     except PySparkException as error:
         # What a task raised comes as the text of its traceback.
-        broken = re.search(rf"{BrokenTable.__module__}\.{BrokenTable.__name__}: (.+)", str(error))
-        if broken is None:
-            raise
-        raise BrokenTable(broken[1].strip()) from None
+        for kind in (BrokenTable, DiskFull):
+            told = re.search(rf"{kind.__module__}\.{kind.__name__}: (.+)", str(error))
+            if told is not None:
+                raise kind(told[1].strip()) from None
+        raise
     return Answers((row["what"], row["data"]) for row in found)

@@ -154,10 +154,11 @@ def compact_work(place: Place, spec: TableSpec) -> Callable[[str], Iterator[Any]
 
     def work(item: str) -> Iterator[Any]:
         files = [DataFile.from_json(fields) for fields in json.loads(item)]
-        writer = FileWriter(place, spec, COMPACT_APP, files[0].partition_value)
-        for file in files:
-            for rows in read_row_groups(place, spec, file.path):
-                writer.write(rows)
-        yield from answer_files(spec.name, [writer.finish()])
+        with FileWriter(place, spec, COMPACT_APP, files[0].partition_value) as writer:
+            for file in files:
+                for rows in read_row_groups(place, spec, file.path):
+                    writer.write(rows)
+            written = writer.finish()
+        yield from answer_files(spec.name, [written])
 
     return work

@@ -7,6 +7,7 @@ The name follows from the stretch, so that writing it again after a crash replac
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import os
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 
 from quaymaster.pipeline.archive.tables import MESSAGES
 from quaymaster.pipeline.data_files import DataFile, Place, sync_file
+from quaymaster.pipeline.errors import telling_full_disk
 from quaymaster.pipeline.times import bound_of_time, time_of_us
 
 GROUP_ROWS_MAX: Final = 65_536
@@ -72,30 +74,15 @@ def write_file(place: Place, path: str, queue_id: str, batches: Iterable[Any]) -
 
     What was begun and not finished is not there under this name; in an object store nothing is there before its end.
     """
-    filesystem = place.filesystem()
-    filesystem.create_dir(os.path.dirname(path), recursive=True)
-    target = f"{path}.tmp" if place.is_local else path
-    with (
-        filesystem.open_output_stream(target) as sink,
-        pq.ParquetWriter(
-            sink, MESSAGES.file_schema, compression="zstd", compression_level=3, use_dictionary=_REPEATING
-        ) as writer,
-    ):
-        waiting: list[Any] = []
-        for batch in batches:
-            waiting.append(_with_queue_id(batch, queue_id))
-            if (
-                sum(one.num_rows for one in waiting) >= GROUP_ROWS_MAX
-                or sum(one.nbytes for one in waiting) >= GROUP_BYTES_MAX
-            ):
-                _write_group(writer, waiting)
-        if waiting:
-            _write_group(writer, waiting)
-    if place.is_local:
-        full = os.path.join(place.uri, path)
-        sync_file(f"{full}.tmp")
-        os.replace(f"{full}.tmp", full)
-        sync_file(full)
+    with telling_full_disk(place.uri):
+        try:
+            _write(place, path, queue_id, batches)
+        except Exception:
+            # Where the disk is full, what was begun takes no room.
+            if place.is_local:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(place.uri, f"{path}.tmp"))
+            raise
 
 
 def verify_file(place: Place, path: str, first: int, end: int, batches: Iterable[Any]) -> Verified:
@@ -155,6 +142,33 @@ def data_file(path: str, queue_id: str, partition: int, first: int, end: int, ve
         "timestamp": (times[0], times[1]),
     }
     return DataFile(path, verified.file_bytes, verified.rows, str(date_of(verified.first_ms)), bounds)
+
+
+def _write(place: Place, path: str, queue_id: str, batches: Iterable[Any]) -> None:
+    filesystem = place.filesystem()
+    filesystem.create_dir(os.path.dirname(path), recursive=True)
+    target = f"{path}.tmp" if place.is_local else path
+    with (
+        filesystem.open_output_stream(target) as sink,
+        pq.ParquetWriter(
+            sink, MESSAGES.file_schema, compression="zstd", compression_level=3, use_dictionary=_REPEATING
+        ) as writer,
+    ):
+        waiting: list[Any] = []
+        for batch in batches:
+            waiting.append(_with_queue_id(batch, queue_id))
+            if (
+                sum(one.num_rows for one in waiting) >= GROUP_ROWS_MAX
+                or sum(one.nbytes for one in waiting) >= GROUP_BYTES_MAX
+            ):
+                _write_group(writer, waiting)
+        if waiting:
+            _write_group(writer, waiting)
+    if place.is_local:
+        full = os.path.join(place.uri, path)
+        sync_file(f"{full}.tmp")
+        os.replace(f"{full}.tmp", full)
+        sync_file(full)
 
 
 def _with_queue_id(batch: Any, queue_id: str) -> Any:

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from quaymaster.pipeline.errors import telling_full_disk
+
 if TYPE_CHECKING:
     # Not at run time: the package is Spark's, and takes a second to import.
     from pyspark_quaymaster.client import Client
@@ -324,13 +326,14 @@ class Replay:
 
     def _save(self) -> None:
         """Make the progress durable."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
-        with temporary.open("w") as file:
-            json.dump(asdict(self.progress), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        with telling_full_disk(str(self._path)):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_suffix(".tmp")
+            with temporary.open("w") as file:
+                json.dump(asdict(self.progress), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
         directory = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
