@@ -10,7 +10,8 @@ import pytest
 from harness.pipeline_site import Site
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.pipeline.schemas import AUDIT_EVENTS, USAGE_HOURLY, TableSpec
+from quaymaster.pipeline.schemas import AUDIT_EVENTS, REQUEST_EVENTS, USAGE_EVENTS, USAGE_HOURLY, TableSpec
+from quaymaster.pipeline.silver import APP as SILVER
 from quaymaster.pipeline.tables import Table
 from quaymaster.protocol.usage_records import UsageRecord
 
@@ -80,6 +81,30 @@ def test_a_missing_event_ends_verify_with_1_and_says_where(tmp_path: Path, run: 
 
     assert done.code == 1
     assert f"the first is at fe-1 1/{records[-2].sequence}" in done.err
+
+
+def test_a_break_of_which_nobody_knows_the_place_is_told_in_words(tmp_path: Path, run: Run) -> None:
+    records = recorded(tmp_path)
+    warehouse = Site(tmp_path).warehouse
+    bronze, silver = warehouse.table(REQUEST_EVENTS), warehouse.table(AUDIT_EVENTS)
+    bronze.commit("x", 0, [], removes=bronze.files())
+    notes = {SILVER: silver.note(SILVER) | {"heads": {}}}
+    for table in (silver, warehouse.table(USAGE_EVENTS)):
+        removes = table.files() if table is silver else []
+        table.commit("x", 0, [], removes=removes, shared_notes=notes)
+
+    unknown = run("audit", "verify", "--data", tmp_path)
+    as_json = run("audit", "verify", "--data", tmp_path, "--json")
+    expired = run("audit", "expire", "--data", tmp_path, "--days", 1)
+    forged = run("audit", "verify", "--data", tmp_path, "--head", f"fe-1={'0' * 64}")
+
+    missing = f"{len(records)} events are missing: {len(records)} were put in, and 0 have expired"
+    where = "in the chain of a front end that is not known"
+    assert unknown.err == f"quaymaster: 1 break; the first is {where}: {missing}\n"
+    (found,) = as_json.json["breaks"]
+    assert (found["front_end"], found["epoch"], found["sequence"]) == (None, None, None)
+    assert f"a chain is broken {where} ({missing}); nothing expires" in expired.err
+    assert "1 break; the first is in the chain of fe-1: the head 0000" in forged.err
 
 
 def test_a_hold_keeps_events_from_expiring_until_it_is_released(tmp_path: Path, run: Run) -> None:

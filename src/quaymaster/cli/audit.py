@@ -136,10 +136,8 @@ def verify(
     if proof.breaks:
         first = proof.breaks[0]
         when = "" if first.event_time is None else f", {_text(first.event_time)}"
-        raise Refused(
-            f"{proof.breaks_total} breaks; the first is at {first.front_end} {first.epoch}/{first.sequence}{when}: "
-            f"{first.reason}"
-        )
+        breaks = "1 break" if proof.breaks_total == 1 else f"{proof.breaks_total} breaks"
+        raise Refused(f"{breaks}; the first is {first.where}{when}: {first.reason}")
 
 
 @app.command("holds")

@@ -138,13 +138,22 @@ class Hold(NamedTuple):
 
 
 class Break(NamedTuple):
-    """A place where a chain does not hold."""
+    """A place where a chain does not hold; None for what nobody knows of it."""
 
-    front_end: str
-    epoch: int
-    sequence: int
+    front_end: str | None
+    epoch: int | None
+    sequence: int | None
     event_time: datetime.datetime | None
     reason: str
+
+    @property
+    def where(self) -> str:
+        """The place in words, to follow `broken` or `the first is`."""
+        if self.front_end is None:
+            return "in the chain of a front end that is not known"
+        if self.epoch is None:
+            return f"in the chain of {self.front_end}"
+        return f"at {self.front_end} {self.epoch}/{self.sequence}"
 
 
 class Head(NamedTuple):
@@ -227,7 +236,7 @@ class Audit:
         expired = sum(anchor["events"] for of_one in anchors.values() for anchor in of_one)
         if not proof.breaks and (missing := ends.events - expired - proof.events) > 0:
             reason = f"{missing} events are missing: {ends.events} were put in, and {expired} have expired"
-            proof.add(Break("any front end", -1, -1, None, reason))
+            proof.add(Break(None, None, None, None, reason))
         return proof
 
     def _known_ends(self) -> _Ends:
@@ -342,8 +351,7 @@ class Audit:
         if proof.breaks:
             first = proof.breaks[0]
             raise AuditMistake(
-                f"the chain of {first.front_end} is broken at {first.epoch}/{first.sequence} ({first.reason}); "
-                f"nothing expires until that is understood"
+                f"a chain is broken {first.where} ({first.reason}); nothing expires until that is understood"
             )
         kept_from = self._first_kept(before)
         table = self._warehouse.table(AUDIT_EVENTS)
@@ -615,7 +623,7 @@ class _Chains:
         known = {anchor["record_hash"] for anchor in anchors}
         for lacking in sorted(self._wanted.get(front_end, set()) - known):
             reason = f"the head {lacking.hex()} is not in the chain any more"
-            self._break(front_end, {"epoch": -1, "sequence": -1, "event_time": None}, reason)
+            self._break(front_end, {"epoch": None, "sequence": None, "event_time": None}, reason)
 
     def _find_end(self, front_end: str) -> None:
         """Tell what is missing at the end of epochs."""
