@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars
@@ -18,11 +20,20 @@ from quaymaster.pipeline.errors import BrokenTable
 from quaymaster.pipeline.reconciliation import (
     compare_notes,
     compare_rows,
-    daily_difference,
+    compare_sums,
     write_comparisons,
 )
-from quaymaster.pipeline.schemas import RECONCILIATION, REQUEST_EVENTS, USAGE_EVENTS, USAGE_HOURLY
+from quaymaster.pipeline.schemas import (
+    LATENCY_HOURLY,
+    RECONCILIATION,
+    REQUEST_EVENTS,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
 from quaymaster.pipeline.status import pipeline_metrics, read_status
+from quaymaster.pipeline.tables import Table
 from quaymaster.pipeline.upkeep import backfill, compact
 
 ALWAYS = (0, 1 << 62)
@@ -50,7 +61,7 @@ def test_layers_agree_by_their_notes_and_by_their_rows(site: Site) -> None:
     assert by_notes == by_rows
     assert [one.difference for one in by_rows] == [0] * 5
     assert by_rows[0][1:] == ("rows", 600, 600, 100, 0, 500, 500)
-    assert daily_difference(site.warehouse) == 0
+    assert compare_sums(site.warehouse) == []
 
 
 def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(site: Site) -> None:
@@ -73,7 +84,7 @@ def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(si
     assert again.replaced == ()
     assert site.usage() == expected_usage(*site.front_ends)
     assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
-    assert daily_difference(site.warehouse) == 0
+    assert compare_sums(site.warehouse) == []
 
 
 def test_usage_on_another_account_is_found_and_mended_though_all_sums_are_right(site: Site) -> None:
@@ -116,9 +127,102 @@ def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Si
     assert site.usage() == expected_usage(*site.front_ends)
     assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
     assert sum(one.difference for one in compare_notes(site.warehouse)) == 0
-    assert daily_difference(site.warehouse) == 0
+    assert compare_sums(site.warehouse) == []
     revisions = site.warehouse.table(USAGE_HOURLY).read(["revision"]).column("revision").to_pylist()
     assert min(revisions) > junk.bounds["revision"][0]
+
+
+def test_days_and_latencies_that_are_wrong_are_found_and_mended(site: Site) -> None:
+    specs = USAGE_DAILY, LATENCY_HOURLY
+    warehouse = site.warehouse
+    with warehouse.writing():
+        daily, latencies = (warehouse.table(spec) for spec in specs)
+        before = [table.read().to_pylist() for table in (daily, latencies)]
+        vandalise(daily, lambda rows: rows.slice(1))
+        at = latencies.spec.schema.get_field_index("requests")
+        vandalise(latencies, lambda rows: rows.set_column(at, "requests", pc.add(rows.column("requests"), 1)))
+
+        found = compare_sums(warehouse)
+        untouched = backfill(InProcess(), warehouse, 0, NOON_US - 24 * HOUR_US)
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+        again = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert {one.scope.split()[0] for one in found} == {"gold.usage_daily", "gold.latency_hourly"}
+    assert "gold.latency_hourly 2026-11-22T13:00:00Z/SendMessage" in {one.scope for one in found}
+    assert min(one.difference for one in found) > 0
+    assert [one.difference for one in compare_rows(warehouse)] == [0] * 5
+    hours = ("2026-11-22T12:00:00Z", "2026-11-22T13:00:00Z")
+    assert (untouched.days_replaced, untouched.latency_replaced) == ((), ())
+    assert (done.replaced, done.days_replaced, done.latency_replaced) == ((), ("2026-11-22",), hours)
+    assert (again.days_replaced, again.latency_replaced) == ((), ())
+    assert compare_sums(site.warehouse) == []
+    assert [site.warehouse.table(spec).read().to_pylist() for spec in specs] == before
+
+
+def vandalise(table: Table, change: Callable[[Any], Any]) -> None:
+    """Put changed rows in place of a table's."""
+    rows = change(table.read())
+    table.commit("vandal", 0, table.write("vandal", rows), removes=table.files())
+
+
+@pytest.mark.parametrize("spec", [USAGE_DAILY, LATENCY_HOURLY], ids=lambda spec: spec.name)
+def test_a_file_of_days_or_latencies_that_cannot_be_read_is_made_anew_by_a_backfill(
+    site: Site, spec: TableSpec
+) -> None:
+    warehouse = site.warehouse
+    table = warehouse.table(spec)
+    before = table.read().to_pylist()
+    (file,) = table.files()
+    Path(table.place.uri, file.path).unlink()
+    with pytest.raises(BrokenTable, match="`quaymaster pipeline backfill` makes it anew"):
+        table.read()
+
+    with warehouse.writing():
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert site.warehouse.table(spec).read().to_pylist() == before
+    assert compare_sums(site.warehouse) == []
+    assert bool(done.days_replaced) == (spec is USAGE_DAILY)
+    assert bool(done.latency_replaced) == (spec is LATENCY_HOURLY)
+
+
+def test_latencies_of_hours_that_were_not_asked_for_are_not_lost_with_a_broken_file(site: Site) -> None:
+    warehouse = site.warehouse
+    table = warehouse.table(LATENCY_HOURLY)
+    Path(table.place.uri, table.files()[0].path).write_bytes(b"junk")
+
+    with warehouse.writing(), pytest.raises(BrokenTable, match=r"gold\.latency_hourly"):
+        backfill(InProcess(), warehouse, 0, NOON_US + HOUR_US)
+
+
+@pytest.mark.parametrize("spec", [LATENCY_HOURLY, USAGE_DAILY], ids=lambda spec: spec.name)
+def test_a_backfill_between_a_run_that_was_killed_and_the_next_counts_nothing_twice(
+    site: Site, spec: TableSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Table.commit
+
+    class Killed(BaseException):
+        pass
+
+    def killed(table: Table, *arguments: Any, **named: Any) -> bool:
+        if table.spec is spec:
+            raise Killed
+        return commit(table, *arguments, **named)
+
+    site.ship(site.front_ends[0].block(100))
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "commit", killed)
+        with pytest.raises(Killed):
+            site.run()
+    before = compare_sums(site.warehouse)
+    warehouse = site.warehouse
+    with warehouse.writing():
+        backfill(InProcess(), warehouse, *ALWAYS)
+    site.run()
+
+    assert before == []
+    assert compare_sums(site.warehouse) == []
+    assert site.usage() == expected_usage(*site.front_ends)
 
 
 def test_a_revision_is_raised_when_an_hour_changes_and_only_then(site: Site) -> None:

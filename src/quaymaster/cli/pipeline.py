@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import time
 from collections.abc import Iterator
@@ -199,12 +200,12 @@ def reconcile(
     need_tables()
     from quaymaster.pipeline.broker_counts import compare_brokers, write_broker_comparison
     from quaymaster.pipeline.bronze import coverage_of
-    from quaymaster.pipeline.reconciliation import compare_rows, write_comparisons
+    from quaymaster.pipeline.reconciliation import compare_rows, compare_sums, write_comparisons
 
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
     with only_writer(tables.writing()):
-        found = compare_rows(tables)
+        found = compare_rows(tables) + compare_sums(tables)
         write_comparisons(tables, found, _now())
         _count_brokers(tables, directory, admin_url, accept=accept)
         compared = compare_brokers(tables, coverage_of(tables))
@@ -307,7 +308,7 @@ def backfill(
     driver_memory: DriverMemory = DRIVER_MEMORY,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Sum hours up anew from the events, and replace those that were wrong. The same again changes nothing."""
+    """Sum hours up anew from the events, and days, and replace what was wrong. The same again changes nothing."""
     need_tables()
     from quaymaster.pipeline.upkeep import backfill as sum_up
 
@@ -318,9 +319,12 @@ def backfill(
     with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
         done = sum_up(workers, tables, first_us, end_us)
     if as_json:
-        print_json({"hours": done.hours, "replaced": list(done.replaced)})
+        print_json(dataclasses.asdict(done))
     else:
-        print_line(f"{done.hours} hours summed up, {len(done.replaced)} replaced")
+        print_line(
+            f"{done.hours} hours summed up; replaced: {len(done.replaced)} of usage, "
+            f"{len(done.days_replaced)} days, {len(done.latency_replaced)} of latencies"
+        )
 
 
 @app.command()

@@ -23,7 +23,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from quaymaster.pipeline.errors import BrokenTable, telling_full_disk
-from quaymaster.pipeline.schemas import USAGE_HOURLY, TableSpec
+from quaymaster.pipeline.schemas import SUMMED_UP, TableSpec
 from quaymaster.pipeline.times import bound_of_time
 
 ROW_GROUP_ROWS = 131_072
@@ -270,8 +270,7 @@ def _telling_broken_file(spec: TableSpec, path: str) -> Iterator[None]:
         reason = f"cannot be read: {first_line(error)}"
     else:
         return
-    is_made_anew = spec.name == USAGE_HOURLY.name
-    advice = "`quaymaster pipeline backfill` makes it anew" if is_made_anew else RESTORE
+    advice = "`quaymaster pipeline backfill` makes it anew" if spec in SUMMED_UP else RESTORE
     raise BrokenTable(f"the table {spec.name} is broken: its file {path} {reason}; {advice}")
 
 

@@ -155,17 +155,23 @@ def control_totals(rows: Any) -> dict[str, int]:
     return found | {"errors": sum(errors)}
 
 
-def add_days(warehouse: Warehouse, batch_id: int, *, app: str = APP) -> None:
+def add_days(warehouse: Warehouse, batch_id: int) -> None:
     """Sum up anew the days that the batch of usage_hourly touched; once a batch."""
     daily, hourly = warehouse.table(USAGE_DAILY), warehouse.table(USAGE_HOURLY)
-    if daily.last_batch(app) >= batch_id or hourly.last_batch(app) < batch_id:
+    if daily.last_batch(APP) >= batch_id or hourly.last_batch(APP) < batch_id:
         return
-    dates = hourly.note(app)["dates"]
+    dates = hourly.note(APP)["dates"]
     files = [file for file in hourly.files() if file.partition_value in dates]
-    adds = daily.write(f"{app}-{batch_id}", daily_rows(hourly.read(files=files)))
-    daily.commit(
-        app, batch_id, adds, removes=[file for file in daily.files() if file.partition_value in dates]
-    )
+    replace_days(warehouse, APP, batch_id, daily_rows(hourly.read(files=files)), dates)
+
+
+def replace_days(
+    warehouse: Warehouse, app: str, batch_id: int, rows: Any, dates: Collection[str | None]
+) -> None:
+    """Put rows in place of those that usage_daily has of these dates."""
+    daily = warehouse.table(USAGE_DAILY)
+    removes = [file for file in daily.files() if file.partition_value in dates]
+    daily.commit(app, batch_id, daily.write(f"{app}-{batch_id}", rows), removes=removes)
 
 
 def daily_rows(hourly: Any) -> Any:

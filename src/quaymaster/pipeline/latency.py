@@ -49,24 +49,14 @@ def add_batch(warehouse: Warehouse, batch_id: int, counts: Any, *, app: str = AP
     dates = {str(date) for date in pc.unique(counts.column("hour").cast(pa.date32())).to_pylist()}
     files = [file for file in table.files() if file.partition_value in dates]
     merged = merge_latency([table.read(PARTIAL_SCHEMA.names, files=files), counts])
-    _commit(warehouse, app, batch_id, merged, files)
+    commit_counts(warehouse, app, batch_id, merged, files)
     return True
 
 
-def replace_hours(warehouse: Warehouse, app: str, right: Any, first_us: int, end_us: int) -> bool:
-    """Put counts in place of those of the hours in [first_us, end_us). False when they are the same already."""
-    table = warehouse.table(LATENCY_HOURLY)
-    rows = table.read(PARTIAL_SCHEMA.names)
-    hours = rows.column("hour").cast(pa.int64())
-    is_asked = pc.and_(pc.greater_equal(hours, first_us), pc.less(hours, end_us))
-    if merge_latency([rows.filter(is_asked)]) == right:
-        return False
-    merged = merge_latency([rows.filter(pc.invert(is_asked)), right])
-    _commit(warehouse, app, table.last_batch(app) + 1, merged, table.files())
-    return True
-
-
-def _commit(warehouse: Warehouse, app: str, batch_id: int, counts: Any, replaced: list[DataFile]) -> None:
+def commit_counts(
+    warehouse: Warehouse, app: str, batch_id: int, counts: Any, replaced: list[DataFile]
+) -> None:
+    """Put counts in place of files."""
     table = warehouse.table(LATENCY_HOURLY)
     dates = counts.column("hour").cast(pa.date32())
     rows = counts.append_column("usage_date", dates).select(LATENCY_HOURLY.schema.names)

@@ -19,6 +19,7 @@ from quaymaster.pipeline.blocks import DAMAGED
 from quaymaster.pipeline.bronze import MEASURES
 from quaymaster.pipeline.data_files import read_row_groups
 from quaymaster.pipeline.schemas import (
+    LATENCY_HOURLY,
     QUARANTINE,
     RECONCILIATION,
     REQUEST_EVENTS,
@@ -91,11 +92,40 @@ def write_comparisons(warehouse: Warehouse, found: list[Comparison], now: dateti
     table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows))
 
 
-def daily_difference(warehouse: Warehouse) -> int:
-    """Return how far the days are from the sums of their hours."""
-    days = gold.control_totals(warehouse.table(USAGE_DAILY).read())
-    hours = gold.control_totals(warehouse.table(USAGE_HOURLY).read())
-    return sum(abs(days[measure] - hours[measure]) for measure in MEASURES)
+def compare_sums(warehouse: Warehouse) -> list[Comparison]:
+    """Compare days and counts of latencies with gold.usage_hourly, and return where they differ.
+
+    In place of silver stands what the hours say. No invoice depends on these. Nothing is compared while a batch is
+    under way that not all of them have.
+    """
+    hourly, daily, latencies = (warehouse.table(spec) for spec in (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY))
+    if len({table.last_batch(gold.APP) for table in (hourly, daily, latencies)}) > 1:
+        return []
+    hours = hourly.read()
+    of_days, of_hours = (
+        {group: Counter(gold.control_totals(rows)) for group, rows in _groups(table, "usage_date")}
+        for table in (daily.read(), hours)
+    )
+    found = []
+    for day, account in sorted(of_days.keys() | of_hours.keys()):
+        scope = f"{USAGE_DAILY.name} {day}/{account or 'nobody'}"
+        here, there = (groups.get((day, account), Counter()) for groups in (of_hours, of_days))
+        found += _that_differ(scope, here, there)
+    counted, requests = (
+        _requests_by_action(table) for table in (latencies.read(["hour", "action", "requests"]), hours)
+    )
+    for hour, action in sorted(counted.keys() | requests.keys()):
+        scope = f"{LATENCY_HOURLY.name} {text_of_time(hour)}/{action}"
+        here, there = (Counter(rows=groups[hour, action]) for groups in (requests, counted))
+        found += _that_differ(scope, here, there)
+    return found
+
+
+def _requests_by_action(rows: Any) -> Counter[tuple[datetime.datetime, str]]:
+    summed = rows.group_by(["hour", "action"]).aggregate([("requests", "sum")])
+    names = ("hour", "action", "requests_sum")
+    columns = (summed.column(name).to_pylist() for name in names)
+    return Counter({(hour, action): requests for hour, action, requests in zip(*columns, strict=True)})
 
 
 def _compared(
@@ -154,13 +184,13 @@ def _hours_that_differ(warehouse: Warehouse, hourly: Any) -> list[Comparison]:
     return found
 
 
-_Group = tuple[datetime.datetime, str]
-"""An hour and an account."""
+_Group = tuple[Any, str]
+"""An hour or day, and an account."""
 
 
-def _groups(rows: Any) -> Iterator[tuple[_Group, Any]]:
-    for hour in pc.unique(rows.column("hour")):
-        of_hour = rows.filter(pc.equal(rows.column("hour"), hour))
+def _groups(rows: Any, by: str = "hour") -> Iterator[tuple[_Group, Any]]:
+    for hour in pc.unique(rows.column(by)):
+        of_hour = rows.filter(pc.equal(rows.column(by), hour))
         for account in pc.unique(of_hour.column("account_id")):
             yield (
                 (hour.as_py(), account.as_py()),

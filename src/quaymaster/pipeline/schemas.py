@@ -289,6 +289,9 @@ TABLES = (
     *(SEGMENTS, COMMITS, RECONCILIATION),
 )
 
+SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)
+"""Tables that are sums of others, and can be made anew."""
+
 ACTIONS = (
     *("Unknown", "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch"),
     *("ChangeMessageVisibility", "ChangeMessageVisibilityBatch", "CreateQueue", "DeleteQueue", "GetQueueUrl"),

@@ -14,10 +14,17 @@ import pyarrow.compute as pc
 from quaymaster.pipeline import gold, latency, silver
 from quaymaster.pipeline.data_files import DataFile, FileWriter, Place, read_row_groups
 from quaymaster.pipeline.errors import BrokenTable
-from quaymaster.pipeline.schemas import TABLES, USAGE_EVENTS, USAGE_HOURLY, TableSpec
-from quaymaster.pipeline.tables import Table, Warehouse
+from quaymaster.pipeline.schemas import (
+    LATENCY_HOURLY,
+    TABLES,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
+from quaymaster.pipeline.tables import NO_BATCH, Table, Warehouse
 from quaymaster.pipeline.tasks import Workers, answer_files
-from quaymaster.pipeline.times import text_of_time
+from quaymaster.pipeline.times import text_of_time, us_of_time
 
 BACKFILL_APP = "backfill"
 COMPACT_APP = "compact"
@@ -30,55 +37,124 @@ HOUR_US = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """Hours that were summed up anew, and those among them whose rows were wrong and were replaced (ISO 8601)."""
+    """Hours that were summed up anew, and what was wrong and was replaced: hours of usage, days, hours of latencies."""
 
     hours: int
     replaced: tuple[str, ...]
+    days_replaced: tuple[str, ...]
+    latency_replaced: tuple[str, ...]
 
 
 def backfill(workers: Workers, warehouse: Warehouse, first_us: int, end_us: int) -> Backfilled:
-    """Sum up the hours in [first_us, end_us) anew from silver; replace those that gold has otherwise.
+    """Sum up the hours in [first_us, end_us) anew from silver, and their days; replace those that gold has otherwise.
 
-    Files of usage_hourly that cannot be read are replaced, too.
+    Files of gold that cannot be read are replaced, too.
 
     Raises:
         BrokenTable: such a file may have hours that were not asked for, or another table is broken.
     """
     events, hourly = warehouse.table(USAGE_EVENTS), warehouse.table(USAGE_HOURLY)
     last_batch = hourly.last_batch(gold.APP)
+    _finish_gold(workers, warehouse, last_batch)
     paths = [file.path for file in events.files()]
     work = silver.usage_work(events.place, 0, last_batch, (first_us, end_us))
     answers = workers.over(paths, work)
     right = gold.merge_usage(answers.tables("usage"))
-    latency.replace_hours(
-        warehouse, BACKFILL_APP, latency.merge_latency(answers.tables("latency")), first_us, end_us
-    )
-    rows, broken = _readable(hourly)
+    latencies = _mend_latency(warehouse, latency.merge_latency(answers.tables("latency")), first_us, end_us)
+    rows, broken = _readable(hourly, hourly.files(), gold.PARTIAL_SCHEMA)
     hourly.read(files=[file for file in broken if not _lies_in(file, first_us, end_us)])
-    hours = rows.column("hour").cast(pa.int64())
-    is_asked = pc.and_(pc.greater_equal(hours, first_us), pc.less(hours, end_us))
-    found = gold.merge_usage([rows.filter(is_asked)])
-    all_hours = sorted({*right.column("hour").to_pylist(), *found.column("hour").to_pylist()})
+    found = gold.merge_usage([_of_hours(rows, first_us, end_us)])
+    all_hours = _hours_of(right, found)
     wrong = [hour for hour in all_hours if _of_hour(right, hour) != _of_hour(found, hour)]
     if wrong or broken:
         _replace_hours(warehouse, right, pa.array(wrong, gold.PARTIAL_SCHEMA.field("hour").type), broken)
-    gold.add_days(warehouse, hourly.last_batch(BACKFILL_APP), app=BACKFILL_APP)
-    return Backfilled(len(all_hours), tuple(text_of_time(hour) for hour in wrong))
+    days = _mend_days(warehouse, first_us, end_us)
+    return Backfilled(
+        len(all_hours), tuple(text_of_time(hour) for hour in wrong), tuple(days), tuple(latencies)
+    )
 
 
-def _readable(hourly: Table) -> tuple[Any, list[DataFile]]:
-    """Return the rows of all files that can be read, and the files that cannot."""
-    parts, broken = [gold.PARTIAL_SCHEMA.empty_table()], []
-    for file in hourly.files():
+def _finish_gold(workers: Workers, warehouse: Warehouse, batch_id: int) -> None:
+    """Bring a batch that a killed run left in usage_hourly alone into the tables beside it, or it would count twice."""
+    if NO_BATCH < batch_id > warehouse.table(LATENCY_HOURLY).last_batch(gold.APP):
+        latency.add_batch(warehouse, batch_id, silver.sums_of_batch(workers, warehouse, batch_id).latency)
+    gold.add_days(warehouse, batch_id)
+
+
+def _mend_latency(warehouse: Warehouse, right: Any, first_us: int, end_us: int) -> list[str]:
+    """Put the right counts in place of those of [first_us, end_us) that are otherwise; return the hours."""
+    table = warehouse.table(LATENCY_HOURLY)
+    files = [file for file in table.files() if _touches(file.partition_value, first_us, end_us)]
+    rows, broken = _readable(table, files, latency.PARTIAL_SCHEMA)
+    table.read(files=[file for file in broken if not _lies_in(file, first_us, end_us)])
+    found = latency.merge_latency([_of_hours(rows, first_us, end_us)])
+    wrong = [hour for hour in _hours_of(right, found) if _of_hour(right, hour) != _of_hour(found, hour)]
+    if wrong or broken:
+        hours = rows.column("hour").cast(pa.int64())
+        others = rows.filter(pc.invert(_between(hours, first_us, end_us)))
+        batch_id = table.last_batch(BACKFILL_APP) + 1
+        latency.commit_counts(
+            warehouse, BACKFILL_APP, batch_id, latency.merge_latency([others, right]), files
+        )
+    return [text_of_time(hour) for hour in wrong]
+
+
+def _mend_days(warehouse: Warehouse, first_us: int, end_us: int) -> list[str]:
+    """Put the sums of their hours in place of days in [first_us, end_us) that are otherwise; return the days."""
+    daily, hourly = warehouse.table(USAGE_DAILY), warehouse.table(USAGE_HOURLY)
+    files, hours = (
+        [file for file in table.files() if _touches(file.partition_value, first_us, end_us)]
+        for table in (daily, hourly)
+    )
+    rows, broken = _readable(daily, files, daily.spec.schema)
+    right, found = (gold.daily_rows(part) for part in (hourly.read(files=hours), rows))
+    days = {str(day) for part in (right, found) for day in pc.unique(part.column("usage_date")).to_pylist()}
+    wrong = {day for day in days if _of_day(right, day) != _of_day(found, day)}
+    wrong |= {str(file.partition_value) for file in broken}
+    if wrong:
+        fresh = pa.concat_tables([right.slice(0, 0), *(_of_day(right, day) for day in sorted(wrong))])
+        gold.replace_days(warehouse, BACKFILL_APP, daily.last_batch(BACKFILL_APP) + 1, fresh, wrong)
+    return sorted(wrong)
+
+
+def _of_day(daily: Any, day: str) -> Any:
+    date = pa.scalar(datetime.date.fromisoformat(day), pa.date32())
+    return daily.filter(pc.equal(daily.column("usage_date"), date))
+
+
+def _touches(day: str | None, first_us: int, end_us: int) -> bool:
+    """Return whether any hour of a day is in [first_us, end_us)."""
+    start = datetime.datetime.fromisoformat(f"{day}T00:00:00+00:00")
+    start_us = us_of_time(start)
+    return start_us < end_us and first_us < start_us + 24 * HOUR_US
+
+
+def _between(times: Any, first_us: int, end_us: int) -> Any:
+    """Return a mask of `first_us <= times < end_us`."""
+    return pc.and_(pc.greater_equal(times, first_us), pc.less(times, end_us))
+
+
+def _of_hours(rows: Any, first_us: int, end_us: int) -> Any:
+    return rows.filter(_between(rows.column("hour").cast(pa.int64()), first_us, end_us))
+
+
+def _hours_of(*tables: Any) -> list[datetime.datetime]:
+    return sorted({hour for table in tables for hour in pc.unique(table.column("hour")).to_pylist()})
+
+
+def _readable(table: Table, files: list[DataFile], schema: Any) -> tuple[Any, list[DataFile]]:
+    """Return the rows of those files that can be read, and the files that cannot."""
+    parts, broken = [schema.empty_table()], []
+    for file in files:
         try:
-            parts.append(hourly.read(gold.PARTIAL_SCHEMA.names, files=[file]))
+            parts.append(table.read(schema.names, files=[file]))
         except BrokenTable:
             broken.append(file)
     return pa.concat_tables(parts), broken
 
 
 def _lies_in(file: DataFile, first_us: int, end_us: int) -> bool:
-    """Return whether all hours of a file of usage_hourly are in [first_us, end_us), by the table's log."""
+    """Return whether all hours of a file are in [first_us, end_us), by the table's log."""
     low, high = (datetime.datetime.fromisoformat(text).timestamp() * 1e6 for text in file.bounds["hour"])
     return first_us <= low and high < end_us
 
@@ -104,7 +180,7 @@ def _replace_hours(warehouse: Warehouse, right: Any, wrong: Any, broken: list[Da
 
 def _of_hour(usage: Any, hour: Any) -> list[dict[str, Any]]:
     rows = usage.filter(pc.equal(usage.column("hour"), pa.scalar(hour, usage.schema.field("hour").type)))
-    rows = rows.drop_columns(["revision"])
+    rows = rows.drop_columns([name for name in ("revision",) if name in rows.column_names])
     found: list[dict[str, Any]] = rows.to_pylist()
     return found
 
