@@ -14,8 +14,13 @@ import pytest
 from harness.pipeline_site import Site
 from harness.usage_blocks import FrontEnd
 
+from quaymaster.cli import billing
 from quaymaster.pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
+from quaymaster.pipeline.billing.store import APP
+from quaymaster.pipeline.billing.tables import INVOICES
+from quaymaster.pipeline.data_files import DataFile
 from quaymaster.pipeline.schemas import USAGE_HOURLY
+from quaymaster.pipeline.tables import Warehouse
 from quaymaster.protocol.usage_records import Seal
 
 from .conftest import PlayedServer, Run, write_client_file
@@ -61,6 +66,27 @@ def test_usage_becomes_invoices_whose_requests_are_those_of_the_records(tmp_path
     assert {invoice["state"] for invoice in invoices} == {"provisional"}
     assert {invoice["stage"] for invoice in invoices} == {"due"}
     assert all(compared["difference"] == 0 for invoice in invoices for compared in invoice["reconciliation"])
+
+
+def test_provisional_invoices_of_many_accounts_are_written_together(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = used(tmp_path)
+    words = ("pipeline", "invoice", "--data", tmp_path, "--month", MONTH)
+
+    run(*words)
+    together = Warehouse(tmp_path / "warehouse").table(INVOICES).last_batch(APP)
+    monkeypatch.setattr(billing, "ACCOUNTS_AT_ONCE", 1)
+    Site(tmp_path).warehouse.table(INVOICES).commit("forget", 0, [], removes=invoice_files(tmp_path))
+    one_by_one = run(*words, "--json")
+
+    assert together == 0
+    assert Warehouse(tmp_path / "warehouse").table(INVOICES).last_batch(APP) == len(billed(one)) > 1
+    assert {made["account_id"]: made["billed_requests"] for made in one_by_one.json} == billed(one)
+
+
+def invoice_files(data: Path) -> list[DataFile]:
+    return Site(data).warehouse.table(INVOICES).files()
 
 
 def test_whoever_has_no_final_invoice_of_a_closed_month_is_named_in_the_next(

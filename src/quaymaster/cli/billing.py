@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 prices_app = options.new_group("Show and set what requests cost.")
 
 GRACE_DAYS = 3
+ACCOUNTS_AT_ONCE = 200
+"""Whose provisional invoices are written in one commit: each rewrites the month's rows of all."""
 
 
 class Format(StrEnum):
@@ -103,8 +105,8 @@ def invoice(
             if final:
                 made = billing.close(period, accounts)
             else:
-                for one in accounts:
-                    made += billing.update(period, [one])
+                for first in range(0, len(accounts), ACCOUNTS_AT_ONCE):
+                    made += billing.update(period, accounts[first : first + ACCOUNTS_AT_ONCE])
                     bar.update(len(made))
         left_out = {} if account else billing.left_out(period)
     _tell_differences(made)

@@ -485,3 +485,38 @@ def test_billing_that_goes_on_sees_usage_of_now(tmp_path: Path) -> None:
     fill(warehouse, [used(6)])
 
     assert (before, goes_on.view(MONTH, ACCOUNT).invoice.quantity) == (5, 11)
+
+
+def reads_for(root: Path, accounts: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often a table is read to bill accounts that used something in two months, and to look at a third."""
+    later = MONTH.next
+    for number in range(accounts):
+        account_id = f"{number + 1:012}"
+        for month in (MONTH, later):
+            fill(Warehouse(root), [used(MILLION + number, month=month)], account_id=account_id)
+    reads = 0
+    read = Table.read
+
+    def counted(table: Table, *arguments: Any, **named: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read(table, *arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "read", counted)
+        for month in (MONTH, later):
+            made = after(month, root)
+            invoices = made.close(month, made.accounts(month))
+            assert [one.invoice.quantity for one in invoices] == [
+                MILLION + number for number in range(accounts)
+            ]
+        assert after(later.next, root).accounts(later.next) == []
+    return reads
+
+
+def test_tables_are_read_once_for_all_accounts_whether_they_used_anything_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (reads_for(tmp_path / str(accounts), accounts, monkeypatch) for accounts in (2, 12))
+
+    assert many == few

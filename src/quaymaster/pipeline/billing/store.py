@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.pipeline.billing.focus import COLUMNS, focus_rows
+from quaymaster.pipeline.billing.focus import focus_rows
 from quaymaster.pipeline.billing.invoices import Correction, Invoice
 from quaymaster.pipeline.billing.periods import Month
 from quaymaster.pipeline.billing.price_files import each_tier, example_book
@@ -35,6 +38,8 @@ from quaymaster.pipeline.billing.tables import (
 from quaymaster.pipeline.schemas import USAGE_EVENTS, USAGE_HOURLY, TableSpec
 from quaymaster.pipeline.tables import Warehouse
 
+Result = TypeVar("Result")
+
 APP: Final = "billing"
 LOCK_FILE: Final = "billing.lock"
 _USAGE_COLUMNS: Final = (
@@ -46,8 +51,15 @@ _USAGE_COLUMNS: Final = (
     "billing_class",
     "billed_requests",
 )
-CACHED_READS_MAX: Final = 100
-"""Months of a table that are kept in memory while accounts are billed one by one."""
+_LINE_COLUMNS: Final = (
+    *("BillingAccountId", "ChargeCategory", "ChargePeriodStart", "RegionId", "ResourceName"),
+    *("ListUnitPrice", "ConsumedQuantity", "BilledCost", "x_line_id", "x_queue_id", "x_action"),
+    *("x_billing_class", "x_price_version", "x_tier", "x_rule_version"),
+    *("x_corrected_period", "x_corrects_line_id"),
+)
+"""What an invoice's lines are made of again; a third of what they have."""
+CACHED_READS_MAX: Final = 200
+"""Months of a table that are kept in memory while accounts are billed one by one: those that corrections look at."""
 
 
 class InvoiceRow(NamedTuple):
@@ -71,9 +83,9 @@ class BillingStore:
 
     def __init__(self, warehouse: Warehouse) -> None:
         self._warehouse = warehouse
-        self._reads: dict[tuple[str, int, Month], Any] = {}
-        # By version of the usage table: all accounts' months are read at once, since accounts are asked one by one.
-        self._months: tuple[int, dict[str, set[Month]]] | None = None
+        # Accounts are asked one by one; so what is read is read for all of them, once a version of its table.
+        self._reads: dict[tuple[str, Month], tuple[int, _ByAccount]] = {}
+        self._kept: dict[Any, tuple[tuple[int, ...], Any]] = {}
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -101,24 +113,25 @@ class BillingStore:
 
     def accounts_with_usage(self, month: Month) -> list[str]:
         """Return the accounts that used something in a month, sorted. Usage of no account is nobody's."""
-        return sorted(filter(None, pc.unique(self._usage_of(month).column("account_id")).to_pylist()))
+        return sorted(filter(None, self._usage_of(month).accounts))
 
     def months_with_usage(self, account_id: str) -> list[Month]:
         """Return the months in which an account used something, sorted."""
-        table = self._warehouse.table(USAGE_HOURLY)
-        if self._months is None or self._months[0] != table.version:
+
+        def read() -> dict[str, set[Month]]:
             months: dict[str, set[Month]] = {}
             names = ["account_id", "usage_date"]
-            for row in table.read(names).group_by(names).aggregate([]).to_pylist():
+            rows = self._warehouse.table(USAGE_HOURLY).read(names)
+            for row in rows.group_by(names).aggregate([]).to_pylist():
                 day = row["usage_date"]
                 months.setdefault(row["account_id"], set()).add(Month(day.year, day.month))
-            self._months = table.version, months
-        return sorted(self._months[1].get(account_id, ()))
+            return months
+
+        return sorted(self._keep("months with usage", (USAGE_HOURLY,), read).get(account_id, ()))
 
     def usage(self, month: Month, account_id: str) -> list[Usage]:
         """Return what an account used in a month, to be rated."""
-        rows = self._usage_of(month)
-        rows = rows.filter(pc.equal(rows.column("account_id"), account_id))
+        rows = self._usage_of(month).rows_of(account_id)
         return [
             Usage(*values)
             for values in zip(*(rows.column(name).to_pylist() for name in _USAGE_COLUMNS), strict=True)
@@ -126,38 +139,70 @@ class BillingStore:
 
     def layer_counts(self, month: Month, account_id: str) -> list[Comparison]:
         """Return what silver and gold count for an account's month, each by itself."""
-        gold = self._usage_of(month)
-        silver = self._read_month(USAGE_EVENTS, month, ["account_id", *_SILVER_SUMS])
-        found = []
-        for measure, (silver_name, gold_name) in _MEASURES.items():
-            counts = []
-            for place, rows, name in (("silver", silver, silver_name), ("gold", gold, gold_name)):
-                mine = rows.filter(pc.equal(rows.column("account_id"), account_id))
-                count = mine.num_rows if name is None else pc.sum(mine.column(name)).as_py() or 0
-                counts.append((place, count))
-            found.append(Comparison(f"{account_id} in {month}", measure, tuple(counts)))
-        return found
 
-    def _usage_of(self, month: Month) -> Any:
-        names = ["account_id", *_USAGE_COLUMNS, "messages", "bytes", "source_rows"]
-        return self._read_month(USAGE_HOURLY, month, names)
+        def read(spec: TableSpec, sums: list[tuple[str, str]]) -> dict[str, dict[str, int]]:
+            names = ["account_id", *(name for name, how in sums if how == "sum")]
+            rows = self._rows_of(spec, month, names)
+            rows = rows.group_by("account_id").aggregate([*sums, ("account_id", "count")])
+            return {row["account_id"]: row for row in rows.to_pylist()}
 
-    def _read_month(self, spec: TableSpec, month: Month, names: Sequence[str] | None = None) -> Any:
+        places = {}
+        for place, spec, names in (
+            ("silver", USAGE_EVENTS, _SILVER_SUMS),
+            ("gold", USAGE_HOURLY, _GOLD_SUMS),
+        ):
+            sums = [(name, "sum") for name in names]
+            counted = self._keep((place, month), (spec,), partial(read, spec, sums))
+            places[place] = counted.get(account_id, {})
+        return [
+            Comparison(
+                f"{account_id} in {month}",
+                measure,
+                (
+                    ("silver", places["silver"].get(silver_name) or 0),
+                    ("gold", places["gold"].get(gold_name) or 0),
+                ),
+            )
+            for measure, (silver_name, gold_name) in _MEASURES.items()
+        ]
+
+    def _usage_of(self, month: Month) -> _ByAccount:
+        return self._read_month(USAGE_HOURLY, month, "account_id", ["account_id", *_USAGE_COLUMNS])
+
+    def _read_month(
+        self, spec: TableSpec, month: Month, account_column: str, names: Sequence[str] | None = None
+    ) -> _ByAccount:
         """Return the rows of a month of a table that is partitioned by days or months."""
-        table = self._warehouse.table(spec)
-        key = (spec.name, table.version, month)
-        if key not in self._reads:
+        version = self._warehouse.table(spec).version
+        key = spec.name, month
+        known = self._reads.get(key)
+        if known is None or known[0] != version:
             if len(self._reads) >= CACHED_READS_MAX:
                 self._reads.clear()
-            prefix = f"{month}-"
-            files = [file for file in table.files() if (file.partition_value or "").startswith(prefix)]
-            self._reads[key] = table.read(names, files=files)
-        return self._reads[key]
+            known = version, _ByAccount(self._rows_of(spec, month, names), account_column)
+            self._reads[key] = known
+        return known[1]
+
+    def _rows_of(self, spec: TableSpec, month: Month, names: Sequence[str] | None) -> Any:
+        table, prefix = self._warehouse.table(spec), f"{month}-"
+        files = [file for file in table.files() if (file.partition_value or "").startswith(prefix)]
+        return table.read(names, files=files)
+
+    def _keep(self, what: Any, specs: Sequence[TableSpec], read: Callable[[], Result]) -> Result:
+        """Return what is read of these tables; once, as long as none of them changes."""
+        versions = tuple(self._warehouse.table(spec).version for spec in specs)
+        if self._kept.get(what, ((), None))[0] != versions:
+            self._kept[what] = versions, read()
+        found: Result = self._kept[what][1]
+        return found
 
     # Prices and accounts
 
     def book(self) -> PriceBook:
         """Return the price book that is set, else the example that is shipped."""
+        return self._keep("book", (PRICE_BOOK,), self._read_book)
+
+    def _read_book(self) -> PriceBook:
         rows = self._warehouse.table(PRICE_BOOK).read().to_pylist()
         if not rows:
             return example_book()
@@ -201,12 +246,16 @@ class BillingStore:
 
     def account_names(self, at: datetime.datetime) -> dict[str, str]:
         """Return what accounts were called at a time, or, where they were not known yet, first."""
-        names: dict[str, str] = {}
-        rows = self._warehouse.table(ACCOUNTS).read().to_pylist()
-        for row in sorted(rows, key=lambda row: row["valid_from"]):
-            if row["account_id"] not in names or row["valid_from"] <= at:
-                names[row["account_id"]] = row["account_name"]
-        return names
+
+        def read() -> dict[str, str]:
+            names: dict[str, str] = {}
+            rows = self._warehouse.table(ACCOUNTS).read().to_pylist()
+            for row in sorted(rows, key=lambda row: row["valid_from"]):
+                if row["account_id"] not in names or row["valid_from"] <= at:
+                    names[row["account_id"]] = row["account_name"]
+            return names
+
+        return self._keep(("names", at), (ACCOUNTS,), read)
 
     def set_account_names(self, names: Mapping[str, str], now: datetime.datetime) -> int:
         """Keep what accounts are called from now on; return how many are new or called otherwise."""
@@ -229,18 +278,21 @@ class BillingStore:
 
     def invoice_rows(self, account_id: str | None = None, month: Month | None = None) -> list[InvoiceRow]:
         """Return what is known of invoices, by month and account."""
-        if month is None:
-            days = {file.partition_value or "" for file in self._warehouse.table(INVOICES).files()}
-            months = sorted({Month.parse(day[:7]) for day in days})
-        else:
-            months = [month]
-        found = []
-        for one in months:
-            rows = self._read_month(INVOICES, one)
-            if account_id is not None:
-                rows = rows.filter(pc.equal(rows.column("account_id"), account_id))
-            found += [InvoiceRow(one, row) for row in rows.to_pylist()]
-        return sorted(found, key=lambda row: (row.month, row.fields["account_id"]))
+        rows, by_account = self._keep("invoices", (INVOICES,), self._read_invoices)
+        if account_id is not None:
+            rows = by_account.get(account_id, [])
+        return [row for row in rows if month in (None, row.month)]
+
+    def _read_invoices(self) -> tuple[list[InvoiceRow], dict[str, list[InvoiceRow]]]:
+        rows = []
+        for fields in self._warehouse.table(INVOICES).read().to_pylist():
+            day = fields[MONTH_COLUMN]
+            rows.append(InvoiceRow(Month(day.year, day.month), fields))
+        rows.sort(key=lambda row: (row.month, row.fields["account_id"]))
+        by_account: dict[str, list[InvoiceRow]] = {}
+        for row in rows:
+            by_account.setdefault(row.fields["account_id"], []).append(row)
+        return rows, by_account
 
     def load(self, row: InvoiceRow) -> Invoice:
         """Return an invoice as it was written. Raises StoreDamaged when its lines are not those it was made of."""
@@ -291,10 +343,9 @@ class BillingStore:
 
     def _lines(self, spec: TableSpec, month: Month, account_id: str) -> list[dict[str, Any]]:
         """Return lines in the order in which they were written."""
-        rows = self._read_month(spec, month)
-        found: list[dict[str, Any]] = rows.filter(
-            pc.equal(rows.column("BillingAccountId"), account_id)
-        ).to_pylist()
+        found: list[dict[str, Any]] = (
+            self._read_month(spec, month, "BillingAccountId", _LINE_COLUMNS).rows_of(account_id).to_pylist()
+        )
         return found
 
     def _replace_month(
@@ -326,14 +377,40 @@ class BillingStore:
         table.commit(APP, table.last_batch(APP) + 1, adds, removes=files)
 
 
-_MEASURES: Final[dict[str, tuple[str | None, str]]] = {
-    "requests": (None, "source_rows"),
-    "billed requests": ("billed_requests", "billed_requests"),
-    "messages": ("messages", "messages"),
-    "bytes": ("bytes", "bytes"),
+_SILVER_SUMS: Final = ("billed_requests", "messages", "bytes")
+_GOLD_SUMS: Final = ("source_rows", *_SILVER_SUMS)
+_MEASURES: Final = {
+    "requests": ("account_id_count", "source_rows_sum"),
+    "billed requests": ("billed_requests_sum", "billed_requests_sum"),
+    "messages": ("messages_sum", "messages_sum"),
+    "bytes": ("bytes_sum", "bytes_sum"),
 }
-"""What is compared: the columns of silver (None counts rows) and of gold."""
-_SILVER_SUMS: Final = [name for name, _ in _MEASURES.values() if name is not None]
+"""What is compared: sums of silver, whose rows are requests, and of gold."""
+
+
+class _ByAccount:
+    """Rows of a table, an account's without a look at those of others; each account's in the order of the table."""
+
+    def __init__(self, rows: Any, account_column: str) -> None:
+        encoded = pc.dictionary_encode(rows.column(account_column)).combine_chunks()
+        codes = encoded.indices.to_numpy()
+        self._rows = rows.take(pa.array(np.argsort(codes, kind="stable"))).combine_chunks()
+        accounts = encoded.dictionary.to_pylist()
+        counts = np.bincount(codes, minlength=len(accounts)).tolist()
+        ends = accumulate(counts)
+        self._places = {
+            account_id: (end - count, count)
+            for account_id, end, count in zip(accounts, ends, counts, strict=True)
+        }
+
+    @property
+    def accounts(self) -> Iterable[str]:
+        """All accounts that have rows."""
+        return self._places.keys()
+
+    def rows_of(self, account_id: str) -> Any:
+        """Return an account's rows."""
+        return self._rows.slice(*self._places.get(account_id, (0, 0)))
 
 
 def _invoice_fields(invoice: Invoice, compared: Sequence[Comparison], usage_version: int) -> dict[str, Any]:
@@ -360,7 +437,6 @@ def _invoice_fields(invoice: Invoice, compared: Sequence[Comparison], usage_vers
 
 def _charge(row: Mapping[str, Any]) -> Charge:
     """Return the charge that a line was made of."""
-    assert set(row) >= set(COLUMNS), "lines have all columns"
     return Charge(
         line_id=row["x_line_id"],
         day=row["ChargePeriodStart"].astimezone(datetime.UTC),
