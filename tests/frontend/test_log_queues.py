@@ -236,6 +236,35 @@ def test_a_log_is_neither_a_dead_letter_queue_nor_a_target_of_a_redrive() -> Non
     asyncio.run(scenario())
 
 
+def test_dead_letters_of_consumer_groups_alone_are_not_sent_back_and_the_caller_is_told_at_once() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            client = service.client
+            arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}"
+            policy, to_both = (
+                f'{{"deadLetterTargetArn": "{arn}:{name}", "maxReceiveCount": 1}}'
+                for name in ("dead", "both")
+            )
+            for name in ("dead", "both", "other"):
+                await service.add_queue(name)
+            await service.add_queue("log", RedrivePolicy=policy, **LOG)
+            await service.add_queue("another-log", RedrivePolicy=to_both, **LOG)
+            await service.add_queue("jobs", RedrivePolicy=to_both)
+
+            back = await client.json("StartMessageMoveTask", {"SourceArn": f"{arn}:dead"})
+            elsewhere = await client.json(
+                "StartMessageMoveTask", {"SourceArn": f"{arn}:dead", "DestinationArn": f"{arn}:other"}
+            )
+            of_both = await client.json("StartMessageMoveTask", {"SourceArn": f"{arn}:both"})
+
+            assert error_of(back) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
+            assert "consumer groups of the log-retained queue log" in back.json["message"]
+            assert "name a DestinationArn" in back.json["message"]
+            assert (elsewhere.status, of_both.status) == (200, 200)
+
+    asyncio.run(scenario())
+
+
 def test_operators_list_create_reset_and_move_groups() -> None:
     async def scenario() -> None:
         async with administered() as port:

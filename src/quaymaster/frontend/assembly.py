@@ -87,7 +87,7 @@ def make_front_end(
         remembers_sends=settings.retry_window_ms > 0,
     )
     queues = QueueActions(routes, metadata.queues, can_delete=settings.delete_queue == "api")
-    moves = MoveActions(routes, queues.is_dead_letter_queue)
+    moves = MoveActions(routes, queues.dead_letter_sources)
     logs = LogActions(routes, groups, broker, cipher, sealed)
     transactions = TransactionActions(messages, metrics)
     return FrontEnd(

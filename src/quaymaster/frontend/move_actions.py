@@ -27,8 +27,8 @@ RUNNING: Final = "RUNNING"
 FAILED: Final = "FAILED"
 _HANDLE_CHARS_MAX: Final = 1_024
 
-IsDeadLetterQueue = Callable[[QueueDefinition], Awaitable[bool]]
-"""Tells whether any queue's redrive policy names this one."""
+DeadLetterSources = Callable[[QueueDefinition], Awaitable[list[QueueDefinition]]]
+"""Gives the queues whose redrive policy names this one."""
 
 
 class TaskHandle(msgspec.Struct, frozen=True):
@@ -61,9 +61,9 @@ def parse_task_handle(text: str) -> tuple[bytes, str]:
 class MoveActions:
     """The handlers of the actions on message move tasks."""
 
-    def __init__(self, routes: Routes, is_dead_letter_queue: IsDeadLetterQueue) -> None:
+    def __init__(self, routes: Routes, dead_letter_sources: DeadLetterSources) -> None:
         self._routes = routes
-        self._is_dead_letter_queue = is_dead_letter_queue
+        self._dead_letter_sources = dead_letter_sources
 
     def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[shapes.Shape | None]]]:
         """Return the handler of each action."""
@@ -93,8 +93,15 @@ class MoveActions:
                 )
             if target.is_fifo != source.is_fifo:
                 raise InvalidParameterValue("Source and destination queue must be of the same type.")
-        if not await self._is_dead_letter_queue(source):
+        sources = await self._dead_letter_sources(source)
+        if not sources:
             raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
+        if target is None and all(one.keeps_all for one in sources):
+            # Where other queues have dead letters here, too, the task finds out message by message.
+            raise UnsupportedOperation(
+                f"The messages come from consumer groups of the log-retained queue {sources[0].name}, which still has "
+                "them: name a DestinationArn, or reset the group to before the message."
+            )
         task_id = uuid.uuid4().bytes
         source_arn = self._routes.arn(source)
         target_arn = None if target is None else self._routes.arn(target)

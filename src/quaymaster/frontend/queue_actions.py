@@ -91,11 +91,10 @@ class QueueActions:
             "RemovePermission": self.remove_permission,
         }
 
-    async def is_dead_letter_queue(self, definition: QueueDefinition) -> bool:
-        """Tell whether any queue's redrive policy names this one."""
-        request = ListDeadLetterSources(definition.account_id, definition.name, results_max=1)
-        page = await self._queues.list_page(request)
-        return bool(page.queues)
+    async def dead_letter_sources(self, definition: QueueDefinition) -> list[QueueDefinition]:
+        """Return the queues whose redrive policy names this one, up to 1,000."""
+        page = await self._queues.list_page(ListDeadLetterSources(definition.account_id, definition.name))
+        return page.queues
 
     # Being there
 
