@@ -20,7 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaymaster.pipeline import bronze
-from quaymaster.pipeline.audit import Audit, AuditMistake, Break, Expiry, Hold, Query
+from quaymaster.pipeline.audit import (
+    Audit,
+    AuditMistake,
+    Expiry,
+    Hold,
+    Query,
+)
+from quaymaster.pipeline.audit_chains import Break
 from quaymaster.pipeline.blocks import Origin, bronze_rows
 from quaymaster.pipeline.feed import FileFeed
 from quaymaster.pipeline.rules import audit_rows, records_of
