@@ -250,7 +250,7 @@ def test_a_run_of_what_is_there_ends_though_messages_keep_coming_and_one_batch_t
     assert taking.offsets == list(range(len(log.partitions[0])))
 
 
-def test_two_queries_of_one_group_both_read_all_and_the_group_shows_the_one_ahead(
+def test_two_queries_of_one_group_that_run_in_turns_both_read_all_and_it_shows_the_one_ahead(
     spark: SparkSession, fake: FakeServer, tmp_path: Path
 ) -> None:
     log = fake.make("orders", 30)
@@ -264,3 +264,29 @@ def test_two_queries_of_one_group_both_read_all_and_the_group_shows_the_one_ahea
 
     assert fake.committed["orders@billing"] == {0: 40}
     assert ahead.offsets == behind.offsets == list(range(40))
+
+
+def test_of_two_queries_of_one_group_at_the_same_time_the_first_ends_and_says_why(
+    spark: SparkSession, fake: FakeServer, tmp_path: Path
+) -> None:
+    log = fake.make("orders", 30)
+    frame = stream(spark, fake, consumerGroup="billing")
+    first = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "first")).start()
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while fake.committed.get("orders@billing") != {0: 30}:
+            assert time.monotonic() < deadline, fake.committed
+            time.sleep(0.05)
+        second = Taking(spark, fake, str(tmp_path / "second"), consumerGroup="billing")
+        second.run()
+        log.partitions[0] += [b"more"] * 10
+
+        with pytest.raises(
+            StreamingQueryException, match="another query reads orders with consumerGroup billing"
+        ):
+            first.awaitTermination(WAIT_S)
+    finally:
+        first.stop()
+    second.run()
+
+    assert second.offsets == list(range(40))
