@@ -15,11 +15,15 @@ from harness.pipeline_site import Site
 from harness.usage_blocks import FrontEnd
 
 from quaymaster.cli import billing
+from quaymaster.pipeline import bronze
+from quaymaster.pipeline.billing.periods import Month
 from quaymaster.pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
 from quaymaster.pipeline.billing.store import APP
 from quaymaster.pipeline.billing.tables import INVOICES
+from quaymaster.pipeline.broker_counts import BrokerComparison, Compared, write_broker_comparison
 from quaymaster.pipeline.data_files import DataFile
-from quaymaster.pipeline.schemas import USAGE_HOURLY
+from quaymaster.pipeline.feed import QUEUE_FEED
+from quaymaster.pipeline.schemas import REQUEST_EVENTS, USAGE_HOURLY
 from quaymaster.pipeline.tables import Warehouse
 from quaymaster.protocol.usage_records import Seal
 
@@ -66,6 +70,31 @@ def test_usage_becomes_invoices_whose_requests_are_those_of_the_records(tmp_path
     assert {invoice["state"] for invoice in invoices} == {"provisional"}
     assert {invoice["stage"] for invoice in invoices} == {"due"}
     assert all(compared["difference"] == 0 for invoice in invoices for compared in invoice["reconciliation"])
+
+
+def test_a_comparison_with_the_brokers_counts_for_a_month_when_its_clock_was_not_set_back_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    month, day = Month.parse(MONTH), datetime.timedelta(days=1)
+    tables = Warehouse(tmp_path)
+    tables.table(REQUEST_EVENTS).commit(bronze.APP, 0, [], note={"feed": f"{QUEUE_FEED}1"})
+
+    def reason(compared: datetime.datetime | None, now: datetime.datetime) -> str | None:
+        if compared is not None:
+            total = BrokerComparison("brokers", "sends", compared, 0, 0, 0, 0, 0, 0)
+            write_broker_comparison(tables, Compared((total,), ()), now)
+        monkeypatch.setattr(billing, "_now", lambda: now)
+        return billing._why_brokers_do_not_say(tables, month)
+
+    never = reason(None, month.end + day)
+    too_early = reason(month.end - day, month.end + day)
+    set_back = reason(month.end + 30 * day, month.end + day)
+    right = reason(month.end + day, month.end + day)
+
+    assert "usage was never compared" in str(never)
+    assert "usage was last at 2020-02-29 00:00 UTC compared" in str(too_early)
+    assert "at 2020-03-31 00:00 UTC, which is later than now: a clock was set back" in str(set_back)
+    assert right is None
 
 
 def test_provisional_invoices_of_many_accounts_are_written_together(

@@ -76,6 +76,25 @@ def test_a_comparison_that_cannot_be_made_yet_says_what_must_run_before(run: Run
     assert "let `quaymaster pipeline run` take what is recorded in the next two minutes" in done.err
 
 
+def test_after_a_clock_was_set_back_reconcile_says_until_when_brokers_are_not_compared(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(10))
+    site.run()
+    latest = datetime.datetime.fromtimestamp(one.records[-1].event_time_us / 1e6, datetime.UTC)
+    monkeypatch.setattr(pipeline, "_now", lambda: latest - datetime.timedelta(days=30))
+
+    done = run("pipeline", "reconcile", "--data", tmp_path)
+
+    assert done.code == 0
+    (line,) = done.err.splitlines()  # brokers are not asked either
+    assert line.startswith(
+        f"Usage or counts of the brokers are of {latest:%Y-%m-%dT%H:%M:%SZ}, which is later"
+    )
+    assert "a clock was set back" in line
+
+
 def test_compaction_with_nothing_to_do_says_so(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from quaymaster.pipeline.broker_counts import (
     compare_brokers,
     last_comparison,
     last_counted,
+    set_back_from,
     write_broker_comparison,
     write_counts,
 )
@@ -79,9 +80,9 @@ def keep(site: Site, counts: list[QueueCount], time_us: int, *, accept: bool = F
         write_counts(warehouse, counts, time_of(time_us), time_of(time_us + SECOND_US), accept=accept)
 
 
-def compare(site: Site) -> Compared | None:
+def compare(site: Site, *, now_us: int = LATE_US) -> Compared | None:
     warehouse = site.warehouse
-    return compare_brokers(warehouse, coverage_of(warehouse))
+    return compare_brokers(warehouse, coverage_of(warehouse), now=time_of(now_us))
 
 
 def differences(site: Site) -> tuple[int, int]:
@@ -289,4 +290,35 @@ def test_what_was_compared_is_kept(tmp_path: Path) -> None:
         ("000000000002/queue-1", "sends", 3),
     ]
     assert last_comparison(site.warehouse) == found.totals
-    assert compare_brokers(warehouse, coverage_of(warehouse), after=time_of(end_us)) is None
+    assert (
+        compare_brokers(warehouse, coverage_of(warehouse), now=time_of(LATE_US), after=time_of(end_us))
+        is None
+    )
+
+
+def test_nothing_is_compared_while_a_clock_that_was_set_back_catches_up(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    latest_us = max(front_end.records[-1].event_time_us for front_end in (one, two))
+    end_us = latest_us + 10 * SECOND_US
+    keep(site, count_of(done_until(end_us, one, two)), end_us)
+    counted_us = end_us + SECOND_US
+
+    set_back = [
+        set_back_from(site.warehouse, time_of(time_us))
+        for time_us in (NOON_US, counted_us - 6 * SECOND_US, counted_us - 4 * SECOND_US, LATE_US)
+    ]
+
+    assert set_back == [time_of(counted_us), time_of(counted_us), None, None]
+    assert compare(site, now_us=NOON_US) is None
+    found = compare(site, now_us=counted_us)
+    assert found is not None
+    assert found.difference == 0
+
+
+def test_usage_that_is_later_than_now_tells_that_a_clock_was_set_back(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    latest_us = max(front_end.records[-1].event_time_us for front_end in (one, two))
+
+    assert set_back_from(site.warehouse, time_of(NOON_US)) == time_of(latest_us)
+    assert set_back_from(site.warehouse, time_of(latest_us)) is None
+    assert set_back_from(Site(tmp_path / "empty").warehouse, time_of(0)) is None

@@ -56,7 +56,7 @@ def compare(process: QuaymasterProcess, directory: Path, counts: list[QueueCount
     counted = datetime.datetime.now(datetime.UTC) + datetime.timedelta(microseconds=2 * SKEW_US)
     with warehouse.writing():
         write_counts(warehouse, counts, counted, counted)
-        found = compare_brokers(warehouse, coverage_of(warehouse))
+        found = compare_brokers(warehouse, coverage_of(warehouse), now=counted)
     assert found is not None
     return found
 

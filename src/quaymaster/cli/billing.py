@@ -236,7 +236,14 @@ def _why_brokers_do_not_say(tables: Warehouse, month: Month) -> str | None:
 
     feed = tables.table(REQUEST_EVENTS).note(bronze.APP).get("feed", "")
     compared = last_compared(tables)
-    if not feed.startswith(QUEUE_FEED) or (compared is not None and compared >= month.end):
+    if not feed.startswith(QUEUE_FEED):
+        return None
+    if compared is not None and compared > _now():
+        return (
+            f"usage was compared with what the brokers counted at {compared:%Y-%m-%d %H:%M} UTC, which is later than "
+            "now: a clock was set back, and invoices wait until then"
+        )
+    if compared is not None and compared >= month.end:
         return None
     when = "never" if compared is None else f"last at {compared:%Y-%m-%d %H:%M} UTC"
     return (

@@ -198,7 +198,7 @@ def reconcile(
     ops.reconciliation.
     """
     need_tables()
-    from quaymaster.pipeline.broker_counts import compare_brokers, write_broker_comparison
+    from quaymaster.pipeline.broker_counts import compare_brokers, set_back_from, write_broker_comparison
     from quaymaster.pipeline.bronze import coverage_of
     from quaymaster.pipeline.reconciliation import compare_rows, compare_sums, write_comparisons
 
@@ -208,7 +208,8 @@ def reconcile(
         found = compare_rows(tables) + compare_sums(tables)
         write_comparisons(tables, found, _now())
         _count_brokers(tables, directory, admin_url, accept=accept)
-        compared = compare_brokers(tables, coverage_of(tables))
+        compared = compare_brokers(tables, coverage_of(tables), now=_now())
+        set_back = set_back_from(tables, _now())
         if compared is not None:
             write_broker_comparison(tables, compared, _now())
     brokers = () if compared is None else (*compared.totals, *compared.queues)
@@ -238,7 +239,12 @@ def reconcile(
                 ),
                 [(one.scope, one.measure, *one[3:], one.difference) for one in brokers],
             )
-    if compared is None:
+    if set_back is not None:
+        note(
+            f"Usage or counts of the brokers are of {set_back:%Y-%m-%dT%H:%M:%SZ}, which is later than now: "
+            "a clock was set back, or one is ahead. Nothing is compared with the brokers until then."
+        )
+    elif compared is None:
         note(
             "Usage is not whole yet up to any count of the brokers: let `quaymaster pipeline run` take "
             "what is recorded in the next two minutes, and compare again then."
@@ -577,10 +583,15 @@ def _started(workers: SparkWorkers, tables: Warehouse, feed: UsageFeed) -> Pipel
 def _count_brokers(
     tables: Warehouse, directory: Path, admin_url: str | None = None, *, accept: bool = False
 ) -> None:
-    """Ask the server what its brokers counted, and keep it; without an answer there is a note."""
-    from quaymaster.pipeline.broker_counts import write_counts
+    """Ask the server what its brokers counted, and keep it; without an answer there is a note.
+
+    Not after a clock was set back, until it has caught up: what is counted then cannot be compared.
+    """
+    from quaymaster.pipeline.broker_counts import set_back_from, write_counts
 
     counted = _now()
+    if set_back_from(tables, counted) is not None:
+        return
     try:
         counts = read_broker_counts(directory, admin_url)
     except (NoServer, Refused) as error:
@@ -660,7 +671,7 @@ def _catch_up(
         counted = last_counted(tables)
         if counted is None or (_now() - counted).total_seconds() >= COUNT_EVERY_S:
             _count_brokers(tables, count)
-    compared = compare_brokers(tables, pipeline.coverage, after=last_compared(tables))
+    compared = compare_brokers(tables, pipeline.coverage, now=_now(), after=last_compared(tables))
     if compared is not None:
         write_broker_comparison(tables, compared, _now())
     found = read_status(tables, pipeline.coverage)

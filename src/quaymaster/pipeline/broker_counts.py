@@ -201,10 +201,29 @@ def last_counted(warehouse: Warehouse) -> datetime.datetime | None:
     return max((_bound(file, "counted_time") for file in files), default=None)
 
 
+def set_back_from(warehouse: Warehouse, now: datetime.datetime) -> datetime.datetime | None:
+    """Return the latest time that usage or counts have, if it is later than `now` can be; None if it is not.
+
+    Then a clock was set back, or one is ahead. Of usage up to a time in between nobody knows whether it was recorded
+    before the brokers were counted at that time, or will be after: so nothing is counted and compared until then.
+    """
+    times = [_bound(file, "until_time") for file in warehouse.table(BROKER_COUNTS).files()]
+    times += [_bound(file, "event_time") for file in warehouse.table(USAGE_EVENTS).files()]
+    latest = max(times, default=now)
+    return latest if latest > now + datetime.timedelta(microseconds=SKEW_US) else None
+
+
 def compare_brokers(
-    warehouse: Warehouse, coverage: Coverage, *, after: datetime.datetime | None = None
+    warehouse: Warehouse,
+    coverage: Coverage,
+    *,
+    now: datetime.datetime,
+    after: datetime.datetime | None = None,
 ) -> Compared | None:
-    """Compare the newest counts of a time for which usage is whole; None when there are none later than `after`."""
+    """Compare the newest counts of a time for which usage is whole.
+
+    None when there are none later than `after`, or none can be compared since a clock was set back.
+    """
     table = warehouse.table(BROKER_COUNTS)
     files = table.files()
     closed_us = coverage.closed_until_us()
@@ -217,6 +236,8 @@ def compare_brokers(
     ]
     newest = max(comparable, key=_counted_text, default=None)
     if newest is None or (after is not None and _bound(newest, "counted_time") <= after):
+        return None
+    if set_back_from(warehouse, now) is not None:
         return None
     counts = table.read(files=[newest]).to_pylist()
     baselines = table.read(files=[file for file in files if _is_baseline(file)]).to_pylist()
