@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml  # with the AWS CLI
 
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.pipeline.archive.metrics import METRICS as ARCHIVE_METRICS
@@ -33,6 +34,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
+YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SETTING = re.compile(r"([a-z][a-z0-9_]*) = (.+)")
 NEEDED_BESIDE: dict[str, dict[str, Any]] = {"master_key_source": {"master_key": "A" * 43 + "="}}
@@ -228,6 +230,14 @@ def _command_named(words: list[str], groups: set[str]) -> str:
     while count < len(words) and " ".join(words[: count + 1]) in groups:
         count += 1
     return " ".join(words[: count + 1])
+
+
+def test_yaml_in_a_page_can_be_parsed() -> None:
+    found = [text for page in PAGES for text in YAML.findall(page.read_text(encoding="utf-8"))]
+
+    assert len(found) > 1
+    for text in found:
+        assert all(isinstance(document, dict | list) for document in yaml.safe_load_all(text)), text
 
 
 def test_make_targets_in_documents_exist_and_all_are_documented() -> None:

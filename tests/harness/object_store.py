@@ -1,7 +1,8 @@
 """An object store that speaks as much of S3 as `deltalake` does: objects, ranges, listings, parts, conditions.
 
-Writes with `If-None-Match: *` are kept to, as table logs need it. Signatures are not looked at. It keeps everything in
-memory, in a process of its own: `deltalake` opens streams with the interpreter's lock held, and would wait for ever.
+Writes with `If-None-Match: *` are kept to, as table logs need it, except in the bucket `careless`. Signatures are not
+looked at; only the access key `stranger` is refused. It keeps everything in memory, in a process of its own:
+`deltalake` opens streams with the interpreter's lock held, and would wait for ever.
 """
 
 from __future__ import annotations
@@ -124,6 +125,17 @@ def _serve() -> None:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def parse_request(self) -> bool:
+            if not super().parse_request():
+                return False
+            if "Credential=stranger/" not in self.headers.get("Authorization", ""):
+                return True
+            self._body()
+            self._answer(
+                403, b"<Error><Code>InvalidAccessKeyId</Code><Message>nobody knows it</Message></Error>"
+            )
+            return False
+
         def do_GET(self) -> None:
             key, query = self._target()
             if not key:
@@ -141,7 +153,7 @@ def _serve() -> None:
             if "uploadId" in query:
                 store.put_part(query["uploadId"], int(query["partNumber"]), data)
                 self._answer(200, tag=_tag(data))
-            elif store.put(key, data, only_new=self.headers.get("If-None-Match") == "*"):
+            elif store.put(key, data, only_new=self._must_be_new()):
                 self._answer(200, tag=_tag(data))
             else:
                 self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
@@ -173,6 +185,9 @@ def _serve() -> None:
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: tests look at the objects."""
+
+        def _must_be_new(self) -> bool:
+            return self.headers.get("If-None-Match") == "*" and not self.path.startswith("/careless/")
 
         def _target(self) -> tuple[str, dict[str, str]]:
             """Return the key, without the bucket, and the query."""

@@ -351,6 +351,7 @@ def stopping() -> Iterator[None]:
     from quaymaster.pipeline.archive.ledger import LedgerConflict
     from quaymaster.pipeline.archive.live_logs import LogIsGone, LogIsTrimmed
     from quaymaster.pipeline.archive.replay import CannotReplay, FilterIsInvalid, ReplayDiffers
+    from quaymaster.pipeline.object_stores import reason_of_store
 
     try:
         yield
@@ -369,7 +370,8 @@ def stopping() -> Iterator[None]:
     except (QuaymasterError, OSError, DeltaError) as error:
         if why_no_room(error) is not None:
             raise  # what ends every command that finds no room says so
-        raise Refused(f"{as_sentence(error)} What was done stays so; run it again.") from None
+        reason = as_sentence(reason_of_store(error))
+        raise Refused(f"{reason} What was done stays so; run it again.") from None
 
 
 def _run(job: ArchiveJob, names: list[str], *, quiet: bool) -> Report:

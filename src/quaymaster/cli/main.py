@@ -33,7 +33,7 @@ from quaymaster.cli import (
     server,
 )
 from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, Refused, WrongUsage
-from quaymaster.pipeline.errors import BrokenTable, DiskFull, why_no_room
+from quaymaster.pipeline.errors import BrokenTable, CommitConflict, DiskFull, StoreFails, why_no_room
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """What Typer raises for any wrong command line; it has no public name."""
@@ -104,8 +104,11 @@ def main() -> None:
     except CommandFailed as failure:
         _print_failure(failure)
         sys.exit(failure.exit_code)
-    except (BrokenTable, DiskFull) as error:
+    except (BrokenTable, DiskFull, StoreFails) as error:
         _print_failure(Refused(f"{error}."))
+        sys.exit(Refused.exit_code)
+    except CommitConflict as error:
+        _print_failure(Refused(f"{error}. What was done stays so; stop the other one, and run it again."))
         sys.exit(Refused.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

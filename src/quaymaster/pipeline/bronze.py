@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from quaymaster.pipeline.blocks import DAMAGED, Origin, block_ranges, read_block, segment_table
 from quaymaster.pipeline.data_files import DataFile, FileWriter, Place
+from quaymaster.pipeline.errors import CommitConflict
 from quaymaster.pipeline.feed import UsageFeed
 from quaymaster.pipeline.schemas import REQUEST_EVENTS, SEGMENTS
 from quaymaster.pipeline.sequences import Coverage, Epoch, judge_blocks
@@ -58,6 +59,7 @@ def take_batch(
     Raises:
         FeedChanged: this is another feed.
         FeedIncomplete: blocks are missing.
+        CommitConflict: another process takes batches, too.
     """
     events, segments = warehouse.table(REQUEST_EVENTS), warehouse.table(SEGMENTS)
     note = events.note(APP)
@@ -92,7 +94,7 @@ def take_batch(
     headers = Counter(note.get("headers", {}))
     headers.update({measure: pc.sum(table.column(measure)).as_py() or 0 for measure in MEASURES})
     files = segments.write(f"{APP}-{batch_id}", table)
-    events.commit(
+    is_ours = events.commit(
         APP,
         batch_id,
         answers.files(REQUEST_EVENTS.name),
@@ -108,6 +110,8 @@ def take_batch(
             "segments": [file.to_json() for file in files],
         },
     )
+    if not is_ours:
+        raise CommitConflict(f"another process took batch {batch_id} into {warehouse.root}")
     commit_segments(warehouse)
     return Taken(batch_id, len(lines), dict(found), dict(states))
 

@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from quaymaster.pipeline.errors import BrokenTable, telling_full_disk
+from quaymaster.pipeline.errors import BrokenTable
+from quaymaster.pipeline.object_stores import telling_store, writing_to
 from quaymaster.pipeline.schemas import SUMMED_UP, TableSpec
 from quaymaster.pipeline.times import bound_of_time
 
@@ -119,7 +120,7 @@ class FileWriter:
         ]
         texts = [field.name for field in self._schema if pa.types.is_string(field.type)]
         self._writer: Any = None
-        with telling_full_disk(place.uri):
+        with writing_to(place.uri):
             filesystem = place.filesystem()
             if "/" in self._path:
                 filesystem.create_dir(os.path.dirname(self._path), recursive=True)
@@ -151,7 +152,7 @@ class FileWriter:
     def finish(self) -> DataFile | None:
         """Close the file and return what there is to commit; None when no row was written."""
         self._write_row_group()
-        with telling_full_disk(self._place.uri):
+        with writing_to(self._place.uri):
             self._writer.close()
             self._sink.close()
             if self._rows == 0:
@@ -169,7 +170,7 @@ class FileWriter:
             return
         table = pa.concat_tables(self._waiting)
         self._waiting, self._waiting_rows = [], 0
-        with telling_full_disk(self._place.uri):
+        with writing_to(self._place.uri):
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._rows += table.num_rows
         for name in self._bounded:
@@ -245,7 +246,11 @@ def read_row_groups(
         BrokenTable: the file is gone, or is none.
     """
     schema = _wanted(spec, columns)
-    with _telling_broken_file(spec, path), place.filesystem().open_input_file(path) as source:
+    with (
+        _telling_broken_file(spec, path),
+        telling_store(place.uri),
+        place.filesystem().open_input_file(path) as source,
+    ):
         file = pq.ParquetFile(source)
         there = set(file.schema_arrow.names)
         names = [name for name in schema.names if name in there]

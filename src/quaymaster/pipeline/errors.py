@@ -1,4 +1,4 @@
-"""What is wrong with tables, or with the disk they are on, as one sentence.
+"""What is wrong with tables, with the disk they are on, or with the store that has them, as one sentence.
 
 Imports nothing of weight, so that the command line can know it at no cost.
 """
@@ -16,6 +16,14 @@ class BrokenTable(Exception):
 
     The message names the table and the file, and says what to do.
     """
+
+
+class StoreFails(Exception):
+    """An object store cannot be reached, or refuses what was asked. Of the tables in it that says nothing."""
+
+
+class CommitConflict(Exception):
+    """Another process committed to a table meanwhile, so nothing was committed here."""
 
 
 class DiskFull(Exception):

@@ -143,7 +143,13 @@ def commit_hours(
         totals.subtract(control_totals(hourly.read(files=replaced)))
     totals.update(control_totals(rows))
     hourly.commit(
-        app, batch_id, adds, removes=replaced, note={"dates": dates}, shared_notes={TOTALS: dict(totals)}
+        app,
+        batch_id,
+        adds,
+        removes=replaced,
+        note={"dates": dates},
+        shared_notes={TOTALS: dict(totals)},
+        is_alone=True,  # or the totals would be without what others added meanwhile
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from quaymaster.pipeline.data_files import (
@@ -35,7 +35,8 @@ from quaymaster.pipeline.data_files import (
     sync_file,
     write_rows,
 )
-from quaymaster.pipeline.errors import BrokenTable, telling_full_disk
+from quaymaster.pipeline.errors import BrokenTable, CommitConflict, telling_full_disk
+from quaymaster.pipeline.object_stores import check_conditional_writes, telling_store, writing_to
 from quaymaster.pipeline.schemas import TableSpec
 from quaymaster.pipeline.times import bound_of_time
 
@@ -48,6 +49,10 @@ TABLE_PROPERTIES = {
     "delta.dataSkippingNumIndexedCols": "-1",
 }
 NO_BATCH = -1
+COMMIT_TRIES = 5
+"""How often a commit is tried beside others that do not touch what it is about."""
+OBJECT_STORE_KEPT_HOURS_MIN = 1
+"""No lock is there that keeps jobs out: what one of them wrote and commits next must not be deleted."""
 
 
 class WarehouseBusy(Exception):
@@ -151,29 +156,70 @@ class Table:
     ) -> bool:
         """Add and remove files in one commit. False, and nothing done, when the job committed this batch before.
 
-        `shared_notes` are notes under other names than the job's, for what several jobs keep up. `is_alone`: it is a
-        compare-and-swap, and fails (CommitFailedError) when anybody committed since this table was last looked at.
-        `follows`: nothing is done either unless this is the job's last batch.
+        `shared_notes` are notes under other names than the job's, for what several jobs keep up. `is_alone`: it fails
+        when anybody committed since this table was last looked at; else only when that was the same job, or it took
+        a file that is removed here. `follows`: nothing is done either unless this is the job's last batch.
+
+        Raises:
+            CommitConflict: another process was first.
+            StoreFails: the object store refuses. Whether it committed is seen by who looks at the table anew.
         """
         if self.last_batch(app) >= batch_id:
             return False
-        with telling_full_disk(self.place.uri):
-            delta = self._open_to_write()
-            # Asked again: it may have been made, and by another one, since it was looked at.
-            last = self.last_batch(app)
-            if last >= batch_id or follows not in (None, last):
-                return False
-            now_ms = time.time_ns() // 1_000_000
-            actions: list[AddAction | RemoveAction] = [
-                RemoveAction(file.path, changes_data, now_ms, file.size, self._partition(file))
-                for file in removes
-            ]
-            actions += [
-                AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
-                for file in adds
-            ]
-            notes = self._notes() | ({app: dict(note)} if note is not None else {}) | dict(shared_notes or {})
-            delta.create_write_transaction(
+        with writing_to(self.place.uri):
+            self._open_to_write()
+        # Asked again: it may have been made, and by another one, since it was looked at.
+        last = self.last_batch(app)
+        if last >= batch_id or follows not in (None, last):
+            return False
+        adds, removes = list(adds), list(removes)
+        for _ in range(1 if is_alone else COMMIT_TRIES):
+            try:
+                self._commit_next(app, batch_id, adds, removes, note, shared_notes or {}, changes_data)
+            except CommitFailedError:
+                if is_alone:
+                    break
+                self.refresh()
+                there = {file.path for file in self.files()}
+                if self.last_batch(app) >= batch_id or not there.issuperset(file.path for file in removes):
+                    break
+                continue
+            self.refresh()
+            if self.place.is_local:
+                with writing_to(self.place.uri):
+                    sync_file(os.path.join(self.place.uri, "_delta_log", f"{self.version:020}.json"))
+            return True
+        raise CommitConflict(
+            f"another process wrote to the table {self.spec.name} in {self.place.uri} meanwhile"
+        )
+
+    def _commit_next(
+        self,
+        app: str,
+        batch_id: int,
+        adds: Iterable[DataFile],
+        removes: Iterable[DataFile],
+        note: Mapping[str, Any] | None,
+        shared_notes: Mapping[str, Any],
+        changes_data: bool,
+    ) -> None:
+        """Write the version that follows the one last looked at; CommitFailedError when there is one.
+
+        Delta would try again with a higher one by itself, and then the notes of the version between would be lost.
+        """
+        assert self._delta is not None, "it was opened to write"
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file.path, changes_data, now_ms, file.size, self._partition(file))
+            for file in removes
+        ]
+        actions += [
+            AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
+            for file in adds
+        ]
+        notes = self._notes() | ({app: dict(note)} if note is not None else {}) | dict(shared_notes)
+        with writing_to(self.place.uri):
+            self._delta.create_write_transaction(
                 actions,
                 "append",
                 self.spec.schema,
@@ -181,19 +227,17 @@ class Table:
                 commit_properties=CommitProperties(
                     custom_metadata={NOTE: json.dumps(notes)},
                     app_transactions=[Transaction(app, batch_id)],
-                    max_commit_retries=0 if is_alone else None,
+                    max_commit_retries=0,
                 ),
             )
-            self.refresh()
-            if self.place.is_local:
-                sync_file(os.path.join(self.place.uri, "_delta_log", f"{self.version:020}.json"))
-        return True
 
     def vacuum(self, older_than_hours: int) -> int:
-        """Delete files that no version of the last hours has; return how many."""
+        """Delete files that no version of the last hours has, in an object store at least one; return how many."""
         if self._delta is None:
             return 0
-        with telling_full_disk(self.place.uri):  # what is deleted is noted in the log
+        if not self.place.is_local:
+            older_than_hours = max(older_than_hours, OBJECT_STORE_KEPT_HOURS_MIN)
+        with writing_to(self.place.uri):  # what is deleted is noted in the log
             removed = self._delta.vacuum(
                 retention_hours=older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
             )
@@ -244,7 +288,8 @@ class Table:
     @contextlib.contextmanager
     def _telling_broken_log(self) -> Iterator[None]:
         try:
-            yield
+            with telling_store(self.place.uri):
+                yield
         except DeltaError as error:
             raise BrokenTable(
                 f"the table {self.spec.name} is broken: its log {self.place.uri}/_delta_log cannot be read: "
@@ -292,12 +337,14 @@ class Warehouse:
     def only_writer(self, lock_file: str, what: str) -> Iterator[None]:
         """Hold one of the warehouse's locks while the block runs. `what` it does is for whoever comes second.
 
-        In an object store nothing is locked.
+        In an object store nothing is locked; conditional writes are what keeps two processes apart.
 
         Raises:
             WarehouseBusy: another process holds it.
+            StoreFails: the store has no conditional writes.
         """
         if "://" in self.root:
+            check_conditional_writes(self.root, self.storage_options)
             yield
             return
         with contextlib.ExitStack() as stack:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from quaymaster.pipeline.data_files import DataFile
-from quaymaster.pipeline.errors import BrokenTable, DiskFull
+from quaymaster.pipeline.errors import BrokenTable, DiskFull, StoreFails
 from quaymaster.pipeline.feed import UsageFeed
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) ->
         found = rows.mapInArrow(work, ANSWER_FIELDS).collect()
     except PySparkException as error:
         # What a task raised comes as the text of its traceback.
-        for kind in (BrokenTable, DiskFull):
+        for kind in (BrokenTable, DiskFull, StoreFails):
             told = re.search(rf"{kind.__module__}\.{kind.__name__}: (.+)", str(error))
             if told is not None:
                 raise kind(told[1].strip()) from None

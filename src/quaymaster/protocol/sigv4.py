@@ -483,6 +483,7 @@ def sign(
     region: str,
     now_ms: int,
     token: str | None = None,
+    service: str = SERVICE,
 ) -> list[tuple[bytes, bytes]]:
     """Return `headers` with those that sign the request added. They hold Host, and names in lower case."""
     time_text = render_time(now_ms).encode()
@@ -498,6 +499,7 @@ def sign(
         secret,
         region,
         time_text,
+        service,
     )
     authorization = b"%b Credential=%b/%b, SignedHeaders=%b, Signature=%b" % (
         ALGORITHM,
@@ -525,7 +527,7 @@ def presign(
     """Return `raw_query` with the parameters that sign it added: good for `expires_s`, with an empty body."""
     time_text = render_time(now_ms).encode()
     names = b";".join(sorted({name for name, _ in headers}))
-    scope = _scope_text(time_text, region)
+    scope = _scope_text(time_text, region, SERVICE)
     parameters = [
         (b"X-Amz-Algorithm", ALGORITHM),
         (b"X-Amz-Credential", access_key_id.encode() + b"/" + scope),
@@ -537,12 +539,14 @@ def presign(
         parameters.append((b"X-Amz-Security-Token", token.encode("latin-1")))
     added = b"&".join(name + b"=" + quote_from_bytes(value, safe="~").encode() for name, value in parameters)
     query = raw_query + b"&" + added if raw_query else added
-    signature, _, _ = _signature(method, raw_path, query, headers, _EMPTY_SHA256, secret, region, time_text)
+    signature, _, _ = _signature(
+        method, raw_path, query, headers, _EMPTY_SHA256, secret, region, time_text, SERVICE
+    )
     return query + b"&X-Amz-Signature=" + signature
 
 
-def _scope_text(time_text: bytes, region: str) -> bytes:
-    return b"/".join((time_text[:8], region.encode(), SERVICE.encode(), _TERMINATOR.encode()))
+def _scope_text(time_text: bytes, region: str, service: str) -> bytes:
+    return b"/".join((time_text[:8], region.encode(), service.encode(), _TERMINATOR.encode()))
 
 
 def _signature(
@@ -554,6 +558,7 @@ def _signature(
     secret: str,
     region: str,
     time_text: bytes,
+    service: str,
 ) -> tuple[bytes, bytes, bytes]:
     joined = _join_duplicates(headers)
     names = b";".join(sorted(joined))
@@ -561,8 +566,8 @@ def _signature(
     lines = [method, _canonical_path(raw_path), query]
     lines += [name + b":" + b" ".join(joined[name].split()) for name in sorted(joined)]
     lines += [b"", names, body_sha256]
-    scope = _scope_text(time_text, region)
+    scope = _scope_text(time_text, region, service)
     digest = sha256(b"\n".join(lines)).hexdigest().encode()
     to_sign = b"\n".join((ALGORITHM, time_text, scope, digest))
-    key = derive_key(secret, time_text[:8].decode(), region)
+    key = derive_key(secret, time_text[:8].decode(), region, service)
     return hmac.digest(key, to_sign, "sha256").hex().encode(), scope, names

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal, cast
 
 import pyarrow as pa
-from deltalake.exceptions import CommitFailedError
 
 from quaymaster.pipeline.archive.tables import LEDGER
 from quaymaster.pipeline.data_files import DataFile
-from quaymaster.pipeline.tables import NO_BATCH, Table, Warehouse
+from quaymaster.pipeline.errors import CommitConflict
+from quaymaster.pipeline.tables import COMMIT_TRIES, NO_BATCH, Table, Warehouse
 
 State = Literal["sealed", "archived", "expiring", "deleted", "erased", "lost"]
 
@@ -45,13 +45,8 @@ APP: Final = "ledger"
 TIDY_APP: Final = "ledger-tidy"
 FILES_MAX: Final = 64
 """With more files, most of them of an entry or two, the small ones become one."""
-COMMIT_TRIES: Final = 5
-"""How often a commit is tried beside others that are no append."""
-
 OLD_FILES_KEPT_HOURS: Final = 24
 """Files that were rewritten stay for those who are reading."""
-OBJECT_STORE_KEPT_HOURS_MIN: Final = 1
-"""No lock is there that keeps jobs out: what one of them wrote and commits next must not be deleted."""
 
 Clock = Callable[[], datetime.datetime]
 
@@ -88,8 +83,7 @@ def compact_ledger(warehouse: Warehouse, keep_hours: int) -> tuple[int, int]:
         table.refresh()
         before = len(table.files())
         _merge_files(table, lambda files: files)
-        is_local = "://" not in warehouse.root
-        table.vacuum(keep_hours if is_local else max(keep_hours, OBJECT_STORE_KEPT_HOURS_MIN))
+        table.vacuum(keep_hours)
         return before, len(table.files())
 
 
@@ -111,7 +105,7 @@ def plan_tidying(files: Sequence[DataFile], files_max: int) -> list[DataFile]:
 
 def _merge_files(table: Table, plan: Callable[[list[DataFile]], list[DataFile]]) -> bool:
     """Make one file of those that `plan` names of the table's; return whether there were two or more."""
-    cause: CommitFailedError | None = None
+    cause: CommitConflict | None = None
     for _ in range(COMMIT_TRIES):
         files = plan(table.files())
         if len(files) < 2:
@@ -123,7 +117,7 @@ def _merge_files(table: Table, plan: Callable[[list[DataFile]], list[DataFile]])
         try:
             if table.commit(TIDY_APP, number, merged, removes=files, changes_data=False, is_alone=True):
                 return True
-        except CommitFailedError as error:
+        except CommitConflict as error:
             cause = error  # what was written is in no table, and goes with the old files
         table.refresh()
     raise LedgerConflict("others wrote to the ledger each time its files were to become fewer") from cause
@@ -226,11 +220,11 @@ class Ledger:
         last = self._entries + rows.num_rows
         follows = self._entries or NO_BATCH
         files = table.write(APP, rows)
-        cause: CommitFailedError | None = None
+        cause: CommitConflict | None = None
         for _ in range(COMMIT_TRIES):
             try:
                 is_ours = table.commit(APP, last, files, is_alone=True, follows=follows)
-            except CommitFailedError as error:
+            except CommitConflict as error:
                 cause = error
                 table.refresh()  # and if somebody appended, the next try finds it
                 continue
