@@ -223,3 +223,10 @@ def test_stores_that_cannot_be_asked_are_left_to_those_who_use_them(
     check_conditional_writes("s3://careless/w", options | {"AWS_ACCESS_KEY_ID": "stranger"})
 
     assert store.list_keys() == []
+
+
+def test_a_scheme_that_nobody_knows_is_not_a_place_without_tables() -> None:
+    with pytest.raises(
+        StoreFails, match=r"^foo://bucket/w/bronze/things cannot be used: .*no scheme that is known"
+    ):
+        Warehouse("foo://bucket/w").table(SPEC)

@@ -35,7 +35,7 @@ from quaymaster.pipeline.data_files import (
     sync_file,
     write_rows,
 )
-from quaymaster.pipeline.errors import BrokenTable, CommitConflict, telling_full_disk
+from quaymaster.pipeline.errors import BrokenTable, CommitConflict, StoreFails, telling_full_disk
 from quaymaster.pipeline.object_stores import check_conditional_writes, telling_store, writing_to
 from quaymaster.pipeline.schemas import TableSpec
 from quaymaster.pipeline.times import bound_of_time
@@ -49,6 +49,8 @@ TABLE_PROPERTIES = {
     "delta.dataSkippingNumIndexedCols": "-1",
 }
 NO_BATCH = -1
+UNKNOWN_SCHEME = "Unknown scheme"
+"""So begins what `deltalake` says of a URI of which it cannot tell the store; by its kind, there is only no table."""
 COMMIT_TRIES = 5
 """How often a commit is tried beside others that do not touch what it is about."""
 OBJECT_STORE_KEPT_HOURS_MIN = 1
@@ -82,8 +84,13 @@ class Table:
             if self._delta is not None:
                 self._delta.update_incremental()
                 return
-            with contextlib.suppress(TableNotFoundError):
+            try:
                 self._delta = DeltaTable(self.place.uri, storage_options=dict(self.place.storage_options))
+            except TableNotFoundError as error:
+                if UNKNOWN_SCHEME in str(error):
+                    raise StoreFails(
+                        f"{self.place.uri} cannot be used: it begins with no scheme that is known, as s3://"
+                    ) from None
 
     def last_batch(self, app: str) -> int:
         """Return the highest batch that the job `app` committed here, or -1."""
