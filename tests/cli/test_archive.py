@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.object_store import object_store
 from spark.fake_server import KEY_ID, SECRET, FakeServer, fake_server
 
 from quaymaster.pipeline.archive.ledger import archive_lock
@@ -59,6 +60,25 @@ def test_a_log_is_archived_shown_and_let_go(site: Site, run: Run, fake: FakeServ
     assert fake.committed == {"orders@archive": {0: 25}}
     metrics = (site.data / "warehouse" / "archive.prom").read_text()
     assert 'quaymaster_archive_files{state="expiring"} 1' in metrics
+
+
+def test_metrics_of_an_archive_in_an_object_store_are_in_the_data_directory(site: Site) -> None:
+    with object_store() as store:
+        options = [f"--storage-option={name}={value}" for name, value in store.storage_options.items()]
+        done = site.archive("--after", "1000000", "--warehouse", "s3://bucket/warehouse", *options)
+
+    assert done.code == 0, done.err
+    assert 'quaymaster_archive_files{state="archived"} 1' in (site.data / "archive.prom").read_text()
+
+
+def test_metrics_that_cannot_be_written_are_noted_and_the_archive_goes_on(site: Site) -> None:
+    (site.data / "warehouse" / "archive.prom").mkdir(parents=True)
+
+    done = site.archive("--after", "1000000")
+
+    assert done.code == 0, done.err
+    assert "archive.prom cannot be written: Is a directory." in done.err
+    assert done.out.startswith("25 messages in 1 files")
 
 
 def test_erasing_counts_first_and_is_confirmed(site: Site, fake: FakeServer) -> None:

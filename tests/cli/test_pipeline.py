@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from harness.object_store import object_store
 from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
@@ -26,6 +27,12 @@ from quaymaster.pipeline.tables import Warehouse
 from .conftest import Run, write_client_file
 
 KEYS = {"AWS_ACCESS_KEY_ID": "QMTESTKEY", "AWS_SECRET_ACCESS_KEY": "a secret"}
+
+
+@contextlib.contextmanager
+def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
+    """Stand in for the pipeline's Spark: tasks run here."""
+    yield InProcess()
 
 
 def test_usage_is_a_list_of_what_accounts_used(run: Run, tmp_path: Path) -> None:
@@ -95,13 +102,25 @@ def test_after_a_clock_was_set_back_reconcile_says_until_when_brokers_are_not_co
     assert "a clock was set back" in line
 
 
+def test_metrics_of_tables_in_an_object_store_are_in_the_data_directory(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(100))
+
+    with object_store() as store:
+        options = [f"--storage-option={name}={value}" for name, value in store.storage_options.items()]
+        words = ("--files", site.feed, "--once", "--warehouse", "s3://bucket/warehouse", *options)
+        done = run("pipeline", "run", "--data", tmp_path, *words)
+
+    assert done.code == 0, done.err
+    assert 'quaymaster_pipeline_rows_total{layer="silver"} 100' in (tmp_path / "metrics.prom").read_text()
+
+
 def test_compaction_with_nothing_to_do_says_so(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.contextmanager
-    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-        yield InProcess()
-
     monkeypatch.setattr(pipeline, "_spark", no_spark)
     site, one = Site(tmp_path), FrontEnd("a")
     for _ in range(2):
@@ -220,10 +239,6 @@ def test_a_running_pipeline_waits_for_a_server_that_is_away_and_goes_on_with_wha
         looks += 1
         if looks == 3:
             raise KeyboardInterrupt
-
-    @contextlib.contextmanager
-    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
-        yield InProcess()
 
     monkeypatch.setattr(pipeline, "_spark", no_spark)
     monkeypatch.setattr(pipeline, "_feed", feed)

@@ -16,7 +16,14 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence
 from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table
-from quaymaster.cli.pipeline import StorageOptions, WarehouseURI, need_tables, only_writer, open_warehouse
+from quaymaster.cli.pipeline import (
+    StorageOptions,
+    WarehouseURI,
+    need_tables,
+    only_writer,
+    open_warehouse,
+    write_metrics_of,
+)
 from quaymaster.pipeline.errors import why_no_room
 
 if TYPE_CHECKING:
@@ -86,7 +93,6 @@ def archive(
     from quaymaster.pipeline.archive.ledger import archive_lock
     from quaymaster.pipeline.archive.live_logs import LiveLogs
     from quaymaster.pipeline.archive.metrics import METRICS_FILE, archive_metrics
-    from quaymaster.pipeline.metrics_file import write_metrics
 
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option, makes_tables=True)
@@ -100,9 +106,8 @@ def archive(
             job = ArchiveJob(tables, LiveLogs(client), policy, _now)
         while True:
             report = _run(job, queue or [], quiet=as_json)
-            if "://" not in tables.root:
-                text = archive_metrics(job.ledger, behind=report.behind, now_s=time.time())
-                write_metrics(Path(tables.root, METRICS_FILE), text)
+            text = archive_metrics(job.ledger, behind=report.behind, now_s=time.time())
+            write_metrics_of(tables, directory, METRICS_FILE, text)
             if once:
                 break
             time.sleep(every)

@@ -8,7 +8,7 @@ import datetime
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -106,7 +106,9 @@ def run(
         pipeline = _started(workers, tables, feed)
         while True:
             try:
-                report = _catch_up(pipeline, tables, feed, quiet=as_json, count=files is None and directory)
+                report = _catch_up(
+                    pipeline, tables, feed, directory, quiet=as_json, counts_brokers=files is None
+                )
             except NoServer as error:
                 if once:
                     raise
@@ -510,6 +512,17 @@ def only_writer(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]
         yield
 
 
+def write_metrics_of(tables: Warehouse, directory: Path, name: str, text: str) -> None:
+    """Replace a metrics file of the tables. One that cannot be written is noted: what was done counts without it."""
+    from quaymaster.pipeline.metrics_file import place_of_metrics, write_metrics
+
+    path = place_of_metrics(tables.root, directory, name)
+    try:
+        write_metrics(path, text)
+    except OSError as error:
+        note(f"The metrics {path} cannot be written: {reason_of(error)}.")
+
+
 @contextlib.contextmanager
 def _spark(
     directory: Path, master: str, driver_memory: str, *, verbose: bool = False
@@ -648,9 +661,15 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
 
 
 def _catch_up(
-    pipeline: Pipeline, tables: Warehouse, feed: UsageFeed, *, quiet: bool, count: Path | Literal[False]
+    pipeline: Pipeline,
+    tables: Warehouse,
+    feed: UsageFeed,
+    directory: Path,
+    *,
+    quiet: bool,
+    counts_brokers: bool,
 ) -> dict[str, Any]:
-    """Take all that is there, write the metrics, and return what was done. `count`: of this server the brokers."""
+    """Take all that is there, write the metrics, and return what was done."""
     from quaymaster.pipeline.broker_counts import (
         compare_brokers,
         last_compared,
@@ -658,7 +677,6 @@ def _catch_up(
         last_counted,
         write_broker_comparison,
     )
-    from quaymaster.pipeline.metrics_file import write_metrics
     from quaymaster.pipeline.status import METRICS_FILE, pipeline_metrics, read_status
 
     started_s = time.monotonic()
@@ -667,17 +685,16 @@ def _catch_up(
         with progress_bar("blocks", total=behind, quiet=quiet) as bar:
             summary = pipeline.catch_up(lambda done: bar.update(done.blocks))
         lag = pipeline.lag_blocks()
-    if count:
+    if counts_brokers:
         counted = last_counted(tables)
         if counted is None or (_now() - counted).total_seconds() >= COUNT_EVERY_S:
-            _count_brokers(tables, count)
+            _count_brokers(tables, directory)
     compared = compare_brokers(tables, pipeline.coverage, now=_now(), after=last_compared(tables))
     if compared is not None:
         write_broker_comparison(tables, compared, _now())
     found = read_status(tables, pipeline.coverage)
-    if "://" not in tables.root:
-        text = pipeline_metrics(found, lag_blocks=lag, batch_seconds=summary.batch_seconds, now_s=time.time())
-        write_metrics(Path(tables.root, METRICS_FILE), text)
+    text = pipeline_metrics(found, lag_blocks=lag, batch_seconds=summary.batch_seconds, now_s=time.time())
+    write_metrics_of(tables, directory, METRICS_FILE, text)
     return {
         "batches": summary.batches,
         "blocks": summary.blocks,

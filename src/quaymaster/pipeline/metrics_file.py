@@ -29,9 +29,18 @@ def render_metrics(helps: Mapping[str, str], values: Mapping[str, float | Labell
     return "\n".join(lines) + "\n"
 
 
+def place_of_metrics(root: str, directory: Path, name: str) -> Path:
+    """Return the file that metrics about the tables in `root` are in: among those that are in a directory.
+
+    A node exporter reads no object store: metrics of tables there are in the data directory of who writes them.
+    """
+    return directory / name if "://" in root else Path(root, name)
+
+
 def write_metrics(path: Path, text: str) -> None:
-    """Replace a metrics file, so that nobody reads half of it."""
+    """Replace a metrics file, so that nobody reads half of it. The directory is made, if need be."""
     part = path.with_name(f"{path.name}.part")
     with telling_full_disk(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text)
         os.replace(part, path)

@@ -1,4 +1,4 @@
-"""How far the archive is, as metrics for Prometheus's node exporter, in `archive.prom` of the warehouse."""
+"""How far the archive is, as metrics for Prometheus's node exporter, in a file of its own."""
 
 from __future__ import annotations
 
