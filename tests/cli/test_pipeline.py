@@ -374,3 +374,10 @@ def test_without_java_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(SparkMissing, match="apt-get install openjdk-17-jre-headless"):
         check_spark()
+
+
+def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(SparkMissing, match=f"none in JAVA_HOME, {tmp_path}"):
+        check_spark()

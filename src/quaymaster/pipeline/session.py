@@ -47,10 +47,11 @@ def check_spark() -> None:
     except ImportError:
         raise SparkMissing("PySpark is not installed: pip install 'quaymaster[spark]'") from None
     home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
     advice = "install it (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
-    if java is None or not Path(java).exists():
-        raise SparkMissing(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is none: {advice}")
+    if java is None:
+        where = f" in JAVA_HOME, {home}" if home else ""
+        raise SparkMissing(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is none{where}: {advice}")
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 (this machine's Java)
     version = java_version(told)
     if version < JAVA_VERSION_MIN:
