@@ -51,7 +51,9 @@ def check_spark() -> None:
     advice = "install it (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
     if java is None:
         where = f" in JAVA_HOME, {home}" if home else ""
-        raise SparkMissing(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is none{where}: {advice}")
+        raise SparkMissing(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is none{where}: {advice}"
+        )
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 (this machine's Java)
     version = java_version(told)
     if version < JAVA_VERSION_MIN:
