@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import yaml  # with the AWS CLI
+from harness.table_specs import all_specs
 
 from pyspark_quaymaster.lag import METRICS as STREAM_METRICS
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.pipeline.archive.metrics import METRICS as ARCHIVE_METRICS
-from quaymaster.pipeline.billing.focus import COLUMNS
-from quaymaster.pipeline.billing.tables import PRICE_BOOK
-from quaymaster.pipeline.schemas import AUDIT_EVENTS, TABLES
 from quaymaster.pipeline.status import METRICS as PIPELINE_METRICS
 from quaymaster.protocol.errors import WIRE_ERRORS
 from quaymaster.protocol.queue_attributes import COMPUTED_NAMES, is_attribute_name
@@ -40,7 +38,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SETTING = re.compile(r"([a-z][a-z0-9_]*) = (.+)")
 NEEDED_BESIDE: dict[str, dict[str, Any]] = {"master_key_source": {"master_key": "A" * 43 + "="}}
 SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
-PIPELINE_TABLES = [spec.name for spec in TABLES]
+TABLES = all_specs()
 NOT_SETTINGS = {
     # Ours: the words of the state, the admin API's fields, places in a result.
     *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
@@ -166,9 +164,8 @@ def test_settings_named_in_a_page_exist(page: Path) -> None:
     text = text_of(page)
     measurements = {path.stem for path in (ROOT / "bench").glob("*.py")}
     of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster" / "pipeline").glob("*.py")}
-    of_pipeline |= {name.partition(".")[2] for name in PIPELINE_TABLES}
-    of_pipeline |= {name for spec in TABLES for name in spec.schema.names}
-    of_pipeline |= {*AUDIT_EVENTS.schema.names, *COLUMNS, *PRICE_BOOK.schema.names}
+    of_pipeline |= {name.partition(".")[2] for name in TABLES}
+    of_pipeline |= {name for spec in TABLES.values() for name in spec.schema.names}
     of_records = {*UsageRecord.__struct_fields__, *BlockHeader.__struct_fields__}
     known = {*Settings.model_fields, *NOT_SETTINGS, *measurements, *of_pipeline, *of_records}
 

@@ -69,6 +69,7 @@ def count_of(
             counted_from,
             is_durable,
             created_us // 1000,
+            "standard",
         )
         for queue in QUEUES
     ]

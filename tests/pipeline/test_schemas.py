@@ -14,17 +14,17 @@ import polars
 import pyarrow as pa
 import pytest
 from harness.pipeline_site import Site, expected_usage
+from harness.table_specs import all_specs
 from harness.usage_blocks import FrontEnd
 
 from quaymaster.pipeline import gold, silver
-from quaymaster.pipeline.billing.tables import BILLING_TABLES
 from quaymaster.pipeline.data_files import read_file
 from quaymaster.pipeline.reconciliation import compare_notes, compare_rows
-from quaymaster.pipeline.schemas import TABLES, USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY, TableSpec
+from quaymaster.pipeline.schemas import USAGE_DAILY, USAGE_EVENTS, USAGE_HOURLY, TableSpec
 from quaymaster.pipeline.tables import Table, Warehouse
 
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published_columns.json").read_text())
-SPECS = {spec.name: spec for spec in (*TABLES, *BILLING_TABLES)}
+SPECS = all_specs()
 HOUR = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
 
 
@@ -34,6 +34,10 @@ def as_published(spec: TableSpec) -> TableSpec:
     return TableSpec(
         spec.name, pa.schema([field for field in spec.schema if field.name in columns]), spec.partition_column
     )
+
+
+def test_every_table_is_published() -> None:
+    assert set(PUBLISHED) == set(SPECS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

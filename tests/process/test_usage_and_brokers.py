@@ -17,9 +17,11 @@ from process.test_usage import read_blocks
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import Refused
-from quaymaster.cli.pipeline import read_broker_counts
+from quaymaster.cli.pipeline import read_broker_counts, reconcile
 from quaymaster.pipeline.broker_counts import SKEW_US, Compared, QueueCount, compare_brokers, write_counts
 from quaymaster.pipeline.bronze import coverage_of
+from quaymaster.pipeline.schemas import QUEUES
+from quaymaster.pipeline.tables import Warehouse
 from quaymaster.protocol.usage_records import decode_header
 
 SYNC_MS = 100
@@ -122,6 +124,33 @@ def test_a_killed_server_lacks_no_more_usage_than_is_allowed_and_has_none_that_w
     assert found.difference == 0
     assert all(one.surplus == 0 and one.usage_high > 0 for one in found.totals)
     assert all(one.missing <= one.allowed for one in found.totals)
+
+
+def test_which_queues_there_are_is_kept_when_the_brokers_are_asked(tmp_path: Path) -> None:
+    process = QuaymasterProcess(tmp_path / "data")
+    with running(process):
+        client = Client(process)
+        client.create("orders")
+        client.create("pairs.fifo", FifoQueue="true")
+        client.create("events", RetentionMode="Log")
+        client.create("events.fifo", RetentionMode="Log", FifoQueue="true")
+        assert client.call("ReceiveMessage", "events.fifo@spark").status == 200
+        reconcile(data=process.data)
+        assert client.call("DeleteQueue", "orders").status == 200
+        client.close()
+        reconcile(data=process.data)
+
+    table = Warehouse(process.data / "warehouse").table(QUEUES)
+    rows = {row["queue_name"]: row for row in table.read().to_pylist()}
+    assert {name: (row["queue_type"], row["valid_to"] is None) for name, row in rows.items()} == {
+        "orders": ("standard", False),
+        "pairs.fifo": ("fifo", True),
+        "events": ("log", True),
+        "events.fifo": ("fifo", True),
+        "events.fifo@spark": ("fifo", True),
+    }
+    assert rows["orders"]["valid_from"] < rows["orders"]["valid_to"]
+    assert {row["account_id"] for row in rows.values()} == {process.env().account_id}
 
 
 def arn(client: Client) -> str:

@@ -425,10 +425,11 @@ def _delete_old_files_of_others(tables: Warehouse, keep_hours: int) -> None:
     """Delete what other tables have not had for a while; they are small, and stay as they are."""
     from quaymaster.pipeline.audit import Audit
     from quaymaster.pipeline.billing.store import BillingStore
-    from quaymaster.pipeline.schemas import BROKER_COUNTS
+    from quaymaster.pipeline.schemas import BROKER_COUNTS, QUEUES
     from quaymaster.pipeline.tables import WarehouseBusy
 
-    tables.table(BROKER_COUNTS).vacuum(keep_hours)
+    for spec in (BROKER_COUNTS, QUEUES):
+        tables.table(spec).vacuum(keep_hours)
     for owner in (BillingStore(tables), Audit(tables)):
         try:
             owner.delete_old_files(keep_hours)
@@ -596,11 +597,12 @@ def _started(workers: SparkWorkers, tables: Warehouse, feed: UsageFeed) -> Pipel
 def _count_brokers(
     tables: Warehouse, directory: Path, admin_url: str | None = None, *, accept: bool = False
 ) -> None:
-    """Ask the server what its brokers counted, and keep it; without an answer there is a note.
+    """Ask the server what its brokers counted, and keep it, and which queues there are; without an answer, a note.
 
     Not after a clock was set back, until it has caught up: what is counted then cannot be compared.
     """
     from quaymaster.pipeline.broker_counts import set_back_from, write_counts
+    from quaymaster.pipeline.queues import keep_queues
 
     counted = _now()
     if set_back_from(tables, counted) is not None:
@@ -610,7 +612,9 @@ def _count_brokers(
     except (NoServer, Refused) as error:
         note(f"The brokers were not asked what they counted: {error}")
         return
-    write_counts(tables, counts, counted, _now(), accept=accept)
+    until = _now()
+    write_counts(tables, counts, counted, until, accept=accept)
+    keep_queues(tables, counts, until)
 
 
 def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[QueueCount]:
@@ -622,6 +626,7 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
     """
     from quaymaster.cli.client import AdminClient
     from quaymaster.pipeline.broker_counts import QueueCount
+    from quaymaster.pipeline.queues import kind_of_queue
     from quaymaster.protocol.internal_queues import is_internal
 
     found = []
@@ -654,6 +659,7 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
             row["counted_from"],
             row["is_durable"],
             row["created_ms"],
+            kind_of_queue(name, is_log=row.get("is_log", False)),
         )
         for name, row in found
         if not is_internal(row["account_id"], name)

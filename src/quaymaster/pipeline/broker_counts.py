@@ -68,6 +68,7 @@ class QueueCount(NamedTuple):
     counted_from: int
     is_durable: bool
     created_ms: int
+    queue_type: str
 
 
 class BrokerComparison(NamedTuple):
@@ -411,6 +412,7 @@ def _row(
     kind: str, count: QueueCount, counted: datetime.datetime, until: datetime.datetime
 ) -> dict[str, Any]:
     fields = count._asdict()
+    del fields["queue_type"]  # ops.dim_queue has it
     fields["created_time"] = time_of_us(fields.pop("created_ms") * 1000)
     return {"kind": kind, "counted_time": counted, "until_time": until, **fields}
 

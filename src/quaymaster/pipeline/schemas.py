@@ -283,6 +283,19 @@ BROKER_COUNTS = TableSpec(
 `until_time`. `kind`: `count`, or from where on a queue is compared with usage: `baseline`, or `accepted` by an
 operator. Only `pipeline/broker_counts` writes it, and compaction leaves it alone: its files' names tell both apart."""
 
+QUEUES = TableSpec(
+    "ops.dim_queue",
+    pa.schema(
+        [
+            pa.field("queue_id", pa.int64()),
+            *_fields(pa.string(), "account_id", "queue_name", "queue_type"),
+            *_fields(TIME, "valid_from", "valid_to"),
+        ]
+    ),
+)
+"""Which queue an id means, and when there was one: a row an id, so a queue made anew under its name is another row.
+Only `pipeline/queues` writes it; it is one file."""
+
 TABLES = (
     *(REQUEST_EVENTS, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE, USAGE_HOURLY, USAGE_DAILY),
     LATENCY_HOURLY,
