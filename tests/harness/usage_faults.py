@@ -128,8 +128,8 @@ class SpoolingFrontEnd:
 
     def __init__(self, directory: Path, name: str, chance: Random, faults: Faults, skew_us: int) -> None:
         self.name = name
-        self.durable = 0
-        """Rows that the spool said are durable."""
+        self.durable: set[str] = set()
+        """Ids of the requests whose records the spool said are durable."""
         self._directory = directory / name
         self._chance = chance
         self._faults = faults
@@ -186,10 +186,12 @@ class SpoolingFrontEnd:
     def record(self, rows: int) -> None:
         """Answer requests, and write their records."""
         times = [time for _, time in zip(range(rows), self._times, strict=False)]
+        before = self._requests
         taken = self._taken(times)
         spool = self.spool
         with self.killable(), patch.object(usage_spool, "os", FaultyOS(self._faults, self._chance)):
-            self.durable += spool.append(taken, is_heartbeat=True).rows
+            if spool.append(taken, is_heartbeat=True).rows:
+                self.durable |= {self._request_id(number) for number in range(before, self._requests)}
 
     def _taken(self, times: list[int]) -> TakenRows:
         chance = self._chance
@@ -224,12 +226,15 @@ class SpoolingFrontEnd:
                 changes.append(Change(row, '{"a":1}', ""))
             if chance.random() < 0.01:
                 time_us = us(NOW) + 3 * 24 * HOUR_US  # a clock that was wrong: quarantine
-            self._requests += 1
             size = chance.choice(SIZES) if chance.random() < 0.3 else chance.randrange(200_000)
             cells += (context, time_us / 1000, time_us / 1000 - 1, 0, 300, 200, size, chance.randrange(11), 0)
-            cells.append(f"{self.name}-{self._requests}")
+            cells.append(self._request_id(self._requests))
+            self._requests += 1
         watermark_us = max([*times, us(OCTOBER.start)])
         return TakenRows(contexts, cells, changes, 0, watermark_us, 0, [])
+
+    def _request_id(self, number: int) -> str:
+        return f"{self.name}-{number}"
 
     def ship(self, queue: list[bytes], count: int) -> None:
         """Bring blocks into the queue; killed before that is noted, it comes again."""

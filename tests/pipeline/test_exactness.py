@@ -108,7 +108,11 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
 
     invoices = site.bill()
 
-    assert sum(front_end.durable for front_end in front_ends) <= len(records)
+    durable = {request_id for front_end in front_ends for request_id in front_end.durable}
+    request_ids = {record.request_id for record in records}
+    assert durable <= request_ids
+    assert len(request_ids) == len(records)
+    assert durable
     assert sum(site.faults.at.values()) == site.kills > 0
     coverage = coverage_of(site.warehouse)
     assert (coverage.gaps(), coverage.open_epochs()) == ([], [])

@@ -16,7 +16,7 @@ from quaymaster.pipeline.reconciliation import compare_notes, compare_rows, comp
 
 TABLES = (
     *("ops.segments", "bronze.request_events", "silver.quarantine", "silver.audit_events"),
-    *("silver.usage_events", "gold.usage_hourly", "gold.usage_daily", "ops.commits"),
+    *("silver.usage_events", "gold.usage_hourly", "gold.latency_hourly", "gold.usage_daily", "ops.commits"),
 )
 EVERYWHERE = [(table, when) for table in TABLES for when in ("before", "after")]
 USUALLY = [("silver.usage_events", "before"), ("gold.usage_hourly", "after")]
