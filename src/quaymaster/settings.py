@@ -236,7 +236,7 @@ class Settings(BaseSettings):
     """Nothing younger is compacted, so that deduplication windows can point at records."""
     seal_interval_s: NotNegative = Field(10, json_schema_extra=STORAGE)
     """How often closed stretches of log-retained queues are looked for, to be sealed in blocks that are read at full
-    speed; 0: they are not."""
+    speed; 0: they are not. A front end of a cell looks at the logs that are read through it."""
     disk_reserve_segments: NotNegative = Field(2, json_schema_extra=STORAGE)
     """Space held back, in segments, so that receives and deletes still work when the disk is full."""
     disk_low_bytes: NotNegative | None = Field(None, json_schema_extra=STORAGE)

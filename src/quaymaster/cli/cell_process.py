@@ -37,6 +37,7 @@ from quaymaster.cli.compose import (
     prepare_data_directory,
     serve_sqs,
     show_pauses,
+    start_sealing,
     usage_epochs,
     wall_ms,
     write_client_file,
@@ -57,6 +58,7 @@ from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow, UnsupportedOperation
 from quaymaster.core.formats import CellFormat
 from quaymaster.frontend.admin import make_admin
+from quaymaster.frontend.recent_logs import RecentLogs
 from quaymaster.frontend.usage_spool import SpoolUnusable
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import KeysUnusable
@@ -284,8 +286,14 @@ async def _start_front_end(process: CellProcess) -> None:
         epochs=usage_epochs(settings, process.store),
     )
     stack.push_async_callback(admin.stop)
+    recent = RecentLogs(metadata.find_queue)
+    sealed = start_sealing(settings, stack, router, metadata, process.data, recent.logs)
     address = await serve_sqs(
-        settings, stack, router, metadata, metrics, health, store=process.store, data=process.data
+        *(settings, stack, router, metadata, metrics, health),
+        store=process.store,
+        data=process.data,
+        sealed=sealed,
+        on_log_read=recent.note,
     )
     process.admin.handler = one_by_one(admin.handle)
     process.admin.admit = admin.admit

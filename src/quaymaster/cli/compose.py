@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.stores import SQLITE_FILE, open_store
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow
+from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
 from quaymaster.frontend.encryption import MessageCipher
@@ -183,7 +184,8 @@ class Server:
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-        sealed = start_sealing(settings, stack, broker, metadata, data)
+        queues = metadata.queues.active_queues
+        sealed = start_sealing(settings, stack, broker, metadata, data, queues)
         address = await serve_sqs(
             settings, stack, broker, metadata, metrics, health, store=store, data=data, sealed=sealed
         )
@@ -270,6 +272,7 @@ async def serve_sqs(
     store: Coordination,
     data: Path,
     sealed: SealedLogs | None = None,
+    on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
 ) -> Address:
     """Start a front end, what records its requests, and its port; return the address."""
     feed = await start_usage(settings, stack, metrics, store=store, data=data) if settings.usage else None
@@ -281,6 +284,7 @@ async def serve_sqs(
         now_ms=wall_ms,
         usage=None if feed is None else feed.recorder,
         sealed=sealed,
+        on_log_read=on_log_read,
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)
@@ -363,9 +367,17 @@ def endpoint_of(settings: Settings, address: Address) -> str:
 
 
 def start_sealing(
-    settings: Settings, stack: AsyncExitStack, broker: Broker, metadata: MetadataService, data: Path
+    settings: Settings,
+    stack: AsyncExitStack,
+    broker: BrokerClient,
+    metadata: Metadata,
+    data: Path,
+    queues: Callable[[], Iterable[QueueDefinition]],
 ) -> SealedLogs | None:
-    """Start to seal logs in the background, and return where their blocks are; None when that is switched off."""
+    """Start to seal the logs among `queues` in the background, and return where their blocks are.
+
+    None when that is switched off.
+    """
     if not settings.seal_interval_s:
         return None
     sealed = SealedLogs(data / SEALED_DIRECTORY, metadata.data_key)
@@ -378,7 +390,7 @@ def start_sealing(
         broker,
         MessageCipher(metadata.data_key),
         sealed,
-        queues=metadata.queues.active_queues,
+        queues=queues,
         data_key=metadata.data_key,
         has_room=has_room,
         interval_s=settings.seal_interval_s,

@@ -62,11 +62,13 @@ def make_front_end(
     now_ms: Callable[[], int],
     usage: UsageRecorder | None = None,
     sealed: SealedLogs | None = None,
+    on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
 ) -> FrontEnd:
     """Return a front end; give its `handle` and `admit` to an HTTP server, then `start` it.
 
     One per process, made after a fork: it has a cipher of its own. `now_ms` is the wall clock. `usage` takes a record
     of every request. `sealed`: where closed stretches of logs may be read; None: they are in the journal only.
+    `on_log_read` hears of each log that is read in bulk.
     """
     routes = Routes(
         metadata.find_queue,
@@ -88,7 +90,7 @@ def make_front_end(
     )
     queues = QueueActions(routes, metadata.queues, can_delete=settings.delete_queue == "api")
     moves = MoveActions(routes, queues.dead_letter_sources)
-    logs = LogActions(routes, groups, broker, cipher, sealed)
+    logs = LogActions(routes, groups, broker, cipher, sealed, on_log_read)
     transactions = TransactionActions(messages, metrics)
     return FrontEnd(
         Calls(

@@ -58,12 +58,14 @@ class LogActions:
         broker: BrokerClient,
         cipher: MessageCipher,
         sealed: SealedLogs | None = None,
+        on_read: Callable[[QueueDefinition], None] = lambda log: None,
     ) -> None:
         self._routes = routes
         self._groups = groups
         self._broker = broker
         self._reader = LogReader(broker, cipher)
         self._sealed = sealed
+        self._on_read = on_read
         self._fetching = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
         self._waiting = 0
 
@@ -110,6 +112,7 @@ class LogActions:
         log = self._log(call, given.QueueUrl)
         wanted = validation.check_fetch(given)
         _check_partition(log, given.Partition)
+        self._on_read(log)
         if self._waiting >= FETCHES_WAITING_MAX:
             raise Overloaded
         self._waiting += 1
