@@ -159,6 +159,34 @@ def test_every_request_of_the_admin_api_is_documented() -> None:
     assert {re.sub(r"\b(NAME|ID)\b", "*", request) for request in documented} == served
 
 
+KINDS = {
+    "timestamp[us, tz=UTC]": "timestamp",
+    "date32[day]": "date",
+    "map<string, string>": "map of string to string",
+    "map<string, struct<type: string, string_value: string, binary_value: binary>>": "map of string to struct",
+}
+"""Arrow's types as the page of tables has them, where they are not called the same."""
+
+
+def test_every_column_of_every_table_is_described_with_its_type() -> None:
+    page = (DOCS / "reference" / "tables.md").read_text(encoding="utf-8")
+
+    described: dict[tuple[str, ...], dict[str, str]] = {}
+    for heading, text in re.findall(r"^## (`[^\n]+`)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
+        lines = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", text, re.MULTILINE)
+        pairs = [(name, kind) for names, kind in lines for name in CODE.findall(names)]
+        assert len(pairs) == len(dict(pairs)), heading
+        described[tuple(CODE.findall(heading))] = dict(pairs)
+
+    assert sorted(name for names in described for name in names) == list(TABLES)
+    for names, columns in described.items():
+        for name in names:
+            for field in TABLES[name].schema:
+                kind = str(field.type).replace("decimal128", "decimal")
+                assert columns.get(field.name) == KINDS.get(kind, kind), f"{field.name} of {name}"
+        assert set(columns) == {column for name in names for column in TABLES[name].schema.names}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_settings_named_in_a_page_exist(page: Path) -> None:
     text = text_of(page)
