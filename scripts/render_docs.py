@@ -29,8 +29,8 @@ left `client.json` at its start; else `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_UR
 `./quaymaster-data`. Commands on accounts, keys, consumer groups and backups, `queue peek` and `queue delete` use the
 [admin API](admin.md), the others the SQS API.
 
-**Output.** Tables on a terminal, tab-separated lines in a pipe, JSON with `--json`. Notes and progress bars go to
-standard error. Times are UTC.
+**Output.** Tables on a terminal, tab-separated lines in a pipe, JSON with `--json`. Notes go to standard
+error; so do progress bars, on a terminal and without `--json`. Times are UTC.
 
 **How it ends.** 0 done · 1 refused by the service, or `doctor` found a problem · 2 wrong command line, setting or
 file · 3 no server there, or it cannot answer now · 130 interrupted. A failure is one line on standard error, a

@@ -188,7 +188,10 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run one command; `stdin` is what it can read, `environment` what is set besides. Starts in an empty place."""
+    """Run one command; `stdin` is what it can read, `environment` what is set besides. Starts in an empty place.
+
+    `is_terminal` is said of its stdin, `shows_bars` of its stderr.
+    """
     for name in list(os.environ):
         if name.startswith(("AWS_", "QUAYMASTER_")):
             monkeypatch.delenv(name)
@@ -198,6 +201,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
         *arguments: object,
         stdin: str = "",
         is_terminal: bool = False,
+        shows_bars: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> Result:
         source = io.StringIO(stdin)
@@ -207,6 +211,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
         capsys.readouterr()
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: shows_bars)
         with pytest.raises(SystemExit) as ended:
             main()
         printed = capsys.readouterr()

@@ -34,13 +34,13 @@ class Site:
     def __init__(self, run: Run, fake: FakeServer, data: Path) -> None:
         self._run, self._fake, self.data = run, fake, data
 
-    def command(self, name: str, *options: object) -> Result:
-        return self._run(
-            "pipeline", name, "--data", self.data, "--endpoint-url", self._fake.endpoint.url, *options
-        )
+    def command(self, name: str, *options: object, shows_bars: bool = False) -> Result:
+        server = ("--data", self.data, "--endpoint-url", self._fake.endpoint.url)
+        return self._run("pipeline", name, *server, *options, shows_bars=shows_bars)
 
-    def archive(self, *options: object) -> Result:
-        return self.command("archive", "--once", "--queue", "orders", "--close-after", "0", *options)
+    def archive(self, *options: object, shows_bars: bool = False) -> Result:
+        words = ("--once", "--queue", "orders", "--close-after", "0", *options)
+        return self.command("archive", *words, shows_bars=shows_bars)
 
 
 @pytest.fixture
@@ -79,6 +79,25 @@ def test_metrics_that_cannot_be_written_are_noted_and_the_archive_goes_on(site: 
     assert done.code == 0, done.err
     assert "archive.prom cannot be written: Is a directory." in done.err
     assert done.out.startswith("25 messages in 1 files")
+
+
+def test_a_terminal_shows_how_far_archiving_erasing_and_replaying_are(site: Site) -> None:
+    replay = ("replay", "--from", "orders", "--queue", "again", "--filter", "key=none")
+
+    archived = site.archive("--after", "1000000", shows_bars=True)
+    erasing = site.command("erase", "--queue", "orders", shows_bars=True)
+    as_json = site.command("erase", "--queue", "orders", "--json", shows_bars=True)
+    replayed = site.command(*replay, shows_bars=True)
+
+    assert "Archiving: messages" in archived.err
+    assert "25/25" in archived.err
+    assert "archived orders partition 0: 0 to 25" in archived.err
+    assert "Erasing: files" in erasing.err
+    assert "1/1" in erasing.err
+    assert "Replaying: messages" in replayed.err
+    assert "25/25" in replayed.err
+    assert as_json.err == ""
+    assert "Archiving" not in archived.out
 
 
 def test_erasing_counts_first_and_is_confirmed(site: Site, fake: FakeServer) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,41 @@ def test_after_a_clock_was_set_back_reconcile_says_until_when_brokers_are_not_co
         f"Usage or counts of the brokers are of {latest:%Y-%m-%dT%H:%M:%SZ}, which is later"
     )
     assert "a clock was set back" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "label"), [("backfill", "Summing up: files"), ("compact", "Compacting: files and tables")]
+)
+def test_a_terminal_shows_how_far_upkeep_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, label: str
+) -> None:
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    for _ in range(2):
+        site.ship(one.block(10))
+        site.run()
+
+    shown = run("pipeline", command, "--data", tmp_path, shows_bars=True)
+    as_json = run("pipeline", command, "--data", tmp_path, "--json", shows_bars=True)
+
+    assert label not in as_json.err
+    assert label in shown.err
+    assert re.search(r"(?<!\d)([1-9]\d*)/\1(?!\d)", shown.err), "it comes to its end"
+    assert label not in shown.out
+
+
+def test_a_terminal_shows_how_far_a_comparison_is(run: Run, tmp_path: Path) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    for _ in range(2):
+        site.ship(one.block(10))
+        site.run()
+
+    as_json = run("pipeline", "reconcile", "--data", tmp_path, "--json", shows_bars=True)
+    shown = run("pipeline", "reconcile", "--data", tmp_path, shows_bars=True)
+
+    assert "Comparing: files" not in as_json.err
+    assert "Comparing: files" in shown.err
+    assert "6/6" in shown.err  # two files of bronze, and two of silver twice
 
 
 def test_metrics_of_tables_in_an_object_store_are_in_the_data_directory(

@@ -31,8 +31,18 @@ class InProcess:
         halves = batches[::2], batches[1::2]
         return answers_of(line for half in halves for line in work(iter(half)))
 
-    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
-        return answers_of(line for item in items for line in work(item))
+    def over(
+        self,
+        items: Sequence[str],
+        work: Callable[[str], Iterator[Any]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> Answers:
+        answers = Answers([])
+        for item in items:
+            answers += answers_of(work(item))
+            if on_done is not None:
+                on_done(1)
+        return answers
 
 
 def answers_of(lines: Iterator[Any]) -> Answers:

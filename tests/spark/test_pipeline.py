@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from harness.pipeline_site import Site, expected_usage
 from harness.usage_blocks import FrontEnd
@@ -20,7 +21,7 @@ from quaymaster.pipeline.bronze import FeedChanged
 from quaymaster.pipeline.feed import FileFeed, QueueFeed, UsageFeed
 from quaymaster.pipeline.jobs import Pipeline
 from quaymaster.pipeline.reconciliation import compare_rows
-from quaymaster.pipeline.tasks import Answers, SparkWorkers
+from quaymaster.pipeline.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
 from quaymaster.pipeline.upkeep import backfill, compact
 from quaymaster.protocol.usage_records import block_text
 
@@ -81,8 +82,13 @@ class KilledOnce:
     ) -> Answers:
         return self._workers.over_blocks(feed, ranges, self._deadly(work))
 
-    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
-        return self._workers.over(items, self._deadly(work))
+    def over(
+        self,
+        items: Sequence[str],
+        work: Callable[[str], Iterator[Any]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> Answers:
+        return self._workers.over(items, self._deadly(work), on_done)
 
     def _deadly(self, work: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         self._jobs += 1
@@ -97,6 +103,19 @@ class KilledOnce:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         return work_and_die
+
+
+def test_work_that_is_watched_is_done_in_parts_and_all_of_it(spark: SparkSession) -> None:
+    told: list[int] = []
+    part = ITEMS_OF_CORE * spark.sparkContext.defaultParallelism
+    items = [str(number) for number in range(2 * part + 1)]
+
+    answers = SparkWorkers(spark).over(
+        items, lambda item: iter([answer_table("item", pa.table({"item": [item]}))]), told.append
+    )
+
+    assert told == [part, part, 1]
+    assert sorted(rows.column("item")[0].as_py() for rows in answers.tables("item")) == sorted(items)
 
 
 def test_tasks_whose_processes_are_killed_are_repeated_and_count_once(

@@ -15,7 +15,7 @@ import typer
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence
-from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table
+from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table, progress_bar
 from quaymaster.cli.pipeline import (
     StorageOptions,
     WarehouseURI,
@@ -216,7 +216,8 @@ def erase(
             if logs.is_held(name, queue_id):
                 raise Refused(f"{name} is under a legal hold: nothing of it is erased.")
         scope = Scope(tuple(sorted(chosen)), tuple(sender or ()), tuple(key or ()), tuple(message or ()))
-        done = Erasure(tables, ledger).run(scope, reason, is_dry_run=yes is None)
+        with progress_bar("Erasing: files", quiet=as_json) as bar:
+            done = Erasure(tables, ledger).run(scope, reason, is_dry_run=yes is None, watch=bar.show)
     if as_json:
         names = ("messages", "rewritten", "removed")
         print_json({name: getattr(done, name) for name in names} | {"dry_run": yes is None})
@@ -313,7 +314,8 @@ def replay(
             ),
         )
         was_done = job.progress.is_done
-        done = job.run(how)
+        with progress_bar("Replaying: messages", quiet=as_json) as bar:
+            done = job.run(how, watch=bar.show)
     if as_json:
         names = ("name", "source", "target", "read", "matched", "matched_bytes", "erased")
         print_json({one: getattr(done, one) for one in names} | {"dry_run": dry_run})
@@ -380,7 +382,7 @@ def stopping() -> Iterator[None]:
 
 
 def _run(job: ArchiveJob, names: list[str], *, quiet: bool) -> Report:
-    with stopping():
+    with stopping(), progress_bar("Archiving: messages", quiet=quiet) as bar:
         return job.run(
             names,
             lambda one: (
@@ -388,6 +390,7 @@ def _run(job: ArchiveJob, names: list[str], *, quiet: bool) -> Report:
                 if quiet
                 else note(f"archived {one.queue} partition {one.partition}: {one.first} to {one.end}")
             ),
+            bar.show,
         )
 
 

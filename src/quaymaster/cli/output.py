@@ -83,6 +83,15 @@ class Bar:
         self._progress = progress
         self._task = None if progress is None else progress.add_task(what, total=total)
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether anybody sees it."""
+        return self._progress is not None
+
+    def show(self, done: float, total: float) -> None:
+        """Show that `done` of `total` is reached."""
+        self.update(done, total=total)
+
     def update(self, done: float, *, total: float | None = None, what: str | None = None) -> None:
         """Show that `done` of `total` is reached, and `what` is being done."""
         if self._progress is not None and self._task is not None:

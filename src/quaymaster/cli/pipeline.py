@@ -207,7 +207,8 @@ def reconcile(
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
     with only_writer(tables.writing()):
-        found = compare_rows(tables) + compare_sums(tables)
+        with progress_bar("Comparing: files", quiet=as_json) as bar:
+            found = compare_rows(tables, bar.show) + compare_sums(tables)
         write_comparisons(tables, found, _now())
         _count_brokers(tables, directory, admin_url, accept=accept)
         compared = compare_brokers(tables, coverage_of(tables), now=_now())
@@ -324,8 +325,12 @@ def backfill(
     end_us = _hour_us(until, "--until", 1 << 62)
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
-    with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
-        done = sum_up(workers, tables, first_us, end_us)
+    with (
+        only_writer(tables.writing()),
+        _spark(directory, master, driver_memory) as workers,
+        progress_bar("Summing up: files", quiet=as_json) as bar,
+    ):
+        done = sum_up(workers, tables, first_us, end_us, bar.show if bar.is_shown else None)
     if as_json:
         print_json(dataclasses.asdict(done))
     else:
@@ -355,7 +360,9 @@ def compact(
     directory = data_directory(data)
     tables = open_warehouse(directory, warehouse, storage_option)
     with only_writer(tables.writing()), _spark(directory, master, driver_memory) as workers:
-        done = compact_tables(workers, tables, keep_hours=keep_hours)
+        with progress_bar("Compacting: files and tables", quiet=as_json) as bar:
+            watch = bar.show if bar.is_shown else None
+            done = compact_tables(workers, tables, keep_hours=keep_hours, watch=watch)
         _delete_old_files_of_others(tables, keep_hours)
         done += _compact_ledger(tables, keep_hours)
     if as_json:

@@ -29,6 +29,7 @@ from quaymaster.pipeline.schemas import (
     USAGE_HOURLY,
     TableSpec,
 )
+from quaymaster.pipeline.steps import Steps, Watch, unwatched
 from quaymaster.pipeline.tables import Warehouse
 from quaymaster.pipeline.times import text_of_time
 
@@ -67,21 +68,26 @@ def compare_notes(warehouse: Warehouse) -> list[Comparison]:
     )
 
 
-def compare_rows(warehouse: Warehouse) -> list[Comparison]:
-    """Compare sums over the rows of all tables; silver and gold besides by hour and account, where they differ."""
+def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[Comparison]:
+    """Compare sums over the rows of all tables; silver and gold besides by hour and account, where they differ.
+
+    A step is one reading of a file of rows of requests; those of silver are read twice.
+    """
+    files_of = {spec.name: len(warehouse.table(spec).files()) for spec in (REQUEST_EVENTS, USAGE_EVENTS)}
+    steps = Steps(files_of[REQUEST_EVENTS.name] + 2 * files_of[USAGE_EVENTS.name], watch)
     segments = warehouse.table(SEGMENTS).read(["state", *MEASURES])
     segments = segments.filter(pc.not_equal(segments.column("state"), DAMAGED))
     headers = {measure: pc.sum(segments.column(measure)).as_py() or 0 for measure in MEASURES}
     names = ["message_count", "payload_bytes", "chunks", "http_status"]
-    of_bronze = _sum_files(warehouse, REQUEST_EVENTS, names, bronze.control_totals)
+    of_bronze = _sum_files(warehouse, REQUEST_EVENTS, names, bronze.control_totals, steps)
     usage_names = ["messages", "bytes", "chunks", "http_status", "hour"]
-    of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage)
+    of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage, steps)
     counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
     quarantine = warehouse.table(QUARANTINE).read(["block_row"])
     counted = {**counted, "quarantine.rows": quarantine.num_rows - quarantine.column("block_row").null_count}
     hourly = warehouse.table(USAGE_HOURLY).read()
     compared = _compared(headers, of_bronze, counted, of_silver, gold.control_totals(hourly))
-    return compared + _hours_that_differ(warehouse, hourly)
+    return compared + _hours_that_differ(warehouse, hourly, steps)
 
 
 def write_comparisons(warehouse: Warehouse, found: list[Comparison], now: datetime.datetime) -> None:
@@ -150,16 +156,19 @@ def _compared(
     ]
 
 
-def _sum_files(warehouse: Warehouse, spec: TableSpec, names: list[str], totals_of: Any) -> Counter[str]:
+def _sum_files(
+    warehouse: Warehouse, spec: TableSpec, names: list[str], totals_of: Any, steps: Steps
+) -> Counter[str]:
     totals: Counter[str] = Counter()
     table = warehouse.table(spec)
     for file in table.files():
         for rows in read_row_groups(table.place, spec, file.path, names):
             totals.update(totals_of(rows))
+        steps.take()
     return totals
 
 
-def _hours_that_differ(warehouse: Warehouse, hourly: Any) -> list[Comparison]:
+def _hours_that_differ(warehouse: Warehouse, hourly: Any, steps: Steps) -> list[Comparison]:
     """Compare silver and gold by hour, and within hours that agree by account."""
     table = warehouse.table(USAGE_EVENTS)
     names = ["hour", "account_id", "messages", "bytes", "chunks", "http_status"]
@@ -168,6 +177,7 @@ def _hours_that_differ(warehouse: Warehouse, hourly: Any) -> list[Comparison]:
         for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
             for group, mine in _groups(rows):
                 of_silver.setdefault(group, Counter()).update(silver.control_totals_of_usage(mine))
+        steps.take()
     of_gold = {group: Counter(gold.control_totals(mine)) for group, mine in _groups(hourly)}
     here_by_hour, there_by_hour = _by_hour(of_silver), _by_hour(of_gold)
     differing = {hour for hour in here_by_hour | there_by_hour if here_by_hour[hour] != there_by_hour[hour]}

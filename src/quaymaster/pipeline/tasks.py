@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ANSWER_FIELDS = "what string, data binary"
+ITEMS_OF_CORE = 4
+"""So many items a core has in a job of work that is watched: enough that few cores wait at its end."""
 
 
 def answer(what: str, data: bytes) -> Any:
@@ -47,6 +49,9 @@ class Answers:
     def __init__(self, lines: Iterable[tuple[str, bytes]]) -> None:
         self._lines = [(what, bytes(data)) for what, data in lines]
 
+    def __add__(self, other: Answers) -> Answers:
+        return Answers([*self._lines, *other._lines])
+
     def files(self, table_name: str) -> list[DataFile]:
         """Return the files written for a table."""
         return [DataFile.from_json(json.loads(data)) for data in self._of(f"file {table_name}")]
@@ -70,8 +75,13 @@ class Workers(Protocol):
     ) -> Answers:
         """Run `work` over the blocks of a feed, as Arrow batches; each task has some of them."""
 
-    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
-        """Run `work` for each item."""
+    def over(
+        self,
+        items: Sequence[str],
+        work: Callable[[str], Iterator[Any]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> Answers:
+        """Run `work` for each item; `on_done` is told of how many at a time it was done."""
 
 
 class SparkWorkers:
@@ -91,10 +101,26 @@ class SparkWorkers:
         """Run `work` over the blocks of a feed."""
         return _collect(feed.blocks(self._spark, ranges), work)
 
-    def over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
-        """Run `work` for each item."""
-        if not items:
-            return Answers([])
+    def over(
+        self,
+        items: Sequence[str],
+        work: Callable[[str], Iterator[Any]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> Answers:
+        """Run `work` for each item. With `on_done` in several jobs, as one job tells nothing before its end."""
+        if on_done is None:
+            return self._over(items, work) if items else Answers([])
+        answers, first = Answers([]), 0
+        while first < len(items):
+            # Asked each time: executors that came meanwhile get work.
+            count = ITEMS_OF_CORE * self._spark.sparkContext.defaultParallelism
+            part = items[first : first + count]
+            answers += self._over(part, work)
+            on_done(len(part))
+            first += count
+        return answers
+
+    def _over(self, items: Sequence[str], work: Callable[[str], Iterator[Any]]) -> Answers:
         context = self._spark.sparkContext
         tasks = min(len(items), context.defaultParallelism)
         lines = self._spark.createDataFrame(

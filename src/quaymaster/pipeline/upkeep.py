@@ -22,6 +22,7 @@ from quaymaster.pipeline.schemas import (
     USAGE_HOURLY,
     TableSpec,
 )
+from quaymaster.pipeline.steps import Steps, Watch
 from quaymaster.pipeline.tables import NO_BATCH, Table, Warehouse
 from quaymaster.pipeline.tasks import Workers, answer_files
 from quaymaster.pipeline.times import text_of_time, us_of_time
@@ -45,10 +46,12 @@ class Backfilled:
     latency_replaced: tuple[str, ...]
 
 
-def backfill(workers: Workers, warehouse: Warehouse, first_us: int, end_us: int) -> Backfilled:
+def backfill(
+    workers: Workers, warehouse: Warehouse, first_us: int, end_us: int, watch: Watch | None = None
+) -> Backfilled:
     """Sum up the hours in [first_us, end_us) anew from silver, and their days; replace those that gold has otherwise.
 
-    Files of gold that cannot be read are replaced, too.
+    Files of gold that cannot be read are replaced, too. A step is a file of events.
 
     Raises:
         BrokenTable: such a file may have hours that were not asked for, or another table is broken.
@@ -58,7 +61,8 @@ def backfill(workers: Workers, warehouse: Warehouse, first_us: int, end_us: int)
     _finish_gold(workers, warehouse, last_batch)
     paths = [file.path for file in events.files()]
     work = silver.usage_work(events.place, 0, last_batch, (first_us, end_us))
-    answers = workers.over(paths, work)
+    steps = None if watch is None else Steps(len(paths), watch)
+    answers = workers.over(paths, work, None if steps is None else steps.take)
     right = gold.merge_usage(answers.tables("usage"))
     latencies = _mend_latency(warehouse, latency.merge_latency(answers.tables("latency")), first_us, end_us)
     rows, broken = _readable(hourly, hourly.files(), gold.PARTIAL_SCHEMA)
@@ -194,20 +198,29 @@ class Compacted:
     after: int
 
 
-def compact(workers: Workers, warehouse: Warehouse, *, keep_hours: int = KEEP_HOURS) -> list[Compacted]:
-    """Make the small files of each table and date into few, and delete what no table has had for `keep_hours`."""
+def compact(
+    workers: Workers, warehouse: Warehouse, *, keep_hours: int = KEEP_HOURS, watch: Watch | None = None
+) -> list[Compacted]:
+    """Make the small files of each table and date into few, and delete what no table has had for `keep_hours`.
+
+    A step is a file that is made, or a table whose old files are deleted.
+    """
     done = []
-    for spec in TABLES:
+    plans = [(spec, plan_compaction(warehouse.table(spec).files())) for spec in TABLES]
+    steps = None if watch is None else Steps(sum(len(groups) + 1 for _, groups in plans), watch)
+    on_done = None if steps is None else steps.take
+    for spec, groups in plans:
         table = warehouse.table(spec)
-        groups = plan_compaction(table.files())
         if groups:
             items = [json.dumps([file.to_json() for file in group]) for group in groups]
-            adds = workers.over(items, compact_work(table.place, spec)).files(spec.name)
+            adds = workers.over(items, compact_work(table.place, spec), on_done).files(spec.name)
             removes = [file for group in groups for file in group]
             batch_id = table.last_batch(COMPACT_APP) + 1
             table.commit(COMPACT_APP, batch_id, adds, removes=removes, changes_data=False)
             done.append(Compacted(spec.name, len(removes), len(adds)))
         table.vacuum(keep_hours)
+        if on_done is not None:
+            on_done(1)
     return done
 
 

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from quaymaster.pipeline.archive import files
 from quaymaster.pipeline.archive.ledger import IN_TABLE, Ledger, Stretch
 from quaymaster.pipeline.archive.tables import MESSAGES
+from quaymaster.pipeline.steps import Steps, Watch, unwatched
 from quaymaster.pipeline.tables import Warehouse
 from quaymaster.protocol.log_arrow import TYPES
 
@@ -74,13 +75,18 @@ class Erasure:
         self._messages.refresh()
         self._place = self._messages.place
 
-    def run(self, scope: Scope, reason: str, *, is_dry_run: bool = False) -> Erased:
-        """Erase, and return what went; the same again finds nothing. A dry run only counts."""
+    def run(self, scope: Scope, reason: str, *, is_dry_run: bool = False, watch: Watch = unwatched) -> Erased:
+        """Erase, and return what went; the same again finds nothing. A dry run only counts. A step is a file."""
         done = Erased()
-        for queue_id in scope.queue_ids:
-            for stretch in self._ledger.stretches(queue_id):
-                if stretch.state in IN_TABLE:
-                    self._erase(stretch, scope, reason, done, is_dry_run)
+        kept = {
+            queue_id: [one for one in self._ledger.stretches(queue_id) if one.state in IN_TABLE]
+            for queue_id in scope.queue_ids
+        }
+        steps = Steps(sum(map(len, kept.values())), watch)
+        for queue_id, stretches in kept.items():
+            for stretch in stretches:
+                self._erase(stretch, scope, reason, done, is_dry_run)
+                steps.take()
             if not is_dry_run:
                 self._delete_leftovers(queue_id)
         return done

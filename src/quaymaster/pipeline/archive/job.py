@@ -22,6 +22,7 @@ from quaymaster.pipeline.archive.files import NotAsArchived, date_of, path_of
 from quaymaster.pipeline.archive.ledger import IN_TABLE, Clock, Ledger, Stretch
 from quaymaster.pipeline.archive.live_logs import LiveLog, LiveLogs, LogIsTrimmed
 from quaymaster.pipeline.archive.tables import MESSAGES
+from quaymaster.pipeline.steps import Steps, Watch, unwatched
 from quaymaster.pipeline.tables import Warehouse
 
 STRETCH_ROWS_MAX: Final = 1 << 20
@@ -74,9 +75,14 @@ class ArchiveJob:
         self.ledger = Ledger(warehouse, clock)
 
     def run(
-        self, names: Sequence[str] = (), on_stretch: Callable[[Stretch], None] = lambda stretch: None
+        self,
+        names: Sequence[str] = (),
+        on_stretch: Callable[[Stretch], None] = lambda stretch: None,
+        watch: Watch = unwatched,
     ) -> Report:
         """Archive what is closed and let go what is old enough, of the logs named, or of all that are archived.
+
+        A step is a message that was in no verified file; the last ones may stay, as their stretch is not closed yet.
 
         Raises:
             MessagesLost, NotAsArchived: the job does not go on by itself.
@@ -85,9 +91,17 @@ class ArchiveJob:
         report = Report()
         self.ledger.tidy()
         logs = self._logs.archived(names)
+        steps = Steps(
+            sum(self._waiting(log, partition) for log in logs for partition in log.partitions), watch
+        )
+
+        def on_archived(stretch: Stretch) -> None:
+            on_stretch(stretch)
+            steps.take(stretch.end - stretch.first)
+
         for log in logs:
             for partition in log.partitions:
-                self._archive_partition(log, partition, report, on_stretch)
+                self._archive_partition(log, partition, report, on_archived)
             self._expire_log(log, report)
         if not names:
             self._settle_gone({log.queue_id for log in logs}, report)
@@ -95,6 +109,13 @@ class ArchiveJob:
         return report
 
     # Archiving
+
+    def _waiting(self, log: LiveLog, partition: int) -> int:
+        """Return how many messages of a partition are in no verified file, and not lost."""
+        known, bounds = self.ledger.stretches(log.queue_id, partition), log.partitions[partition]
+        sealed = sum(one.end - one.first for one in known if one.state == "sealed")
+        at = max(known[-1].end, bounds.earliest) if known else bounds.earliest
+        return sealed + max(0, bounds.next - at)
 
     def _archive_partition(
         self, log: LiveLog, partition: int, report: Report, on_stretch: Callable[[Stretch], None]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quaymaster.pipeline.errors import telling_full_disk
+from quaymaster.pipeline.steps import Watch, unwatched
 
 if TYPE_CHECKING:
     # Not at run time: the package is Spark's, and takes a second to import.
@@ -34,6 +35,8 @@ BATCH_BYTES_MAX: Final = 1 << 20
 SOURCE_ATTRIBUTE: Final = "replay.source"
 ATTRIBUTES_MAX: Final = 10
 MESSAGE_BYTES_MAX: Final = 1 << 20
+WATCHED_MESSAGES: Final = 100
+"""After so many messages whoever watches is told."""
 COLUMNS: Final = ("queue", "partition", "offset", "key", "value", "message_id", "sender_id", "attributes")
 FILTER_FIELDS: Final = ("key", "body", "message_id", "sender_id")
 _FILTER: Final = re.compile(
@@ -158,8 +161,15 @@ class Replay:
         self._path = directory / f"{name}.json"
         self.progress = self._begin(name, target, list(filters), batch_messages_max)
 
-    def run(self, how: How, on_batch: Callable[[Progress], None] = lambda progress: None) -> Progress:
+    def run(
+        self,
+        how: How,
+        on_batch: Callable[[Progress], None] = lambda progress: None,
+        watch: Watch = unwatched,
+    ) -> Progress:
         """Send what is left of it, or only count it; return how far it has come.
+
+        A step is a message that was read, sent or not, from the first start on; not each one is told.
 
         Raises:
             CannotReplay: what was sent so far stays sent, and the replay may be run again.
@@ -170,7 +180,7 @@ class Replay:
             return progress
         if not how.is_dry_run:
             self._save()  # before anything is sent by it
-        for positions, rows in self._batches(how):
+        for positions, rows in self._batches(how, watch):
             if rows and not how.is_dry_run:
                 self._send(rows, how)
                 sent += len(rows)
@@ -216,12 +226,14 @@ class Replay:
         ends = {key: max(offset, start[key]) for key, offset in end.items()}
         return Progress(name, source, target, filters, dict(start), ends, dict(start), batch_messages_max)
 
-    def _batches(self, how: How) -> Iterator[tuple[dict[str, int], list[dict[str, Any]]]]:
+    def _batches(self, how: How, watch: Watch) -> Iterator[tuple[dict[str, int], list[dict[str, Any]]]]:
         """Yield messages to send, a transaction's at a time, and the positions behind them."""
         progress = self.progress
         positions = dict(progress.positions)
         waiting: list[dict[str, Any]] = []
         waiting_bytes = 0
+        total = sum(progress.ends.values()) - sum(progress.starts.values())
+        watch(progress.read, total)
         for key, row in self._rows():
             message, size = self._message(row, how)
             is_full = len(waiting) == progress.batch_messages_max or waiting_bytes + size > BATCH_BYTES_MAX
@@ -230,6 +242,8 @@ class Replay:
                 waiting, waiting_bytes = [], 0
             positions[key] = row["offset"] + 1
             progress.read += 1
+            if progress.read % WATCHED_MESSAGES == 0 or progress.read == total:
+                watch(progress.read, total)
             if message is not None:
                 waiting.append(message)
                 waiting_bytes += size
