@@ -6,17 +6,21 @@ import datetime
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from harness.pipeline_site import Site
-from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd
+from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd, context_of
 
 from quaymaster.pipeline import broker_counts
-from quaymaster.pipeline.broker_counts import (
-    ACCEPTED,
+from quaymaster.pipeline.allowances import (
     CRASH_MESSAGES_MIN,
     CRASH_SECONDS,
     DELETES,
     SENDS,
+    KnownCauses,
+)
+from quaymaster.pipeline.broker_counts import (
+    ACCEPTED,
     Compared,
     QueueCount,
     compare_brokers,
@@ -28,7 +32,7 @@ from quaymaster.pipeline.broker_counts import (
 )
 from quaymaster.pipeline.bronze import coverage_of
 from quaymaster.pipeline.schemas import BROKER_COUNTS, RECONCILIATION
-from quaymaster.protocol.usage_records import Seal
+from quaymaster.protocol.usage_records import Seal, UsageContext
 
 QUEUES = (100, 101, 102)
 LATE_US = NOON_US + 7200 * SECOND_US
@@ -249,6 +253,190 @@ def test_an_accepted_difference_is_not_one_any_more(tmp_path: Path) -> None:
     assert differences(site) == (0, 0)
     kinds = site.warehouse.table(BROKER_COUNTS).read(["kind"]).column("kind").to_pylist()
     assert kinds.count(ACCEPTED) == 3
+
+
+ACCEPTED_US = NOON_US + 5600 * SECOND_US
+"""A quiet time: then nothing is under way that may be on either side."""
+COUNTED_US = LATE_US - 100 * SECOND_US
+BEFORE_US, AFTER_US = NOON_US + 900 * SECOND_US, NOON_US + 6000 * SECOND_US
+
+
+def difference_since_accepted(site: Site, *front_ends: FrontEnd, more: int) -> int:
+    """Return how many sends too few usage has, when brokers count so many more after all was accepted."""
+    keep(site, count_of(done_until(COUNTED_US, *front_ends), more=more), COUNTED_US)
+    return differences(site)[0]
+
+
+def accept(site: Site, *front_ends: FrontEnd) -> None:
+    keep(site, count_of(done_until(ACCEPTED_US, *front_ends)), ACCEPTED_US, accept=True)
+
+
+def queue_in_trouble(queue: int, **changes: object) -> FrontEnd:
+    """Return a front end that makes some requests that send to a queue and are unlike the usual ones."""
+    fields = msgspec.structs.asdict(context_of("SendMessage", queue)) | changes
+    return FrontEnd("c", step_us=SECOND_US // 10, besides=(UsageContext(**fields),) * 5)
+
+
+def ended(front_end: FrontEnd, rows: int, time_us: int, *, epoch_ends: str = "stopped") -> list[bytes]:
+    """Return blocks of a start of a front end that began then and ended soon."""
+    front_end.time_us = time_us
+    block = front_end.block(rows)
+    return [block, front_end.block(0, seal=Seal(front_end.epoch, front_end.sequence, epoch_ends))]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("crashed_us", "difference"), [(BEFORE_US, 900), (AFTER_US, 0)])
+def test_a_crash_explains_what_is_missing_since_only_if_it_was_not_before_what_was_accepted(
+    tmp_path: Path, crashed_us: int, difference: int
+) -> None:
+    site, one, two = started(tmp_path)
+    accept(site, one, two)
+    site.ship(*ended(FrontEnd("c"), 0, crashed_us, epoch_ends="crashed"))
+    site.run()
+
+    assert difference_since_accepted(site, one, two, more=900) == difference
+
+
+@pytest.mark.parametrize(("taken_us", "difference"), [(BEFORE_US, 900), (AFTER_US, 0)])
+def test_a_spool_that_was_lost_was_lost_by_when_the_tables_had_its_seal(
+    tmp_path: Path, taken_us: int, difference: int
+) -> None:
+    site, one, two = started(tmp_path)
+    accept(site, one, two)
+    site.ship(FrontEnd("c", time_us=BEFORE_US).block(0, seal=Seal(1, None, "lost")))
+    site.run(now=time_of(taken_us))
+
+    assert difference_since_accepted(site, one, two, more=900) == difference
+
+
+@pytest.mark.parametrize(("dropped_us", "difference"), [(BEFORE_US, 900), (AFTER_US, 0)])
+def test_what_was_dropped_before_what_was_accepted_explains_nothing_since(
+    tmp_path: Path, dropped_us: int, difference: int
+) -> None:
+    site, one, two = started(tmp_path)
+    accept(site, one, two)
+    dropping = FrontEnd("c", time_us=dropped_us)
+    blocks = [dropping.block(0, dropped=90), dropping.block(0)]
+    site.ship(*blocks, dropping.block(0, seal=Seal(1, dropping.sequence, "stopped")))
+    site.run()
+
+    assert difference_since_accepted(site, one, two, more=900) == difference
+
+
+def test_what_is_in_place_of_damage_may_be_of_any_time_up_to_the_next_block(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    accept(site, one, two)
+    damaged = FrontEnd("c", time_us=BEFORE_US)
+    blocks = [damaged.block(0, dropped=90)]
+    damaged.time_us = AFTER_US
+    site.ship(*blocks, *ended(damaged, 0, AFTER_US))
+    site.run()
+
+    assert difference_since_accepted(site, one, two, more=900) == 0
+
+
+def test_a_block_that_came_twice_dropped_its_records_once(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    dropping = FrontEnd("c", time_us=AFTER_US)
+    block = dropping.block(0, dropped=9)
+    site.ship(block, *ended(dropping, 0, AFTER_US))
+    site.ship(block)
+    site.run()
+
+    assert difference_since_accepted(site, one, two, more=91) == 1
+
+
+@pytest.mark.parametrize(("lost_us", "missing"), [(BEFORE_US, 0), (AFTER_US, 70)])
+def test_records_that_never_came_are_of_before_the_next_ones_that_did(
+    tmp_path: Path, lost_us: int, missing: int
+) -> None:
+    site = Site(tmp_path)
+    front_end = FrontEnd("c", time_us=lost_us)
+    front_end.block(7)
+    site.ship(*ended(front_end, 3, lost_us))
+    site.run()
+    causes = KnownCauses(site.warehouse, coverage_of(site.warehouse))
+
+    assert causes.of_all(None) == 70
+    assert causes.of_all(ACCEPTED_US) == missing
+
+
+@pytest.mark.parametrize("arrives", ["before", "after"])
+@pytest.mark.parametrize(("failed_us", "is_explained"), [(BEFORE_US, False), (AFTER_US, True)])
+def test_errors_of_ours_before_what_was_accepted_explain_nothing_since_even_if_they_arrive_later(
+    tmp_path: Path, arrives: str, failed_us: int, is_explained: bool
+) -> None:
+    site, one, two = started(tmp_path)
+    failing = queue_in_trouble(1, http_status=500, error_code="InternalFailure")
+    site.ship(*ended(failing, 400, failed_us))
+    if arrives == "before":
+        site.run()
+    accept(site, one, two, failing)
+    site.run()
+    failures = sum(record.http_status == 500 for record in failing.records)
+    assert failures > 50
+
+    found = difference_since_accepted(site, one, two, failing, more=10 * failures + 1)
+
+    assert found == (1 if is_explained else 10 * failures + 1)
+
+
+@pytest.mark.parametrize(("recorded_us", "is_explained"), [(BEFORE_US, False), (AFTER_US, True)])
+def test_quarantine_explains_what_is_missing_since_only_if_it_is_not_of_before_what_was_accepted(
+    tmp_path: Path, recorded_us: int, is_explained: bool
+) -> None:
+    site, one, two = started(tmp_path)
+    broken = queue_in_trouble(1, account_id="nobody")
+    site.ship(*ended(broken, 400, recorded_us))
+    accept(site, one, two, broken)
+    site.run()
+    messages = sum(record.message_count for record in broken.records if record.account_id == "nobody")
+    assert messages > 100
+
+    # What is in quarantine since is missing by itself, and so much more where it is of before.
+    more = 1 if is_explained else messages
+    assert difference_since_accepted(site, one, two, broken, more=more) == more
+
+
+@pytest.mark.parametrize(("taken_us", "is_explained"), [(BEFORE_US, False), (AFTER_US, True)])
+def test_a_row_without_a_time_is_of_before_when_the_tables_had_it_before(
+    tmp_path: Path, taken_us: int, is_explained: bool
+) -> None:
+    site, one, two = started(tmp_path)
+    accept(site, one, two)
+    confused = FrontEnd("c")
+    site.ship(*ended(confused, 400, NOON_US - 20 * 366 * 86400 * SECOND_US))
+    site.run(now=time_of(taken_us))
+    messages = sum(
+        record.message_count
+        for record in confused.records
+        if record.action in SENDS and record.queue_id == 101
+    )
+
+    found = difference_since_accepted(site, one, two, more=messages + 1)
+
+    assert found == (1 if is_explained else messages + 1)
+
+
+def test_errors_of_one_queue_do_not_explain_what_is_missing_of_another(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    failing = queue_in_trouble(0, http_status=500, error_code="InternalFailure")
+    site.ship(*ended(failing, 400, AFTER_US))
+    site.run()
+
+    assert difference_since_accepted(site, one, two, failing, more=1) == 1
+
+
+def test_errors_of_requests_whose_queue_nobody_knows_may_explain_any(tmp_path: Path) -> None:
+    site, one, two = started(tmp_path)
+    failing = queue_in_trouble(
+        1, queue_id=0, queue_name="", queue_type="", http_status=500, error_code="InternalFailure"
+    )
+    site.ship(*ended(failing, 400, AFTER_US))
+    site.run()
+    accept(site, one, two, failing)
+    failures = sum(record.http_status == 500 for record in failing.records)
+
+    assert difference_since_accepted(site, one, two, failing, more=10 * failures + 1) == 1
 
 
 def test_a_queue_that_may_lose_what_it_acknowledged_may_have_less(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import Refused
 from quaymaster.cli.pipeline import read_broker_counts, reconcile
-from quaymaster.pipeline.broker_counts import SKEW_US, Compared, QueueCount, compare_brokers, write_counts
+from quaymaster.pipeline.allowances import SKEW_US
+from quaymaster.pipeline.broker_counts import Compared, QueueCount, compare_brokers, write_counts
 from quaymaster.pipeline.bronze import coverage_of
 from quaymaster.pipeline.schemas import QUEUES
 from quaymaster.pipeline.tables import Warehouse

@@ -5,10 +5,11 @@
 
 What usage has, the brokers must have, to the last message. The brokers may have more, within a bound that is known:
 what a crash of a front end took, what was dropped for want of space, what was answered by an error although it was
-done. Anything else is a difference, and nothing is billed on it.
+done (`allowances`). Anything else is a difference, and nothing is billed on it.
 
 A queue is compared from its baseline on. One that was made after usage was first recorded begins at 0. Another one, or
 one whose counts do not reach back to its beginning, begins where it was first counted: what was before is not known.
+From there on causes count, too: one of before explains nothing that is missing since.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quaymaster.pipeline import silver
-from quaymaster.pipeline.blocks import DAMAGED
+from quaymaster.pipeline.allowances import DELETES, MESSAGES_PER_REQUEST, SENDS, SKEW_US, KnownCauses
 from quaymaster.pipeline.data_files import DataFile, read_row_groups
 from quaymaster.pipeline.reconciliation import APP as RECONCILIATION_APP
 from quaymaster.pipeline.schemas import (
     BROKER_COUNTS,
     RECONCILIATION,
-    SEGMENTS,
     USAGE_EVENTS,
     USAGE_HOURLY,
 )
@@ -38,23 +37,17 @@ from quaymaster.pipeline.times import bound_of_time, time_of_us, us_of_time
 APP: Final = "broker_counts"
 SCOPE: Final = "brokers"
 """The scope of a comparison over all queues."""
-SENDS: Final = frozenset({"SendMessage", "SendMessageBatch", "CommitTransaction"})
-DELETES: Final = frozenset({"DeleteMessage", "DeleteMessageBatch"})
 MEASURES: Final = ("sends", "deletions")
-SKEW_US: Final = 5_000_000
-"""Clocks of front ends and of whoever counts may differ by this."""
 ANSWERED_AFTER_US: Final = 60_000_000
 """What a broker has done is answered, and so recorded, within this, clocks that differ included."""
-MESSAGES_PER_REQUEST: Final = 10
-CRASH_SECONDS: Final = 3
-"""A crash costs at most the use of the last fsync's interval (1 s) and of the time that writing took."""
-CRASH_MESSAGES_MIN: Final = 1_000
 COUNTS_KEPT: Final = 200
 """Counts before that many are forgotten; baselines stay."""
 COUNT: Final = "count"
 BASELINE: Final = "baseline"
 ACCEPTED: Final = "accepted"
 """A baseline that an operator set: what was before is not compared."""
+NO_QUEUE: Final = 0
+"""In usage, requests of which nobody knows the queue."""
 
 
 class QueueCount(NamedTuple):
@@ -72,10 +65,11 @@ class QueueCount(NamedTuple):
 
 
 class BrokerComparison(NamedTuple):
-    """One measure at the brokers and in usage. `allowed`: so many may be missing in usage, of all queues together.
+    """One measure at the brokers and in usage. `allowed`: so many may be missing in usage, for causes that are known.
 
     Of a queue whose baseline is not 0, `brokers` is what was counted since. `missing` in usage and `surplus` there are
-    what is outside of `usage_low` to `usage_high`; of all queues, the sums of theirs.
+    what is outside of `usage_low` to `usage_high`; of all queues, the sums of theirs. What may be missing of any queue
+    is allowed to each alone, but once to all; what may of one queue is allowed to all as far as it is missing there.
     """
 
     scope: str
@@ -107,11 +101,16 @@ class Compared(NamedTuple):
 
 
 class UsageAt(NamedTuple):
-    """What was recorded of a queue up to a time: messages sent; deleted, those that were gone before once less."""
+    """What was recorded of a queue up to a time: messages sent; deleted, those that were gone before once less.
+
+    Besides, how many requests that failed for our own reasons may have sent or deleted all the same.
+    """
 
     sends: int = 0
     deletions: int = 0
     deletions_with_gone: int = 0
+    unanswered_sends: int = 0
+    unanswered_deletions: int = 0
 
 
 class UsageByTime:
@@ -122,17 +121,19 @@ class UsageByTime:
         names = ["hour", "queue_sk", "action", "messages", "duplicates", "errors_5xx"]
         self._hourly = _of_queues(warehouse.table(USAGE_HOURLY).read(names))
         self._known: dict[int, dict[int, UsageAt]] = {}
+        self._ever = _sums(self._hourly.select(_COUNTED))
 
-    @property
-    def unanswered(self) -> int:
-        """How many messages requests that failed for our own reasons may have sent or deleted all the same.
+    def unanswered(self, queue_id: int, measure: str, since_us: int | None) -> int:
+        """Return how many messages of a queue requests may have sent or deleted that failed for our own reasons.
 
-        Of a transaction, asking again for its commit tells how many they were.
+        Those that failed shortly before may have been done after. Of a transaction, asking again for its commit tells
+        how many they were.
         """
-        failed = pc.sum(self._hourly.column("errors_5xx")).as_py() or 0
-        commits = self._hourly.filter(pc.equal(self._hourly.column("action"), "CommitTransaction"))
-        found_done = pc.sum(commits.column("duplicates")).as_py() or 0
-        return int(failed * MESSAGES_PER_REQUEST + found_done)
+        before = {} if since_us is None else self._at(since_us - ANSWERED_AFTER_US)
+        ever, then = (usage.get(queue_id, UsageAt()) for usage in (self._ever, before))
+        if measure == "sends":
+            return ever.unanswered_sends - then.unanswered_sends
+        return ever.unanswered_deletions - then.unanswered_deletions
 
     def between(self, count: Mapping[str, Any], measure: str) -> tuple[int, int]:
         """Return least and most that usage may say of a queue that was counted so."""
@@ -160,8 +161,10 @@ class UsageByTime:
             low, high = file.bounds["hour"]
             if not low <= hour <= high:
                 continue
-            names = ["hour", "event_time", *_COUNTED]
+            names = ["hour", "event_time", "http_status", "queue_sk", "action", "messages", "duplicates"]
             for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
+                failed = pc.greater_equal(rows.column("http_status"), 500).cast(pa.int64())
+                rows = rows.append_column("errors_5xx", failed)
                 times = rows.column("event_time").cast(pa.int64())
                 mine = pc.and_(pc.greater_equal(times, hour_us), pc.less_equal(times, time_us))
                 yield _of_queues(rows.filter(mine)).select(_COUNTED)
@@ -243,31 +246,33 @@ def compare_brokers(
     counts = table.read(files=[newest]).to_pylist()
     baselines = table.read(files=[file for file in files if _is_baseline(file)]).to_pylist()
     usage = UsageByTime(warehouse)
-    segments = _readable_segments(warehouse)
-    return compare_counts(
-        counts,
-        {row["queue_id"]: row for row in baselines},
-        usage,
-        began_us=pc.min(segments.column("low_watermark").cast(pa.int64())).as_py() or 0,
-        allowed=allowance(warehouse, coverage, segments, usage.unanswered),
-    )
+    causes = KnownCauses(warehouse, coverage)
+    return compare_counts(counts, {row["queue_id"]: row for row in baselines}, usage, causes)
 
 
 def compare_counts(
     counts: Sequence[Mapping[str, Any]],
     baselines: Mapping[int, Mapping[str, Any]],
     usage: UsageByTime,
-    *,
-    began_us: int,
-    allowed: int,
+    causes: KnownCauses,
 ) -> Compared:
-    """Compare rows of ops.broker_counts with usage; `began_us` is when usage was first recorded."""
+    """Compare rows of ops.broker_counts with usage."""
+    began_us = causes.began_us
+    starts = [(row, baseline_of(row, baselines[row["queue_id"]], began_us)) for row in counts]
+    since_us = min(_since_us(row, baseline) for row, baseline in starts)
+    of_all = causes.of_all(since_us)
     totals, queues = [], []
     for measure in MEASURES:
-        each = [
-            _compare_queue(row, baselines[row["queue_id"]], measure, usage, began_us, allowed)
-            for row in counts
-        ]
+        # Nobody knows of which queue, so it may have been any.
+        shared = of_all + usage.unanswered(NO_QUEUE, measure, since_us)
+        each, explained = [], 0
+        for row, baseline in starts:
+            own_since_us = None if baseline is None else us_of_time(baseline["counted_time"])
+            own = causes.of_queue(row["queue_id"], measure, own_since_us)
+            own += usage.unanswered(row["queue_id"], measure, own_since_us)
+            one = _compare_queue(row, baseline, measure, usage, own + shared)
+            explained += min(own, one.missing)
+            each.append(one)
         queues += [one for one in each if one.missing or one.surplus]
         # Sums of what is missing and of what is too many: the one does not make up for the other.
         totals.append(
@@ -280,24 +285,37 @@ def compare_counts(
                 usage_high=sum(one.usage_high for one in each),
                 missing=sum(one.missing for one in each),
                 surplus=sum(one.surplus for one in each),
-                allowed=allowed,
+                allowed=shared + explained,
             )
         )
     return Compared(tuple(totals), tuple(queues))
 
 
+def baseline_of(
+    count: Mapping[str, Any], baseline: Mapping[str, Any], began_us: int
+) -> Mapping[str, Any] | None:
+    """Return from which count on a queue is compared; None when that is its beginning."""
+    is_from_0 = not count["counted_from"] and us_of_time(baseline["created_time"]) > began_us
+    return baseline if baseline["kind"] == ACCEPTED or not is_from_0 else None
+
+
+def _since_us(count: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> int:
+    """Return when that of a queue began which is compared."""
+    if baseline is None:
+        return us_of_time(count["created_time"]) - SKEW_US
+    return us_of_time(baseline["counted_time"])
+
+
 def _compare_queue(
     count: Mapping[str, Any],
-    baseline: Mapping[str, Any],
+    baseline: Mapping[str, Any] | None,
     measure: str,
     usage: UsageByTime,
-    began_us: int,
     allowed: int,
 ) -> BrokerComparison:
     low, high = usage.between(count, measure)
     brokers: int = count[measure]
-    is_from_0 = not count["counted_from"] and us_of_time(baseline["created_time"]) > began_us
-    if baseline["kind"] == ACCEPTED or not is_from_0:
+    if baseline is not None:
         before_low, before_high = usage.between(baseline, measure)
         brokers -= baseline[measure]
         low, high = max(0, low - before_high), max(0, high - before_low)
@@ -308,41 +326,6 @@ def _compare_queue(
     return BrokerComparison(
         scope, measure, count["counted_time"], brokers, low, high, missing, surplus, allowed
     )
-
-
-def allowance(warehouse: Warehouse, coverage: Coverage, segments: Any, unanswered: int) -> int:
-    """Return how many messages may be missing in usage, for reasons that are known and said elsewhere."""
-    dropped = pc.sum(segments.column("dropped")).as_py() or 0
-    missing = sum(gap.seq_hi - gap.seq_lo for gap in coverage.gaps())
-    quarantined = (
-        warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {}).get("quarantine.messages", 0)
-    )
-    return int(
-        (dropped + missing) * MESSAGES_PER_REQUEST
-        + unanswered
-        + quarantined
-        + sum(crash_bound(segments, front_end, epoch) for front_end, epoch in crashed_epochs(segments))
-    )
-
-
-def crashed_epochs(segments: Any) -> list[tuple[str, int]]:
-    """Return the epochs that did not end in order: front end and number."""
-    ends = segments.filter(pc.is_valid(segments.column("seal_reason")))
-    names = ("front_end", "seal_epoch", "seal_reason")
-    seals = set(zip(*(ends.column(name).to_pylist() for name in names), strict=True))
-    stopped = {(front_end, epoch) for front_end, epoch, reason in seals if reason == "stopped"}
-    return sorted({(front_end, epoch) for front_end, epoch, _ in seals} - stopped)
-
-
-def crash_bound(segments: Any, front_end: str, epoch: int) -> int:
-    """Return how many messages a crash of a front end may have taken: those of its busiest seconds."""
-    mine = segments.filter(
-        pc.and_(pc.equal(segments.column("front_end"), front_end), pc.equal(segments.column("epoch"), epoch))
-    )
-    seconds = pc.divide(pc.fill_null(mine.column("max_time").cast(pa.int64()), 0), 1_000_000)
-    by_second = pa.table({"second": seconds, "messages": mine.column("messages")}).group_by("second")
-    busiest = pc.max(by_second.aggregate([("messages", "sum")]).column("messages_sum")).as_py() or 0
-    return max(CRASH_MESSAGES_MIN, CRASH_SECONDS * busiest)
 
 
 def write_broker_comparison(warehouse: Warehouse, found: Compared, now: datetime.datetime) -> None:
@@ -378,13 +361,7 @@ def last_compared(warehouse: Warehouse) -> datetime.datetime | None:
 
 
 HOUR_US: Final = 3_600_000_000
-_COUNTED: Final = ["queue_sk", "action", "messages", "duplicates"]
-
-
-def _readable_segments(warehouse: Warehouse) -> Any:
-    names = ["state", "front_end", "epoch", "messages", "max_time", "low_watermark", "dropped"]
-    segments = warehouse.table(SEGMENTS).read([*names, "seal_epoch", "seal_reason"])
-    return segments.filter(pc.not_equal(segments.column("state"), DAMAGED))
+_COUNTED: Final = ["queue_sk", "action", "messages", "duplicates", "errors_5xx"]
 
 
 def _of_queues(rows: Any) -> Any:
@@ -393,17 +370,29 @@ def _of_queues(rows: Any) -> Any:
 
 
 def _sums(rows: Any) -> dict[int, UsageAt]:
-    rows = rows.set_column(3, "duplicates", pc.fill_null(rows.column("duplicates"), 0))
-    is_send = pc.is_in(rows.column("action"), pa.array(sorted(SENDS)))
-    grouped = rows.append_column("is_send", is_send).group_by(["queue_sk", "is_send"])
+    """Return sums by queue. Queues that were not found, and none at all, are NO_QUEUE."""
+    queues, actions = rows.column("queue_sk"), rows.column("action")
+    duplicates = pc.fill_null(rows.column("duplicates"), 0)
+    found_done = pc.if_else(pc.equal(actions, "CommitTransaction"), duplicates, 0)
+    summed = pa.table(
+        {
+            "queue": pc.if_else(pc.greater(queues, 0), queues, NO_QUEUE),
+            "is_send": pc.is_in(actions, pa.array(sorted(SENDS))),
+            "messages": rows.column("messages"),
+            "net": pc.subtract(rows.column("messages"), duplicates),
+            "unanswered": pc.add(pc.multiply(rows.column("errors_5xx"), MESSAGES_PER_REQUEST), found_done),
+        }
+    ).group_by(["queue", "is_send"])
     found: dict[int, UsageAt] = {}
-    for row in grouped.aggregate([("messages", "sum"), ("duplicates", "sum")]).to_pylist():
-        before = found.get(row["queue_sk"], UsageAt())
-        messages, net = row["messages_sum"], row["messages_sum"] - row["duplicates_sum"]
-        found[row["queue_sk"]] = (
-            before._replace(sends=net)
+    for row in summed.aggregate([("messages", "sum"), ("net", "sum"), ("unanswered", "sum")]).to_pylist():
+        before = found.get(row["queue"], UsageAt())
+        net, unanswered = row["net_sum"], row["unanswered_sum"]
+        found[row["queue"]] = (
+            before._replace(sends=net, unanswered_sends=unanswered)
             if row["is_send"]
-            else before._replace(deletions=net, deletions_with_gone=messages)
+            else before._replace(
+                deletions=net, deletions_with_gone=row["messages_sum"], unanswered_deletions=unanswered
+            )
         )
     return found
 
