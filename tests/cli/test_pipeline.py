@@ -20,8 +20,10 @@ from harness.usage_blocks import FrontEnd
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from quaymaster.cli import pipeline
 from quaymaster.cli.usage_queue import find_usage_queue
+from quaymaster.pipeline import gold
 from quaymaster.pipeline.archive.ledger import Ledger, Stretch, archive_lock
 from quaymaster.pipeline.feed import FileFeed
+from quaymaster.pipeline.schemas import RECONCILIATION, USAGE_HOURLY
 from quaymaster.pipeline.session import SparkMissing, check_spark, java_version
 from quaymaster.pipeline.tables import Warehouse
 
@@ -152,6 +154,46 @@ def test_metrics_of_tables_in_an_object_store_are_in_the_data_directory(
 
     assert done.code == 0, done.err
     assert 'quaymaster_pipeline_rows_total{layer="silver"} 100' in (tmp_path / "metrics.prom").read_text()
+
+
+def test_a_run_keeps_when_layers_began_to_differ_and_when_they_agreed_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def no_spark(*_: object, **__: object) -> Iterator[InProcess]:
+        yield InProcess()
+
+    def look() -> tuple[int, list[tuple[str, str, int]]]:
+        """Return how a run ended, and what it added to ops.reconciliation."""
+        before = site.warehouse.table(RECONCILIATION).rows
+        code = run("pipeline", "run", "--data", tmp_path, "--files", site.feed, "--once").code
+        rows = site.warehouse.table(RECONCILIATION).read().sort_by("checked_time").to_pylist()
+        return code, sorted((row["scope"], row["measure"], row["difference"]) for row in rows[before:])
+
+    def add_to_totals(batch_id: int, requests: int) -> None:
+        hourly = site.warehouse.table(USAGE_HOURLY)
+        totals = hourly.note(gold.TOTALS)
+        totals["rows"] += requests
+        hourly.commit("vandal", batch_id, [], shared_notes={gold.TOTALS: totals})
+
+    monkeypatch.setattr(pipeline, "_spark", no_spark)
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(10))
+    measures = ("bytes", "chunks", "errors", "messages", "rows")
+
+    at_first = look()
+    add_to_totals(0, 3)
+    differing, still = look(), look()
+    add_to_totals(1, 2)
+    more = look()
+    add_to_totals(2, -5)
+    mended, after = look(), look()
+
+    assert at_first == after == (0, [])
+    assert differing == (1, [("all", measure, 3 if measure == "rows" else 0) for measure in measures])
+    assert still == (1, [])
+    assert more == (1, [("all", measure, 5 if measure == "rows" else 0) for measure in measures])
+    assert mended == (0, [("all", measure, 0) for measure in measures])
 
 
 def test_compaction_with_nothing_to_do_says_so(

@@ -690,6 +690,7 @@ def _catch_up(
         last_counted,
         write_broker_comparison,
     )
+    from quaymaster.pipeline.reconciliation import write_look
     from quaymaster.pipeline.status import METRICS_FILE, pipeline_metrics, read_status
 
     started_s = time.monotonic()
@@ -698,6 +699,7 @@ def _catch_up(
         with progress_bar("blocks", total=behind, quiet=quiet) as bar:
             summary = pipeline.catch_up(lambda done: bar.update(done.blocks))
         lag = pipeline.lag_blocks()
+    write_look(tables, _now())
     if counts_brokers:
         counted = last_counted(tables)
         if counted is None or (_now() - counted).total_seconds() >= COUNT_EVERY_S:

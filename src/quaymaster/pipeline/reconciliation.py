@@ -35,6 +35,8 @@ from quaymaster.pipeline.times import text_of_time
 
 APP = "reconciliation"
 ALL = "all"
+LOOKS = "looks"
+"""The note of ops.reconciliation with what differed when a run looked last, by control totals."""
 
 
 class Comparison(NamedTuple):
@@ -90,12 +92,30 @@ def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[Compari
     return compared + _hours_that_differ(warehouse, hourly, steps)
 
 
-def write_comparisons(warehouse: Warehouse, found: list[Comparison], now: datetime.datetime) -> None:
+def write_comparisons(
+    warehouse: Warehouse,
+    found: list[Comparison],
+    now: datetime.datetime,
+    *,
+    shared_notes: Mapping[str, Any] | None = None,
+) -> None:
     """Keep what was found in ops.reconciliation."""
     table = warehouse.table(RECONCILIATION)
     lines = [{"checked_time": now, **one._asdict(), "difference": one.difference} for one in found]
     rows = pa.Table.from_pylist(lines, schema=RECONCILIATION.schema)
-    table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows))
+    table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows), shared_notes=shared_notes)
+
+
+def write_look(warehouse: Warehouse, now: datetime.datetime) -> None:
+    """Compare control totals, and keep what was found in ops.reconciliation if that is not what it was last time.
+
+    A run looks every few seconds: only when a difference begins, changes or ends there are rows.
+    """
+    table = warehouse.table(RECONCILIATION)
+    found = compare_notes(warehouse)
+    differing = {one.measure: one.difference for one in found if one.difference}
+    if differing != table.note(LOOKS):
+        write_comparisons(warehouse, found, now, shared_notes={LOOKS: differing})
 
 
 def compare_sums(warehouse: Warehouse) -> list[Comparison]:
