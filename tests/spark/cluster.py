@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,14 @@ def python_workers(pid: int) -> list[int]:
 def driver_helpers(pid: int) -> list[int]:
     """Return the Python processes that a driver's JVM has started: they plan reads, hold a source, commit a sink."""
     return [one for one in descendants(pid) if _MODULE in command_line(one)]
+
+
+def has_open(pid: int, paths: Collection[Path]) -> bool:
+    """Return whether a process has one of these files open."""
+    try:
+        return any(entry.readlink() in paths for entry in (PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return False  # it ended meanwhile, or closed one
 
 
 def kill(pid: int) -> None:
@@ -148,6 +156,26 @@ class Cluster:
             if worker is not None and worker.poll() is None:
                 pids += [pid for pid in descendants(worker.pid) if _EXECUTOR in command_line(pid)]
         return pids
+
+    def executor_that_writes(self, paths: Collection[Path]) -> tuple[int, int] | None:
+        """Return the executor, and its worker's number, that has a task with one of these files open.
+
+        A task has it open for some tenths of a second: processes are gone through once, and what is asked is cheap.
+        """
+        parents = children()
+        task = next(
+            (pid for pid in parents if _PYTHON in command_line(pid) and has_open(pid, paths)),
+            None,
+        )
+        workers = {worker.pid: number for number, worker in enumerate(self._workers) if worker is not None}
+        executor, pid = None, task
+        while pid is not None:
+            if _EXECUTOR in command_line(pid):
+                executor = pid
+            if executor is not None and pid in workers:
+                return executor, workers[pid]
+            pid = parents.get(pid)
+        return None
 
     def stop(self) -> None:
         """End all processes, what they have started first."""

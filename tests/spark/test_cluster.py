@@ -1,28 +1,46 @@
-"""A stream from a log to a queue on a real two-worker cluster, while its processes are killed: each message once.
+"""On a real two-worker cluster whose processes are killed: a stream copies each message once, usage is counted once.
 
 SPARK_FAULT_BATCHES=120 makes it long: so many batches, and faults at random as long as they last, beside one server and
-beside a whole cell whose brokers die.
+beside a whole cell whose brokers die; and more moments at which the usage pipeline loses an executor or a worker.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 from harness.local_cluster import LocalCluster
+from harness.pipeline_site import Site, expected_usage
 from harness.sqs import Endpoint
+from harness.usage_blocks import FrontEnd
 
 from pyspark_quaymaster import DefaultSource
 from pyspark_quaymaster.client import Client
+from quaymaster.pipeline.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster.pipeline.schemas import REQUEST_EVENTS, USAGE_EVENTS
+from quaymaster.pipeline.session import LOG_FILE
 
-from .cluster import PROC, Cluster, Driver, driver_helpers, kill, python_workers, running_cluster
+from .cluster import (
+    PROC,
+    Cluster,
+    Driver,
+    descendants,
+    driver_helpers,
+    kill,
+    python_workers,
+    running_cluster,
+)
 from .test_server import Server
 
 pytestmark = pytest.mark.skipif(not PROC.exists(), reason="finds Spark's processes in /proc")
@@ -34,6 +52,16 @@ PROGRESS_S = 1_500
 TEST_TIMEOUT_S = 3_000
 BATCHES = int(os.environ.get("SPARK_FAULT_BATCHES", "0"))
 """How many batches a long run has; otherwise there is each fault once."""
+
+BLOCKS, BLOCK_ROWS = 60, 1_000
+"""Of each of two front ends: a task writes its half for some tenths of a second, so it is seen to write."""
+SUBMIT = (
+    "--conf spark.executor.memory=600m "
+    '--conf spark.executor.extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" pyspark-shell'
+)
+USUALLY = [("executor", "worker")]
+LOSSES = [*USUALLY, ("worker", "executor"), ("executor", "executor"), ("worker", "worker")]
+"""What is killed while a task of the first table, and of the second, writes its file."""
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +245,88 @@ def copy_among_faults(copying: Copying) -> None:
         made[kind] += faults[kind]()
         copying.wait_for(arrived + BATCH_ROWS)
     copying.wait_for(copying.rows)
+
+
+@contextmanager
+def running_pipeline(cluster: Cluster, site: Site, data: Path) -> Iterator[subprocess.Popen[str]]:
+    """`quaymaster pipeline run --once` on the cluster; gone afterwards, with all that it has started."""
+    program = str(Path(sys.executable).parent / "quaymaster")
+    words = ("pipeline", "run", "--once", "--files", str(site.feed), "--data", str(data), "--json")
+    process = subprocess.Popen(
+        [program, *words, "--master", cluster.url],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=cluster.environment() | {"PYSPARK_SUBMIT_ARGS": SUBMIT},
+    )
+    try:
+        yield process
+    finally:
+        below = descendants(process.pid)
+        process.kill()
+        for pid in below:
+            kill(pid)
+        process.communicate()
+
+
+def kill_while_writing(
+    cluster: Cluster, process: subprocess.Popen[str], what: Literal["executor", "worker"], folder: Path
+) -> None:
+    """Kill an executor, or its worker, at a moment when one of its tasks has a file below the folder open."""
+    deadline_s = time.monotonic() + PROGRESS_S
+    before, found = set(folder.rglob("*.parquet")), None
+    while found is None:
+        assert time.monotonic() < deadline_s, f"no task writes to {folder}"
+        assert process.poll() is None, f"no task was seen to write to {folder}: {process.communicate()}"
+        time.sleep(0.005)
+        # To go through all processes all the time would take a core from Spark.
+        if begun := set(folder.rglob("*.parquet")) - before:
+            found = cluster.executor_that_writes(begun)
+    executor, number = found
+    if what == "executor":
+        kill(executor)
+    else:
+        cluster.kill_worker(number)
+        cluster.start_worker(number)
+
+
+def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for the end of a run that must succeed, and return what it told."""
+    told, complaints = process.communicate(timeout=PROGRESS_S)
+    assert process.returncode == 0, complaints
+    report: dict[str, Any] = json.loads(told)
+    return report
+
+
+@pytest.mark.timeout(TEST_TIMEOUT_S)
+@pytest.mark.parametrize(("at_bronze", "at_silver"), LOSSES if BATCHES else USUALLY)
+def test_the_pipeline_counts_each_request_once_although_an_executor_and_a_worker_die_in_its_tasks(
+    cluster: Cluster,
+    tmp_path: Path,
+    at_bronze: Literal["executor", "worker"],
+    at_silver: Literal["executor", "worker"],
+) -> None:
+    site, one, two = Site(tmp_path), FrontEnd("a", step_us=60_000), FrontEnd("b", step_us=50_000)
+    again = one.block(BLOCK_ROWS)
+    rest = [front_end.block(BLOCK_ROWS) for _ in range(BLOCKS) for front_end in (one, two)]
+    site.ship(again, *rest)
+    bronze, silver = (Path(site.warehouse.table(spec).place.uri) for spec in (REQUEST_EVENTS, USAGE_EVENTS))
+
+    with running_pipeline(cluster, site, tmp_path) as process:
+        kill_while_writing(cluster, process, at_bronze, bronze)
+        kill_while_writing(cluster, process, at_silver, silver)
+        report = report_of(process)
+    log = (tmp_path / "spark" / LOG_FILE).read_text()
+    expected, counted = expected_usage(one, two), site.usage()
+    site.ship(again, two.block(BLOCK_ROWS))
+    another = site.run()
+
+    assert log.count("Lost executor") >= 2, log
+    told = ("batches", "rows", "duplicates", "difference")
+    assert [report[name] for name in told] == [1, (2 * BLOCKS + 1) * BLOCK_ROWS, 0, 0]
+    assert counted == expected
+    assert (another.batches, another.rows) == (1, 2 * BLOCK_ROWS)
+    assert site.usage() == expected_usage(one, two)
+    assert sum(one.difference for one in (*compare_rows(site.warehouse), *compare_notes(site.warehouse))) == 0
+    assert compare_sums(site.warehouse) == []
