@@ -82,16 +82,12 @@ class LagListener(StreamingQueryListener):
                 labels = query, queue_id if log is None else log.name, partition
                 series.add(labels)
                 self._messages.labels(*labels).set(messages)
-                if self._options is None:
-                    continue
-                size, age_s = (0.0, 0.0)
-                if messages and log is not None:
-                    found = self._look_at(log, int(partition), ends[key])
-                    if found is None:
-                        continue
-                    size, age_s = found
-                self._bytes.labels(*labels).set(size * messages)
-                self._seconds.labels(*labels).set(age_s)
+                if log is None:
+                    continue  # no options to ask with, or the server did not answer
+                found = self._look_at(log, int(partition), ends[key]) if messages else (0.0, 0.0)
+                if found is not None:
+                    self._bytes.labels(*labels).set(found[0] * messages)
+                    self._seconds.labels(*labels).set(found[1])
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         for labels in self._shown.pop(str(event.id), set()):

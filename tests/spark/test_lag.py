@@ -116,6 +116,8 @@ def test_a_server_that_is_away_leaves_the_messages(server: FakeServer) -> None:
     refused = "DescribeLog"
     listener.onQueryProgress(progress(end, latest))
     assert shown(registry)["messages", "bills", str(log.queue_id), "0"] == 6
+    # Their age is unknown: 0 would say that nothing waits.
+    assert {name for name, *_ in shown(registry)} == {"messages"}
 
 
 def test_options_that_cannot_be_are_refused_at_once(server: FakeServer) -> None:
