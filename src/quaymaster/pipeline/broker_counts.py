@@ -31,7 +31,7 @@ from quaymaster.pipeline.schemas import (
     USAGE_HOURLY,
 )
 from quaymaster.pipeline.sequences import Coverage
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster.pipeline.tables import Warehouse, within
 from quaymaster.pipeline.times import bound_of_time, time_of_us, us_of_time
 
 APP: Final = "broker_counts"
@@ -166,8 +166,7 @@ class UsageByTime:
                 failed = pc.greater_equal(rows.column("http_status"), 500).cast(pa.int64())
                 rows = rows.append_column("errors_5xx", failed)
                 times = rows.column("event_time").cast(pa.int64())
-                mine = pc.and_(pc.greater_equal(times, hour_us), pc.less_equal(times, time_us))
-                yield _of_queues(rows.filter(mine)).select(_COUNTED)
+                yield _of_queues(rows.filter(within(times, hour_us, time_us + 1))).select(_COUNTED)
 
 
 def write_counts(

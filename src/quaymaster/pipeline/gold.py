@@ -107,15 +107,15 @@ def merge_usage(parts: Iterable[Any]) -> Any:
     return _add_up(table, HOUR_KEYS, PARTIAL_SCHEMA)
 
 
-def add_batch(warehouse: Warehouse, batch_id: int, usage: Any, *, app: str = APP) -> bool:
+def add_batch(warehouse: Warehouse, batch_id: int, usage: Any) -> bool:
     """Add a batch's sums to the hours that it touches. False, and nothing done, when gold has the batch."""
     hourly = warehouse.table(USAGE_HOURLY)
-    if hourly.last_batch(app) >= batch_id:
+    if hourly.last_batch(APP) >= batch_id:
         return False
     touched = pc.unique(usage.column("hour"))
     files = files_of_hours(hourly.files(), touched)
     merged = merge_usage([hourly.read(PARTIAL_SCHEMA.names, files=files), usage])
-    commit_hours(warehouse, app, batch_id, raise_revision(merged, touched), files)
+    commit_hours(warehouse, APP, batch_id, raise_revision(merged, touched), files)
     return True
 
 

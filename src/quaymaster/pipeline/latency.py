@@ -41,15 +41,15 @@ def merge_latency(parts: Iterable[Any]) -> Any:
     return summed.select(PARTIAL_SCHEMA.names).sort_by([(name, "ascending") for name in KEYS])
 
 
-def add_batch(warehouse: Warehouse, batch_id: int, counts: Any, *, app: str = APP) -> bool:
+def add_batch(warehouse: Warehouse, batch_id: int, counts: Any) -> bool:
     """Add a batch's counts to the days that it touches. False, and nothing done, when the table has the batch."""
     table = warehouse.table(LATENCY_HOURLY)
-    if table.last_batch(app) >= batch_id:
+    if table.last_batch(APP) >= batch_id:
         return False
     dates = {str(date) for date in pc.unique(counts.column("hour").cast(pa.date32())).to_pylist()}
     files = [file for file in table.files() if file.partition_value in dates]
     merged = merge_latency([table.read(PARTIAL_SCHEMA.names, files=files), counts])
-    commit_counts(warehouse, app, batch_id, merged, files)
+    commit_counts(warehouse, APP, batch_id, merged, files)
     return True
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from quaymaster.core.queue_definitions import split_group
 from quaymaster.pipeline.broker_counts import QueueCount
 from quaymaster.pipeline.schemas import QUEUES
 from quaymaster.pipeline.tables import Warehouse
@@ -63,10 +64,10 @@ def next_queues(
 
 def kind_of_queue(name: str, *, is_log: bool) -> str:
     """Return a queue's kind as usage records name it; a consumer group, `<log>@<group>`, is of its log's."""
-    log, at, _ = name.partition("@")
+    log, group = split_group(name)
     if log.endswith(".fifo"):
         return "fifo"
-    return "log" if is_log or at else "standard"
+    return "log" if is_log or group else "standard"
 
 
 def _row(queue: QueueCount) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from quaymaster.pipeline.schemas import (
     SEGMENTS,
     USAGE_EVENTS,
 )
-from quaymaster.pipeline.tables import Table, Warehouse
+from quaymaster.pipeline.tables import Table, Warehouse, within
 from quaymaster.pipeline.tasks import Workers, answer_files, answer_table
 
 APP = "silver"
@@ -222,11 +222,10 @@ def usage_work(
         parts, latencies = [], []
         for rows in read_row_groups(source, USAGE_EVENTS, path, ["batch_id", *USED]):
             batches = rows.column("batch_id")
-            mask = pc.and_(pc.greater_equal(batches, first_batch), pc.less_equal(batches, last_batch))
+            mask = within(batches, first_batch, last_batch + 1)
             if hours_us is not None:
                 hours = rows.column("hour").cast(pa.int64())
-                wanted = pc.and_(pc.greater_equal(hours, hours_us[0]), pc.less(hours, hours_us[1]))
-                mask = pc.and_(mask, wanted)
+                mask = pc.and_(mask, within(hours, *hours_us))
             mine = rows.filter(mask)
             parts.append(partial_usage(mine))
             latencies.append(partial_latency(mine))

@@ -365,9 +365,9 @@ class Warehouse:
             yield
 
 
-def between(column: Any, low: Any, high: Any) -> Any:
-    """Return a mask of `low <= column <= high`."""
-    return pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
+def within(column: Any, first: Any, end: Any) -> Any:
+    """Return a mask of `first <= column < end`."""
+    return pc.and_(pc.greater_equal(column, first), pc.less(column, end))
 
 
 def _plain(value: Any) -> Any:

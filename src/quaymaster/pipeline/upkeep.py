@@ -23,7 +23,7 @@ from quaymaster.pipeline.schemas import (
     TableSpec,
 )
 from quaymaster.pipeline.steps import Steps, Watch
-from quaymaster.pipeline.tables import NO_BATCH, Table, Warehouse
+from quaymaster.pipeline.tables import NO_BATCH, Table, Warehouse, within
 from quaymaster.pipeline.tasks import Workers, answer_files
 from quaymaster.pipeline.times import text_of_time, us_of_time
 
@@ -95,7 +95,7 @@ def _mend_latency(warehouse: Warehouse, right: Any, first_us: int, end_us: int) 
     wrong = [hour for hour in _hours_of(right, found) if _of_hour(right, hour) != _of_hour(found, hour)]
     if wrong or broken:
         hours = rows.column("hour").cast(pa.int64())
-        others = rows.filter(pc.invert(_between(hours, first_us, end_us)))
+        others = rows.filter(pc.invert(within(hours, first_us, end_us)))
         batch_id = table.last_batch(BACKFILL_APP) + 1
         latency.commit_counts(
             warehouse, BACKFILL_APP, batch_id, latency.merge_latency([others, right]), files
@@ -133,13 +133,8 @@ def _touches(day: str | None, first_us: int, end_us: int) -> bool:
     return start_us < end_us and first_us < start_us + 24 * HOUR_US
 
 
-def _between(times: Any, first_us: int, end_us: int) -> Any:
-    """Return a mask of `first_us <= times < end_us`."""
-    return pc.and_(pc.greater_equal(times, first_us), pc.less(times, end_us))
-
-
 def _of_hours(rows: Any, first_us: int, end_us: int) -> Any:
-    return rows.filter(_between(rows.column("hour").cast(pa.int64()), first_us, end_us))
+    return rows.filter(within(rows.column("hour").cast(pa.int64()), first_us, end_us))
 
 
 def _hours_of(*tables: Any) -> list[datetime.datetime]:
