@@ -19,31 +19,31 @@ from .support import EXIT_UNUSABLE, CellClient, running_thread
 EXIT_REFUSED = 1
 RAISED = (
     ("__init__.py", '__version__ = "0.1.0"', '__version__ = "0.2.0"'),
-    ("core/formats.py", "FORMAT_MAX: Final = 3\n", "FORMAT_MAX: Final = 4\n"),
+    ("core/formats.py", "FORMAT_MAX: Final = 4\n", "FORMAT_MAX: Final = 5\n"),
     (
         "core/records.py",
         "BATCH_VERSIONS: Final[Versions] = {1: 1}",
-        "BATCH_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
+        "BATCH_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
     (
         "broker/state_store.py",
         "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5}",
-        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 4: 6}",
+        "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 5: 6}",
     ),
     (
         "broker/snapshots.py",
         "MANIFEST_VERSIONS: Final[Versions] = {1: 1}",
-        "MANIFEST_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
+        "MANIFEST_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
     (
         "protocol/replication_codec.py",
         "REPLICATION_VERSIONS: Final[Versions] = {1: 1}",
-        "REPLICATION_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
+        "REPLICATION_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
     (
         "protocol/command_codec.py",
         "COMMAND_VERSIONS: Final[Versions] = {1: 1}",
-        "COMMAND_VERSIONS: Final[Versions] = {1: 1, 4: 2}",
+        "COMMAND_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
     ("protocol/frames.py", "RPC_VERSION_MAX: Final = 1\n", "RPC_VERSION_MAX: Final = 2\n"),
     (
@@ -142,7 +142,7 @@ def test_a_cell_is_upgraded_one_by_one_taken_back_and_upgraded_again_without_los
         older.launch()
         assert older.ended_with() == EXIT_UNUSABLE
         assert (
-            "the cell writes format 4; this program reads formats 1 to 3. Start a newer version"
+            "the cell writes format 5; this program reads formats 1 to 4. Start a newer version"
             in older.log()
         )
         change(cell, older, newer)

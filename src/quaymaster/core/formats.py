@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 FORMAT_MIN: Final = 1
-FORMAT_MAX: Final = 3
+FORMAT_MAX: Final = 4
 
 Versions = Mapping[int, int]
 """From the cell format on which a version is written, to that version."""
