@@ -22,6 +22,7 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.leader_table import Leader, LeaderTable
+from quaymaster.monitoring.supervision import listen_for_failures
 
 
 class Store(MemoryCoordination):
@@ -194,13 +195,36 @@ def test_doubt_makes_it_list_at_once_but_not_all_the_time() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("problem", [WatchLost("compacted"), RuntimeError("a bug")])
-def test_lost_watch_is_begun_again(problem: Exception) -> None:
+def test_lost_watch_is_begun_again() -> None:
     async def scenario(store: Store, table: LeaderTable, watch: LeaderWatch) -> None:
         await watch.wait_listed()
-        store.problem = problem
+        store.problem = WatchLost("compacted")
         await store.lead(1, 5, "b2")
         await until(lambda: table.leader_of(1) == Leader(5, "b2", "b2:1"))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("bug", [AssertionError("a bug"), KeyError("a bug"), TypeError("a bug")])
+@pytest.mark.parametrize("is_in_store", [True, False])
+def test_bug_of_the_watch_or_of_who_is_told_ends_the_process(bug: Exception, is_in_store: bool) -> None:
+    async def scenario(store: Store, _table: LeaderTable, _watch: LeaderWatch) -> None:
+        ended: list[Exception] = []
+        listen_for_failures(asyncio.get_running_loop(), ended.append)
+
+        def on_row(key: str, value: bytes | None) -> None:
+            if not is_in_store and key == configuration_key(2):
+                raise bug
+
+        watch = WatchedPrefix(store, "journals/", on_row)
+        watch.start()
+        await watch.listed.wait()
+        store.problem = bug if is_in_store else None
+        await store.lead(2, 1, "b1")
+
+        await until(lambda: ended)
+        assert ended == [bug]
+        await watch.close()
 
     run(scenario)
 

@@ -67,6 +67,7 @@ from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics
+from quaymaster.monitoring.supervision import listen_for_failures
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.net.probe_port import ProbePort
 from quaymaster.net.rpc import RPCMetrics
@@ -165,6 +166,7 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     process = CellProcess(
         settings, data, stack, store, health, metrics, watch, admin, admin_address, stopped=stopped
     )
+    listen_for_failures(loop, process.fail)
     metrics.add_source(process.rpc.samples)
     metrics.add_histograms(process.rpc.histograms)
     starting = loop.create_task(_start(process, role))
@@ -173,7 +175,7 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        return EXIT_OK
+        return _exit_code(process)
     starting.result()
     garbage.resume()
     looking = loop.create_task(look_at_garbage(garbage))
@@ -182,10 +184,15 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     log_event(log, logging.INFO, "process started", role=role, node=process.node, data=data)
     await ended
     health.set_state("draining")
-    if process.failure is not None:
-        log_failure(log, "process stopped", process.failure)
-        return EXIT_FAILED
-    return EXIT_OK
+    return _exit_code(process)
+
+
+def _exit_code(process: CellProcess) -> int:
+    """Return how the process ended; why, if it failed, is said in the log."""
+    if process.failure is None:
+        return EXIT_OK
+    log_failure(log, "process stopped", process.failure)
+    return EXIT_FAILED
 
 
 async def _start(process: CellProcess, role: Role) -> None:

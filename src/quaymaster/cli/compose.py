@@ -53,6 +53,7 @@ from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics, Sample
+from quaymaster.monitoring.supervision import listen_for_failures
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.settings import Address, Settings
@@ -126,6 +127,7 @@ class Server:
         data = settings.data.absolute()
         lock = await loop.run_in_executor(None, prepare_data_directory, data)
         stack.callback(lock.release)
+        listen_for_failures(loop, self._on_failure)
         health = Health()
         metrics = Metrics(__version__)
         watch = LoopWatch(settings.loop_watch_ms / 1000)
@@ -146,7 +148,7 @@ class Server:
             queue_name_reuse_s=settings.queue_name_reuse_s,
             journal_id=JOURNAL_ID,
         )
-        broker = Broker(journal_options(settings, data), store, on_stopped=self._on_broker_stopped)
+        broker = Broker(journal_options(settings, data), store, on_stopped=self._on_failure)
         admin = make_admin(
             settings,
             broker=broker,
@@ -204,7 +206,7 @@ class Server:
             return EXIT_FAILED
         return EXIT_OK
 
-    def _on_broker_stopped(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         self._failure = error
         self._stop.set()
 

@@ -30,7 +30,8 @@ from quaymaster.coordination.interface import (
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import FORMAT_MAX, FORMAT_MIN, CellFormat, why_unreadable
-from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.logs import log_event
+from quaymaster.monitoring.supervision import supervise
 
 FORMAT_KEY: Final = "format"
 PROCESSES: Final = "processes/"
@@ -105,7 +106,7 @@ class CellMember:
             await self._leave()
             raise StoreUnusable(reason)
         self.cell_format.raise_to(number)
-        self._keeper = asyncio.create_task(self._keep(), name="cell-member")
+        self._keeper = supervise(asyncio.create_task(self._keep(), name="cell-member"))
         self._watch.start()
 
     async def close(self) -> None:
@@ -148,8 +149,6 @@ class CellMember:
                     await self._register()
             except NotNow:
                 pass  # looked at again in a moment
-            except Exception as error:
-                log_failure(log, "process not registered", error)
 
     def _on_row(self, key: str, value: bytes | None) -> None:
         if key != FORMAT_KEY or value is None:

@@ -3,7 +3,8 @@
     list ──▶ watch ──▶ list again after RELIST_S, on a lost watch, or when asked to
       └─── store unreachable: nothing is told, tried again ──┘
 
-Watches are hints: a change that one never brought is found by the next listing.
+Watches are hints: a change that one never brought is found by the next listing. A store that cannot be reached and a
+value that cannot be read are expected; whatever else `on_row` raises is a bug, and ends the process (`supervise`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from quaymaster.coordination.interface import ABSENT, Coordination, WatchLost
 from quaymaster.core.errors import NotNow
 from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.supervision import supervise
 
 RELIST_S: Final = 30.0
 REFRESH_MIN_S: Final = 0.25
@@ -25,11 +29,14 @@ LIST_TIMEOUT_S: Final = 5.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError)
+"""What decoding a key or value raises that is not what it should be: another program's, or a newer version's."""
+
 log = logging.getLogger(__name__)
 
 
 class WatchedPrefix:
-    """Tells `on_row` of each key: its value, or None when it is gone. A value it raises for is logged and left out."""
+    """Tells `on_row` of each key: its value, or None when it is gone. One it cannot read is logged and left out."""
 
     def __init__(
         self,
@@ -56,7 +63,7 @@ class WatchedPrefix:
 
     def start(self) -> None:
         """Begin to follow the store."""
-        self._task = asyncio.create_task(self._follow(), name=f"watch-{self._prefix}")
+        self._task = supervise(asyncio.create_task(self._follow(), name=f"watch-{self._prefix}"))
 
     async def close(self) -> None:
         """Stop following. The store stays open."""
@@ -92,8 +99,6 @@ class WatchedPrefix:
                 retry_s = RETRY_MIN_S
             except (NotNow, TimeoutError) as error:
                 self._on_unreachable(error)
-            except Exception as error:
-                log_failure(log, "watch failed", error, prefix=self._prefix)
             await asyncio.sleep(retry_s * random.uniform(0.5, 1))
             retry_s = min(2 * retry_s, self._retry_max_s)
 
@@ -135,7 +140,7 @@ class WatchedPrefix:
     def _call(self, key: str, value: bytes | None) -> None:
         try:
             self._on_row(key, value)
-        except Exception as error:
+        except UNREADABLE as error:
             log_failure(log, "key could not be read", error, key=key)
 
     def _on_reached(self) -> None:

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch, StoreUnusable
+from quaymaster.core.errors import NotNow
 from quaymaster.metadata.ids import IdAllocator
-from quaymaster.metadata.master_keys import MasterKeys
+from quaymaster.metadata.master_keys import KeysUnusable, MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.rows import (
     ACCESS_KEYS,
@@ -35,6 +36,9 @@ from quaymaster.protocol.metadata_messages import NewDataKey
 from quaymaster.protocol.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
+
+UPKEEP_FAILS: Final = (NotNow, RevisionMismatch, KeysUnusable, StoreUnusable, OSError)
+"""What upkeep of keys may meet, and tries again later: a store or key directory that cannot be used now, others."""
 
 KEY_BYTES: Final = 32
 RECEIPT_KEY_KEPT_MS: Final = 13 * 3_600_000

@@ -61,6 +61,7 @@ from quaymaster.metadata.rows import (
 )
 from quaymaster.metadata.together import StoreReads, Together
 from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.metadata_messages import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
@@ -166,9 +167,13 @@ class MetadataNode:
             raise
         self.queues.attach_journal(journal)
         self._tasks = [
-            asyncio.create_task(self._repeat(self.beat, self._beat_interval_ms), name="metadata-beat"),
-            asyncio.create_task(
-                self._repeat(self.run_upkeep, self._upkeep_interval_ms), name="metadata-upkeep"
+            supervise(
+                asyncio.create_task(self._repeat(self.beat, self._beat_interval_ms), name="metadata-beat")
+            ),
+            supervise(
+                asyncio.create_task(
+                    self._repeat(self.run_upkeep, self._upkeep_interval_ms), name="metadata-upkeep"
+                )
             ),
         ]
 
@@ -176,9 +181,7 @@ class MetadataNode:
         """Stop. The store stays open."""
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._confirm.close()
         await self._reads.close()
         await self._mirror.close()
@@ -229,12 +232,10 @@ class MetadataNode:
             try:
                 await work()
                 is_failing = False
-            except (NotNow, TimeoutError) as error:
+            except (NotNow, RevisionMismatch, TimeoutError) as error:
                 if not is_failing:
                     log.warning("metadata %s failed error=%s", work.__name__, str(error) or "timeout")
                 is_failing = True
-            except Exception:
-                log.exception("metadata %s failed", work.__name__)
             await asyncio.sleep(interval_ms / 1000)
 
     # Answering

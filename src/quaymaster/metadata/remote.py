@@ -54,7 +54,7 @@ from quaymaster.core.queue_definitions import (
     replace_definition,
 )
 from quaymaster.metadata.accounts import AccessKey, Accounts
-from quaymaster.metadata.data_keys import DataKeys, MasterKeyRotation
+from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
 from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
 from quaymaster.metadata.identity import Identity, compare_identities
 from quaymaster.metadata.known_queues import QueuePage
@@ -74,6 +74,7 @@ from quaymaster.metadata.rows import (
     row_decoder,
 )
 from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.metadata_client import MetadataClient, known, looked_up, one_request
 from quaymaster.protocol.metadata_messages import (
     CancelPurge,
@@ -697,7 +698,7 @@ class RemoteMetadata:
         except BaseException:
             await self._mirror.close()
             raise
-        self._upkeep_task = asyncio.create_task(self._upkeep(), name="metadata-upkeep")
+        self._upkeep_task = supervise(asyncio.create_task(self._upkeep(), name="metadata-upkeep"))
 
     async def _start_keys(self) -> None:
         is_empty = not (self.data_keys.has_keys or self.accounts.list_accounts())
@@ -713,8 +714,7 @@ class RemoteMetadata:
         """Stop following."""
         if self._upkeep_task:
             self._upkeep_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._upkeep_task
+            await asyncio.gather(self._upkeep_task, return_exceptions=True)
         await self.lookups.close()
         await self._mirror.close()
 
@@ -818,7 +818,5 @@ class RemoteMetadata:
             await asyncio.sleep(self._upkeep_interval_ms / 1000)
             try:
                 await self.run_upkeep()
-            except (NotNow, RevisionMismatch) as error:
+            except UPKEEP_FAILS as error:
                 log.warning("metadata upkeep failed error=%s", error)
-            except Exception:
-                log.exception("metadata upkeep failed")

@@ -14,23 +14,22 @@ Reading is synchronous and from RAM; changing is async and answered when durable
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from quaymaster.coordination.interface import Coordination
-from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.accounts import AccessKey, Accounts
-from quaymaster.metadata.data_keys import DataKeys, MasterKeyRotation
+from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
 from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
 from quaymaster.metadata.identity import check_identity
 from quaymaster.metadata.master_keys import KeyProvider, MasterKeys
 from quaymaster.metadata.mirror import Mirror
 from quaymaster.metadata.queues import QueueJournal, Queues
 from quaymaster.metadata.rows import ROOT
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
@@ -98,14 +97,13 @@ class MetadataService:
         except BaseException:
             await self._mirror.close()
             raise
-        self._upkeep_task = asyncio.create_task(self._upkeep(), name="metadata-upkeep")
+        self._upkeep_task = supervise(asyncio.create_task(self._upkeep(), name="metadata-upkeep"))
 
     async def close(self) -> None:
         """Stop following the store, which stays open."""
         if self._upkeep_task:
             self._upkeep_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._upkeep_task
+            await asyncio.gather(self._upkeep_task, return_exceptions=True)
         await self._mirror.close()
 
     @property
@@ -165,8 +163,6 @@ class MetadataService:
         while True:
             try:
                 await self.run_upkeep()
-            except NotNow as error:
+            except UPKEEP_FAILS as error:
                 log.warning("metadata upkeep failed error=%s", error)
-            except Exception:
-                log.exception("metadata upkeep failed")
             await asyncio.sleep(self._upkeep_interval_ms / 1000)
