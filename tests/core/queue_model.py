@@ -111,8 +111,13 @@ class ModelQueue:
         message.first_ms = message.first_ms or now_ms
         self.hide(message, now_ms, timeout_ms, epoch)
 
+    def timeout_end(self, now_ms: int, timeout_ms: int) -> int:
+        if not timeout_ms:
+            return 0
+        return now_ms + timeout_ms if self.is_fifo else slot_end(now_ms + timeout_ms)
+
     def hide(self, message: ModelMessage, now_ms: int, timeout_ms: int, epoch: int) -> None:
-        message.deadline_ms = slot_end(now_ms + timeout_ms) if timeout_ms else 0
+        message.deadline_ms = self.timeout_end(now_ms, timeout_ms)
         message.holder = (epoch, message.count)
         message.changed = False
 
@@ -153,7 +158,7 @@ class ModelQueue:
             message.holder = (epoch, max(message.count, count))
             message.count = max(message.count, count)
             message.first_ms = message.first_ms or now_ms
-        message.deadline_ms = slot_end(now_ms + timeout_ms) if timeout_ms else 0
+        message.deadline_ms = self.timeout_end(now_ms, timeout_ms)
         message.changed = True
         return True
 

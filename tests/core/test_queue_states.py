@@ -355,6 +355,17 @@ def test_repeated_attempt_gives_the_same_messages_hidden_anew(host: Host) -> Non
     same_after_replay(host)
 
 
+def test_repeated_attempt_that_asks_for_fewer_messages_gets_the_first_of_them(host: Host) -> None:
+    send(host, STEPS, *(message(number, group=1) for number in range(4)))
+    first = receive(host, STEPS, 4, attempt=ATTEMPT)
+
+    again = receive(host, STEPS, 2, attempt=ATTEMPT, after_ms=1_000)
+
+    assert receipts(again) == receipts(first)[:2]
+    assert counts(host, STEPS) == (0, 4, 0)
+    same_after_replay(host)
+
+
 @pytest.mark.parametrize("how", ["deleted", "changed", "expired", "window"])
 def test_attempt_is_not_repeated_once_its_messages_changed(host: Host, how: str) -> None:
     send(host, STEPS, *(message(number, group=1) for number in range(4)))
@@ -417,6 +428,21 @@ def test_delete_is_idempotent_and_old_receipts_delete_on_a_standard_queue(host: 
     assert delete(host, JOBS, old) == [None]
     assert counts(host, JOBS) == (0, 0, 0)
     assert host.states.messages_gone == 1
+    same_after_replay(host)
+
+
+@pytest.mark.parametrize("way", ["received", "hidden"])
+def test_timeout_of_a_fifo_queue_is_over_to_the_millisecond(host: Host, way: str) -> None:
+    host.now_ms = host.now_ms // 50 * 50 + 1
+    send(host, STEPS, message(1, group=1))
+    receipt = receipts(receive(host, STEPS, timeout_ms=1_000 if way == "received" else 30_000))[0]
+    if way == "hidden":
+        assert hide(host, STEPS, receipt, 1_000) is None
+
+    assert counts(host, STEPS, after_ms=999) == (0, 1, 0)
+    (error,) = delete(host, STEPS, receipt, after_ms=1)
+    assert isinstance(error, InvalidParameterValue)
+    assert counts(host, STEPS) == (1, 0, 0)
     same_after_replay(host)
 
 

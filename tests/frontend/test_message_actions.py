@@ -161,7 +161,7 @@ def test_the_trace_header_of_the_request_becomes_an_attribute() -> None:
     asyncio.run(scenario())
 
 
-def test_fifo_messages_have_sequence_numbers_of_20_digits_that_grow() -> None:
+def test_fifo_messages_have_sequence_numbers_that_begin_as_those_of_sqs_and_grow() -> None:
     async def scenario() -> None:
         async with serving() as service:
             await service.add_queue("jobs.fifo")
@@ -181,6 +181,7 @@ def test_fifo_messages_have_sequence_numbers_of_20_digits_that_grow() -> None:
                 numbers.append(sent.json["SequenceNumber"])
             got = await receive_one(service, "jobs.fifo", AttributeNames=["All"])
 
+            assert numbers[0] == "18849496460467696129"
             assert [len(number) for number in numbers] == [20, 20, 20]
             assert numbers == sorted(set(numbers))
             assert got["Attributes"]["SequenceNumber"] == numbers[0]

@@ -146,13 +146,32 @@ def test_an_attribute_may_be_of_these_types(data_type: str, text: str | None, bi
     check_send(_with(data_type=data_type, text=text, BinaryValue=binary), _STANDARD)
 
 
-@pytest.mark.parametrize("name", ["a", "A-b_c.d.9", "x" * 256, "awsome", "amazons.a"])
+@pytest.mark.parametrize(
+    "name", ["a", "A-b_c.d.9", "x" * 256, "awsome", "amazons.a", "é", "attr.1øßä", "名前", "٣", "и-_.Ж"]
+)
 def test_an_attribute_may_have_this_name(name: str) -> None:
     check_send(_with(name), _STANDARD)
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".a", "a.", "a..b", "a b", "é", "x" * 257, "AWS.a", "aws.a", "Amazon.b", "aMaZoN.b", "a\n"]
+    "name",
+    [
+        *(
+            "",
+            ".a",
+            "a.",
+            "a..b",
+            "a b",
+            "x" * 257,
+            "é" * 257,
+            "AWS.a",
+            "aws.a",
+            "Amazon.b",
+            "aMaZoN.b",
+            "a\n",
+        ),
+        *("a!", "a§", "a(", "a?", "a'", 'a"', "a/", "ø!", "ø.", "ø..b", "½", "a²", "a\u2003b", "😀"),
+    ],
 )
 def test_an_attribute_may_not_have_this_name(name: str) -> None:
     error = _refused(_with(name))

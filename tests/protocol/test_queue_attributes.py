@@ -256,6 +256,19 @@ def test_an_empty_key_id_takes_the_key_away() -> None:
     assert swapped.is_encrypted
 
 
+def test_a_reuse_period_at_its_default_is_none_without_a_key() -> None:
+    reset = {"KmsMasterKeyId": "", "KmsDataKeyReusePeriodSeconds": "300"}
+
+    changed = change_attributes(_QUEUE, _create(KmsMasterKeyId="k"), reset)
+    again = change_attributes(_QUEUE, changed, reset)
+    created = _create(**reset)
+    kept = change_attributes(_QUEUE, changed, {"KmsDataKeyReusePeriodSeconds": "600"})
+
+    for attributes in (changed, again, created):
+        assert "KmsDataKeyReusePeriodSeconds" not in attributes.values
+    assert kept.values["KmsDataKeyReusePeriodSeconds"] == "600"
+
+
 @pytest.mark.parametrize("key_id", ["a\n", "é", "x" * 2_049])
 def test_a_key_id_is_short_printable_ascii(key_id: str) -> None:
     with pytest.raises(InvalidAttributeValue):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from quaymaster.core.commands import Receive, ReceiveOutcome
 from quaymaster.core.partition import Partition
+from quaymaster.core.timers import round_up_to_slot_ms
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.broker_client import Reply
 
@@ -191,6 +192,8 @@ class Waiters:
         due_ms = line.partition.next_change_ms()
         if due_ms is None:
             return
+        # Timeouts of FIFO queues end at any millisecond: those of a slot wake once.
+        due_ms = round_up_to_slot_ms(due_ms)
         at = self._loop.time() + max(0, due_ms - self._time_ms()) / 1000
         if line.timer is not None:
             if line.timer_at <= at + 0.001:

@@ -236,8 +236,9 @@ class QueueStates(AppliedQueues):
                 proposal.awake.add(
                     partition
                 )  # the messages may come back sooner than a parked receive expects
+                again = earlier.messages[: command.count_max]
                 return self._hand_out(
-                    partition, earlier.messages, [], now_ms, timeout_ms, command.attempt, proposal, False
+                    partition, again, [], now_ms, timeout_ms, command.attempt, proposal, False
                 )
         room = self._in_flight_max - len(partition.in_flight)
         if room <= 0:
@@ -367,8 +368,7 @@ class QueueStates(AppliedQueues):
         proposal: Proposal,
         unfinished: bool,
     ) -> tuple[Decided, Wait]:
-        if timeout_ms:
-            timeout_ms = round_up_to_slot_ms(now_ms + timeout_ms) - now_ms
+        timeout_ms = _stored_timeout_ms(partition.definition, now_ms, timeout_ms)
         pack = PAIR.pack
         payload = b"".join([pack(sequence, count) for sequence, count in messages])
         flags = 0
@@ -438,8 +438,7 @@ class QueueStates(AppliedQueues):
             errors.append(error)
             if error is not None:
                 continue
-            if timeout_ms:
-                timeout_ms = round_up_to_slot_ms(now_ms + timeout_ms) - now_ms
+            timeout_ms = _stored_timeout_ms(partition.definition, now_ms, timeout_ms)
             proposal.add(
                 RecordType.CHANGE_VISIBILITY,
                 partition,
@@ -776,6 +775,16 @@ class QueueStates(AppliedQueues):
             self._due_at_ms = now_ms
             self._due_left.entries = DUE_PER_MS_MAX
         return partition.advance(now_ms, self._due_left)
+
+
+def _stored_timeout_ms(definition: QueueDefinition, now_ms: int, timeout_ms: int) -> int:
+    """Return the visibility timeout that is decided: to the slot's end, of a FIFO queue exactly.
+
+    There a receipt is refused once it is over, so a client sees when that is.
+    """
+    if not timeout_ms or definition.is_fifo:
+        return timeout_ms
+    return round_up_to_slot_ms(now_ms + timeout_ms) - now_ms
 
 
 def _log_of(group: Partition) -> Partition:

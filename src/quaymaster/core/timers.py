@@ -1,7 +1,8 @@
-"""When messages come back or come due: a wheel of 50 ms slots.
+"""When messages come back or come due: a wheel of slots, most of 50 ms.
 
 Due times are rounded up to the slot's end when they are decided and stored so, hence nothing is ever early, and
-what happens at a time does not depend on how often the wheel was turned.
+what happens at a time does not depend on how often the wheel was turned. Visibility timeouts of FIFO queues are
+not rounded: their slots are of a millisecond.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TimerWheel:
         return bool(self._slots)
 
     def add(self, sequence: int, due_ms: int) -> None:
-        """Note that something about `sequence` is due at `due_ms` (a slot end)."""
+        """Note that something about `sequence` is due at `due_ms` (of most timers a slot end)."""
         slot = self._slots.get(due_ms)
         if slot is None:
             slot = self._slots[due_ms] = SequenceSet()

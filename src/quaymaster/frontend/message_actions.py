@@ -70,8 +70,11 @@ from quaymaster.protocol.queue_attributes import QueueAttributes
 from quaymaster.protocol.receipts import ReceiptHandles
 from quaymaster.protocol.shapes import MessageAttributeValue
 
-SEQUENCE_NUMBER_BASE: Final = 10**19
-"""A SequenceNumber is this plus the message's sequence in its partition: 20 digits, increasing."""
+SEQUENCE_NUMBER_BASE: Final = 18_849_496_460_467_696_128
+"""A SequenceNumber is this, where SQS's begin, plus the message's sequence in its partition: 20 digits, increasing.
+
+It may be raised, never lowered: numbers that were told before must stay smaller than those of later messages.
+"""
 MESSAGE_IDS_PER_BLOCK: Final = 256
 REMEMBERED_QUEUES_MAX: Final = 16_384
 

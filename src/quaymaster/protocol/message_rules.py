@@ -37,7 +37,7 @@ TRACE_HEADER = "AWSTraceHeader"
 # In UTF-8 every byte below 0x80 is a character of its own, so the control characters a message cannot have
 # are found in the bytes; the two other forbidden ones, U+FFFE and U+FFFF, need a look only outside ASCII.
 _ALLOWED_BYTES = bytes(b for b in range(256) if b >= 0x20 or b in b"\t\n\r")
-_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
+_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 _RESERVED_PREFIXES = ("aws.", "amazon.")
 _KINDS = frozenset({"String", "Number", "Binary"})
 _ID = re.compile(r"[!-~]{1,128}")
@@ -210,7 +210,7 @@ def _check_attributes(attributes: Attributes) -> None:
             f"[{ATTRIBUTES_MAX}]."
         )
     for name, attribute in attributes.items():
-        if _NAME.fullmatch(name) is None or len(name) > ATTRIBUTE_NAME_CHARS_MAX:
+        if not _is_attribute_name(name):
             raise InvalidParameterValue(
                 f"Message (user) attribute name '{name}' is invalid: it can have up to "
                 f"{ATTRIBUTE_NAME_CHARS_MAX} alphanumeric characters, underscores, hyphens and periods, and "
@@ -222,6 +222,14 @@ def _check_attributes(attributes: Attributes) -> None:
                 "names that start with 'AWS.' or 'Amazon.' are reserved."
             )
         _check_value("Message (user) attribute", name, attribute)
+
+
+def _is_attribute_name(name: str) -> bool:
+    """Return whether a name has only letters and digits of any alphabet, `_`, `-`, and single periods inside."""
+    if _NAME.fullmatch(name) is None or len(name) > ATTRIBUTE_NAME_CHARS_MAX:
+        return False
+    # What `\w` takes besides: numbers that are no digits, such as ² and ½.
+    return name.isascii() or all(c.isalpha() or c.isdecimal() or c in "_-." for c in name)
 
 
 def _check_system_attributes(attributes: Attributes) -> None:

@@ -45,6 +45,7 @@ _NUMBERS: dict[str, tuple[int, int, int]] = {
 }
 _KMS_REUSE = "KmsDataKeyReusePeriodSeconds"
 _KMS_REUSE_LIMITS = (60, 86_400, 300)
+_KMS_REUSE_DEFAULT = str(_KMS_REUSE_LIMITS[2])
 LOG_RETENTION_S_MAX = 315_360_000
 """Ten years."""
 RETENTION_BYTES_MAX = 10**15
@@ -292,7 +293,8 @@ def _not_without_fifo(name: str) -> InvalidAttributeName:
 def _settle_encryption(values: dict[str, str], given: Mapping[str, str]) -> None:
     """Let a key of the queue's own switch the service's off; to ask for both is an error."""
     if "KmsMasterKeyId" not in values:
-        if "KmsMasterKeyId" in given and _KMS_REUSE not in given:
+        is_leftover = "KmsMasterKeyId" in given and _KMS_REUSE not in given
+        if is_leftover or values.get(_KMS_REUSE) == _KMS_REUSE_DEFAULT:
             values.pop(_KMS_REUSE, None)
         return
     if given.get("SqsManagedSseEnabled") is not None and values["SqsManagedSseEnabled"] == "true":
@@ -301,7 +303,7 @@ def _settle_encryption(values: dict[str, str], given: Mapping[str, str]) -> None
             "You can either enable KMS SSE or SQS SSE."
         )
     values["SqsManagedSseEnabled"] = "false"
-    values.setdefault(_KMS_REUSE, str(_KMS_REUSE_LIMITS[2]))
+    values.setdefault(_KMS_REUSE, _KMS_REUSE_DEFAULT)
 
 
 def _check_dead_letter_queue(queue: QueueArn, policy: RedrivePolicy, text: str) -> None:
