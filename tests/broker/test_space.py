@@ -132,3 +132,36 @@ def test_a_reserve_that_is_found_at_a_start_counts() -> None:
         again.persist_promise(epoch)
         take_space(disk, leave_bytes=0)
     assert again.space.reserve_bytes == 128 << 10
+
+
+def test_a_write_that_found_no_room_refuses_sends_until_it_went_through_whatever_is_prepared() -> None:
+    disk = SimDisk()
+    journal = open_journal(disk, disk_low_bytes=0)
+    space = journal.space
+    assert space.prepare_next()
+    space.check()
+
+    space.note_full()
+    space.prepare_next()
+    space.check()
+    held = space.disk_low, space.room
+    space.note_written()
+    space.prepare_next()
+    space.check()
+
+    assert held == (True, Room.LOW)
+    assert (space.disk_low, space.room) == (False, Room.PLENTY)
+
+
+def test_a_spare_that_finds_no_room_for_its_name_is_made_at_a_later_look() -> None:
+    disk = SimDisk()
+    journal = open_journal(disk, disk_low_bytes=0)
+    spare = journal.space._spares.pop()
+    disk.unlink(spare)
+    disk.refuse_next_creation("spare-")
+
+    journal.space.check()
+
+    assert not disk.exists(spare)
+    journal.space.check()
+    assert disk.exists(spare)

@@ -16,6 +16,7 @@ from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.space import SPARE_BYTES, SPARES, JournalLimits
 from quaymaster.broker.writer import JournalWriter
+from quaymaster.core.replication_messages import Room
 
 SMALL = JournalLimits(
     segment_bytes_min=64 << 10, segment_bytes_max=128 << 10, reserve_segments=1, disk_low_bytes=0
@@ -426,6 +427,55 @@ def test_a_full_disk_is_no_reason_to_stop_even_when_nothing_can_be_written_aside
 
     assert owner.failures == []
     assert journal.segment_count == 2
+
+
+def test_one_write_without_room_is_forgotten_when_it_went_through() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    source = BatchSource.behind(journal)
+    assert journal.space.prepare_next()  # it is there all the time: what is cramped is not the next segment
+    disk.fill_up_in_next_write(".seg", kept_bytes=300)
+
+    async def run() -> Owner:
+        owner = Owner(journal)
+        owner.writer.start()
+        owner.writer.append([source.batch([b"partly" * 100])])
+        await until(lambda: owner.writer.counters.full_disk_waits > 0)
+        await owner.until_durable(1)
+        await until(lambda: not owner.writer.disk_low)
+        assert await asyncio.to_thread(owner.writer.close)
+        return owner
+
+    owner = asyncio.run(run())
+
+    assert owner.failures == []
+    assert owner.writer.held_back_s == 0
+    assert journal.room is Room.PLENTY
+
+
+def test_a_promise_without_room_is_forgotten_when_it_was_kept() -> None:
+    disk = SimDisk()
+    journal = JournalFiles.open(disk, "/j", journal_id=7, limits=SMALL)
+    assert journal.space.prepare_next()
+    refusals = [OSError(errno.ENOSPC, "No space left on device")] * 2
+
+    def act() -> None:
+        if refusals:
+            raise refusals.pop()
+
+    async def run() -> None:
+        owner = Owner(journal)
+        owner.writer.start()
+        done = asyncio.Event()
+        owner.writer.run(act, done.set)
+        async with asyncio.timeout(30):
+            await done.wait()
+        await until(lambda: not owner.writer.disk_low)
+        assert await asyncio.to_thread(owner.writer.close)
+
+    asyncio.run(run())
+
+    assert journal.room is Room.PLENTY
 
 
 def test_power_cuts_under_the_writer_lose_nothing_that_was_told_durable() -> None:

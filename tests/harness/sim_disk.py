@@ -116,6 +116,7 @@ class SimDisk:
         self._failing_syncs: list[tuple[str, int]] = []
         self._failing_reads: list[tuple[str, int, int]] = []
         self._full_writes: list[tuple[str, int]] = []
+        self._full_creations: list[str] = []
         self._mutex = threading.RLock()
 
     # Faults.
@@ -131,6 +132,10 @@ class SimDisk:
     def fill_up_in_next_write(self, name_part: str, *, kept_bytes: int) -> None:
         """Let the next write to a file whose path contains `name_part` do so much, then return ENOSPC."""
         self._full_writes.append((name_part, kept_bytes))
+
+    def refuse_next_creation(self, name_part: str) -> None:
+        """Let the next file whose path contains `name_part` find no room for its name: ENOSPC."""
+        self._full_creations.append(name_part)
 
     def fail_reads(self, path: str, start: int, end: int) -> None:
         """Make every read that touches these bytes of a file return EIO."""
@@ -182,6 +187,10 @@ class SimDisk:
             if create:
                 self._change()
                 if file is None:
+                    for part in self._full_creations:
+                        if part in path:
+                            self._full_creations.remove(part)
+                            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
                     file = _File()
                     directory.names[name] = file
                     directory.pending.append({name: file})

@@ -60,7 +60,7 @@ HERE = -1
 """Stands for this journal where others go by their number."""
 
 AWAY_RETRY_S = 1.0
-"""A task waits for so long before it asks again where a queue is, or proposes again what was refused."""
+"""So long passes before it is asked again where a queue is, or proposed again what was refused."""
 
 NO_SOURCE = "CouldNotDetermineMessageSource"
 INTO_A_LOG = "MessagesAreNotMovedIntoALog"
@@ -113,7 +113,7 @@ class Moves:
         for letter in letters:
             body = bodies.get(letter.offset)
             if body is None:
-                self._leave_alone(letter)
+                self._leave_alone(letter, UNREADABLE_RETRY_S)
                 self._progressed()
             elif self._places is None or letter.target_queue_id in self._host.replica.queues.definitions:
                 self._propose_dead_letter(letter, body, self._progressed)
@@ -144,7 +144,7 @@ class Moves:
         except NotNow as error:
             log_event(log, logging.WARNING, "dead-letter queue not looked for", queue=arn, reason=str(error))
             for letter, _ in self._unlocated.pop(arn):
-                self._leave_alone(letter)
+                self._leave_alone(letter, AWAY_RETRY_S)
                 self._progressed()
             return
         for letter, body in self._unlocated.pop(arn):
@@ -197,14 +197,14 @@ class Moves:
             work.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _leave_alone(self, letter: DeadLetter) -> None:
+    def _leave_alone(self, letter: DeadLetter, retry_s: float) -> None:
         """Keep a message that cannot be moved now aside, and let receives that met it see what is behind it."""
 
         def put_back() -> None:
             self._put_back_later.discard(handle)
             self._propose_dead_letter(letter, None, _nothing)
 
-        handle = asyncio.get_running_loop().call_later(UNREADABLE_RETRY_S, put_back)
+        handle = asyncio.get_running_loop().call_later(retry_s, put_back)
         self._put_back_later.add(handle)
         self._wake(partition_key(letter.queue_id, letter.partition))
 
@@ -222,7 +222,7 @@ class Moves:
             if isinstance(answer, MoveBegun) and self._away is not None:
                 self._away.begun(partition_key(letter.queue_id, letter.partition), answer)
             if isinstance(answer, NotNow) and self._host.replica.is_leading:
-                self._leave_alone(letter)
+                self._leave_alone(letter, AWAY_RETRY_S)
                 return
             self._wake(partition_key(letter.queue_id, letter.partition))
 

@@ -4,6 +4,9 @@
        ▲                          │  ▲                                          │                   │
        └────── free again ────────┘  └──────── free again: the reserve is rebuilt ──────────────────┘
 
+Each of these is judged again every second, from what is so then. A write that found no room is tried again all the
+time, and is a reason to refuse sends until it went through, no longer.
+
 The next segment file is made, zero-filled and fsynced before it is needed, so a commit waits for no
 allocation and its fdatasync changes no metadata.
 
@@ -68,7 +71,8 @@ class SpaceKeeper:
         self._prepared: tuple[str, FileHandle, int] | None = None
         self._prepared_count = 0
         self._segment_bytes = limits.segment_bytes_min
-        self._is_cramped = False  # the next segment found no room
+        self._is_cramped = False  # the next segment found no room; until one is prepared
+        self._is_held = False  # a write found no room; until that write went through
         self.disk_low = False
         self._pieces = self._found([self._piece_name(number) for number in range(limits.reserve_segments)])
         self._spares_lock = (
@@ -87,7 +91,7 @@ class SpaceKeeper:
         """How much room there is, as of the last look."""
         if not self.disk_low:
             return Room.PLENTY
-        if self._prepared is not None or not self._is_cramped:
+        if self._prepared is not None or not (self._is_cramped or self._is_held):
             return Room.LOW
         return Room.RESERVE if self._pieces else Room.NONE
 
@@ -152,13 +156,18 @@ class SpaceKeeper:
             else:
                 # A smaller reserve than we want is no reason to refuse sends; an emptied one is.
                 is_low = free < self._limits.disk_low_bytes or self.reserve_bytes == 0 < target
-            self.disk_low = is_low or self._is_cramped
+            self.disk_low = is_low or self._is_cramped or self._is_held
         self._make_spares()
 
     def note_full(self) -> None:
-        """Say that there was no room to write; `disk_low` holds until a segment can be prepared again."""
+        """Say that a write found no room; `disk_low` holds until `note_written`, and the next `check`."""
         with self._lock:
-            self.disk_low = self._is_cramped = True
+            self.disk_low = self._is_held = True
+
+    def note_written(self) -> None:
+        """Say that the write which found no room went through."""
+        with self._lock:
+            self._is_held = False
 
     def release_reserve(self) -> None:
         """Give the reserve back to the file system: something that must be written found no room."""
@@ -233,8 +242,8 @@ class SpaceKeeper:
                 path = f"{self._directory}/{SPARE_NAME.format(number)}"
                 if path in self._spares:
                     continue
-                handle = FileHandle(self._disk, self._disk.open(path, create=True))
                 try:
+                    handle = FileHandle(self._disk, self._disk.open(path, create=True))
                     self._disk.write(handle.fd, bytes(SPARE_BYTES), 0)
                     self._disk.sync(handle.fd)
                 except OSError as error:

@@ -185,7 +185,7 @@ class JournalWriter:
                 break
             if not self._wait_for_room():
                 return False
-        self._held_since = None
+        self._note_room()
         self._told_end = self._journal.durable_end
         self._call(work.done)
         return True
@@ -197,6 +197,13 @@ class JournalWriter:
         self._journal.space.note_full()
         self.counters.full_disk_waits += 1
         return not self._closing.wait(FULL_DISK_RETRY_S)
+
+    def _note_room(self) -> None:
+        """Say that what waited for room went through, and have the keeper look at once at how much there is."""
+        if self._held_since is not None:
+            self._held_since = None
+            self._journal.space.note_written()
+            self._keeper_wake.set()
 
     def _gather(self, work: tuple[Sequence[Batch], bool]) -> tuple[list[Batch], int, bool]:
         """Take what waits, up to the limit of one group; at least the work that is there."""
@@ -257,7 +264,7 @@ class JournalWriter:
                 if not is_full(error):
                     raise
             else:
-                self._held_since = None
+                self._note_room()
                 return True
             group = [batch for batch in group if batch.base_offset >= journal.end_offset]
             durable_end = journal.sync()

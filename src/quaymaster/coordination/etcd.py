@@ -74,7 +74,7 @@ TIMEOUT_MS: Final = 5_000
 WATCH_PROBE_S: Final = 2.0
 WATCH_RENEW_S: Final = 30.0
 WATCH_RETRY_MIN_S: Final = 0.05
-WATCH_RETRY_MAX_S: Final = 2.0
+WATCH_RETRY_MAX_S: Final = 1.0
 WATCH_GIVE_UP_S: Final = 30.0
 """Without any stream for so long, a watch says that it is blind."""
 

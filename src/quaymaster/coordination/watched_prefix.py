@@ -27,7 +27,7 @@ REFRESH_MIN_S: Final = 0.25
 """However often it is asked for, the store is not listed more often."""
 LIST_TIMEOUT_S: Final = 5.0
 RETRY_MIN_S: Final = 0.1
-RETRY_MAX_S: Final = 5.0
+RETRY_MAX_S: Final = 1.0
 
 UNREADABLE: Final = (msgspec.MsgspecError, ValueError)
 """What decoding a key or value raises that is not what it should be: another program's, or a newer version's."""

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 HISTORY_MAX: Final = 100_000
 """Changes that are remembered; a front end that was away for longer lists everything again."""
 RETRY_MIN_S: Final = 0.1
-RETRY_MAX_S: Final = 5.0
+RETRY_MAX_S: Final = 1.0
 _COMPARED_AT_A_TIME: Final = 1_000
 
 

@@ -33,7 +33,7 @@ from quaymaster.metadata.rows import ROOT
 log = logging.getLogger(__name__)
 
 RETRY_MIN_S: Final = 0.1
-RETRY_MAX_S: Final = 5.0
+RETRY_MAX_S: Final = 1.0
 LISTED_AT_A_TIME: Final = 500
 
 T = TypeVar("T")

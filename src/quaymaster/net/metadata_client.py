@@ -39,7 +39,7 @@ IN_FLIGHT_MAX: Final = 512
 CHANGES: Final = "metadata_changes"
 """What requests are counted as that wait for a change."""
 REST_MIN_S: Final = 0.2
-REST_MAX_S: Final = 2.0
+REST_MAX_S: Final = 1.0
 FOLLOW_WAIT_MS: Final = 1_000
 """How long a node may wait for a change before it answers that there is none."""
 FOLLOW_GRACE_MS: Final = 1_000
