@@ -190,12 +190,8 @@ def _cpu_s(pid: int) -> float:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Return ports that are this process's until it ends."""
+    return [servers.free_port() for _ in range(count)]
 
 
 def _listens(port: int) -> bool:

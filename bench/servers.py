@@ -20,6 +20,7 @@ from typing import IO
 
 from bench import processes
 from bench.requests import Endpoint, Refused, call
+from quaymaster.cli.local_ports import ports_of_this_process
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("QUAYMASTER_BENCH_CACHE", "~/.cache/quaymaster/bench")).expanduser()
@@ -68,11 +69,12 @@ class Server:
     is_durable: bool = False
 
 
+_ports = ports_of_this_process()
+
+
 def free_port() -> int:
-    """Return a loopback port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that is this process's until it ends."""
+    return next(_ports)
 
 
 class Running:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from harness import standin_role
 from harness.etcd import etcd_or_skip
@@ -21,10 +22,12 @@ from quaymaster.cli import local, local_cluster, local_start
 from quaymaster.cli.failures import EXIT_NO_SERVER, EXIT_REFUSED, EXIT_USAGE, NoServer, WrongUsage
 from quaymaster.cli.local_cluster import locked, prepare_directory, read_cluster
 from quaymaster.cli.local_haproxy import find_haproxy
-from quaymaster.cli.local_plan import ClusterPlan, Programs
+from quaymaster.cli.local_plan import BLOCK, ClusterPlan, Programs
+from quaymaster.cli.local_ports import PortBlock
 from quaymaster.cli.local_processes import condition, stop
 
 from .conftest import Result, Run
+from .test_local_ports import holdable
 
 Local = Callable[..., Result]
 NAMES = ["etcd", "broker-1", "broker-2", "metadata-1", "manager-1", "frontend-1", "frontend-2"]
@@ -51,9 +54,14 @@ def cluster(run: Run, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
 
     monkeypatch.setattr(local, "_programs", programs)
     monkeypatch.setattr(local_start, "are_journals_led", led)
+    # A block within one of this test's own, so that nobody takes it from a cluster that was stopped.
+    block = PortBlock.hold()
+    first = holdable(block)[0]
+    monkeypatch.setattr(PortBlock, "hold", lambda first_before=None: PortBlock.join(first))
 
     yield lambda command, *arguments: run("local", command, *arguments, "--data", str(data))
 
+    block.close()
     if (data / "cluster.json").exists():
         stop(read_cluster(data).running.values(), 0.0)
 
@@ -114,6 +122,31 @@ def test_a_stopped_cluster_is_started_as_it_was(cluster: Local, data: Path) -> N
     assert after.options.frontends == 3
     assert after.options.settings == {"purge_interval_s": "0"}
     assert before.ports.items() <= after.ports.items()
+
+
+def test_ports_are_the_clusters_own_until_its_last_process_has_ended(cluster: Local, data: Path) -> None:
+    cluster("up", *FEW, "--detach", "--json")
+    first = read_cluster(data).record.ports[BLOCK]
+    # What began holding them ends; what was started since holds them too.
+    for name in NAMES[1:]:
+        cluster("restart", name)
+    while_running = PortBlock.join(first)
+    cluster("down")
+
+    assert while_running is None
+
+
+def test_a_stopped_cluster_whose_ports_were_taken_gets_others(cluster: Local, data: Path) -> None:
+    cluster("up", *FEW, "--detach", "--json")
+    before = read_cluster(data).record.ports
+    cluster("down")
+    record = read_cluster(data)
+    record.save(msgspec.structs.replace(record.record, ports={**before, BLOCK: before[BLOCK] - 1}))
+
+    again = cluster("up", "--detach", "--json")
+
+    assert again.code == 0
+    assert read_cluster(data).record.ports[BLOCK] == before[BLOCK]
 
 
 def test_what_runs_is_not_started_twice(cluster: Local) -> None:

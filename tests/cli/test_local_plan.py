@@ -29,7 +29,7 @@ PROGRAMS = Programs(("quaymaster",), "/usr/bin/etcd", "/usr/sbin/haproxy")
 
 def planned(options: ClusterOptions | None = None, programs: Programs = PROGRAMS) -> ClusterPlan:
     options = options or ClusterOptions()
-    ports = choose_ports(options, {}, options.port + 1, lambda port: True)
+    ports = choose_ports(options, {}, range(9325, 9400), lambda port: True)
     return plan_cluster(DIRECTORY, options, ports, programs)
 
 
@@ -133,10 +133,10 @@ def test_processes_are_started_after_and_stopped_before_what_they_need() -> None
 
 def test_ports_stay_what_they_were_as_long_as_they_are_free() -> None:
     options = ClusterOptions(port=9324)
-    first = choose_ports(options, {}, 9325, lambda port: True)
+    first = choose_ports(options, {}, range(9325, 9400), lambda port: True)
     taken = first["broker-2"]
 
-    again = choose_ports(options, first, 9325, lambda port: port != taken)
+    again = choose_ports(options, first, range(9325, 9400), lambda port: port != taken)
 
     assert again["broker-2"] not in first.values()
     assert {name: port for name, port in again.items() if name != "broker-2"} == {
@@ -145,9 +145,9 @@ def test_ports_stay_what_they_were_as_long_as_they_are_free() -> None:
 
 
 def test_ports_go_to_what_is_new_without_moving_the_others() -> None:
-    first = choose_ports(ClusterOptions(), {}, 9325, lambda port: True)
+    first = choose_ports(ClusterOptions(), {}, range(9325, 9400), lambda port: True)
 
-    more = choose_ports(ClusterOptions(brokers=4), first, 9325, lambda port: True)
+    more = choose_ports(ClusterOptions(brokers=4), first, range(9325, 9400), lambda port: True)
 
     assert first.items() <= more.items()
     assert len(set(more.values())) == len(more) == len(list(port_names(ClusterOptions(brokers=4))))
@@ -155,14 +155,21 @@ def test_ports_go_to_what_is_new_without_moving_the_others() -> None:
 
 def test_an_endpoint_port_in_use_is_refused_and_any_port_takes_what_is_free() -> None:
     with pytest.raises(PlanRefused, match=r"Port 9324 of 127.0.0.1 is in use.*--port"):
-        choose_ports(ClusterOptions(), {}, 9325, lambda port: port != 9324)
+        choose_ports(ClusterOptions(), {}, range(9325, 9400), lambda port: port != 9324)
     with pytest.raises(PlanRefused, match="not enough free ports"):
-        choose_ports(ClusterOptions(port=0), {}, 20_000, lambda port: port < 20_005)
+        choose_ports(ClusterOptions(port=0), {}, range(20_000, 20_100), lambda port: port < 20_005)
 
-    ports = choose_ports(ClusterOptions(port=0), {}, 20_000, lambda port: port % 2 == 0)
+    ports = choose_ports(ClusterOptions(port=0), {}, range(20_000, 20_100), lambda port: port % 2 == 0)
+    asked = choose_ports(ClusterOptions(port=20_000), {}, range(20_000, 20_100), lambda port: True)
+    crowded = choose_ports(ClusterOptions(port=9_324), {}, range(20_000, 20_100), lambda port: port != 9_325)
+    last = choose_ports(ClusterOptions(port=65_535), {}, range(20_000, 20_100), lambda port: port <= 65_535)
 
     assert ports["endpoint"] == 20_000
     assert ports["admin"] == 20_002
+    assert (asked["endpoint"], asked["admin"]) == (20_000, 20_001)
+    assert len(set(asked.values())) == len(asked)
+    assert (crowded["endpoint"], crowded["admin"]) == (9_324, 20_000)
+    assert (last["endpoint"], last["admin"]) == (65_535, 20_000)
 
 
 def test_a_cluster_that_cannot_be_is_refused_with_the_reason() -> None:

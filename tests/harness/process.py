@@ -13,24 +13,23 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from quaymaster.cli.local_ports import ports_of_this_process
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
 LOG_TAIL_BYTES = 20_000
 
-_PORTS = range(12_000, 32_000)
-# Not the generator of the tests, which Hypothesis sets to the same state in every process.
-_chance = random.SystemRandom()
+# By process: a child that was forked must not give what its parent gives.
+_ports: dict[int, Iterator[int]] = {}
 
 
 class Environment(NamedTuple):
@@ -48,19 +47,8 @@ class ProcessFailed(AssertionError):
 
 
 def free_port() -> int:
-    """Return a loopback port nobody listens on now.
-
-    It is below those that systems give to outgoing connections: one of these would hold it while a server that has it
-    for good is down. Chosen by chance, for other test processes choose at the same time.
-    """
-    while True:
-        port = _chance.choice(_PORTS)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+    """Return a loopback port that no other process is given while this one runs; see `quaymaster.cli.local_ports`."""
+    return next(_ports.setdefault(os.getpid(), ports_of_this_process()))
 
 
 class QuaymasterProcess:

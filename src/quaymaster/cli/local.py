@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +80,7 @@ def up(
     `quaymaster env --json` does. QUAYMASTER_ variables hold for every process, but those that say where things are.
     """
     from quaymaster.cli.local_cluster import RECORD_FILE, locked, prepare_directory, read_cluster
-    from quaymaster.cli.local_start import plan_start, start_cluster
+    from quaymaster.cli.local_start import held_ports, plan_start, start_cluster
 
     directory = _directory(data)
     given = {
@@ -92,7 +92,8 @@ def up(
     }
     prepare_directory(directory)
     with _terminated_as_interrupted():
-        with locked(directory):
+        with ExitStack() as stack:
+            stack.enter_context(locked(directory))
             known = read_cluster(directory) if (directory / RECORD_FILE).exists() else None
             record = known.record if known is not None else None
             asked = _options(given, overrides, record)
@@ -100,7 +101,8 @@ def up(
                 _check_some_are_missing(known, asked)
                 cluster = known
             else:
-                cluster = plan_start(directory, asked, _programs(), record)
+                ports = stack.enter_context(held_ports(record))
+                cluster = plan_start(directory, asked, _programs(), record, ports)
             is_first = not (directory / CLIENT_FILE).exists()
             with _progress("Starting", quiet=as_json) as progress:
                 connection = start_cluster(cluster, _environment(), progress)

@@ -22,6 +22,7 @@ import msgspec
 from quaymaster.broker.disk import RealDisk, write_file_durably
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
 from quaymaster.cli.local_plan import (
+    BLOCK,
     START_STAGES,
     STOP_STAGES,
     ClusterPlan,
@@ -31,6 +32,7 @@ from quaymaster.cli.local_plan import (
     ProcessId,
     plan_cluster,
 )
+from quaymaster.cli.local_ports import PortBlock
 from quaymaster.cli.local_probes import probe
 from quaymaster.cli.local_processes import (
     condition,
@@ -129,7 +131,8 @@ class Cluster:
             with open(path, "w", encoding="utf-8", opener=_only_ours) as file:
                 file.write(text)
         try:
-            started = spawn(planned.command, self.plan.log(planned.name), environment)
+            with _holding_ports(self.record):
+                started = spawn(planned.command, self.plan.log(planned.name), environment)
         except OSError as error:
             raise NoServer(f"{planned.command[0]} cannot be started: {error.strerror}.") from None
         self._note({**self.record.processes, planned.name: started})
@@ -297,6 +300,20 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _holding_ports(record: ClusterRecord) -> Iterator[None]:
+    """Let what is started hold the cluster's ports, if nothing that runs does so any more."""
+    block = PortBlock.join(record.ports[BLOCK]) if BLOCK in record.ports else None
+    if block is None:
+        yield
+        return
+    block.share()
+    try:
+        yield
+    finally:
+        block.close()
 
 
 def _only_ours(path: str, flags: int) -> int:

@@ -17,7 +17,7 @@ Below its directory:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -36,7 +36,9 @@ KEYS: Final = "keys"
 ZONES: Final = 3
 REPLICAS: Final = 3
 """Of each journal, where there are so many brokers; else one."""
-PORTS_TRIED_MAX: Final = 2_000
+PORT_MAX: Final = 65_535
+BLOCK: Final = "block"
+"""Among the ports of a cluster: the one that holds the others, see `local_ports`."""
 CONNECTIONS_MAX: Final = 20_000
 """Of HAProxy, where the limit on open files allows as many."""
 
@@ -186,9 +188,14 @@ def port_names(options: ClusterOptions) -> Iterator[str]:
 
 
 def choose_ports(
-    options: ClusterOptions, known: Mapping[str, int], first: int, is_free: Callable[[int], bool]
+    options: ClusterOptions,
+    known: Mapping[str, int],
+    candidates: Iterable[int],
+    is_free: Callable[[int], bool],
 ) -> dict[str, int]:
-    """Return a free port for each name: the one it had, else the next free one from `first` on.
+    """Return a free port for each name: the one it had, else the next free candidate.
+
+    Where the endpoint's port was asked for, the admin port is the one after it, if that is free.
 
     Raises:
         PlanRefused: the endpoint's port was asked for and is in use, or there are not enough.
@@ -200,7 +207,9 @@ def choose_ports(
                 f"Port {options.port} of {HOST} is in use. Stop what uses it, or choose another with --port."
             )
         ports["endpoint"] = options.port
-    candidates = iter(range(first, min(first + PORTS_TRIED_MAX, 65_536)))
+        if "admin" not in known and options.port < PORT_MAX and is_free(options.port + 1):
+            ports["admin"] = options.port + 1
+    left = iter(candidates)
     kept = {port for name, port in known.items() if is_free(port)} - {options.port}
     for name in port_names(options):
         if name in ports:
@@ -208,9 +217,11 @@ def choose_ports(
         if known.get(name) in kept:
             ports[name] = known[name]
             continue
-        found = next((port for port in candidates if port not in kept and is_free(port)), None)
+        found = next(
+            (port for port in left if port not in kept and port not in ports.values() and is_free(port)), None
+        )
         if found is None:
-            raise PlanRefused(f"There are not enough free ports from {first} on.")
+            raise PlanRefused("There are not enough free ports for so many processes.")
         ports[name] = found
     return ports
 

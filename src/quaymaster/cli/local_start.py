@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from quaymaster.broker.disk import RealDisk, write_file_durably
@@ -15,6 +15,7 @@ from quaymaster.cli.connection import CLIENT_FILE, Connection, connection_fields
 from quaymaster.cli.failures import CommandFailed, NoServer, WrongUsage
 from quaymaster.cli.local_cluster import POLL_S, START_TIMEOUT_S, Cluster, Progress
 from quaymaster.cli.local_plan import (
+    BLOCK,
     KEYS,
     START_STAGES,
     ClusterOptions,
@@ -25,29 +26,53 @@ from quaymaster.cli.local_plan import (
     check_options,
     choose_ports,
 )
+from quaymaster.cli.local_ports import NoPorts, PortBlock
 from quaymaster.cli.local_processes import is_port_free
 from quaymaster.cli.local_status import are_journals_led
 from quaymaster.metadata.master_keys import FileKeyProvider
 
-PORTS_FROM = (15_000, 25_000)
-"""Where ports are looked for when any will do: below those that outgoing connections get."""
-
 
 def plan_start(
-    directory: Path, options: ClusterOptions, programs: Programs, known: ClusterRecord | None
+    directory: Path,
+    options: ClusterOptions,
+    programs: Programs,
+    known: ClusterRecord | None,
+    block: PortBlock,
 ) -> Cluster:
-    """Return the cluster as it is to be started, with ports of its own. `known`: what was there before.
+    """Return the cluster as it is to be started, with ports of `block`. `known`: what was there before.
 
     Raises:
         WrongUsage: it cannot be as it is asked for.
     """
-    first = options.port + 1 if options.port else random.randrange(*PORTS_FROM)
+    before = known.ports if known is not None else {}
+    if before.get(BLOCK) != block.first:
+        before = {}  # ports of a block that others hold now
     try:
         check_options(options, known.options if known is not None else None)
-        ports = choose_ports(options, known.ports if known is not None else {}, first, is_port_free)
+        ports = choose_ports(options, before, block.candidates, is_port_free)
     except PlanRefused as error:
         raise WrongUsage(str(error)) from None
-    return Cluster(directory, ClusterRecord(options, programs, ports))
+    return Cluster(directory, ClusterRecord(options, programs, {**ports, BLOCK: block.first}))
+
+
+@contextlib.contextmanager
+def held_ports(known: ClusterRecord | None) -> Iterator[PortBlock]:
+    """Give ports that belong to the processes started meanwhile until the last of them ends.
+
+    Those that the cluster had before, if no other has taken them since.
+
+    Raises:
+        WrongUsage: there are none.
+    """
+    try:
+        block = PortBlock.hold(known.ports.get(BLOCK) if known is not None else None)
+    except NoPorts as error:
+        raise WrongUsage(str(error)) from None
+    block.share()
+    try:
+        yield block
+    finally:
+        block.close()
 
 
 def start_cluster(cluster: Cluster, environment: Mapping[str, str], progress: Progress) -> Connection:
