@@ -611,41 +611,6 @@ def test_readers_and_a_compaction_do_not_disturb_each_other(tmp_path: Path) -> N
     journal.close()
 
 
-def test_a_copy_taken_while_a_segment_is_begun_can_be_opened(tmp_path: Path) -> None:
-    class Racing(JournalFiles):
-        """Begins another segment at the worst moment of a copy."""
-
-        race: Callable[[], None] | None = None
-        _durable_end = 0
-
-        @property
-        def durable_end(self) -> int:
-            race, self.race = self.race, None
-            if race is not None:
-                race()
-            return self._durable_end
-
-        @durable_end.setter
-        def durable_end(self, value: int) -> None:
-            self._durable_end = value
-
-    journal = Racing.open(RealDisk(), tmp_path / "j", journal_id=7, limits=SMALL)
-    source = BatchSource.behind(journal)
-    fill(journal, source, batches=10)
-    assert isinstance(journal, Racing)
-    journal.race = lambda: fill(journal, source, batches=100)
-    (tmp_path / "copy").mkdir()
-
-    end = journal.copy_to(str(tmp_path / "copy"), lambda _: None)
-
-    assert len(journal.segments()) > 2
-    copy = open_journal(tmp_path / "copy")
-    assert copy.end_offset >= end
-    assert payloads_of(copy) == {offset: source.payloads[offset] for offset in range(copy.end_offset)}
-    copy.close()
-    journal.close()
-
-
 def test_an_fsync_that_fails_while_opening_is_not_forgotten_by_the_next_open() -> None:
     disk = SimDisk()
     journal = JournalFiles.open(disk, "/data", journal_id=1)

@@ -56,9 +56,9 @@ def test_a_restore_tells_how_far_it_is(run: Run, tmp_path: Path) -> None:
 
     manifest = restore(tmp_path / "copy", tmp_path / "new", lambda done, total: told.append((done, total)))
 
-    size = sum(entry["bytes"] for entry in manifest["files"])
+    size = sum(file.bytes for file in manifest.files)
     assert told == sorted(told)
-    assert len(told) == len(manifest["files"])
+    assert len(told) == len(manifest.files)
     assert told[-1] == (size, size)
 
 

@@ -1,12 +1,15 @@
-"""Backup while serving, and restore: one consistent cut of metadata and journal.
+"""Backup while serving, and restore: one consistent cut of journals and metadata, of a server or a whole cell.
 
     <backup>/backup.json              what is in it, with sizes and checksums; written last
-             format                   of the data directory
-             metadata.sqlite          queues, accounts, wrapped keys
+             format                   of the data directory                          (of a server)
+             metadata.sqlite          queues, accounts, wrapped keys, who led what
              journals/<id>/...        segments up to the cut, the snapshot and the index below it
 
-Metadata is copied first, then the journal: a queue that came in between has messages and no definition, one that
-went has a definition and no messages. The first start after a restore settles both by what the metadata says.
+    cut ─▶ where each journal ends is fixed ─▶ metadata is read ─▶ journals are copied, read whole and checked
+
+Metadata is of a moment after the cut: what a record names is there, unless it was deleted since. A queue that came in
+between has a definition and no messages, one that went has messages and no definition. Who starts first after a restore
+settles both by what the metadata says.
 
 Master keys are not in a backup. Without them nothing in it can be read, which is the point.
 """
@@ -14,93 +17,247 @@ Master keys are not in a backup. Without them nothing in it can be read, which i
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, Protocol
+from uuid import uuid4
 
+import msgspec
 from crc32c import crc32c
 
+from quaymaster.broker import journal_copy
 from quaymaster.broker.broker import Broker
-from quaymaster.broker.copied_journal import renew_identity
+from quaymaster.broker.copied_journal import adopt_copy
 from quaymaster.broker.disk import RealDisk, write_file_durably
-from quaymaster.broker.recovery import INDEX_NAME
+from quaymaster.broker.journal_copy import CopyManifest, CopySource
+from quaymaster.broker.journal_state import NO_ID, JournalState, read_state
 from quaymaster.broker.threads import run_to_end
 from quaymaster.core.errors import InvalidParameterValue
 
-BACKUP_FORMAT = 1
+BACKUP_FORMAT: Final = 2
+"""Format 1: of a server only, its journals with a state file, and metadata of a moment before the cut."""
 MANIFEST_NAME = "backup.json"
+STORE_NAME = "metadata.sqlite"
+JOURNALS_NAME = "journals"
+FORMAT_NAME = "format"
 RESTORED_NAME = "restored"
 """Marks a data directory that was restored and not started since."""
 
 COPY_BYTES = 1 << 20
-
-T = TypeVar("T")
+READER = "backup"
 
 
 class BackupUnusable(Exception):
     """The backup is not whole, not one of ours, or of a newer format."""
 
 
-async def backup(
-    broker: Broker,
-    copy_metadata: Callable[[Path], Awaitable[object]],
-    data: Path,
-    destination: Path,
-    progress: Callable[[int, int], None],
-) -> dict[str, Any]:
+class BackedUpFile(msgspec.Struct, frozen=True):
+    """A file of a backup, by its path in it."""
+
+    path: str
+    bytes: int
+    crc32c: int
+
+
+class BackedUpJournal(msgspec.Struct, frozen=True):
+    """Where a journal of a backup begins and ends, and the epoch it was led in at the cut."""
+
+    epoch: int
+    start_offset: int
+    end: int
+    end_epoch: int
+    end_chain: int
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup says of itself. `kind`: of one server, or of a cell with this name."""
+
+    backup_format: int
+    created_ms: int
+    files: list[BackedUpFile]
+    kind: Literal["server", "cell"] = "server"
+    cell: str = ""
+    journals: dict[str, BackedUpJournal] = {}
+
+    @property
+    def total_bytes(self) -> int:
+        """How many bytes all files have."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCopy:
+    """A journal as it is to be in a backup: what it consists of, and how bytes of a file are read."""
+
+    manifest: CopyManifest
+    read: Callable[[str, int], Awaitable[bytes]]
+
+
+class Cut(Protocol):
+    """One consistent moment of everything that is backed up."""
+
+    kind: Literal["server", "cell"]
+    cell: str
+
+    async def take(self, destination: Path) -> dict[int, JournalCopy]:
+        """Fix where each journal ends, then write the metadata to `destination`; return the journals by number."""
+
+    async def end(self) -> None:
+        """Let go of what was held."""
+
+
+class ServerCut:
+    """The cut of a single server. `copy_metadata` writes its store to the path it is given."""
+
+    kind: Literal["server", "cell"] = "server"
+    cell = ""
+
+    def __init__(
+        self, broker: Broker, copy_metadata: Callable[[Path], Awaitable[object]], data: Path
+    ) -> None:
+        self._journal_id = broker.files.journal_id
+        self._source = CopySource(
+            broker.journal, data / JOURNALS_NAME / str(self._journal_id), reader=READER, idle_s=None
+        )
+        self._copy_metadata = copy_metadata
+        self._data = data
+
+    async def take(self, destination: Path) -> dict[int, JournalCopy]:
+        """See `Cut`."""
+        manifest = await self._source.begin()
+        await self._copy_metadata(destination / STORE_NAME)
+        await run_to_end(_copy_file, self._data / FORMAT_NAME, destination / FORMAT_NAME)
+        return {self._journal_id: JournalCopy(manifest, self._source.read)}
+
+    async def end(self) -> None:
+        """See `Cut`."""
+        await self._source.end()
+
+
+async def backup(cut: Cut, destination: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write a backup to a directory that does not exist yet, while requests go on; return what it holds.
 
-    `copy_metadata` writes the metadata store to the path it is given. `progress` is told (bytes done, bytes in
-    all). Raises InvalidParameterValue for a destination that cannot be, OSError when it cannot be written; what
-    was begun is then removed.
+    `progress` is told (bytes done, bytes in all). Raises InvalidParameterValue for a destination that cannot be,
+    InternalFailure for a journal that is damaged, NotNow, OSError; what was begun is then removed.
     """
-    journal = destination / "journals" / str(broker.files.journal_id)
-    await run_to_end(_begin, destination, journal)
-    copying = _Copying(progress)
+    await run_to_end(_begin, destination)
     try:
-        await copy_metadata(destination / "metadata.sqlite")
-        async with broker.snapshots.held() as base_offset:
-            copying.total = sum(segment.data_bytes for segment in broker.files.segments())
-            end = await copying.run(_copy_broker, broker, data, journal, copying)
-        return await copying.run(_finish, data, destination, base_offset, end)
+        try:
+            journals = await cut.take(destination)
+            await _copy_journals(journals, destination, progress)
+        finally:
+            await cut.end()
+        return await run_to_end(_finish, cut, journals, destination)
     except BaseException:
         await run_to_end(shutil.rmtree, destination, True)
         raise
 
 
+async def _copy_journals(
+    journals: Mapping[int, JournalCopy], destination: Path, progress: Callable[[int, int], None]
+) -> None:
+    """Copy all journals at once: none is held for longer than the slowest of them takes."""
+    total = sum(file.size for copy in journals.values() for file in copy.manifest.files)
+    done = 0
+
+    async def read(copy: JournalCopy, name: str, position: int) -> bytes:
+        nonlocal done
+        piece = await copy.read(name, position)
+        done += len(piece)
+        progress(min(done, total), total)
+        return piece
+
+    copying = [
+        asyncio.ensure_future(
+            journal_copy.fetch(
+                destination / JOURNALS_NAME / str(number), number, copy.manifest, partial(read, copy)
+            )
+        )
+        for number, copy in journals.items()
+    ]
+    try:
+        await asyncio.gather(*copying)
+    finally:
+        for task in copying:
+            task.cancel()
+        await asyncio.gather(*copying, return_exceptions=True)
+
+
+def _begin(destination: Path) -> None:
+    if not destination.is_absolute():
+        raise InvalidParameterValue(f"{destination} is not an absolute path.")
+    if destination.exists():
+        raise InvalidParameterValue(f"{destination} exists already; a backup goes into a new directory.")
+    RealDisk().make_directory(str(destination / JOURNALS_NAME))
+
+
+def _finish(cut: Cut, journals: Mapping[int, JournalCopy], destination: Path) -> dict[str, Any]:
+    """Write down what the backup holds; with that it is one."""
+    files = [
+        BackedUpFile(str(path.relative_to(destination)), path.stat().st_size, _crc_of(path))
+        for path in _files_in(destination)
+    ]
+    manifest = BackupManifest(
+        backup_format=BACKUP_FORMAT,
+        created_ms=time.time_ns() // 1_000_000,
+        files=files,
+        kind=cut.kind,
+        cell=cut.cell,
+        journals={
+            str(number): BackedUpJournal(
+                copy.manifest.epoch,
+                copy.manifest.start_offset,
+                copy.manifest.end,
+                copy.manifest.end_epoch,
+                copy.manifest.end_chain,
+            )
+            for number, copy in sorted(journals.items())
+        },
+    )
+    disk = RealDisk()
+    for directory in [path for path in destination.rglob("*") if path.is_dir()]:
+        disk.sync_directory(str(directory))
+    written = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    write_file_durably(disk, str(destination), MANIFEST_NAME, written)
+    return {
+        "path": str(destination),
+        "bytes": manifest.total_bytes,
+        "files": len(files),
+        "journals": {number: journal.end for number, journal in manifest.journals.items()},
+    }
+
+
 def restore(
     source: Path, data: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
-    """Make a data directory from a backup, checked byte by byte; return what the backup says of itself.
+) -> BackupManifest:
+    """Make a server's data directory from a backup, checked byte by byte; return what the backup says of itself.
 
     `progress` is told (bytes done, bytes in all) after each file. The journal gets a new storage id, and leads a
     new epoch at its first start. Raises BackupUnusable, and FileExistsError when `data` has anything in it.
     """
     manifest = read_manifest(source)
+    if manifest.kind != "server":
+        raise BackupUnusable(
+            f"{source} is of the cell {manifest.cell!r}: restore it into a cell, see docs/guides/backup.md"
+        )
     if data.exists() and any(data.iterdir()):
         raise FileExistsError(f"{data} is not empty")
     existed = data.exists()
     disk = RealDisk()
     try:
         disk.make_directory(str(data))
-        done, total = 0, sum(entry["bytes"] for entry in manifest["files"])
-        for entry in manifest["files"]:
-            target = data / entry["path"]
-            disk.make_directory(str(target.parent))
-            crc, size = _copy_file(source / entry["path"], target)
-            if (crc, size) != (entry["crc32c"], entry["bytes"]):
-                raise BackupUnusable(
-                    f"{source / entry['path']} is not what was backed up: checksum or size differ"
-                )
-            done += size
-            progress(done, total)
-        for journal in sorted((data / "journals").iterdir()):
-            renew_identity(disk, str(journal))
+        done = 0
+        for file in manifest.files:
+            copy_checked(source, file, data / file.path)
+            done += file.bytes
+            progress(done, manifest.total_bytes)
+        for journal in sorted((data / JOURNALS_NAME).iterdir()):
+            adopt_copy(disk, str(journal), _new_state(manifest, journal))
             disk.sync_directory(str(journal))
         write_file_durably(disk, str(data), RESTORED_NAME, b"")
     except BaseException:
@@ -111,115 +268,68 @@ def restore(
     return manifest
 
 
-def read_manifest(source: Path) -> dict[str, Any]:
+def _new_state(manifest: BackupManifest, journal: Path) -> JournalState:
+    """Return a storage of its own for a restored journal, so that it is never taken for what it was copied from."""
+    known = manifest.journals.get(journal.name)
+    if known is None:  # of format 1
+        state = read_state(RealDisk(), str(journal))
+        return replace(state, storage_id=uuid4().bytes, previous_storage_id=NO_ID)
+    return JournalState(int(journal.name), uuid4().bytes, NO_ID, known.epoch, known.start_offset, known.end)
+
+
+def read_manifest(source: Path) -> BackupManifest:
     """Return what a backup says of itself; BackupUnusable when it is not whole or not one."""
     path = source / MANIFEST_NAME
     try:
-        manifest = json.loads(path.read_bytes())
-        version = manifest["backup_format"]
-        files = manifest["files"]
+        text = path.read_bytes()
+        version = msgspec.json.decode(text)["backup_format"]
+        if version not in (1, BACKUP_FORMAT):
+            raise BackupUnusable(
+                f"{source} has backup format {version}; this program reads formats 1 to {BACKUP_FORMAT}"
+            )
+        manifest = msgspec.json.decode(text, type=BackupManifest)
     except FileNotFoundError:
         raise BackupUnusable(
             f"{source} has no {MANIFEST_NAME}: it is no backup, or one that was cut short"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
         raise BackupUnusable(f"{path} is damaged") from None
-    if version != BACKUP_FORMAT:
-        raise BackupUnusable(
-            f"{source} has backup format {version}; this program reads format {BACKUP_FORMAT}"
-        )
-    for entry in files:
-        inside = Path(entry["path"])
+    for file in manifest.files:
+        inside = Path(file.path)
         if inside.is_absolute() or ".." in inside.parts:
-            raise BackupUnusable(f"{path} names a file outside the backup: {entry['path']}")
-    return dict(manifest)
-
-
-def _begin(destination: Path, journal: Path) -> None:
-    if not destination.is_absolute():
-        raise InvalidParameterValue(f"{destination} is not an absolute path.")
-    if destination.exists():
-        raise InvalidParameterValue(f"{destination} exists already; a backup goes into a new directory.")
-    RealDisk().make_directory(str(journal / "snapshots"))
-
-
-class _GivenUp(Exception):
-    """Nobody waits for the backup any more."""
-
-
-class _Copying:
-    """What the copying thread tells of itself, and how it hears that it should stop."""
-
-    def __init__(self, progress: Callable[[int, int], None]) -> None:
-        self._progress = progress
-        self._is_given_up = threading.Event()
-        self._done = 0
-        self.total = 0
-
-    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run part of the backup on a thread; when the caller is cancelled, the thread ends at its next piece."""
-        task = asyncio.ensure_future(run_to_end(function, *arguments))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._is_given_up.set()
-            await asyncio.wait([task])
-            raise
-
-    def told(self, length: int) -> None:
-        """Count copied bytes; on the thread."""
-        if self._is_given_up.is_set():
-            raise _GivenUp
-        self._done += length
-        self._progress(min(self._done, self.total), self.total)
-
-
-def _copy_broker(broker: Broker, data: Path, journal: Path, copying: _Copying) -> int:
-    """Copy snapshot, index and segments; no snapshot is written meanwhile, so nothing they name is overwritten."""
-    source = data / "journals" / str(broker.files.journal_id)
-    for path in sorted((source / "snapshots").iterdir()):
-        _copy_file(path, journal / "snapshots" / path.name)
-    _copy_file(source / INDEX_NAME, journal / INDEX_NAME)
-    return broker.files.copy_to(str(journal), copying.told)
-
-
-def _finish(data: Path, destination: Path, base_offset: int, end: int) -> dict[str, Any]:
-    """Write down what the backup holds; with that it is one."""
-    _copy_file(data / "format", destination / "format")
-    files: list[dict[str, Any]] = []
-    for path in _files_in(destination):
-        size, crc = path.stat().st_size, _crc_of(path)
-        files.append({"path": str(path.relative_to(destination)), "bytes": size, "crc32c": crc})
-    manifest: dict[str, Any] = {
-        "backup_format": BACKUP_FORMAT,
-        "created_ms": time.time_ns() // 1_000_000,
-        "snapshot_offset": base_offset,
-        "end_offset": end,
-        "files": files,
-    }
-    disk = RealDisk()
-    for directory in [path for path in destination.rglob("*") if path.is_dir()]:
-        disk.sync_directory(str(directory))
-    write_file_durably(disk, str(destination), MANIFEST_NAME, json.dumps(manifest, indent=1).encode())
-    total = sum(entry["bytes"] for entry in files)
-    return {"path": str(destination), "bytes": total, "files": len(files), "end_offset": end}
+            raise BackupUnusable(f"{path} names a file outside the backup: {file.path}")
+    return manifest
 
 
 def _files_in(directory: Path) -> Iterator[Path]:
     return iter(sorted(path for path in directory.rglob("*") if path.is_file()))
 
 
+def copy_checked(source: Path, file: BackedUpFile, target: Path) -> None:
+    """Copy a file of a backup durably, with its directory; BackupUnusable when it is not what was backed up."""
+    RealDisk().make_directory(str(target.parent))
+    try:
+        found = _copy_file(source / file.path, target)
+    except FileNotFoundError:
+        raise BackupUnusable(
+            f"{source / file.path} is missing, and the backup is not whole without it"
+        ) from None
+    if found != (file.crc32c, file.bytes):
+        raise BackupUnusable(f"{source / file.path} is not what was backed up: checksum or size differ")
+
+
 def _copy_file(source: Path, target: Path) -> tuple[int, int]:
     """Copy a file durably, mode 0600; return its CRC32C and size."""
     crc = size = 0
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with source.open("rb") as reading, os.fdopen(descriptor, "wb") as writing:
-        while piece := reading.read(COPY_BYTES):
-            writing.write(piece)
-            crc = crc32c(piece, crc)
-            size += len(piece)
-        writing.flush()
-        os.fsync(writing.fileno())
+    with source.open("rb") as reading:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as writing:
+            while piece := reading.read(COPY_BYTES):
+                writing.write(piece)
+                crc = crc32c(piece, crc)
+                size += len(piece)
+            writing.flush()
+            os.fsync(writing.fileno())
     return crc, size
 
 

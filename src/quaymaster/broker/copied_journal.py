@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from uuid import uuid4
 
 from quaymaster.broker.disk import Disk, FileHandle
-from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_recovery import load_segments, recover_tail
 from quaymaster.broker.journal_state import (
     JournalCorrupt,
     JournalState,
     damage_story,
-    read_state,
     write_state,
 )
 from quaymaster.broker.segments import (
@@ -66,23 +63,16 @@ def _header_of(disk: Disk, path: str) -> SegmentHeader:
         raise JournalCorrupt(damage_story(error)) from error
 
 
-def renew_identity(disk: Disk, directory: str) -> None:
-    """Give a copied journal a storage id of its own, so that it is never taken for what it was copied from."""
-    state = read_state(disk, directory)
-    renewed = replace(state, storage_id=uuid4().bytes, previous_storage_id=state.storage_id)
-    write_state(disk, directory, renewed)
-
-
-def adopt_copy(disk: Disk, directory: str, files: JournalFiles, *, start_offset: int, end: int) -> None:
-    """Give a copied journal the identity and the promises of the one it takes the place of."""
+def adopt_copy(disk: Disk, directory: str, state: JournalState) -> None:
+    """Give a copied journal an identity and promises; `state` says where it starts, and ends as its durable floor."""
     bases = _bases(disk, directory)
     for base in bases:
         path = f"{directory}/{segment_name(base)}"
         header = _header_of(disk, path)
         handle = FileHandle(disk, disk.open(path))
-        disk.write(handle.fd, render_header(replace(header, storage_id=files.storage_id)), 0)
+        disk.write(handle.fd, render_header(replace(header, storage_id=state.storage_id)), 0)
         if base == bases[-1]:  # room for a tail that does not look torn
             size = disk.size(handle.fd)
             disk.fill_zeros(handle.fd, size, size + DATA_AT)
         disk.sync(handle.fd)
-    write_state(disk, directory, replace(files.state, start_offset=start_offset, durable_floor=end))
+    write_state(disk, directory, state)

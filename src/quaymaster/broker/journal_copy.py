@@ -21,6 +21,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.recovery import INDEX_NAME
+from quaymaster.broker.segments import SegmentDamaged
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.core.copy_verdicts import CopyVerdict, judge_copy
 from quaymaster.core.errors import DiskFull, InternalFailure, Timeout
@@ -72,10 +74,16 @@ class CopyRead(msgspec.Struct, frozen=True):
 
 
 class CopySource:
-    """The leader's side of one copy, for the broker `reader` and no other."""
+    """The leader's side of one copy, for the broker `reader` and no other.
 
-    def __init__(self, journal: JournalService, directory: Path, *, reader: str) -> None:
+    Without `idle_s` it lasts until `end`, whether anybody reads or not.
+    """
+
+    def __init__(
+        self, journal: JournalService, directory: Path, *, reader: str, idle_s: float | None = IDLE_S
+    ) -> None:
         self.reader = reader
+        self._idle_s = idle_s
         self._journal = journal
         self._directory = directory
         self._held = AsyncExitStack()
@@ -87,7 +95,7 @@ class CopySource:
         self.is_ended = False
 
     async def begin(self) -> CopyManifest:
-        """Hold the snapshots as they are, and note what there is."""
+        """Hold the snapshots as they are, and note what there is; InternalFailure when its end is damaged."""
         journal = self._journal
         try:
             await self._held.enter_async_context(journal.snapshots.held())
@@ -97,6 +105,9 @@ class CopySource:
             self._check_uncut()
             manifest = await asyncio.get_running_loop().run_in_executor(None, self._open)
             self._check_uncut()
+        except SegmentDamaged as error:
+            await self.end()
+            raise InternalFailure(f"The journal is damaged: {error}") from error
         except BaseException:
             await self.end()
             raise
@@ -133,8 +144,10 @@ class CopySource:
     def _touch(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._idle_s is None:
+            return
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(IDLE_S, lambda: loop.create_task(self.end()))
+        self._timer = loop.call_later(self._idle_s, lambda: loop.create_task(self.end()))
 
     def _open(self) -> CopyManifest:
         files = self._journal.files
@@ -244,9 +257,7 @@ def adopt(journals: Path, journal_id: int, files: JournalFiles, manifest: CopyMa
     adopt_copy(
         disk,
         str(copy),
-        files,
-        start_offset=manifest.start_offset,
-        end=manifest.end,
+        replace(files.state, start_offset=manifest.start_offset, durable_floor=manifest.end),
     )
     for directory in (copy / "snapshots", copy):
         disk.sync_directory(str(directory))

@@ -41,7 +41,6 @@ from quaymaster.broker.segment_compaction import CompactionResult, copy_kept, da
 from quaymaster.broker.segment_life import cut_files, make_segment, scan_to_end, seal_segment
 from quaymaster.broker.segments import (
     DATA_AT,
-    READ_BYTES,
     SEGMENT_COMPACTED,
     RecordUnreadable,
     Segment,
@@ -532,63 +531,24 @@ class JournalFiles(JournalReader):
             self._set_segments(self._segments[number:])
         self._disk.sync_directory(self._directory)
 
-    def copy_to(self, directory: str, told: Callable[[int], None]) -> int:
-        """Copy the journal, up to what is durable now, into an empty directory; return the offset it ends at.
+    def segment_files(self, until: int | None = None) -> tuple[int, Position, list[tuple[str, int]]]:
+        """Return the journal's start, where what is durable ends, and name and bytes of each file up to there.
 
-        `told` hears how many bytes were copied, now and then. Appends and compactions go on meanwhile: sealed
-        segments are read through the files that were theirs at the beginning. The copy has this journal's
-        identity; `renew_identity` gives it one of its own before it is opened.
+        `until`: no further than this offset, where a batch that was never compacted ends.
         """
         with self._change_lock:
-            segments = self._segments
-            for segment in segments:
-                segment.open_file(self._disk)
-        # After the view: what a compaction left out was deleted durably by then. A segment begun since is not in
-        # the copy, so the copy must not claim to reach into it.
-        end = min(self.durable_end, segments[-1].end_offset)
-        for segment in segments:
-            path = f"{directory}/{segment_name(segment.base_offset)}"
-            handle = FileHandle(self._disk, self._disk.open(path, create=True))
-            header = replace(segment.header, storage_id=self.storage_id)
-            self._disk.write(handle.fd, render_header(header), 0)
-            position = DATA_AT
-            for position, chunk in self._copied_bytes(segment, end):
-                self._disk.write(handle.fd, chunk, position)
-                told(len(chunk))
-                position += len(chunk)
-            if not segment.is_sealed:  # room for a tail that does not look torn
-                self._disk.truncate(handle.fd, position + self._limits.index_every_bytes)
-            self._disk.sync(handle.fd)
-        with self._state_lock:
-            state = replace(self._state, durable_floor=end, start_offset=segments[0].base_offset)
-        write_state(self._disk, directory, state)
-        return end
-
-    def _copied_bytes(self, segment: Segment, end: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, bytes) of a segment's data: all of a sealed one, whole batches of the active one."""
-        if segment.is_sealed:
-            handle = segment.open_file(self._disk)
-            for position in range(DATA_AT, segment.data_end, READ_BYTES):
-                length = min(READ_BYTES, segment.data_end - position)
-                yield position, self._disk.read(handle.fd, length, position)
-            return
-        for position, header, data in iterate_batches(self._disk, segment, DATA_AT, segment.data_end):
-            if header.next_offset > end:
-                return
-            yield position, bytes(data)
-
-    def segment_files(self) -> tuple[int, Position, list[tuple[str, int]]]:
-        """Return the journal's start, where what is durable ends, and name and bytes of each file up to there."""
-        with self._change_lock:
-            segments = self._segments
+            segments, bases = self._view
             end = min(self.durable_end, segments[-1].end_offset)
+            if until is not None:
+                end = min(end, until)
+            number = bisect_right(bases, end) - 1
             found = [
                 (segment_name(segment.base_offset), self._disk.size(segment.open_file(self._disk).fd))
-                for segment in segments[:-1]
+                for segment in segments[:number]
             ]
         # Without the lock: nobody waits for what is read, and what is durable stays as it is.
-        data_end, last = self._last_batch_below(segments[-1], end)
-        found.append((segment_name(segments[-1].base_offset), data_end))
+        data_end, last = self._last_batch_below(segments[number], end)
+        found.append((segment_name(segments[number].base_offset), data_end))
         return segments[0].base_offset, last, found
 
     def _last_batch_below(self, segment: Segment, end: int) -> tuple[int, Position]:

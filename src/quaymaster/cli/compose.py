@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from quaymaster import __version__
-from quaymaster.broker.backup import RESTORED_NAME, backup
+from quaymaster.broker.backup import RESTORED_NAME, ServerCut, backup
 from quaymaster.broker.broker import Broker, NotActivated
 from quaymaster.broker.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
 from quaymaster.broker.journal_service import JournalOptions
@@ -245,7 +245,8 @@ class ServerOperations:
 
         What is in etcd is copied as well, so that a backup is whole: restored, it needs no etcd.
         """
-        made = await backup(self._broker, self._copy_metadata, self._data, destination, progress)
+        cut = ServerCut(self._broker, self._copy_metadata, self._data)
+        made = await backup(cut, destination, progress)
         return {**made, "coordination": self._coordination}
 
 

@@ -1,0 +1,186 @@
+"""A backup of a broker that serves: one moment of the journal, metadata of a later one, nothing that is damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+from harness.broker_support import BrokerTester, define, message, numbers, running
+
+from quaymaster.broker.backup import (
+    BACKUP_FORMAT,
+    MANIFEST_NAME,
+    BackupUnusable,
+    ServerCut,
+    backup,
+    read_manifest,
+    restore,
+)
+from quaymaster.broker.disk import RealDisk
+from quaymaster.broker.journal_copy import CopySource
+from quaymaster.broker.journal_state import read_state, write_state
+from quaymaster.broker.segments import DATA_AT, segment_name
+from quaymaster.core.errors import InternalFailure
+
+
+def write(path: Path) -> None:
+    path.write_bytes(b"metadata")
+
+
+def told_nothing(done: int, total: int) -> None:
+    pass
+
+
+async def backed_up(tester: BrokerTester, data: Path, to: Path) -> None:
+    (data / "format").write_text("1\n")
+
+    async def copy_metadata(path: Path) -> None:
+        write(path)
+
+    await backup(ServerCut(tester.broker, copy_metadata, data), to, told_nothing)
+
+
+async def received_from(data: Path) -> list[int]:
+    async with running(data / "journals") as tester:
+        return numbers(await tester.receive(1))
+
+
+def test_metadata_is_of_a_moment_after_the_end_of_the_journal(tmp_path: Path) -> None:
+    async def story() -> None:
+        data, to = tmp_path / "data", tmp_path / "copy"
+        async with running(data / "journals") as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1))
+            (data / "format").write_text("1\n")
+
+            async def copy_metadata(path: Path) -> None:
+                await tester.send(1, message(2))
+                write(path)
+
+            await backup(ServerCut(tester.broker, copy_metadata, data), to, told_nothing)
+        restore(to, tmp_path / "new")
+
+        assert await received_from(tmp_path / "new") == [1]
+
+    asyncio.run(story())
+
+
+def test_backup_of_format_1_is_restored(tmp_path: Path) -> None:
+    """Its journal has a state file, whose identity its segments carry; its manifest says nothing of journals."""
+
+    async def story() -> None:
+        data, to = tmp_path / "data", tmp_path / "copy"
+        async with running(data / "journals") as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1), message(2))
+            await backed_up(tester, data, to)
+            state = tester.broker.files.state
+        end = read_manifest(to).journals["0"].end
+        journal = to / "journals" / "0"
+        write_state(RealDisk(), str(journal), replace(state, durable_floor=end))
+        manifest = json.loads((to / MANIFEST_NAME).read_text())
+        old = {
+            "backup_format": 1,
+            "created_ms": manifest["created_ms"],
+            "snapshot_offset": 0,
+            "end_offset": end,
+            "files": manifest["files"],
+        }
+        state_bytes = (journal / "journal.state").read_bytes()
+        added = {"path": "journals/0/journal.state", "bytes": len(state_bytes), "crc32c": crc32c(state_bytes)}
+        old["files"].append(added)
+        (to / MANIFEST_NAME).write_text(json.dumps(old))
+
+        restore(to, tmp_path / "new")
+
+        restored = read_state(RealDisk(), str(tmp_path / "new" / "journals" / "0"))
+        assert restored.storage_id != state.storage_id
+        assert await received_from(tmp_path / "new") == [1, 2]
+
+    asyncio.run(story())
+
+
+def test_journal_that_is_damaged_is_not_backed_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        data, to = tmp_path / "data", tmp_path / "copy"
+        async with running(data / "journals") as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1), message(2))
+            with (data / "journals" / "0" / segment_name(0)).open("r+b") as file:
+                file.seek(DATA_AT + 200)
+                file.write(b"\xff\xff\xff\xff")
+
+            with pytest.raises(InternalFailure, match="damaged"):
+                await backed_up(tester, data, to)
+
+        assert not to.exists()
+
+    asyncio.run(story())
+
+
+def test_nothing_is_left_of_a_backup_that_fails_and_snapshots_go_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        data, to = tmp_path / "data", tmp_path / "copy"
+        async with running(data / "journals") as tester:
+
+            async def copy_metadata(path: Path) -> None:
+                raise OSError("no room")
+
+            with pytest.raises(OSError, match="no room"):
+                await backup(ServerCut(tester.broker, copy_metadata, data), to, told_nothing)
+            async with tester.broker.snapshots.held():
+                pass
+
+        assert not to.exists()
+
+    asyncio.run(story())
+
+
+def test_copy_that_a_backup_reads_lasts_until_it_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path / "journals") as tester:
+            source = CopySource(
+                tester.broker.journal, tmp_path / "journals" / "0", reader="backup", idle_s=None
+            )
+            await source.begin()
+            assert source._timer is None
+            await source.end()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"{", "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+        (b"[]", "is damaged"),
+        (b'{"backup_format": 2}', "is damaged"),
+        (b'{"backup_format": 3}', f"reads formats 1 to {BACKUP_FORMAT}"),
+        (
+            b'{"backup_format": 2, "created_ms": 0, "files": [{"path": "../x", "bytes": 0, "crc32c": 0}]}',
+            "outside the backup",
+        ),
+        (
+            b'{"backup_format": 2, "created_ms": 0, "files": [], "kind": "cell", "cell": "eu1"}',
+            "of the cell 'eu1'",
+        ),
+        (
+            b'{"backup_format": 2, "created_ms": 0, "files": [{"path": "format", "bytes": 1, "crc32c": 0}]}',
+            "format is missing",
+        ),
+    ],
+)
+def test_what_is_no_backup_of_a_server_is_refused_and_leaves_nothing(
+    tmp_path: Path, text: bytes, why: str
+) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(text)
+
+    with pytest.raises(BackupUnusable, match=why):
+        restore(tmp_path, tmp_path / "new")
+
+    assert not (tmp_path / "new").exists()
