@@ -13,6 +13,7 @@ from typing import Any
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.errors import ConnectionLost, Timeout, Unreachable
+from quaymaster.core.formats import CellFormat
 from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
@@ -108,7 +109,9 @@ class Cell:
         self.calls: dict[str, MetadataCalls] = {}
 
     @asynccontextmanager
-    async def node(self, name: str, store: Coordination | None = None) -> AsyncIterator[MetadataNode]:
+    async def node(
+        self, name: str, store: Coordination | None = None, cell_format: CellFormat | None = None
+    ) -> AsyncIterator[MetadataNode]:
         """Start a metadata node."""
         node = MetadataNode(
             store or self.store,
@@ -119,6 +122,7 @@ class Cell:
             monotonic_ms=lambda: time.monotonic() * 1000,
             beat_interval_ms=20,
             upkeep_interval_ms=3_600_000,
+            cell_format=cell_format,
         )
         await node.start(self.journal)
         self.nodes[name] = node

@@ -2,27 +2,138 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+import quaymaster.metadata.queues as queues_module
 from quaymaster.core.errors import ReceiptHandleIsInvalid
-from quaymaster.protocol.metadata_messages import CreateQueue
+from quaymaster.core.formats import CellFormat
+from quaymaster.metadata.queues import QUEUES_PER_DATA_KEY
+from quaymaster.metadata.rows import DATA_KEYS
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue
 
+from .cell import Cell, run_cell
 from .support import ACCOUNT, World, eventually, run
 
+OTHER = "111111111111"
 
-def test_each_queue_has_a_data_key_of_its_own_that_the_store_does_not_show(tmp_path: Path) -> None:
+
+def test_data_key_is_not_shown_by_the_store(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:
-            queues = [await service.queues.change(CreateQueue(ACCOUNT, name)) for name in ("a", "b")]
-            keys = [service.data_key(queue.data_key_id) for queue in queues]
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "a"))
+            key = service.data_key(queue.data_key_id)
             items, _ = await world.memory.list_all("/")
 
-            assert keys[0] != keys[1]
-            assert not any(key in item.value for key in keys for item in items)
+            assert not any(key in item.value for item in items)
 
     run(scenario, tmp_path)
+
+
+def test_queues_of_an_account_share_a_data_key_until_it_has_1024_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert QUEUES_PER_DATA_KEY == 1_024
+    monkeypatch.setattr(queues_module, "QUEUES_PER_DATA_KEY", 3)
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            keys = [
+                (await service.queues.change(CreateQueue(account_id, f"q{number}"))).data_key_id
+                for account_id in (ACCOUNT, OTHER)
+                for number in range(7)
+            ]
+        async with world.service() as service:  # counted again after a restart
+            keys.append((await service.queues.change(CreateQueue(OTHER, "q7"))).data_key_id)
+
+        shared = [list(group) for _, group in groupby(keys)]
+        assert [len(group) for group in shared] == [3, 3, 1, 3, 3, 2]
+        assert len(set(keys)) == 6
+
+    run(scenario, tmp_path)
+
+
+def test_queue_that_is_deleted_and_made_again_counts_once_for_the_data_key_of_its_account(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service(queue_name_reuse_s=0) as service:
+            first = await service.queues.change(CreateQueue(ACCOUNT, "a"))
+            await service.queues.change(DeleteQueue(ACCOUNT, "a"))
+            second = await service.queues.change(CreateQueue(ACCOUNT, "a"))
+
+            assert first.data_key_id == second.data_key_id
+            assert service.queues.queues_with_key(first.data_key_id) == 1
+
+    run(scenario, tmp_path)
+
+
+def test_queue_created_with_a_kms_key_has_a_data_key_of_its_own(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            attributes: dict[str, dict[str, str]] = {"a": {}, "b": {"KmsMasterKeyId": "alias/mine"}, "c": {}}
+            keys = [
+                (await service.queues.change(CreateQueue(ACCOUNT, name, given))).data_key_id
+                for name, given in attributes.items()
+            ]
+
+            assert keys[0] == keys[2] != keys[1]
+
+    run(scenario, tmp_path)
+
+
+def test_queues_created_at_the_same_time_by_several_processes_share_a_key_that_all_can_read(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as one, world.service() as two:
+            made = await asyncio.gather(
+                *(
+                    service.queues.change(CreateQueue(ACCOUNT, f"{service is one}-{number}"))
+                    for number in range(20)
+                    for service in (one, two)
+                )
+            )
+            await eventually(lambda: len(one.queues) == len(two.queues) == 40)
+
+            assert len({queue.data_key_id for queue in made}) == 1
+            assert one.data_key(made[0].data_key_id) == two.data_key(made[0].data_key_id)
+            assert len((await world.memory.list_all(DATA_KEYS))[0]) == 1
+
+    run(scenario, tmp_path)
+
+
+def test_in_a_cell_of_an_older_format_each_queue_has_a_data_key_of_its_own(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        old = CellFormat(3)
+        async with (
+            cell.node("one", cell_format=old),
+            cell.front_end("a", nodes=("one",), cell_format=old) as a,
+        ):
+            keys = [(await a.queues.change(CreateQueue(ACCOUNT, name))).data_key_id for name in ("a", "b")]
+            old.raise_to(4)
+            keys += [(await a.queues.change(CreateQueue(ACCOUNT, name))).data_key_id for name in ("c", "d")]
+
+            assert keys[0] != keys[1]
+            assert keys[2] == keys[3] not in keys[:2]
+            assert len({a.data_key(key) for key in keys}) == 3
+
+    run_cell(scenario, tmp_path)
+
+
+def test_front_end_that_gives_a_key_to_a_node_that_needs_none_uses_the_shared_one(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        behind = CellFormat(3)
+        async with cell.node("one"), cell.front_end("a", nodes=("one",), cell_format=behind) as a:
+            keys = [(await a.queues.change(CreateQueue(ACCOUNT, name))).data_key_id for name in ("a", "b")]
+
+            assert keys[0] == keys[1]
+            assert len((await cell.store.list_all(DATA_KEYS))[0]) == 1
+
+    run_cell(scenario, tmp_path)
 
 
 def test_data_key_that_does_not_exist_is_a_key_error(tmp_path: Path) -> None:

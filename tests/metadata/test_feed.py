@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from quaymaster.coordination.interface import Event, Put, WatchLost
+from quaymaster.coordination.interface import Event, KeyValue, Put, WatchLost
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.metadata.feed import Feed
 
@@ -152,6 +152,53 @@ def test_store_that_cannot_be_followed_any_more_is_a_failure() -> None:
 
         await eventually(lambda: feed.failure is not None)
         assert str(feed.failure) == "damaged"
+        await feed.close()
+
+    asyncio.run(scenario())
+
+
+def test_feed_has_the_latest_data_keys_up_to_its_bound_and_every_other_row() -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        for number in range(5):
+            await store.transaction([], [Put(f"/data_keys/{number}", b"old"), Put(f"/queues/{number}", b"")])
+        feed = Feed(store, data_keys_max=3)
+        await feed.start()
+        assert len(feed.page("/data_keys/", "", 100, NO_LIMIT)[0]) == 3
+
+        for number in range(5, 9):
+            await store.transaction([], [Put(f"/data_keys/{number}", b"new"), Put(f"/queues/{number}", b"")])
+        await store.transaction([], deletes=["/data_keys/8", "/data_keys/0"])
+        await eventually(lambda: feed.get("/data_keys/8") is None and feed.get("/queues/8") is not None)
+
+        keys = [row.key for row in feed.page("/data_keys/", "", 100, NO_LIMIT)[0]]
+        assert keys == ["/data_keys/6", "/data_keys/7"]
+        assert len(feed.page("/queues/", "", 100, NO_LIMIT)[0]) == 9
+        assert len(feed) == 11
+        await feed.close()
+
+    asyncio.run(scenario())
+
+
+def test_data_key_that_was_read_is_kept_unless_the_feed_knows_better() -> None:
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await store.transaction([], [Put("/data_keys/1", b"first")])
+        feed = Feed(store, data_keys_max=1)
+        await feed.start()
+        await store.transaction([], [Put("/data_keys/2", b"second")])
+        await eventually(lambda: feed.get("/data_keys/2") is not None)
+        assert feed.get("/data_keys/1") is None
+        row = KeyValue("/data_keys/1", b"first", 1)
+
+        feed.keep(row, read_at=feed.position - 1)  # it may have been deleted since
+        assert feed.get("/data_keys/1") is None
+        feed.keep(KeyValue("/queues/1", b"", 1), read_at=feed.position)
+        assert feed.get("/queues/1") is None
+        feed.keep(row, read_at=feed.position)
+
+        assert feed.get("/data_keys/1") == row
+        assert feed.get("/data_keys/2") is None
         await feed.close()
 
     asyncio.run(scenario())

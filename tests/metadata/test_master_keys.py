@@ -363,8 +363,13 @@ def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
         provider = CrashingProvider(tmp_path)
         world.provider = provider
         async with world.service() as service:
-            queues = [await service.queues.change(CreateQueue(ACCOUNT, f"q{number}")) for number in range(70)]
+            own_key = {"KmsMasterKeyId": "alias/own"}
+            queues = [
+                await service.queues.change(CreateQueue(ACCOUNT, f"q{number}", own_key))
+                for number in range(70)
+            ]
             data_keys = {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues}
+            assert len(data_keys) == 70
             sealed = MessageCipher(service.data_key).seal_content(CONTENT, queues[0], MESSAGE_ID)
             died = provider if part == "provider" else store
             died.after = after

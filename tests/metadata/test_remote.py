@@ -794,7 +794,8 @@ def test_queue_created_while_the_master_key_is_rotated_gets_a_key_that_the_new_o
             item = await cell.store.get(DATA_KEYS + id_text(queue.data_key_id))
             assert item is not None
             assert wrapping_key_id(row_decoder(DataKeyRow)(item.value).wrapped) == new
-            assert sum(link.asked_for(CreateQueue) for link in b.links.values()) == 2
+            # Without a key, with one that the old master key wraps, with one that the new one wraps.
+            assert sum(link.asked_for(CreateQueue) for link in b.links.values()) == 3
 
     run_cell(scenario, tmp_path)
 
@@ -901,5 +902,26 @@ def test_slow_change_is_a_timeout(tmp_path: Path) -> None:
             cell.journal.before = asyncio.Event().wait
             with pytest.raises(Timeout):
                 await a.queues.change(CreateQueue(ACCOUNT, "orders"))
+
+    run_cell(scenario, tmp_path)
+
+
+def test_data_key_that_neither_front_end_nor_node_has_in_memory_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "DATA_KEYS_KEPT_MAX", 1)
+    monkeypatch.setattr(feed_module.Feed.__init__, "__kwdefaults__", {"history_max": 100, "data_keys_max": 1})
+
+    async def scenario(cell: Cell) -> None:
+        async with cell.started() as (a, b):
+            own = {"KmsMasterKeyId": "alias/own"}
+            made = [await a.queues.change(CreateQueue(ACCOUNT, f"q{number}", own)) for number in range(4)]
+            assert all(
+                len(node.feed.page(DATA_KEYS, "", 100, 1 << 30)[0]) <= 1 for node in cell.nodes.values()
+            )
+
+            for queue in (*made, *reversed(made)):
+                key = await b.look_up(lambda: b.data_key(queue.data_key_id))  # noqa: B023  # called at once
+                assert len(key) == 32
 
     run_cell(scenario, tmp_path)

@@ -269,7 +269,9 @@ async def _start_manager(process: CellProcess) -> None:
 async def _start_front_end(process: CellProcess) -> None:
     settings, stack, metrics, health = process.settings, process.stack, process.metrics, process.health
     keys = key_provider(settings, process.data)
-    metadata = await start_remote_metadata(settings, stack, keys, now_ms=wall_ms, rpc=process.rpc)
+    metadata = await start_remote_metadata(
+        settings, stack, keys, now_ms=wall_ms, rpc=process.rpc, cell_format=process.cell_format
+    )
     metrics.add_source(metadata.samples)
     health.add_check(metadata.why_not_ready)
     hello = hello_of(settings, FRONT_END_ROLE)

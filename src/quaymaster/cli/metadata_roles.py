@@ -119,6 +119,7 @@ async def start_remote_metadata(
     now_ms: Callable[[], int],
     wait_s: float = START_WAIT_S,
     rpc: RPCMetrics | None = None,
+    cell_format: CellFormat | None = None,
 ) -> RemoteMetadata:
     """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
 
@@ -151,6 +152,7 @@ async def start_remote_metadata(
         unknown_max=settings.metadata_unknown_max,
         change_ms=settings.metadata_timeout_ms,
         staleness_ms=settings.metadata_staleness_ms,
+        cell_format=cell_format,
     )
     await _patiently(metadata.start, wait_s, "a metadata node")
     stack.push_async_callback(metadata.close)

@@ -27,6 +27,8 @@ Versions = Mapping[int, int]
 
 LOG_QUEUES: Final[Versions] = {1: 0, 3: 1}
 """Since which cell format there are log-retained queues: 0 stands for not at all."""
+SHARED_DATA_KEYS: Final[Versions] = {1: 0, 4: 1}
+"""Since which cell format queues of an account share data keys, and unused ones are deleted."""
 
 
 class CellFormat:

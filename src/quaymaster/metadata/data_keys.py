@@ -1,4 +1,4 @@
-"""The keys metadata keeps for others: one data key per queue, the keys of receipt handles, and their wrapping.
+"""The keys metadata keeps for others: data keys of queues, the keys of receipt handles, and their wrapping.
 
 Data keys are objects of their own. Deleting a queue leaves its data key: dead letters and redriven messages of
 that queue lie elsewhere and need it. A receipt key stays for RECEIPT_KEY_KEPT_MS after its successor was made.

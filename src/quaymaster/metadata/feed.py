@@ -1,6 +1,8 @@
-"""All rows of the store in a node's memory, as bytes, with the changes of late: what front ends are fed from.
+"""The rows of the store in a node's memory, as bytes, with the changes of late: what front ends are fed from.
 
     store ──list, watch──▶ rows, history ──pages, changes──▶ the node's own tables, and front ends' caches
+
+All rows are here but data keys: of them there are at most DATA_KEYS_KEPT_MAX, the latest changed or asked for.
 
 The order is the store's: position p means that every change up to revision p is in. So whoever has followed one node
 up to p can go on with any other. When the store has to be listed again, what differs becomes changes; those who
@@ -20,7 +22,7 @@ from typing import Final
 
 from quaymaster.coordination.interface import Coordination, Event, KeyValue, WatchLost
 from quaymaster.core.errors import NotNow
-from quaymaster.metadata.rows import ROOT
+from quaymaster.metadata.rows import DATA_KEYS, DATA_KEYS_KEPT_MAX, ROOT
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,16 @@ _COMPARED_AT_A_TIME: Final = 1_000
 class Feed:
     """Keeps up with the store. Within one event loop."""
 
-    def __init__(self, store: Coordination, *, history_max: int = HISTORY_MAX) -> None:
+    def __init__(
+        self, store: Coordination, *, history_max: int = HISTORY_MAX, data_keys_max: int = DATA_KEYS_KEPT_MAX
+    ) -> None:
         self._store = store
         self._history_max = history_max
         self._rows: dict[str, KeyValue] = {}
         self._keys: list[str] = []
+        self._data_keys_max = data_keys_max
+        self._data_keys: dict[str, None] = {}
+        """Which data keys are here; the one that came first leaves first."""
         self._history: deque[Event] = deque()
         self._forgotten = 0
         """Changes up to this revision may be missing in the history."""
@@ -54,6 +61,11 @@ class Feed:
         items, revision = await self._store.list_all(ROOT)
         # A row changed while we listed comes once more, in its order.
         self._rows = {item.key: item for item in items if item.revision <= revision}
+        data_keys = [key for key in self._rows if key.startswith(DATA_KEYS)]
+        surplus = max(0, len(data_keys) - self._data_keys_max)
+        for key in data_keys[:surplus]:
+            del self._rows[key]
+        self._data_keys = dict.fromkeys(data_keys[surplus:])
         self._keys = sorted(self._rows)
         self.position = self._forgotten = revision
         self._task = asyncio.create_task(self._follow(), name="metadata-feed")
@@ -72,6 +84,11 @@ class Feed:
     def get(self, key: str) -> KeyValue | None:
         """Return a row as of `position`."""
         return self._rows.get(key)
+
+    def keep(self, row: KeyValue, read_at: int) -> None:
+        """Have a data key that was read from the store at a revision, unless what is known here is newer."""
+        if row.key.startswith(DATA_KEYS) and read_at >= self.position and row.key not in self._rows:
+            self._put(row)
 
     def page(self, prefix: str, after: str, rows_max: int, bytes_max: int) -> tuple[list[KeyValue], bool]:
         """Return rows under a prefix behind a key, in order, as the limits allow; and whether there are more."""
@@ -177,18 +194,30 @@ class Feed:
                 continue
             known = self._rows.get(event.key)
             if event.value is not None:
-                if known is None:
-                    insort(self._keys, event.key)
-                self._rows[event.key] = KeyValue(event.key, event.value, event.revision)
+                self._put(KeyValue(event.key, event.value, event.revision))
             elif known is not None:
-                del self._rows[event.key]
-                del self._keys[bisect_left(self._keys, event.key)]
+                self._drop(event.key)
             self._history.append(event)
         while len(self._history) > self._history_max:
             self._forgotten = self._history.popleft().revision
         self.position = max(self.position, position)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _put(self, row: KeyValue) -> None:
+        if row.key not in self._rows:
+            insort(self._keys, row.key)
+        self._rows[row.key] = row
+        if row.key.startswith(DATA_KEYS):
+            self._data_keys.pop(row.key, None)
+            self._data_keys[row.key] = None
+            if len(self._data_keys) > self._data_keys_max:
+                self._drop(next(iter(self._data_keys)))
+
+    def _drop(self, key: str) -> None:
+        del self._rows[key]
+        del self._keys[bisect_left(self._keys, key)]
+        self._data_keys.pop(key, None)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -51,6 +51,8 @@ class KnownQueues:
         self._names: dict[str, list[str]] = {}
         self._dead_letter_sources: dict[str, list[str]] = {}
         self._partitions_in: Counter[int] = Counter()
+        # Queues in any state:
+        self._queues_with_key: Counter[int] = Counter()
         self._groups_of: dict[int, set[str]] = {}
         """Consumer groups in any state, by account and name, of each log; also of one that is gone."""
         # Queues in any state, and those lately deleted, whose journals may have to be told once more:
@@ -114,6 +116,10 @@ class KnownQueues:
         """Return how many partitions of active queues are in a journal, consumer groups aside."""
         return self._partitions_in[journal_id]
 
+    def queues_with_key(self, data_key_id: int) -> int:
+        """Return how many queues, consumer groups included, have a data key."""
+        return self._queues_with_key.get(data_key_id, 0)
+
     # Listing
 
     async def list_page(self, request: QueueListing) -> QueuePage:
@@ -172,6 +178,12 @@ class KnownQueues:
             self._unindex(old)
         if new is not None and new.state == "active":
             self._index(new)
+        if new is not None:
+            self._queues_with_key[new.data_key_id] += 1
+        if old is not None:
+            self._queues_with_key[old.data_key_id] -= 1
+            if not self._queues_with_key[old.data_key_id]:
+                del self._queues_with_key[old.data_key_id]
         if old is not None and old.group_of:
             groups = self._groups_of[old.group_of]
             groups.discard(suffix)

@@ -305,6 +305,8 @@ class MetadataNode:
             else:
                 if revision < request.at_least:
                     raise NotNow("This metadata node is behind another one.")
+                for row in found.values():
+                    self.feed.keep(row, revision)
                 known = {key: row for key, row in known.items() if key not in unsure} | found
                 if len(unsure) == len(request.keys):
                     position, age_ms = revision, 0

@@ -33,7 +33,7 @@ from quaymaster.core.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.core.formats import LOG_QUEUES, CellFormat
+from quaymaster.core.formats import LOG_QUEUES, SHARED_DATA_KEYS, CellFormat
 from quaymaster.core.group_starts import check_start
 from quaymaster.core.partition_moves import NUMBERED_MOVES
 from quaymaster.core.queue_definitions import (
@@ -54,12 +54,14 @@ from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.permissions import add_permission, remove_permission
 from quaymaster.metadata.placement import choose_journal
 from quaymaster.metadata.rows import (
+    ACCOUNT_KEYS,
     DATA_KEYS,
     DELETED,
     MASTER_KEY,
     PENDING,
     PURGES,
     QUEUES,
+    AccountKeyRow,
     DeletedRow,
     PendingRow,
     PurgeRow,
@@ -96,6 +98,8 @@ JOURNAL_TIMEOUT_MS: Final = 30_000
 LATE_SET_MS: Final = 2 * JOURNAL_TIMEOUT_MS
 """When a journal has been told of a queue by every node that meant to before the queue was deleted."""
 RECONCILED_PER_CALL_MAX: Final = 10_000
+KMS_KEY: Final = "KmsMasterKeyId"
+"""A queue that is created with it has a data key of its own."""
 
 
 class QueueJournal(Protocol):
@@ -110,8 +114,12 @@ class QueueJournal(Protocol):
         ...
 
 
+QUEUES_PER_DATA_KEY: Final = 1_024
+"""So many queues of an account share a data key; a few more, when several are created at the same moment."""
+
+
 class DataKeyStale(Exception):
-    """The master key was rotated since the queue's data key was wrapped: nothing was done, wrap another."""
+    """Nothing was done: the queue needs a new data key, and none was given, or the master key was rotated since."""
 
 
 class Queues(KnownQueues):
@@ -142,6 +150,7 @@ class Queues(KnownQueues):
         self._journal: QueueJournal | None = None
         self._ids = IdAllocator(mirror.store, "queue")
         self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
+        self._account_keys: Table[AccountKeyRow] = mirror.table(ACCOUNT_KEYS, row_decoder(AccountKeyRow))
         self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -164,7 +173,7 @@ class Queues(KnownQueues):
 
         Raises:
             QueueDoesNotExist: there is no such queue.
-            DataKeyStale: the `data_key` was wrapped before the master key was rotated, or its id is used.
+            DataKeyStale: a new data key is needed; the one given was wrapped before the master key was rotated.
             QueueNameExists: what is to be created has another value for an attribute, which the error names.
             QueueDeletedRecently: the name has not rested for `queue_name_reuse_s`.
             PurgeQueueInProgress: it is within `purge_interval_s` of the one before.
@@ -258,8 +267,22 @@ class Queues(KnownQueues):
         """Store the queue as `creating`; None when something it rests on changed meanwhile."""
         suffix = f"{account_id}/{name}"
         predecessor = self.deleted.get(suffix)
+        shares_key = bool(self._cell_format.version_of(SHARED_DATA_KEYS)) and KMS_KEY not in checked.values
+        shared = self._account_keys.get(account_id) if shares_key else None
+        # From the moment of the look: whoever takes the account's key away, or gives it another, is noticed.
+        key_unchanged = [self._account_keys.compare(account_id)] if shares_key else []
+        key_puts: list[Put] = []
         queue_id = await self._ids.next_id()
-        data_key = given_data_key or await self._make_data_key()
+        if shared is not None and self.queues_with_key(shared.key_id) < QUEUES_PER_DATA_KEY:
+            data_key_id = shared.key_id
+        else:
+            data_key = given_data_key or await self._make_data_key()
+            data_key_id = data_key.key_id
+            key_row = DATA_KEYS + id_text(data_key_id)
+            key_unchanged += [Compare(MASTER_KEY, data_key.master_key_revision), Compare(key_row, ABSENT)]
+            key_puts.append(Put(key_row, data_key.row))
+            if shares_key:
+                key_puts.append(Put(ACCOUNT_KEYS + account_id, encode_row(AccountKeyRow(data_key_id))))
         now_ms = self._now_ms()
         definition = QueueDefinition(
             queue_id=queue_id,
@@ -271,11 +294,11 @@ class Queues(KnownQueues):
             modified_ms=now_ms,
             attributes=_without_defaults(checked.values, given),
             tags=dict(tags),
-            data_key_id=data_key.key_id,
+            data_key_id=data_key_id,
             partitions=one_partition(choose_journal(self, self._journals(), account_id, name, checked)),
         )
         puts = [
-            Put(DATA_KEYS + id_text(data_key.key_id), data_key.row),
+            *key_puts,
             Put(QUEUES + suffix, encode_queue_definition(definition)),
             Put(PENDING + suffix, encode_row(PendingRow(queue_id, now_ms))),
         ]
@@ -283,11 +306,7 @@ class Queues(KnownQueues):
             puts.append(Put(DELETED + id_text(predecessor.queue_id), encode_row(predecessor)))
         try:
             await self._mirror.transact(
-                [
-                    Compare(MASTER_KEY, data_key.master_key_revision),
-                    Compare(DATA_KEYS + id_text(data_key.key_id), ABSENT),
-                    *unchanged,
-                ],
+                [*key_unchanged, *unchanged],
                 puts,
                 [DELETED + suffix],
             )
@@ -363,7 +382,8 @@ class Queues(KnownQueues):
         return group
 
     async def _make_data_key(self) -> NewDataKey:
-        assert self._new_data_key is not None, "whoever has no master key is given data keys"
+        if self._new_data_key is None:  # who has no master key is given data keys
+            raise DataKeyStale
         return await self._new_data_key()
 
     async def _finish_creation(self, definition: QueueDefinition) -> QueueDefinition | None:

@@ -11,7 +11,8 @@ comes into memory, or there is no such thing in the store.
 **When no node answers**, what is known goes on being served, however old: messages flow. What is not known, and every
 change, fails as "not now". `age_ms` says how old what is known may be.
 
-Memory is bounded: of queues and data keys at most `rows_max` each are kept; the others are asked for when needed.
+Memory is bounded: of queues at most `rows_max` are kept, of data keys DATA_KEYS_KEPT_MAX; the others are asked for when
+needed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from quaymaster.core.errors import (
     Unreachable,
     UnsupportedOperation,
 )
+from quaymaster.core.formats import SHARED_DATA_KEYS, CellFormat
 from quaymaster.core.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
@@ -64,6 +66,7 @@ from quaymaster.metadata.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
     DATA_KEYS,
+    DATA_KEYS_KEPT_MAX,
     MASTER_KEY,
     QUEUES,
     READERS,
@@ -171,14 +174,14 @@ class RemoteSource:
 
     def __init__(self, client: MetadataClient, rows_max: int) -> None:
         self._client = client
-        self._rows_max = rows_max
+        self._limits = {QUEUES: rows_max, DATA_KEYS: min(rows_max, DATA_KEYS_KEPT_MAX)}
 
     async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
         """Return every row this front end keeps, up to its limits, and the revision to follow from."""
         found: list[KeyValue] = []
         revisions: list[int] = []
         for followed in _FOLLOWED:
-            limit = self._rows_max if followed in (QUEUES, DATA_KEYS) else None
+            limit = self._limits.get(followed)
             rows, revision = await _list_all(self._client, followed, LIST_MS, limit=limit)
             found += rows
             revisions.append(revision)
@@ -472,7 +475,9 @@ class RemoteQueues:
         rows_max: int,
         deadline_ms: int,
         staleness_ms: int,
+        cell_format: CellFormat,
     ) -> None:
+        self._cell_format = cell_format
         self._client = client
         self._mirror = mirror
         self._lookups = lookups
@@ -536,14 +541,17 @@ class RemoteQueues:
         return self._take(await self._ask(request, is_repeatable=isinstance(request, _REPEATABLE)))
 
     async def _create(self, request: CreateQueue) -> QueueDefinition:
+        shares_keys = self._cell_format.version_of(SHARED_DATA_KEYS)
+        data_key = None if shares_keys else await self._data_keys.new_data_key()
         for _ in range(DATA_KEY_ATTEMPTS_MAX):
-            data_key = await self._data_keys.new_data_key()
             changed = await self._ask(replace(request, data_key=data_key), is_repeatable=True)
             if changed.definition is None:
-                await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
+                if data_key is not None:
+                    await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
+                data_key = await self._data_keys.new_data_key()
                 continue
             definition = self._take(changed)
-            if definition.data_key_id == data_key.key_id:
+            if data_key is not None and definition.data_key_id == data_key.key_id:
                 # As of the beginning: any change that is heard of it, a new wrapping above all, is newer.
                 data_row = Row(DATA_KEYS + id_text(data_key.key_id), data_key.row, 1)
                 self._mirror.take_found([data_row], changed.revision)
@@ -618,6 +626,7 @@ class RemoteMetadata:
         lookup_ms: int = LOOKUP_MS,
         staleness_ms: int = STALENESS_MS,
         upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
+        cell_format: CellFormat | None = None,
     ) -> None:
         self.name = name
         self.region = region
@@ -644,7 +653,7 @@ class RemoteMetadata:
             self._mirror,
             self.master_keys,
             now_ms,
-            capacity=rows_max,
+            capacity=min(rows_max, DATA_KEYS_KEPT_MAX),
             receipt_key_lead_ms=RECEIPT_KEY_LEAD_MS,
             on_missing=self.lookups.miss,
         )
@@ -657,6 +666,7 @@ class RemoteMetadata:
             rows_max=rows_max,
             deadline_ms=change_ms,
             staleness_ms=staleness_ms,
+            cell_format=cell_format or CellFormat(),
         )
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
         self._default_key: AccessKey | None = None

@@ -7,7 +7,9 @@
     /purges/QUEUE-ID            PurgeRow: when the queue was purged last
     /accounts/ID                AccountRow
     /access_keys/ID             AccessKeyRow                           secrets wrapped
-    /data_keys/ID               DataKeyRow                             key wrapped; never deleted
+    /data_keys/ID               DataKeyRow                             key wrapped; deleted when unused
+    /account_keys/ACCOUNT       AccountKeyRow: the data key of the account's new queues
+    /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
     /receipt_keys/ID            ReceiptKeyRow                          key wrapped
     /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
     /readers/NAME               ReaderRow: a front end, and which master keys it has
@@ -37,6 +39,10 @@ PURGES: Final = "/purges/"
 ACCOUNTS: Final = "/accounts/"
 ACCESS_KEYS: Final = "/access_keys/"
 DATA_KEYS: Final = "/data_keys/"
+DATA_KEYS_KEPT_MAX: Final = 16_384
+"""So many data keys a node or front end of a cell has in memory; the others are looked up when they are needed."""
+ACCOUNT_KEYS: Final = "/account_keys/"
+KEY_SWEEP: Final = "/data_key_sweep"
 RECEIPT_KEYS: Final = "/receipt_keys/"
 MASTER_KEY: Final = "/master_key"
 IDS: Final = "/ids/"
@@ -105,11 +111,28 @@ class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The wrapped key that the messages of one queue are encrypted with."""
+    """A wrapped key that messages are encrypted with: those of one queue, or of up to 1,024 of an account.
+
+    `unused_sweeps` and `retiring_since_ms` are `core/data_key_life`.
+    """
 
     key_id: int
     wrapped: bytes
     created_ms: int
+    unused_sweeps: int = 0
+    retiring_since_ms: int = 0
+
+
+class AccountKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The data key that new queues of an account share. No other one begins to be used."""
+
+    key_id: int
+
+
+class KeySweepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The next look for unused data keys is due at this time."""
+
+    due_ms: int
 
 
 class ReceiptKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -107,7 +107,8 @@ class NewDataKey(msgspec.Struct, frozen=True, array_like=True):
 class CreateQueue(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """Create a queue, or find the one that exists with the attributes given (others are not compared).
 
-    `data_key` is the queue's, made by whoever has the master key; None: by whoever is asked, as it has it.
+    `data_key` is for the queue if it needs a new one, made by a process that has the master key. Without one, a node
+    that has no master key answers that it needs one.
     """
 
     account_id: str
