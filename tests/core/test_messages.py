@@ -16,6 +16,7 @@ from quaymaster.core.messages import (
     UnknownMessageFormat,
     associated_data,
     associated_start,
+    data_key_id_of,
     decode_content,
     decode_contents,
     decode_message,
@@ -90,6 +91,24 @@ def test_bytes_of_format_version_1_stay_readable() -> None:
         7,
         9,
     )
+
+
+@given(st.integers(0, 2**64 - 1), st.booleans(), st.booleans())
+def test_data_key_of_a_message_is_found_without_the_rest(
+    key_id: int, has_origin: bool, is_moved: bool
+) -> None:
+    origin = bytes(range(16)) if has_origin else None
+    message = encode_message_head(bytes(16), key_id, bytes(8), 5, 1, origin) + bytes(20)
+    if is_moved:
+        message = encode_moved(5, 0, 9, bytes(16), "arn:aws:sqs:local:1:dead", message)
+
+    assert data_key_id_of(message) == data_key_id_of(memoryview(message)) == key_id
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x02" * 60, b"\x01" * 49])
+def test_what_is_no_message_names_no_data_key(data: bytes) -> None:
+    with pytest.raises(UnknownMessageFormat):
+        data_key_id_of(data)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 20, HEAD_BYTES, HEAD_BYTES + 15])

@@ -168,6 +168,8 @@ class FakeBroker:
                 known = self.queues.setdefault(definition.queue_id, FakeQueue(definition))
                 known.definition = definition
                 return commands.Done()
+            case commands.ListDataKeys():
+                return commands.DataKeysOutcome([])
             case commands.DeleteQueue(queue_id):
                 self.queues.pop(queue_id, None)
                 return commands.Done()

@@ -10,12 +10,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import compress, count, islice
 from operator import gt
+from typing import TypeVar
 
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES
 from quaymaster.core.messages import prefix_bytes
 from quaymaster.core.records import Batch, RecordType, payload_places, record_at
 
 TRIM_BATCHES = 1_024
+
+Bytes = TypeVar("Bytes", bytes, memoryview)
 
 
 class BodyCache:
@@ -109,6 +112,6 @@ _PREFIXES = tuple(prefix_bytes(flags) for flags in range(8))
 _SKIPPED = (_PREFIXES, tuple(MOVE_HEAD_BYTES + size for size in _PREFIXES))
 
 
-def message_in(record_type: int, flags: int, payload: bytes) -> bytes:
+def message_in(record_type: int, flags: int, payload: Bytes) -> Bytes:
     """Return the message that a SEND or MOVE record holds, in its move wrapper if it has one."""
     return payload[_SKIPPED[record_type == _MOVE][flags & 7] :]

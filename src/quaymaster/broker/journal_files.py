@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -513,6 +514,16 @@ class JournalFiles(JournalReader):
                 self._disk.sync_directory(self._directory)
         before = sum(segment.data_end - DATA_AT for segment in segments)
         return CompactionResult(kept, dropped, before, compacted.data_end - DATA_AT)
+
+    def list_data_keys(self, segment: Segment, key_ids: array[int]) -> None:
+        """Note which data keys the messages of a sealed segment name, in its footer too; not if it was replaced.
+
+        As any footer, it is not fsynced and allowed to fail.
+        """
+        with self._maintenance_lock, self._change_lock:  # its file is neither rewritten nor cut meanwhile
+            if self.failure is None and not self._closed and segment in self._segments[:-1]:
+                segment.data_key_ids = key_ids
+                seal_segment(self._disk, segment)
 
     def drop_before(self, offset: int) -> None:
         """Delete whole segments below `offset`; only called past a snapshot durable on this replica."""

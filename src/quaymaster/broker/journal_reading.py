@@ -212,6 +212,11 @@ class JournalReader:
         ]
 
     @property
+    def segments_held(self) -> tuple[Segment, ...]:
+        """The segments themselves, oldest first; what replaces one is another."""
+        return self._segments
+
+    @property
     def _segments(self) -> tuple[Segment, ...]:
         return self._view[0]
 

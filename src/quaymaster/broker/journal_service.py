@@ -17,24 +17,33 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quaymaster.broker import record_repair
+from quaymaster.broker import data_key_lists, record_repair
 from quaymaster.broker.chunk_store import ChunkStore
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import Disk, RealDisk, is_full
 from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
 from quaymaster.broker.moves import Moves
 from quaymaster.broker.queue_places import QueuePlaces
 from quaymaster.broker.record_repair import RECORDS_MAX, FoundRecord
 from quaymaster.broker.recovery import Recovered, rebuild, recover
 from quaymaster.broker.replica import Body, ReplicaHost, monotonic_ms
+from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.core.cell import ReplicaSeen
-from quaymaster.core.commands import Command, DeadLetter, MoveIn, MoveInOutcome, StartMoveTask
-from quaymaster.core.errors import NotNow
+from quaymaster.core.commands import (
+    Command,
+    DeadLetter,
+    ListDataKeys,
+    MoveIn,
+    MoveInOutcome,
+    StartMoveTask,
+)
+from quaymaster.core.errors import JournalStopped, NotLeader, NotNow
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.partition import IN_FLIGHT_MAX
@@ -219,7 +228,28 @@ class JournalService:
         """See `BrokerClient`."""
         if type(command) is StartMoveTask:
             return self.host.submit(command, self._and_start_tasks(reply))
+        if type(command) is ListDataKeys:
+            self._run(self._list_data_keys(command, reply))
+            return _NotTakenBack()
         return self.host.submit(command, reply)
+
+    async def _list_data_keys(self, command: ListDataKeys, reply: Reply) -> None:
+        """Answer as a leader only: what others have may lack what was committed last."""
+        try:
+            if self.host.stopped is not None:
+                raise JournalStopped(f"The journal stopped: {self.host.stopped}")
+            outcome = await asyncio.get_running_loop().run_in_executor(
+                None, data_key_lists.list_data_keys, self.files, self._disk, command.after
+            )
+            if not self.host.replica.is_leading:
+                raise NotLeader(None)
+        except NotNow as error:
+            reply(error)
+        except (RecordUnreadable, JournalCorrupt, OSError) as error:
+            log_event(log, logging.ERROR, "data keys not listed", journal=self.journal_id, error=str(error))
+            reply(NotNow("What the journal holds could not be read."))
+        else:
+            reply(outcome)
 
     async def take_moved(self, command: MoveIn) -> MoveInOutcome:
         """Take messages that come from another journal; raises NotNow when that may not have happened."""
@@ -482,6 +512,13 @@ class JournalService:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.host.stop(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+
+class _NotTakenBack:
+    """A command that is answered whether anybody waits or not."""
+
+    def cancel(self) -> None:
+        """Nothing."""
 
 
 class _Links:

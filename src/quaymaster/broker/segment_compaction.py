@@ -55,7 +55,7 @@ def copy_kept(
     pending: list[bytes] = []
     pending_bytes = 0
     for segment in segments:
-        for header, data in _read_loosely(disk, segment):
+        for header, data in read_loosely(disk, segment):
             go_on()
             rows = list(iterate_rows(data, header))
             wanted = [row for row in rows if keep(row)]
@@ -83,7 +83,7 @@ def damaged_records(disk: Disk, segment: Segment) -> list[int]:
     """
     return [
         row.offset
-        for header, data in _read_loosely(disk, segment)
+        for header, data in read_loosely(disk, segment)
         for row in iterate_rows(data, header)
         if crc32c(data[row.position : row.position + row.length]) != row.crc
     ]
@@ -96,7 +96,7 @@ def _check_payloads(segment: Segment, data: memoryview, rows: Sequence[Row]) -> 
             raise RecordUnreadable(row.offset, f"{segment.path}: the payload does not match its CRC")
 
 
-def _read_loosely(disk: Disk, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
+def read_loosely(disk: Disk, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Yield the batches of a sealed segment with their tables checked but not their payloads.
 
     A record nobody needs may be damaged; compaction then takes the damage away.
@@ -121,6 +121,3 @@ def _read_loosely(disk: Disk, segment: Segment) -> Iterator[tuple[BatchHeader, m
         offset = header.next_offset
         at += header.length
         position += header.length
-
-
-# Recovery.

@@ -16,11 +16,12 @@ ends, because batches inside it may be missing. The header is durable before the
 damaged header is never a torn write.
 
 The footer of a sealed segment holds its sparse index (one entry about every 16 KiB) and is derived: where it
-is missing or damaged, the segment is scanned again.
+is missing or damaged, the segment is scanned again. From cell format 4 on it lists the data keys that the segment's
+messages are encrypted with, once somebody has asked for them (`data_key_lists`).
 
     footer:  version u8 · magic "QMF" · entries u32 · data end u64 · end offset u64 · end chain u64
              end epoch u64 · first time u64 · last time u64
-             entries x (offset u64) · entries x (position u32)
+             entries x (offset u64) · entries x (position u32) · [data key ids, each u64: version 2]
     trailer: footer bytes u32 · crc u32 of the footer · magic "QMFT"
 
 To change the format: raise SEGMENT_VERSION, keep reading the old one until a release has rewritten it, and
@@ -61,6 +62,7 @@ SEGMENT_SUFFIX = ".seg"
 DATA_AT = 4096
 
 FOOTER_VERSION = 1
+FOOTER_VERSION_WITH_KEYS = 2
 FOOTER_MAGIC = b"QMF"
 TRAILER_MAGIC = b"QMFT"
 
@@ -174,6 +176,7 @@ class Segment:
         "_handle",
         "capacity",
         "data_end",
+        "data_key_ids",
         "end_chain",
         "end_epoch",
         "end_offset",
@@ -199,6 +202,8 @@ class Segment:
         self.is_sealed = False
         self.index_offsets = array("Q")
         self.index_positions = array("I")
+        self.data_key_ids: array[int] | None = None
+        """The data keys of its messages, in order; None: not looked at. Only of a sealed segment."""
         self._handle: FileHandle | None = None
 
     @property
@@ -245,10 +250,11 @@ class Segment:
 def render_footer(segment: Segment) -> bytes:
     """Return footer and trailer of a sealed segment."""
     offsets, positions = segment.index_offsets, segment.index_positions
+    key_ids = segment.data_key_ids
     footer = b"".join(
         (
             _FOOTER.pack(
-                FOOTER_VERSION,
+                FOOTER_VERSION if key_ids is None else FOOTER_VERSION_WITH_KEYS,
                 FOOTER_MAGIC,
                 len(offsets),
                 segment.data_end,
@@ -260,6 +266,7 @@ def render_footer(segment: Segment) -> bytes:
             ),
             _little_endian(offsets),
             _little_endian(positions),
+            b"" if key_ids is None else _little_endian(key_ids),
         )
     )
     return footer + _TRAILER.pack(len(footer), crc32c(footer), TRAILER_MAGIC)
@@ -281,15 +288,22 @@ def load_footer(disk: Disk, segment: Segment) -> bool:
     version, magic, entries, data_end, end_offset, end_chain, end_epoch, first, last = _FOOTER.unpack_from(
         footer
     )
-    if version != FOOTER_VERSION or magic != FOOTER_MAGIC or data_end != start:
+    if magic != FOOTER_MAGIC or data_end != start:
         return False
-    if footer_bytes != _FOOTER.size + entries * 12:
+    index_end = _FOOTER.size + entries * 12
+    key_bytes = footer_bytes - index_end
+    if version == FOOTER_VERSION:
+        if key_bytes:
+            return False
+    elif version != FOOTER_VERSION_WITH_KEYS or key_bytes < 0 or key_bytes % 8:
         return False
     if segment.header.is_compacted and data_end != segment.header.data_end:
         return False
     split = _FOOTER.size + entries * 8
     segment.index_offsets = _from_little_endian("Q", footer[_FOOTER.size : split])
-    segment.index_positions = _from_little_endian("I", footer[split:])
+    segment.index_positions = _from_little_endian("I", footer[split:index_end])
+    if version == FOOTER_VERSION_WITH_KEYS:
+        segment.data_key_ids = _from_little_endian("Q", footer[index_end:])
     segment.data_end = data_end
     segment.end_offset, segment.end_chain, segment.end_epoch = end_offset, end_chain, end_epoch
     segment.first_time_ms, segment.last_time_ms = first, last

@@ -15,10 +15,9 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from quaymaster.coordination.interface import ABSENT, Coordination, WatchLost
 from quaymaster.core.errors import NotNow
+from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
 
@@ -28,9 +27,6 @@ REFRESH_MIN_S: Final = 0.25
 LIST_TIMEOUT_S: Final = 5.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 1.0
-
-UNREADABLE: Final = (msgspec.MsgspecError, ValueError)
-"""What decoding a key or value raises that is not what it should be: another program's, or a newer version's."""
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +136,7 @@ class WatchedPrefix:
     def _call(self, key: str, value: bytes | None) -> None:
         try:
             self._on_row(key, value)
-        except UNREADABLE as error:
+        except (*UNREADABLE, ValueError) as error:
             log_failure(log, "key could not be read", error, key=key)
 
     def _on_reached(self) -> None:

@@ -277,6 +277,24 @@ class FoundOffset(msgspec.Struct, gc=False, array_like=True, tag=22):
     sequence: int
 
 
+class ListDataKeys(msgspec.Struct, gc=False, array_like=True, tag=29):
+    """Ask which data keys a journal's segments name, in order, from the first behind `after` on."""
+
+    journal_id: int
+    after: int = 0
+
+
+class DataKeysOutcome(msgspec.Struct, gc=False, array_like=True, tag=29):
+    """Data keys, in order. `next_after` 0: these are the last; else where to go on.
+
+    `is_whole` false: not all segments could be looked at in time; ask again, and what was done need not be done twice.
+    """
+
+    key_ids: list[int]
+    next_after: int = 0
+    is_whole: bool = True
+
+
 class StageMessages(msgspec.Struct, gc=False, array_like=True, tag=26):
     """Bring messages to a transaction; nobody sees them before it commits. Idempotent by `first_index`.
 
@@ -581,8 +599,9 @@ Command = (
     | StageMessages
     | CommitTransaction
     | AbortTransaction
+    | ListDataKeys
 )
-"""What a front end may ask."""
+"""What a front end or a metadata node may ask."""
 
 InternalCommand = ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves
 Outcome = (
@@ -599,8 +618,9 @@ Outcome = (
     | StagedOutcome
     | CommittedOutcome
     | AbortedOutcome
+    | DataKeysOutcome
 )
-"""What a front end is answered."""
+"""What it is answered."""
 
 Decided = (
     SentOutcome

@@ -64,6 +64,7 @@ _PLAIN_HEAD = bytes([MESSAGE_VERSION, 0])
 """What a message begins with whose origin id is its id: the ciphertext follows the head."""
 
 HEAD_BYTES: Final = _HEAD.size
+_DATA_KEY_AT: Final = 18
 assert HEAD_BYTES == 50, "a message's head is 50 bytes on disk"
 
 
@@ -260,6 +261,15 @@ def message_id_of(data: bytes | memoryview) -> bytes:
     if len(data) < HEAD_BYTES or data[0] != MESSAGE_VERSION:
         raise UnknownMessageFormat("no message starts here")
     return bytes(data[2 : 2 + MESSAGE_ID_BYTES])
+
+
+def data_key_id_of(data: bytes | memoryview) -> int:
+    """Return the data key that a stored message (or wrapped message) is encrypted with, and nothing else."""
+    if data and data[0] == MOVED_VERSION:
+        data = decode_moved(data).message
+    if len(data) < HEAD_BYTES or data[0] != MESSAGE_VERSION:
+        raise UnknownMessageFormat("no message starts here")
+    return int(_NUMBER.unpack_from(data, _DATA_KEY_AT)[0])
 
 
 # The move wrapper

@@ -19,6 +19,7 @@ from quaymaster.core.commands import (
     EntriesOutcome,
     Fetch,
     FindOffset,
+    ListDataKeys,
     ListMoveTasks,
     LogBounds,
     Outcome,
@@ -47,6 +48,7 @@ _REPEATABLE = (
     StageMessages,
     CommitTransaction,
     AbortTransaction,
+    ListDataKeys,
 )
 
 

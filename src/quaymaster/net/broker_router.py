@@ -26,7 +26,15 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.commands import Command, Outcome, Receive, Send, SetQueue, StageMessages
+from quaymaster.core.commands import (
+    Command,
+    ListDataKeys,
+    Outcome,
+    Receive,
+    Send,
+    SetQueue,
+    StageMessages,
+)
 from quaymaster.core.errors import (
     CallerError,
     ConnectionLost,
@@ -133,6 +141,8 @@ class BrokerRouter:
                 submission.size += len(message.payload)
         if kind is SetQueue:
             journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
+        elif kind is ListDataKeys:
+            journal_id = command.journal_id  # type: ignore[union-attr]
         else:
             partition = getattr(command, "partition", FIRST_PARTITION)
             journal_id = self._journal_of(command.queue_id, partition)  # type: ignore[union-attr]

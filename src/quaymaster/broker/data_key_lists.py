@@ -1,0 +1,68 @@
+"""Which data keys the messages of a journal are encrypted with: those that its segments name.
+
+A sealed segment is read once; its footer lists them from then on. The active one is read each time it is asked for.
+Records of deleted messages count until compaction has removed them.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from bisect import bisect_right
+from typing import Final
+
+from crc32c import crc32c
+
+from quaymaster.broker.bodies import message_in
+from quaymaster.broker.disk import Disk
+from quaymaster.broker.journal_files import JournalFiles
+from quaymaster.broker.segment_compaction import read_loosely
+from quaymaster.broker.segments import RecordUnreadable, Segment
+from quaymaster.core.commands import DataKeysOutcome
+from quaymaster.core.messages import UnknownMessageFormat, data_key_id_of
+from quaymaster.core.records import MESSAGE_TYPES, iterate_rows
+
+READING_S: Final = 5.0
+"""So long segments are read for one answer; less than a command may take."""
+PAGE_MAX: Final = 50_000
+"""So many data keys are in one answer."""
+
+
+def list_data_keys(
+    files: JournalFiles, disk: Disk, after: int, *, reading_s: float = READING_S, page_max: int = PAGE_MAX
+) -> DataKeysOutcome:
+    """Return the data keys behind `after`. Blocks.
+
+    Raises RecordUnreadable: what a damaged record names cannot be known. OSError when the disk cannot read.
+    """
+    until_s = time.monotonic() + reading_s
+    found: set[int] = set()
+    for segment in files.segments_held:
+        known = segment.data_key_ids
+        if known is None:
+            if time.monotonic() >= until_s:
+                return DataKeysOutcome([], after, is_whole=False)
+            known = array("Q", sorted(data_keys_in(disk, segment)))
+            if segment.is_sealed:
+                files.list_data_keys(segment, known)
+        found.update(known)
+    key_ids = sorted(found)
+    page = key_ids[bisect_right(key_ids, after) :]
+    return DataKeysOutcome(page[:page_max], page[page_max - 1] if len(page) > page_max else 0)
+
+
+def data_keys_in(disk: Disk, segment: Segment) -> set[int]:
+    """Return the data keys that the messages in a segment name; RecordUnreadable when one is damaged."""
+    found: set[int] = set()
+    for header, data in read_loosely(disk, segment):
+        for row in iterate_rows(data, header):
+            if row.type not in MESSAGE_TYPES:
+                continue
+            payload = data[row.position : row.position + row.length]
+            if crc32c(payload) != row.crc:
+                raise RecordUnreadable(row.offset, f"{segment.path}: the payload does not match its CRC")
+            try:
+                found.add(data_key_id_of(message_in(row.type, row.flags, payload)))
+            except UnknownMessageFormat as error:
+                raise RecordUnreadable(row.offset, f"{segment.path}: {error}") from error
+    return found
