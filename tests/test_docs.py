@@ -148,7 +148,7 @@ def test_queue_attributes_in_the_api_reference_exist() -> None:
 def test_every_request_of_the_admin_api_is_documented() -> None:
     page = (DOCS / "reference" / "admin.md").read_text(encoding="utf-8")
     source = (ROOT / "src" / "quaymaster" / "frontend" / "admin.py").read_text(encoding="utf-8")
-    routes = re.findall(r'^ +\(("[A-Z]+"(?:, "[^"]+")+)\): self\._', source, re.MULTILINE)
+    routes = re.findall(r'^ +\(("[A-Z]+"(?:, "[^"]+")+)\): Route\(self\._', source, re.MULTILINE)
     served = set()
     for route in routes:
         method, *parts = re.findall(r'"([^"]+)"', route)

@@ -14,10 +14,11 @@ import pytest
 
 from quaymaster.core.errors import UnsupportedOperation
 from quaymaster.frontend.admin import PEEK_BYTES_MAX, Admin, make_admin
+from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
 
-from .support import ACCOUNT, Answer, Client, Service, serving, until
+from .support import ACCOUNT, Answer, Client, Service, serving_recorded, until
 
 
 class FakeOperations:
@@ -62,8 +63,10 @@ class Port(NamedTuple):
 
 
 @asynccontextmanager
-async def administered(*, is_serving: bool = True, **flags: object) -> AsyncIterator[Port]:
-    async with serving(**flags) as service:
+async def administered(
+    *, is_serving: bool = True, usage: UsageRecorder | None = None, **flags: object
+) -> AsyncIterator[Port]:
+    async with serving_recorded(usage, **flags) as service:
         health = Health()
         if is_serving:
             health.set_state("serving")

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
+from quaymaster.frontend.usage import ADMIN_CHANGES, ADMIN_LOOKS, CHANGES, LOOKS
 from quaymaster.pipeline.billing.rules import billed_requests_of, billing_class_of
 from quaymaster.pipeline.blocks import Origin, bronze_rows, open_block
 from quaymaster.pipeline.gold import HOUR_KEYS, merge_usage, partial_usage
@@ -137,6 +138,21 @@ def test_a_row_is_billed_as_the_rules_of_billing_say(
     assert row["chunks"] == 3
     assert row["billed_requests"] == billed_requests_of(account_id, http_status, 3)
     assert row["billing_class"] == billing_class_of(action, queue_type)
+
+
+def test_acts_of_operators_are_audit_events_and_not_billed() -> None:
+    rows = bronze(1, protocol="admin", action="RotateAccessKey", category="management", chunks=1)
+
+    silver = refine(rows, now_us=NOON_US, closed_until_us=0)
+
+    (used,), (event,) = silver.usage.to_pylist(), silver.audit.to_pylist()
+    assert (used["action"], used["billed_requests"]) == ("RotateAccessKey", 0)
+    assert (event["event_name"], event["source_ip_address"]) == ("RotateAccessKey", "10.0.0.1")
+    assert billed_requests_of(used["account_id"], 200, 1, "admin") == 0
+
+
+def test_numbers_of_all_that_records_can_name_are_known() -> None:
+    assert set(ACTIONS) >= CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS
 
 
 def test_queues_that_were_not_found_are_told_apart_by_bounded_names() -> None:

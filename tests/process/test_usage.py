@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -106,6 +108,37 @@ def test_killed_again_and_again_it_loses_little_and_doubles_nothing(tmp_path: Pa
     assert sum(record.payload_bytes for record in sends) == 10 * len(sends)
     reasons = Counter(block.header.seal.reason for block in blocks if block.header.seal)
     assert reasons == {"crashed": KILLS, "stopped": 1}
+
+
+def test_what_is_done_by_the_command_line_is_in_the_chain_with_who_did_it(tmp_path: Path) -> None:
+    process = QuaymasterProcess(tmp_path / "data")
+    quaymaster = str(Path(sys.executable).with_name("quaymaster"))
+
+    def do(*arguments: str) -> None:
+        place = ["--data", str(process.data)]
+        subprocess.run([quaymaster, *arguments, *place], check=True, capture_output=True, timeout=120)
+
+    with running(process):
+        do("queue", "create", "orders")
+        do("account", "create", "other")
+        do("key", "create", "--name", "robot")
+        do("queue", "delete", "orders", "--yes", "orders")
+        process.restart()
+
+        acts = [
+            record
+            for block in read_usage(process)
+            for record in block.records()
+            if record.category == "management" and not record.read_only
+        ]
+
+    assert [record.action for record in acts] == [
+        *("CreateQueue", "CreateAccount", "CreateAccessKey", "DeleteQueue"),
+    ]
+    assert [record.protocol for record in acts] == ["json", "admin", "admin", "admin"]
+    assert {(record.source_ip, record.access_key_id) for record in acts} == {
+        ("127.0.0.1", process.env().access_key_id)
+    }
 
 
 def test_a_server_that_does_not_record_makes_neither_queue_nor_key(tmp_path: Path) -> None:

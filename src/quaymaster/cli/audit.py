@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 app = options.new_group(
     "Show who did what, when, from where, newest first.\n\n"
-    "Events are requests that manage something: queues, permissions, tags. They are what `quaymaster pipeline run` "
-    "has put into the tables so far."
+    "Events are requests that manage something (queues, permissions, tags), and acts of operators. They are what "
+    "`quaymaster pipeline run` has put into the tables so far."
 )
 
 LIMIT = 100

@@ -301,6 +301,7 @@ async def _start_front_end(process: CellProcess) -> None:
         *(settings, stack, router, metadata, metrics, health),
         store=process.store,
         data=process.data,
+        admin=admin,
         sealed=sealed,
         on_log_read=recent.note,
     )

@@ -36,7 +36,7 @@ from quaymaster.cli.stores import SQLITE_FILE, open_store
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.frontend.admin import make_admin
+from quaymaster.frontend.admin import Admin, make_admin
 from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
 from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
@@ -189,7 +189,11 @@ class Server:
         queues = metadata.queues.active_queues
         sealed = start_sealing(settings, stack, broker, metadata, data, queues)
         address = await serve_sqs(
-            settings, stack, broker, metadata, metrics, health, store=store, data=data, sealed=sealed
+            *(settings, stack, broker, metadata, metrics, health),
+            store=store,
+            data=data,
+            admin=admin,
+            sealed=sealed,
         )
         await loop.run_in_executor(
             None, write_client_file, data, settings, metadata.default_access_key, address, admin_address
@@ -274,10 +278,11 @@ async def serve_sqs(
     *,
     store: Coordination,
     data: Path,
+    admin: Admin,
     sealed: SealedLogs | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
 ) -> Address:
-    """Start a front end, what records its requests, and its port; return the address."""
+    """Start a front end, what records its requests and those of operators, and its port; return the address."""
     feed = await start_usage(settings, stack, metrics, store=store, data=data) if settings.usage else None
     front_end = make_front_end(
         settings,
@@ -306,6 +311,8 @@ async def serve_sqs(
     )
     if feed is not None:
         await ship_usage(settings, stack, feed, broker, metadata, data=data, address=address)
+        admin.record_acts(feed.recorder)
+        stack.push_async_callback(admin.stop_acts)
     return address
 
 

@@ -33,7 +33,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -54,15 +54,17 @@ from quaymaster.core.errors import (
 )
 from quaymaster.core.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition, group_name
+from quaymaster.frontend.admin_acts import Act, AdminActs
 from quaymaster.frontend.authentication import AccessKey, Signed
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
 from quaymaster.frontend.group_admin import GroupAdmin, traffic_of
 from quaymaster.frontend.message_actions import partition_of, uuid_text
 from quaymaster.frontend.queue_actions import QueueService
+from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.frontend.usage_epochs import Epoch, FrontEndEpochs
 from quaymaster.monitoring.health import Health
-from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.http_message import HTTPRequest
@@ -85,7 +87,11 @@ PEEK_BYTES_MAX: Final = 8 << 20
 """Bytes of messages in one answer, as JSON; more than the largest message takes."""
 SESSION_DEFAULT_S: Final = 3_600
 
+_JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
+
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Account(Protocol):
@@ -221,6 +227,13 @@ class AdminCall(msgspec.Struct, frozen=True):
 Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
 
 
+class Route(NamedTuple):
+    """What answers a request, and which act that is; "" for a look that leaves no audit event."""
+
+    handler: Handler
+    act: str = ""
+
+
 class Admin:
     """Answers the requests of the admin port. Give `handle` and `admit` to an HTTP server."""
 
@@ -249,45 +262,56 @@ class Admin:
         self._cipher = MessageCipher(metadata.data_key)
         self._groups = GroupAdmin(broker, metadata)
         self._timeout_s = settings.control_timeout_ms / 1000
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: set[asyncio.Task[None]] = set()
+        self._acting: set[asyncio.Task[None]] = set()
+        self._acts = AdminActs()
+        self._takes_no_acts = False
         self._backup: dict[str, Any] = {"state": "none"}
         # "*" stands for one part of the path, which the handler gets as `name`.
-        self._routes: dict[tuple[str, ...], Handler] = {
-            ("GET", "status"): self._show_status,
-            ("GET", "pauses"): self._show_pauses,
-            ("GET", "settings"): self._show_settings,
-            ("GET", "queues"): self._list_queues,
-            ("DELETE", "queues", "*"): self._delete_queue,
-            ("GET", "queues", "*", "messages"): self._peek,
-            ("GET", "queues", "*", "groups"): self._list_groups,
-            ("POST", "queues", "*", "groups"): self._create_group,
-            ("POST", "queues", "*", "reset"): self._reset_group,
-            ("POST", "queues", "*", "offset"): self._set_group_offset,
-            ("GET", "accounts"): self._list_accounts,
-            ("POST", "accounts"): self._create_account,
-            ("GET", "keys"): self._list_keys,
-            ("POST", "keys"): self._create_key,
-            ("POST", "keys", "rotate-master"): self._rotate_master_key,
-            ("POST", "keys", "rotate-receipts"): self._rotate_receipt_key,
-            ("POST", "keys", "*", "enable"): self._enable_key,
-            ("POST", "keys", "*", "disable"): self._disable_key,
-            ("POST", "keys", "*", "rotate"): self._rotate_secret,
-            ("POST", "keys", "*", "session"): self._create_session,
-            ("DELETE", "keys", "*"): self._delete_key,
-            ("POST", "clock", "accept"): self._accept_clock,
-            ("GET", "front-ends"): self._list_front_ends,
-            ("POST", "front-ends", "*", "seal"): self._seal_front_end,
-            ("GET", "backup"): self._show_backup,
-            ("POST", "backup"): self._make_backup,
+        self._routes: dict[tuple[str, ...], Route] = {
+            ("GET", "status"): Route(self._show_status),
+            ("GET", "pauses"): Route(self._show_pauses),
+            ("GET", "settings"): Route(self._show_settings),
+            ("GET", "queues"): Route(self._list_queues),
+            ("DELETE", "queues", "*"): Route(self._delete_queue, "DeleteQueue"),
+            ("GET", "queues", "*", "messages"): Route(self._peek, "PeekMessages"),
+            ("GET", "queues", "*", "groups"): Route(self._list_groups),
+            ("POST", "queues", "*", "groups"): Route(self._create_group, "CreateConsumerGroup"),
+            ("POST", "queues", "*", "reset"): Route(self._reset_group, "ResetConsumerGroup"),
+            ("POST", "queues", "*", "offset"): Route(self._set_group_offset, "SetConsumerGroupOffset"),
+            ("GET", "accounts"): Route(self._list_accounts),
+            ("POST", "accounts"): Route(self._create_account, "CreateAccount"),
+            ("GET", "keys"): Route(self._list_keys, "ListAccessKeys"),
+            ("POST", "keys"): Route(self._create_key, "CreateAccessKey"),
+            ("POST", "keys", "rotate-master"): Route(self._rotate_master_key, "RotateMasterKey"),
+            ("POST", "keys", "rotate-receipts"): Route(self._rotate_receipt_key, "RotateReceiptKey"),
+            ("POST", "keys", "*", "enable"): Route(self._enable_key, "EnableAccessKey"),
+            ("POST", "keys", "*", "disable"): Route(self._disable_key, "DisableAccessKey"),
+            ("POST", "keys", "*", "rotate"): Route(self._rotate_secret, "RotateAccessKey"),
+            ("POST", "keys", "*", "session"): Route(self._create_session, "CreateSession"),
+            ("DELETE", "keys", "*"): Route(self._delete_key, "DeleteAccessKey"),
+            ("POST", "clock", "accept"): Route(self._accept_clock, "AcceptClock"),
+            ("GET", "front-ends"): Route(self._list_front_ends),
+            ("POST", "front-ends", "*", "seal"): Route(self._seal_front_end, "SealFrontEnd"),
+            ("GET", "backup"): Route(self._show_backup),
+            ("POST", "backup"): Route(self._make_backup, "CreateBackup"),
         }
         self._untimed: tuple[Handler, ...] = (self._make_backup, self._rotate_master_key)
         """What may take as long as it takes."""
 
+    def record_acts(self, usage: UsageRecorder) -> None:
+        """Let acts leave records from now on."""
+        self._acts.usage = usage
+
+    async def stop_acts(self) -> None:
+        """Take no more acts, and end those in progress: before what records them ends."""
+        self._takes_no_acts = True
+        await _cancel(self._acting)
+
     async def stop(self) -> None:
         """End what is in progress; call after the HTTP server was drained."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.stop_acts()
+        await _cancel(self._looking)
         await self._probes.stop()
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
@@ -310,41 +334,56 @@ class Admin:
         except NotYetKnown as unknown:  # the key that signed it
             unknown.when_known(partial(self._handle_when_known, request))
         except Exception as error:
-            _respond_error(request, error)
+            self._refuse(request, None, error)
 
     def _handle_when_known(self, request: HTTPRequest, error: CallerError | NotNow | None) -> None:
         if error is None:
             self.handle(request)
         else:
-            _respond_error(request, error)
+            self._refuse(request, None, error)
 
     def _handle_api(self, request: HTTPRequest, path: str) -> None:
         if self._health.state == "starting":
             raise _starting()
         principal = self._authentication.authenticate(request)
-        if principal.account_id != self._settings.account_id:
-            raise AccessDenied("Only the default account may use the admin API.")
         method = request.method.decode("latin-1")
         parts = [
             percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")
             for part in request.path[len(API) :].split(b"/")
         ]
-        handler, name = self._find(method, parts)
-        if handler is None:
+        route, name = self._find(method, parts)
+        may = principal.account_id == self._settings.account_id
+        if route is None and may:
             request.respond(404, *_error_reply(UnsupportedOperation(f"There is no {method} {path}."))[1:])
             return
-        call = AdminCall(name, parse_parameters(request.query), _fields(request.body), principal.account_id)
-        self._start(self._answer(request, handler, call))
+        act = None
+        if route is not None and route.act:
+            queue_name = name if parts[0] == "queues" else ""
+            act = self._acts.begin(route.act, request, principal, queue_name, {"name": name})
+        try:
+            if route is None or not may:
+                raise AccessDenied("Only the default account may use the admin API.")
+            query, fields = parse_parameters(request.query), _fields(request.body)
+            if act is not None:
+                act.asked = ({"name": name} if name else {}) | query | fields
+            call = AdminCall(name, query, fields, principal.account_id)
+            self._start(self._answer(request, route.handler, call, act), is_act=act is not None)
+        except Exception as error:
+            self._refuse(request, act, error)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        if len(self._tasks) >= REQUESTS_MAX:
+    def _start(self, work: Coroutine[Any, Any, None], *, is_act: bool) -> None:
+        tasks = self._acting if is_act else self._looking
+        if is_act and self._takes_no_acts:
+            work.close()
+            raise _stopping()
+        if len(self._acting) + len(self._looking) >= REQUESTS_MAX:
             work.close()
             raise Overloaded
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-    def _find(self, method: str, parts: list[str]) -> tuple[Handler | None, str]:
+    def _find(self, method: str, parts: list[str]) -> tuple[Route | None, str]:
         exact = self._routes.get((method, *parts))
         if exact is not None:
             return exact, ""
@@ -352,17 +391,32 @@ class Admin:
             return None, ""
         return self._routes.get((method, parts[0], "*", *parts[2:])), parts[1]
 
-    async def _answer(self, request: HTTPRequest, handler: Handler, call: AdminCall) -> None:
+    async def _answer(self, request: HTTPRequest, handler: Handler, call: AdminCall, act: Act | None) -> None:
         try:
             async with asyncio.timeout(None if handler in self._untimed else self._timeout_s):
+                if act is not None and act.queue_name:
+                    act.queue = await _when_known(self._queue_of_act, call)
                 answer = await _when_known(handler, call)
         except asyncio.CancelledError:
-            _respond_error(request, NotNow("The server is stopping."))
+            self._refuse(request, act, _stopping())
             raise
         except Exception as error:
-            _respond_error(request, error)
+            self._refuse(request, act, error)
         else:
-            _respond_json(request, 200, answer)
+            body = msgspec.json.encode(answer, enc_hook=str) + b"\n"
+            if act is not None:
+                self._acts.note(act, "OK", 200, answer, len(body))
+            request.respond(200, _JSON_HEADERS, body)
+
+    def _refuse(self, request: HTTPRequest, act: Act | None, error: Exception) -> None:
+        reported = _reported(request, error)
+        status, headers, body = _error_reply(reported)
+        if act is not None:
+            self._acts.note(act, wire_error(reported).code, status, None, len(body))
+        request.respond(status, headers, body)
+
+    async def _queue_of_act(self, call: AdminCall) -> QueueDefinition | None:
+        return self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
 
     # Looking
 
@@ -410,7 +464,6 @@ class Admin:
     async def _delete_queue(self, call: AdminCall) -> Mapping[str, Any]:
         definition = self._queue(call)
         await self._metadata.queues.change(DeleteQueue(definition.account_id, definition.name))
-        log_event(log, logging.INFO, "queue deleted by operator", queue=definition.name)
         return {"name": definition.name, "deleted": True}
 
     async def _peek(self, call: AdminCall) -> Mapping[str, Any]:
@@ -472,16 +525,12 @@ class Admin:
 
     async def _reset_group(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.query.get("account_id") or call.account_id
-        row = await self._groups.reset(account_id, call.name, call.text("start"))
-        log_event(log, logging.INFO, "consumer group reset by operator", queue=call.name)
-        return row
+        return await self._groups.reset(account_id, call.name, call.text("start"))
 
     async def _set_group_offset(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.query.get("account_id") or call.account_id
         offset, partition = call.integer("offset"), call.integer("partition", 0)
-        row = await self._groups.set_offset(account_id, call.name, partition, offset)
-        log_event(log, logging.INFO, "offset of consumer group set by operator", queue=call.name)
-        return row
+        return await self._groups.set_offset(account_id, call.name, partition, offset)
 
     def _queue(self, call: AdminCall) -> QueueDefinition:
         definition = self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
@@ -500,7 +549,6 @@ class Admin:
             call.text("name"), None if account_id is None else call.text("account_id")
         )
         key = await self._accounts.create_access_key(account.account_id, "default")
-        log_event(log, logging.INFO, "account created by operator", account_id=account.account_id)
         return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
 
     async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
@@ -512,7 +560,6 @@ class Admin:
         key = await self._accounts.create_access_key(
             call.text("account_id", call.account_id), call.text("name", "")
         )
-        log_event(log, logging.INFO, "access key created by operator", access_key_id=key.access_key_id)
         return {**_key_row(key), "secret_access_key": key.secret}
 
     async def _enable_key(self, call: AdminCall) -> Mapping[str, Any]:
@@ -521,13 +568,11 @@ class Admin:
     async def _disable_key(self, call: AdminCall) -> Mapping[str, Any]:
         self._check_not_last(call.name)
         key = await self._accounts.set_enabled(call.name, enabled=False)
-        log_event(log, logging.INFO, "access key disabled by operator", access_key_id=call.name)
         return _key_row(key)
 
     async def _delete_key(self, call: AdminCall) -> Mapping[str, Any]:
         self._check_not_last(call.name)
         await self._accounts.delete_access_key(call.name)
-        log_event(log, logging.INFO, "access key deleted by operator", access_key_id=call.name)
         return {"access_key_id": call.name, "deleted": True}
 
     async def _rotate_secret(self, call: AdminCall) -> Mapping[str, Any]:
@@ -565,13 +610,11 @@ class Admin:
             )
         previous = self._metadata.master_key_id
         master_key_id = await self._metadata.rotate_master_key()
-        log_event(log, logging.INFO, "master key rotated", master_key_id=master_key_id)
         # Backups made before this can be read with the previous one only.
         return {"master_key_id": master_key_id, "previous_master_key_id": previous}
 
     async def _rotate_receipt_key(self, call: AdminCall) -> Mapping[str, Any]:
         receipt_key_id = await self._metadata.rotate_receipt_key()
-        log_event(log, logging.INFO, "receipt key rotated", receipt_key_id=receipt_key_id)
         return {"receipt_key_id": receipt_key_id}
 
     async def _list_front_ends(self, call: AdminCall) -> Mapping[str, Any]:
@@ -581,9 +624,7 @@ class Admin:
     async def _seal_front_end(self, call: AdminCall) -> Mapping[str, Any]:
         if self._epochs is None:
             raise UnsupportedOperation("This process records no usage.")
-        row = await self._epochs.seal(call.name)
-        log_event(log, logging.WARNING, "front end given up by operator", front_end=call.name)
-        return _front_end_row(call.name, row)
+        return _front_end_row(call.name, await self._epochs.seal(call.name))
 
     async def _show_backup(self, call: AdminCall) -> Mapping[str, Any]:
         return self._backup
@@ -613,7 +654,6 @@ class Admin:
             progress["reason"] = str(error)
             raise
         progress["state"] = "done"
-        log_event(log, logging.INFO, "backup made", path=destination)
         return {"path": str(destination), **result}
 
 
@@ -647,12 +687,23 @@ def make_admin(
     )
 
 
-async def _when_known(handler: Handler, call: AdminCall) -> Mapping[str, Any]:
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def _when_known(handler: Callable[[AdminCall], Awaitable[Result]], call: AdminCall) -> Result:
     while True:
         try:
             return await handler(call)
         except NotYetKnown as unknown:  # handlers look before they change anything
             await known(unknown)
+
+
+def _stopping() -> NotNow:
+    return NotNow("The server is stopping.")
 
 
 def _starting() -> NotNow:
@@ -714,22 +765,17 @@ def _fields(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _respond_json(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:
-    body = msgspec.json.encode(answer, enc_hook=str) + b"\n"
-    request.respond(status, b"Content-Type: application/json\r\nCache-Control: no-store\r\n", body)
-
-
-def _respond_error(request: HTTPRequest, error: Exception) -> None:
-    if not isinstance(error, CallerError | NotNow):
-        if isinstance(error, TimeoutError):
-            error = NotNow("No answer came in time. Whether it was carried out is unknown.")
-        else:
-            log_failure(log, "admin request failed", error, path=request.path.decode("latin-1"))
-            error = InternalFailure()
-    request.respond(*_error_reply(error))
+def _reported(request: HTTPRequest, error: Exception) -> CallerError | NotNow:
+    """Return what is said of an error; a bug of ours is logged."""
+    if isinstance(error, CallerError | NotNow):
+        return error
+    if isinstance(error, TimeoutError):
+        return NotNow("No answer came in time. Whether it was carried out is unknown.")
+    log_failure(log, "admin request failed", error, path=request.path.decode("latin-1"))
+    return InternalFailure()
 
 
 def _error_reply(error: CallerError | NotNow) -> tuple[int, bytes, bytes]:
     row = wire_error(error)
     body = msgspec.json.encode({"error": {"code": row.code, "message": error.message}})
-    return row.status, b"Content-Type: application/json\r\nCache-Control: no-store\r\n", body + b"\n"
+    return row.status, _JSON_HEADERS, body + b"\n"

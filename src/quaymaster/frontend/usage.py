@@ -27,7 +27,7 @@ from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.internal_queues import USAGE_QUEUE, is_internal
 from quaymaster.protocol.queue_names import is_addressed_name, parse_queue_url
 from quaymaster.protocol.response import WireForm
-from quaymaster.protocol.shapes import Action, Shape
+from quaymaster.protocol.shapes import Shape
 from quaymaster.protocol.usage_records import (
     Category,
     Change,
@@ -86,15 +86,30 @@ LOOKS: Final = frozenset(
     }
 )
 """Other actions of management."""
+ADMIN_CHANGES: Final = frozenset(
+    {
+        *("DeleteQueue", "CreateConsumerGroup", "ResetConsumerGroup", "SetConsumerGroupOffset"),
+        *("CreateAccount", "CreateAccessKey", "EnableAccessKey", "DisableAccessKey", "RotateAccessKey"),
+        *("DeleteAccessKey", "CreateSession", "RotateMasterKey", "RotateReceiptKey", "AcceptClock"),
+        *("SealFrontEnd", "CreateBackup"),
+    }
+)
+"""What operators change over the admin API."""
+ADMIN_LOOKS: Final = frozenset({"ListAccessKeys", "PeekMessages"})
+"""What they only look at, and leaves a record all the same."""
+ADMIN: Final = "admin"
+"""The wire form of what was asked over the admin API."""
 _DATA_LOOKS: Final = frozenset({"DescribeLog", "FindOffsets", "FetchMessages"})
+
+_MANAGEMENT: Final = CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS
 
 _MS_TO_US: Final = 1000
 _INTERNAL: Final = -1
 """In place of the number of a context: what it stands for is not recorded."""
 _json = msgspec.json.Encoder()
 
-RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool, int, str]
-"""Account, key, principal, address, user agent, action, queue id and name, whether JSON, status, code."""
+RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str]
+"""Account, key, principal, address, user agent, action, queue id and name, whether JSON or ADMIN, status, code."""
 CELLS: Final = 10
 """Of a record: context, ms when answered, ms when received, ms waited in a long poll, bytes of request and response,
 payload bytes, messages, duplicates, request id. Milliseconds are of `time.monotonic`."""
@@ -106,12 +121,18 @@ class PassTimes(Protocol):
     submitted_ms: float
 
 
+class Named(Protocol):
+    """An action, of SQS or of the admin API."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class AnsweredCall(Protocol):
-    """What a record says of a call."""
+    """What a record says of a call. `form` None: it came by the admin port."""
 
     request: HTTPRequest
     request_id: str
-    form: WireForm
     principal: Principal
     queue: QueueDefinition | None
     queue_name: str
@@ -123,7 +144,9 @@ class AnsweredCall(Protocol):
     replied_ms: float
 
     @property
-    def action(self) -> Action: ...
+    def form(self) -> WireForm | None: ...
+    @property
+    def action(self) -> Named: ...
     @property
     def times(self) -> PassTimes: ...
 
@@ -243,7 +266,7 @@ class UsageRecorder:
             call.action.name,
             0 if queue is None else queue.queue_id,
             queue_name,
-            call.form is WireForm.JSON,
+            call.form is WireForm.JSON or (call.form is None and ADMIN),
             status,
             code,
         )
@@ -363,7 +386,7 @@ class UsageRecorder:
     def _add_context(self, key: RowKey, queue: QueueDefinition | None) -> int:
         account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
         is_json, status, code = key[8:]
-        if queue is not None and is_internal(queue.account_id, queue.name):
+        if queue is not None and is_internal(queue.account_id, queue.name) and is_json != ADMIN:
             self._numbers[key] = _INTERNAL
             return _INTERNAL
         number = self._numbers[key] = len(self._contexts)
@@ -374,10 +397,10 @@ class UsageRecorder:
                 access_key_id,
                 peer,
                 (user_agent or b"")[:USER_AGENT_CHARS_MAX].decode("latin-1"),
-                "json" if is_json else "query",
+                is_json if isinstance(is_json, str) else "json" if is_json else "query",
                 action,
                 category_of(action),
-                action in LOOKS or action in _DATA_LOOKS,
+                action in LOOKS or action in _DATA_LOOKS or action in ADMIN_LOOKS,
                 queue_id,
                 queue_name,
                 "" if queue is None else queue_type(queue),
@@ -404,7 +427,7 @@ class UsageRecorder:
 
 def category_of(action: str) -> Category:
     """Return whether an action is about queues, or about what is in them."""
-    return "management" if action in CHANGES or action in LOOKS else "data"
+    return "management" if action in _MANAGEMENT else "data"
 
 
 def queue_type(queue: QueueDefinition) -> str:
@@ -439,7 +462,10 @@ def refuse_internal(account_id: str, name: str) -> None:
 
 
 def _as_json(shape: Shape | None) -> str:
-    if shape is None:
-        return ""
-    text = _json.encode(shape).decode()
+    return "" if shape is None else bounded_json(shape)
+
+
+def bounded_json(value: Any) -> str:
+    """Return parameters or an answer as records have them."""
+    text = _json.encode(value).decode()
     return text if len(text) <= JSON_CHARS_MAX else OMITTED

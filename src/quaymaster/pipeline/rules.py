@@ -20,6 +20,7 @@ from quaymaster.pipeline.billing.rules import (
     ANSWERED_STATUS_MIN,
     FIFO_ACTIONS,
     REFUSED_STATUSES,
+    UNBILLED_PROTOCOL,
 )
 from quaymaster.pipeline.schemas import ACTIONS, AUDIT_EVENTS, QUARANTINE, REQUEST_COLUMNS, USAGE_EVENTS
 from quaymaster.protocol.usage_records import UsageRecord, hashed_bytes
@@ -178,7 +179,8 @@ def _is_billed(rows: Any) -> Any:
     is_answered = pc.and_(pc.greater_equal(status, ANSWERED_STATUS_MIN), pc.less(status, ANSWERED_STATUS_END))
     is_refused = pc.is_in(status, pa.array(sorted(REFUSED_STATUSES), status.type))
     has_account = pc.not_equal(pc.fill_null(rows.column("account_id"), ""), "")
-    return pc.and_(has_account, pc.and_not(is_answered, is_refused))
+    of_operator = pc.equal(pc.fill_null(rows.column("protocol"), ""), UNBILLED_PROTOCOL)
+    return pc.and_not(pc.and_(has_account, pc.and_not(is_answered, is_refused)), of_operator)
 
 
 def audit_rows(rows: Any) -> Any:

@@ -319,5 +319,16 @@ ACTIONS = (
     *("TagQueue", "UntagQueue", "ListQueueTags", "ListDeadLetterSourceQueues", "StartMessageMoveTask"),
     *("CancelMessageMoveTask", "ListMessageMoveTasks", "DescribeLog", "FindOffsets", "FetchMessages"),
     *("CommitOffsets", "StageMessages", "CommitTransaction", "AbortTransaction"),
+    # Of the admin API.
+    *(
+        "CreateConsumerGroup",
+        "ResetConsumerGroup",
+        "SetConsumerGroupOffset",
+        "CreateAccount",
+        "CreateAccessKey",
+    ),
+    *("EnableAccessKey", "DisableAccessKey", "RotateAccessKey", "DeleteAccessKey", "CreateSession"),
+    *("RotateMasterKey", "RotateReceiptKey", "AcceptClock", "SealFrontEnd", "CreateBackup"),
+    *("ListAccessKeys", "PeekMessages"),
 )
 """`op` is the place in this list, which only grows; 0 is any action that is not in it."""

@@ -9,8 +9,9 @@ They are the public pricing rules of Amazon SQS:
   actions cost the standard rate, on FIFO queues too.
 
 What SQS does not say, we decide, always for the one who pays: not billed is what failed here (5xx), what was refused
-(403, which SQS answers also when it throttles; 429), and what belongs to no account. Other errors are billed: the
-request was understood. That includes 499: the client went away before it was answered.
+(403, which SQS answers also when it throttles; 429), what belongs to no account, and acts of operators over the admin
+API, which SQS does not have. Other errors are billed: the request was understood. That includes 499: the client went
+away before it was answered.
 
 `RULE_VERSION` stands beside every figure made by these rules. A change of the rules gets a new number, and records of
 before keep theirs.
@@ -40,6 +41,8 @@ FIFO_ACTIONS: Final = frozenset(
 ANSWERED_STATUS_MIN: Final = 200
 ANSWERED_STATUS_END: Final = 500
 REFUSED_STATUSES: Final = frozenset({403, 429})
+UNBILLED_PROTOCOL: Final = "admin"
+"""What operators do over the admin API."""
 
 
 def billing_class_of(action: str, queue_type: str | None) -> BillingClass:
@@ -47,7 +50,9 @@ def billing_class_of(action: str, queue_type: str | None) -> BillingClass:
     return "fifo" if queue_type == "fifo" and action in FIFO_ACTIONS else "standard"
 
 
-def billed_requests_of(account_id: str | None, http_status: int, chunks: int) -> int:
+def billed_requests_of(account_id: str | None, http_status: int, chunks: int, protocol: str = "json") -> int:
     """Return how many requests one request is billed as: its chunks, or 0 when it is not billed at all."""
     is_answered = ANSWERED_STATUS_MIN <= http_status < ANSWERED_STATUS_END
+    if protocol == UNBILLED_PROTOCOL:
+        return 0
     return chunks if account_id and is_answered and http_status not in REFUSED_STATUSES else 0
