@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import early_worker
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -23,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What every Spark of these tests finds, in this process and in those it starts."""
+    os.environ["PYSPARK_PYTHON"] = early_worker.program(tmp_path_factory.mktemp("python"))
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 
 @pytest.fixture
@@ -42,8 +51,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "Spark needs Java 17: run scripts/bootstrap as root, or install openjdk-17-jre-headless"
     )
     folder = tmp_path_factory.mktemp("spark")
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = (
         SparkSession.builder.master("local[2,3]")
         .appName("quaymaster tests")

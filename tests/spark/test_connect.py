@@ -27,7 +27,8 @@ def test_a_client_of_spark_connect_reads_and_sends(fake: FakeServer, tmp_path: P
         [sys.executable, str(Path(__file__).with_name("connecting.py")), json.dumps(settings)],
         capture_output=True,
         cwd=tmp_path,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        # Its server is to have a port that it finds itself, not the one that all have.
+        env=os.environ | {"SPARK_TESTING": "1"},
         timeout=WAIT_S,
         check=False,
     )
