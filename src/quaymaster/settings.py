@@ -202,6 +202,17 @@ class Settings(BaseSettings):
     """Unsent reply bytes of a connection above which no further request of it is read."""
     http_write_timeout_ms: Count = Field(30_000, json_schema_extra=HTTP)
     """How long replies may stay unsent because the client does not read them."""
+    http_unsigned_bytes_max: Count = Field(64 * MIB, json_schema_extra=HTTP)
+    """Memory for what all connections hold on which nothing was signed yet: received in part, and unsent. Above it
+    those that were silent for longest get 503."""
+    http_unsigned_peer_bytes_max: Count = Field(32 * MIB, json_schema_extra=HTTP)
+    """The same for one address, or one /64 network of IPv6."""
+    http_unsigned_peer_connections_max: Count = Field(1_000, json_schema_extra=HTTP)
+    """Connections of one address on which nothing was signed yet; one more closes the oldest."""
+    http_unsigned_requests_per_pass: Count = Field(32, json_schema_extra=HTTP)
+    """So many requests of such connections are looked at before those of signed clients have their turn again."""
+    admin_connections_max: Count = Field(1_000, json_schema_extra=HTTP)
+    """Connections at once to the admin port, in place of `http_connections_max`."""
 
     long_polls_max: Count = Field(20_000, json_schema_extra=REQUESTS)
     """Receives that wait at once; one more is answered at once, as a short poll."""
@@ -367,6 +378,13 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"http_body_bytes_total_max is {self.http_body_bytes_total_max}, less than http_body_bytes_max, "
                 f"{self.http_body_bytes_max}: the largest bodies would never be taken"
+            )
+        if not self.http_body_bytes_max <= self.http_unsigned_peer_bytes_max <= self.http_unsigned_bytes_max:
+            raise ValueError(
+                "http_body_bytes_max, http_unsigned_peer_bytes_max and http_unsigned_bytes_max are "
+                f"{self.http_body_bytes_max}, {self.http_unsigned_peer_bytes_max} and "
+                f"{self.http_unsigned_bytes_max}; none may be more than the next: a client's first request comes "
+                "before its connection is known"
             )
         return self
 

@@ -123,8 +123,11 @@ def test_a_file_in_the_place_of_the_data_directory_is_a_problem(tmp_path: Path) 
 
 
 def test_too_few_file_descriptors_for_the_connections_are_a_warning() -> None:
-    assert checkup.check_file_limit(1).result == OK
-    assert checkup.check_file_limit(1 << 40).result == WARNING
+    few = load_settings(flags={"http_connections_max": 1, "admin_connections_max": 1}, environment={})
+    many = load_settings(flags={"http_connections_max": 1 << 40}, environment={})
+
+    assert checkup.check_file_limit(few).result == OK
+    assert checkup.check_file_limit(many).result == WARNING
 
 
 def test_too_little_memory_for_the_caches_is_a_warning(

@@ -54,6 +54,7 @@ class Port(NamedTuple):
     health: Health
     operations: FakeOperations
     client: Client
+    server: HTTPServer
 
     async def call(
         self, method: str, path: str, fields: Mapping[str, Any] | None = None, client: Client | None = None
@@ -84,7 +85,8 @@ async def administered(
         key = service.metadata.default_access_key
         assert key is not None
         try:
-            yield Port(service, admin, health, operations, Client(port, key.access_key_id, key.secret))
+            client = Client(port, key.access_key_id, key.secret)
+            yield Port(service, admin, health, operations, client, server)
         finally:
             await server.drain(1)
             await admin.stop()

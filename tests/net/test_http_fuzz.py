@@ -39,6 +39,9 @@ class RecordingTransport:
     def set_write_buffer_limits(self, high: int) -> None:
         assert high == LIMITS.write_buffer_bytes_max
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.closing
 

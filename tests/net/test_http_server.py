@@ -169,6 +169,11 @@ def echo(request: HTTPRequest) -> None:
     request.respond(200, b"X-Target: %b\r\n" % request.target, request.body)
 
 
+def signed_echo(request: HTTPRequest) -> None:
+    request.vouch()
+    echo(request)
+
+
 def post(body: bytes, extra: bytes = b"") -> bytes:
     return b"POST /p HTTP/1.1\r\nHost: q\r\n%bContent-Length: %d\r\n\r\n%b" % (extra, len(body), body)
 
@@ -524,7 +529,7 @@ def test_a_client_held_off_that_has_gone_is_forgotten(run: RunOnLoop) -> None:
 
 def test_a_server_without_room_for_connections_is_not_ready(run: RunOnLoop) -> None:
     async def scenario() -> None:
-        async with serving(echo, replace(PATIENT, connections_max=2)) as served:
+        async with serving(signed_echo, replace(PATIENT, connections_max=2)) as served:
             reasons = [served.server.why_not_ready()]
             for _ in range(2):
                 await (await served.connect()).ask(GET)
@@ -806,7 +811,7 @@ def test_100_continue_is_sent_only_when_admitted(run: RunOnLoop) -> None:
         async with serving(echo, admit=refuse_large) as served:
             admitted = await served.connect()
             refused = await served.connect()
-            head = b"PUT / HTTP/1.1\r\nHost: q\r\nExpect: 100-Continue\r\nContent-Length: %d\r\n\r\n"
+            head = b"POST / HTTP/1.1\r\nHost: q\r\nExpect: 100-Continue\r\nContent-Length: %d\r\n\r\n"
 
             admitted.send(head % 4)
             word = await admitted.reader.readuntil(b"\r\n\r\n")
@@ -827,7 +832,7 @@ def test_100_continue_waits_for_the_replies_before_it(run: RunOnLoop) -> None:
         async with serving() as served:
             client = await served.connect()
             client.send(
-                GET + b"PUT / HTTP/1.1\r\nHost: q\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+                GET + b"POST / HTTP/1.1\r\nHost: q\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
             )
             (first,) = await served.keep(1)
             await asyncio.sleep(0.02)
@@ -1314,7 +1319,7 @@ def test_a_slow_but_reading_client_gets_everything(run: RunOnLoop) -> None:
 
 def test_connections_over_the_limit_are_refused(run: RunOnLoop) -> None:
     async def scenario() -> None:
-        async with serving(echo, replace(PATIENT, connections_max=2)) as served:
+        async with serving(signed_echo, replace(PATIENT, connections_max=2)) as served:
             first, second = await served.connect(), await served.connect()
             await first.ask(GET)
             await second.ask(GET)

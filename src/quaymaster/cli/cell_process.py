@@ -43,6 +43,7 @@ from quaymaster.cli.compose import (
     write_client_file,
 )
 from quaymaster.cli.figures import cell_broker_histograms, cell_broker_samples
+from quaymaster.cli.file_limit import admin_limits
 from quaymaster.cli.garbage import GarbageCollection
 from quaymaster.cli.manager_role import start_manager
 from quaymaster.cli.metadata_roles import (
@@ -68,7 +69,7 @@ from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.monitoring.supervision import listen_for_failures
-from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.net.http_server import HTTPServer, one_by_one
 from quaymaster.net.probe_port import ProbePort
 from quaymaster.net.rpc import RPCMetrics
 from quaymaster.net.tls import TransportSecurityError, security_for
@@ -158,7 +159,7 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     stack.callback(watch.stop)
     probes = ProbePort(metrics, health)
     stack.push_async_callback(probes.stop)
-    admin = HTTPServer(one_by_one(probes.handle), HTTPLimits(**settings.http_limits()), name="admin")
+    admin = HTTPServer(one_by_one(probes.handle), admin_limits(settings), name="admin", admit=probes.admit)
     admin_address = await listen_on(admin, settings.admin_address, "admin")
     stack.push_async_callback(admin.drain, 1.0)
     store = open_etcd(settings)

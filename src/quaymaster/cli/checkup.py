@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from quaymaster.broker.disk import RealDisk
 from quaymaster.cli.connection import read_client_file
 from quaymaster.cli.failures import NoServer
+from quaymaster.cli.file_limit import files_needed
 from quaymaster.cli.output import bytes_as_text
 from quaymaster.cli.stores import MARK_KEY, open_etcd
 from quaymaster.coordination.interface import StoreUnusable
@@ -45,7 +46,6 @@ FSYNC_SLOW_MS = 20.0
 FSYNC_BAD_MS = 200.0
 FSYNC_UNREAL_MS = 0.02
 """No disk answers faster; a file system in memory does."""
-FILES_BESIDE_CONNECTIONS = 1024
 MEMORY_BESIDE_CACHES_BYTES = 256 << 20
 KERNEL_MIN = (4, 13)
 """Older kernels may report a failed write-back to nobody, so that an fsync after it succeeds."""
@@ -75,7 +75,7 @@ def check_up(settings: Settings) -> list[Finding]:
         *check_disk(settings),
         check_permissions(settings.data),
         *check_spool(settings.data),
-        check_file_limit(settings.http_connections_max),
+        check_file_limit(settings),
         check_memory(settings),
         *check_etcd(settings),
         check_port("listen", settings.listen_address, settings.data),
@@ -298,10 +298,10 @@ def check_spool(data: Path) -> Iterator[Finding]:
         yield Finding("usage spool", OK, found)
 
 
-def check_file_limit(connections_max: int) -> Finding:
+def check_file_limit(settings: Settings) -> Finding:
     """Each connection takes a file descriptor, and so do segments."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections_max + FILES_BESIDE_CONNECTIONS
+    needed = files_needed(settings)
     # The server raises its soft limit to the hard one by itself.
     reachable = hard if hard != resource.RLIM_INFINITY else sys.maxsize
     found = f"open files: {soft}, may be raised to {'any' if reachable == sys.maxsize else hard}"
@@ -310,7 +310,8 @@ def check_file_limit(connections_max: int) -> Finding:
             "file limit",
             WARNING,
             found,
-            f"http_connections_max = {connections_max} needs {needed}: raise it (LimitNOFILE= in systemd, "
+            f"http_connections_max = {settings.http_connections_max} and admin_connections_max = "
+            f"{settings.admin_connections_max} need {needed}: raise it (LimitNOFILE= in systemd, "
             "ulimit -n), or allow fewer connections.",
         )
     return Finding("file limit", OK, found)

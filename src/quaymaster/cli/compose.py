@@ -31,6 +31,7 @@ from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
 from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
+from quaymaster.cli.file_limit import admin_limits, sqs_limits
 from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.stores import SQLITE_FILE, open_store
 from quaymaster.coordination.interface import Coordination, StoreUnusable
@@ -55,7 +56,7 @@ from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.monitoring.supervision import listen_for_failures
 from quaymaster.net.broker_client import BrokerClient
-from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.net.http_server import HTTPServer, one_by_one
 from quaymaster.settings import Address, Settings
 
 EXIT_OK = 0
@@ -159,7 +160,7 @@ class Server:
             epochs=usage_epochs(settings, store),
         )
         stack.push_async_callback(admin.stop)
-        limits = HTTPLimits(**settings.http_limits())
+        limits = admin_limits(settings)
         # The admin port is there first: a long recovery can be watched, and is alive though not ready.
         admin_server = HTTPServer(one_by_one(admin.handle), limits, name="admin", admit=admin.admit)
         admin_address = await listen_on(admin_server, settings.admin_address, "admin")
@@ -296,9 +297,11 @@ async def serve_sqs(
     )
     front_end.start()
     stack.push_async_callback(front_end.stop)
-    limits = HTTPLimits(**settings.http_limits())
     server = HTTPServer(
-        front_end.handle, limits, name="sqs", admit=front_end.admit, on_event=metrics.count_http_event
+        *(front_end.handle, sqs_limits(settings)),
+        name="sqs",
+        admit=front_end.admit,
+        on_event=metrics.count_http_event,
     )
     address = await listen_on(server, settings.listen_address, "listen")
     stack.push_async_callback(server.drain, settings.drain_grace_s)
@@ -307,6 +310,8 @@ async def serve_sqs(
         lambda: [
             Sample("quaymaster_http_connections", server.connections),
             Sample("quaymaster_http_connections_held", server.connections_held),
+            Sample("quaymaster_http_connections_unsigned", len(server.strangers)),
+            Sample("quaymaster_http_unsigned_bytes", server.strangers.kept_bytes),
         ]
     )
     if feed is not None:

@@ -315,9 +315,9 @@ class Admin:
         await self._probes.stop()
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
-        """Refuse a request of the API that no key signed, before its body is read."""
+        """Refuse a request that no key signed, or that is not of the API, before its body is read."""
         if not request.path.startswith(b"/admin/"):
-            return None
+            return self._probes.admit(request)
         error: CallerError | NotNow | None = self._authentication.refuse_unread(request)
         if error is not None and self._health.state == "starting":
             error = _starting()  # the keys are not known yet
@@ -345,7 +345,12 @@ class Admin:
     def _handle_api(self, request: HTTPRequest, path: str) -> None:
         if self._health.state == "starting":
             raise _starting()
-        principal = self._authentication.authenticate(request)
+        try:
+            principal = self._authentication.authenticate(request)
+        except CallerError:
+            request.doubt()
+            raise
+        request.vouch()
         method = request.method.decode("latin-1")
         parts = [
             percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")

@@ -35,7 +35,7 @@ from quaymaster.core.errors import (
 )
 from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication
-from quaymaster.frontend.call import UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
+from quaymaster.frontend.call import NOBODY, UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http_message import HTTPRequest
@@ -66,6 +66,8 @@ _ALLOWED: Final = (
 _PREFLIGHT_MAX_AGE_S: Final = 3600
 UNKNOWN_WAITING_MAX: Final = 10_000
 """Requests that wait at once until metadata has been asked for what they name."""
+UNKNOWN_KEYS_WAITING_MAX: Final = 128
+"""Of those, requests of strangers that wait for the key that they name: anybody can make one up."""
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +223,7 @@ class FrontEnd:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unknown_waiting = 0
         """Requests for what is not in memory, and is being asked for."""
+        self._unknown_keys_waiting = 0
         self._next_id = RequestIds().next
         metrics.add_source(self._samples)
 
@@ -239,8 +242,6 @@ class FrontEnd:
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request whose body is not worth reading: its head shows that no key signed it."""
-        if request.method != b"POST":
-            return None
         error = self._authentication.refuse_unread(request)
         if error is None:
             return None
@@ -339,13 +340,19 @@ class FrontEnd:
 
     def _go_on_when_known(self, unknown: NotYetKnown, step: Callable[[Call], None], call: Call) -> None:
         """Take the step again, and those after it, when what it looked for has been asked for."""
-        if self._unknown_waiting >= UNKNOWN_WAITING_MAX:
+        of_stranger = int(call.principal is NOBODY)
+        if (
+            self._unknown_waiting >= UNKNOWN_WAITING_MAX
+            or self._unknown_keys_waiting + of_stranger > UNKNOWN_KEYS_WAITING_MAX
+        ):
             call.fail(Overloaded())
             return
         self._unknown_waiting += 1
+        self._unknown_keys_waiting += of_stranger
 
         def go_on(error: CallerError | NotNow | None) -> None:
             self._unknown_waiting -= 1
+            self._unknown_keys_waiting -= of_stranger
             if error is not None:
                 call.fail(error)
                 return
@@ -380,7 +387,13 @@ class FrontEnd:
             raise UnknownOperation
 
     def _authenticate(self, call: Call) -> None:
-        call.principal = self._authentication.authenticate(call.request)
+        request = call.request
+        try:
+            call.principal = self._authentication.authenticate(request)
+        except CallerError:
+            request.doubt()
+            raise
+        request.vouch()
 
     def _decode(self, call: Call) -> None:
         request = call.request

@@ -53,6 +53,12 @@ METRICS: Final[dict[str, Declaration]] = {
         "gauge",
         "Connections from which nothing is read for a while, because a request of theirs was too much.",
     ),
+    "quaymaster_http_connections_unsigned": Declaration(
+        "gauge", "Connections open now on which nothing was signed yet."
+    ),
+    "quaymaster_http_unsigned_bytes": Declaration(
+        "gauge", "Memory that such connections hold, each above 4 KiB: received in part, and unsent."
+    ),
     "quaymaster_long_polls": Declaration("gauge", "Receives waiting for a message now."),
     "quaymaster_messages_sent_total": Declaration("counter", "Messages stored, duplicates not counted."),
     "quaymaster_messages_duplicate_total": Declaration("counter", "Sends found to be stored already."),

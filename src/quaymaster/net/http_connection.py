@@ -25,6 +25,7 @@ import msgspec
 
 from quaymaster.net.http_message import CONNECTION_CLOSE, HTTPLimits, HTTPRequest
 from quaymaster.net.http_parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, RequestRefused
+from quaymaster.net.strangers import PeerShare, Strangers
 
 AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
 """Called when the head of a request is complete, before its body is read: None, or the reply (status,
@@ -35,8 +36,12 @@ RenderError = Callable[[int, str], tuple[bytes, bytes]]
 UNREAD_BYTES_MAX = 256 * 1024
 """A connection that waits for its pass with more than this is not read meanwhile."""
 STALLED_UNREAD_BYTES_MAX = 16 * 1024
-"""Nor one whose earlier requests wait, with more than this. With less it is read, to see when the client goes: its
-long polls must not take messages for nobody."""
+"""Nor one whose earlier requests wait, or that is a stranger's and waits for its turn, with more than this. With less
+it is read, to see when the client goes: its long polls must not take messages for nobody."""
+STRANGER_HEADS_PER_TURN = 4
+"""Requests that a stranger's connection may have taken in one turn."""
+UNCOUNTED_BYTES = 4 * 1024
+"""What a stranger's connection holds is counted above this."""
 HELD_PERCENT_MAX = 90
 """No more than this part of all connections is held; others are closed instead. Of a client that is held it is not
 seen that it has gone, so those that reconnect would use up all connections."""
@@ -71,21 +76,25 @@ class ConnectionOwner(Protocol):
     is_draining: bool
     body_bytes: int
     """Memory that bodies take that have come in part."""
+    strangers: Strangers
     reply_starts: dict[int, bytes]
     """By status, how a reply begins; those that are not there, `reply_start` makes."""
-
-    @property
-    def connections(self) -> int:
-        """Open connections, those being closed included."""
-        ...
 
     @property
     def connections_held(self) -> int:
         """Connections from which nothing is taken for a while (`HTTPRequest.hold_off`)."""
         ...
 
+    def has_room_for(self, peer: str) -> bool:
+        """Tell whether one more connection is taken; another may have been closed for it."""
+        ...
+
+    def turn_away(self, transport: asyncio.Transport) -> None:
+        """Close the connection of a client that was refused, once it has seen that."""
+        ...
+
     def add(self, connection: HTTPConnection) -> None:
-        """Note that it is open."""
+        """Note that it is open, and a stranger's."""
         ...
 
     def remove(self, connection: HTTPConnection) -> None:
@@ -137,7 +146,6 @@ class HTTPConnection(asyncio.Protocol):
         "_kept_bytes",
         "_limits",
         "_out",
-        "_peer",
         "_pending",
         "_phase",
         "_pipeline_max",
@@ -152,6 +160,10 @@ class HTTPConnection(asyncio.Protocol):
         "_turn_scheduled",
         "_unread",
         "_write_paused",
+        "counted_bytes",
+        "is_known",
+        "peer",
+        "share",
     )
 
     def __init__(self, server: ConnectionOwner) -> None:
@@ -161,7 +173,11 @@ class HTTPConnection(asyncio.Protocol):
         """0 while the connection is held: then nothing more is taken from it."""
         self._head = HeadParser(server.limits)
         self._transport: asyncio.Transport
-        self._peer = ""
+        self.peer = ""
+        self.is_known = False
+        """Whether the last request that was judged was signed; see `net/strangers`."""
+        self.share: PeerShare | None = None
+        self.counted_bytes = 0
         self._phase = _HEAD
         self._unread = b""
         """Bytes received and not taken yet: until the next pass; part of a head; requests over pipeline_max."""
@@ -202,16 +218,16 @@ class HTTPConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         server = self._server
-        if server.connections >= self._limits.connections_max or server.is_draining:
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        if server.is_draining or not server.has_room_for(self.peer):
             self._is_lost = True
             self._phase = _NOTHING_MORE
             server.on_event("connection_refused")
             headers, body = server.error_response(503, "The server takes no more connections.")
             self._transport.writelines(self._render(503, headers, body, CONNECTION_CLOSE, is_head=False))
-            self._transport.close()
+            server.turn_away(self._transport)
             return
-        peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -226,6 +242,9 @@ class HTTPConnection(asyncio.Protocol):
             self._update_reading()
         else:
             self._schedule_read(time.monotonic() * 1000)
+        if not self.is_known and len(self._unread) > UNCOUNTED_BYTES:
+            self._update_reading()
+            self._settle()
 
     def eof_received(self) -> bool:
         """Take it up in this connection's turn: what came before it has been handled then."""
@@ -278,7 +297,7 @@ class HTTPConnection(asyncio.Protocol):
         self._unread = b""
         position = 0
         size = len(data)
-        turns = self._pipeline_max
+        turns = self._pipeline_max if self.is_known else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
         try:
             while position < size:
                 phase = self._phase
@@ -299,6 +318,9 @@ class HTTPConnection(asyncio.Protocol):
                     taken = self._read_body(data, position, received_ms)
                 elif phase == _CHUNKS:
                     taken = self._read_chunks(data, position, received_ms)
+                    if self._stalled:
+                        position = taken
+                        break
                 else:
                     taken = size
                 if taken == position:
@@ -313,11 +335,13 @@ class HTTPConnection(asyncio.Protocol):
             self._schedule_turn()
         if self._stalled or self._refused or self._reading_paused:
             self._update_reading()
+        if not self.is_known:
+            self._settle()
 
     def _read_head(self, data: bytes, position: int, received_ms: float) -> int:
         """Take one head, and its body too if all of it is there; return the new position."""
         head = self._head
-        request = head.read(data, position, self._peer, received_ms, self)
+        request = head.read(data, position, self.peer, received_ms, self)
         if request is None:
             return position
         self._requests_seen += 1
@@ -378,6 +402,9 @@ class HTTPConnection(asyncio.Protocol):
             self._finish_body(chunks.join(), received_ms)
         else:
             self._keep(chunks.kept_bytes)
+            if chunks.has_more:
+                self._stalled = True
+                self._schedule_turn()
         return end
 
     def _keep(self, kept_bytes: int) -> None:
@@ -424,7 +451,7 @@ class HTTPConnection(asyncio.Protocol):
         request = self._request
         if request is None:  # its head could not be read
             now_ms = time.monotonic() * 1000
-            request = HTTPRequest(b"", b"", b"", b"", [], self._peer, now_ms, {}, CONNECTION_CLOSE, self)
+            request = HTTPRequest(b"", b"", b"", b"", [], self.peer, now_ms, {}, CONNECTION_CLOSE, self)
         headers, body = self._server.error_response(refusal.status, refusal.message)
         self._answer_and_close(request, refusal.status, headers, body)
 
@@ -440,12 +467,13 @@ class HTTPConnection(asyncio.Protocol):
         request.respond(status, headers, body)
 
     def _update_reading(self) -> None:
+        unread_max = UNREAD_BYTES_MAX if self.is_known else STALLED_UNREAD_BYTES_MAX
         pause = (
             self._write_paused
             or not self._pipeline_max
             or (self._stalled and len(self._unread) > STALLED_UNREAD_BYTES_MAX)
             or (self._refused and not self._is_lingering)
-            or (self._is_read_due and len(self._unread) > UNREAD_BYTES_MAX)
+            or (self._is_read_due and len(self._unread) > unread_max)
         )
         if pause == self._reading_paused or self._is_lost or self._transport.is_closing():
             return
@@ -537,6 +565,8 @@ class HTTPConnection(asyncio.Protocol):
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._reading_paused:
             self._update_reading()
+        if not self.is_known:
+            self._settle()
 
     def _give_polls_up(self) -> None:
         """The client sends no more: it may be gone, so none of its polls must take a message any more.
@@ -588,6 +618,47 @@ class HTTPConnection(asyncio.Protocol):
         if not self._is_lost:
             self._schedule_turn()
 
+    # Strangers; see `net/strangers`.
+
+    def become_known(self) -> None:
+        """A request of it was signed."""
+        self.is_known = True
+        self._server.strangers.remove(self)
+
+    def become_stranger(self) -> None:
+        """A request of it was not."""
+        if not self._is_lost:
+            self.is_known = False
+            self._server.strangers.add(self, self.peer)
+
+    def can_be_closed(self) -> bool:
+        """Tell whether no request of it waits for an answer."""
+        return not any(request.is_waiting for request in self._pending)
+
+    def close_for_others(self) -> None:
+        """Close it, so that there is room for others."""
+        self._server.on_event("closed_for_others")
+        self.connection_lost(None)
+        self._transport.abort()
+
+    def give_memory_back(self) -> None:
+        """Refuse what is coming in; close it where it does not read our answers."""
+        if self._phase == _NOTHING_MORE or self._transport.get_write_buffer_size() > UNCOUNTED_BYTES:
+            self.close_for_others()
+        else:
+            self._refuse(
+                RequestRefused(
+                    503, "rejected_unsigned_full", "Too much is coming in that is not known to be signed."
+                )
+            )
+
+    def _settle(self) -> None:
+        """Have the memory counted that it takes as a stranger's."""
+        if self._is_lost:
+            return
+        kept_bytes = len(self._unread) + self._kept_bytes + self._transport.get_write_buffer_size()
+        self._server.strangers.keep(self, kept_bytes if kept_bytes > UNCOUNTED_BYTES else 0)
+
     # Ending.
 
     def count_waiting(self) -> int:
@@ -608,6 +679,8 @@ class HTTPConnection(asyncio.Protocol):
 
     def sweep(self, now_ms: float) -> None:
         """Drop the client when it has been doing the same thing for too long."""
+        if self.counted_bytes:
+            self._settle()
         activity = self._requests_seen * _ACTIVITIES + self._current_activity()
         if activity != self._activity:
             self._activity = activity

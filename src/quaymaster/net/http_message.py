@@ -51,6 +51,14 @@ class HTTPLimits:
     """Unsent reply bytes of a connection above which no further request of it is read."""
     write_timeout_ms: int = 30_000
     """How long replies may stay unsent because the client does not read them."""
+    unsigned_bytes_max: int = 64 * 1024 * 1024
+    """What all connections without a valid signature hold: received and not handed over, and unsent."""
+    unsigned_peer_bytes_max: int = 32 * 1024 * 1024
+    """The same of one peer."""
+    unsigned_peer_connections_max: int = 1_000
+    """Connections of one peer without a valid signature; one more closes the oldest."""
+    unsigned_requests_per_pass: int = 32
+    """So many requests of such connections a pass takes, and it looks at no more connections than that."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -60,6 +68,13 @@ class HTTPLimits:
 
 class ReplySink(Protocol):
     """The connection a request came by."""
+
+    is_known: bool
+    """Whether the last request of it that was judged was signed."""
+
+    def become_known(self) -> None: ...
+
+    def become_stranger(self) -> None: ...
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None: ...
 
@@ -122,6 +137,18 @@ class HTTPRequest(msgspec.Struct, eq=False):
             return
         self._connection = None
         connection.reply(self, status, headers, body)
+
+    def vouch(self) -> None:
+        """Say that it is signed: its connection gets more than strangers do. Call it before `respond`."""
+        connection = self._connection
+        if connection is not None and not connection.is_known:
+            connection.become_known()
+
+    def doubt(self) -> None:
+        """Say that it is not signed as it must be: its connection is a stranger's again. Call it before `respond`."""
+        connection = self._connection
+        if connection is not None and connection.is_known:
+            connection.become_stranger()
 
     def hold_off(self, hold_ms: int) -> None:
         """Take nothing more from this client for so long, beginning now. Call it before `respond`."""

@@ -37,6 +37,17 @@ REQUEST_LINE_OVERHEAD_BYTES = 32
 CHUNK_LINE_BYTES_MAX = 1024
 """A chunk's size with its extensions; we ignore extensions, so there is no reason to allow long ones."""
 
+CHUNK_STEPS_PER_TURN = 128
+"""So much of a chunked body is taken at once, 32 chunks or more; then others have their turn."""
+SMALL_CHUNKS_MAX = 256
+"""So many chunks of a body may be of any size."""
+CHUNK_BYTES_MEAN_MIN = 256
+"""Of those that are more, the mean: each costs us as much as hundreds of bytes, however small it is."""
+BODY_METHOD = b"POST"
+"""No request of another method has a body here."""
+BODILESS_METHODS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"TRACE"})
+"""Nor does one of these mean anything anywhere with a body."""
+
 INCOMPLETE = -1
 CHUNKED = -1
 
@@ -190,6 +201,8 @@ class HeadParser:
             if first[b"expect"].lower() != b"100-continue":
                 raise RequestRefused(417, "rejected_malformed", "Only 100-continue can be expected.")
             self.expects_continue = is_current and self.body_length != 0
+        if self.body_length and method != BODY_METHOD:
+            raise _bodiless(method)
         line = CONNECTION_PERSISTS if is_current else CONNECTION_CLOSE
         connection = first.get(b"connection")
         if connection is not None:
@@ -213,6 +226,12 @@ class HeadParser:
         return RequestRefused(
             414, "rejected_target_too_large", f"The target is over {self._target_bytes_max} bytes."
         )
+
+
+def _bodiless(method: bytes) -> RequestRefused:
+    if method in BODILESS_METHODS:
+        return _malformed(f"A {method.decode()} request has no body.")
+    return RequestRefused(405, "rejected_malformed", "Only POST requests have a body here.")
 
 
 def _unknown_encoding() -> RequestRefused:
@@ -250,16 +269,21 @@ PART_COST_BYTES = 64
 
 
 class ChunkedBody:
-    """Takes a chunked body apart. Feed it all unread bytes again and again until `is_complete`."""
+    """Takes a chunked body apart. Feed it all unread bytes again and again until `is_complete`.
+
+    Where `has_more` is set, it stopped although it could go on: others have their turn first.
+    """
 
     __slots__ = (
         "_body_bytes_max",
+        "_chunks",
         "_in_trailers",
         "_left",
         "_parts",
         "_size",
         "_trailer_bytes",
         "_trailer_bytes_max",
+        "has_more",
         "is_complete",
     )
 
@@ -272,6 +296,8 @@ class ChunkedBody:
         self._left = 0
         """Bytes missing of the current chunk and the CRLF behind it; 0 between chunks."""
         self._in_trailers = False
+        self._chunks = 0
+        self.has_more = False
         self.is_complete = False
 
     @property
@@ -292,9 +318,15 @@ class ChunkedBody:
         """Take what can be taken from `position` on and return the position behind it.
 
         Raises:
-            RequestRefused: the body is too large, or its chunks are malformed.
+            RequestRefused: the body is too large, or its chunks are malformed or too small.
         """
+        self.has_more = False
+        steps = 0
         while not self.is_complete and position < len(data):
+            steps += 1
+            if steps > CHUNK_STEPS_PER_TURN:
+                self.has_more = True
+                break
             if self._in_trailers:
                 taken = self._take_trailer(data, position)
             elif self._left:
@@ -317,6 +349,12 @@ class ChunkedBody:
             raise _malformed("A chunk's size is malformed.")
         size = int(line[1], 16)
         self._size += size
+        self._chunks += 1
+        if self._size < (self._chunks - SMALL_CHUNKS_MAX) * CHUNK_BYTES_MEAN_MIN:
+            raise _malformed(
+                f"The chunks are too small: where there are over {SMALL_CHUNKS_MAX}, they must have "
+                f"{CHUNK_BYTES_MEAN_MIN} bytes on average."
+            )
         if self._size > self._body_bytes_max:
             raise RequestRefused(
                 413, "rejected_body_too_large", f"The body is over {self._body_bytes_max} bytes."

@@ -29,12 +29,13 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final
 
-from quaymaster.net.http_connection import AdmitRequest, HTTPConnection, RenderError
+from quaymaster.net.http_connection import LINGER_MS, AdmitRequest, HTTPConnection, RenderError
 from quaymaster.net.http_message import (
     HTTPLimits,
     HTTPRequest,
     render_error_as_text,
 )
+from quaymaster.net.strangers import Stranger, Strangers
 
 __all__ = [
     "HTTP_EVENTS",
@@ -54,12 +55,14 @@ order; answers each now or later. Raises only by a bug: what of the pass is unan
 HTTP_EVENTS: Final = (
     "connection_opened",
     "connection_closed",
-    "connection_refused",  # over connections_max
+    "connection_refused",  # over connections_max, or over what one peer may have without a signature
+    "closed_for_others",  # a connection without a valid signature, for there was no room
     "rejected_malformed",
     "rejected_target_too_large",
     "rejected_header_too_large",
     "rejected_body_too_large",
     "rejected_bodies_full",  # over body_bytes_total_max
+    "rejected_unsigned_full",  # over what connections without a valid signature may hold
     "rejected_by_admission",
     "timeout_header",
     "timeout_body",
@@ -74,6 +77,10 @@ PASS_REQUESTS_MAX = 128
 loop looks after everything else in between, however much comes in."""
 PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
+UNSIGNED_PASS_BODY_BYTES_MAX = 256 * 1024
+"""Of strangers' bodies, a pass takes so many; see `net/strangers`."""
+TURNED_AWAY_MAX = 256
+"""Clients that were refused, and are let see why before their connection is closed."""
 HOLD_STEP_S = 0.05
 """How exact the end of a hold is."""
 SWEEP_INTERVAL_MS_MAX = 500
@@ -124,7 +131,10 @@ class HTTPServer:
         self.error_response = error_response
         self.on_event: Callable[[str], None] = on_event or _ignore_event
         self.is_draining = False
+        self.strangers = Strangers(limits)
         self._open: set[HTTPConnection] = set()
+        self._turned_away: deque[tuple[float, asyncio.Transport]] = deque()
+        """And when they were, on the sweep's clock."""
         self._readable: list[HTTPConnection] = []
         self._arrived: list[HTTPRequest] = []
         self._dirty: list[HTTPConnection] = []
@@ -155,7 +165,7 @@ class HTTPServer:
 
     def why_not_ready(self) -> str | None:
         """Return why a balancer should ask another server, None while new connections are taken."""
-        is_full = self.connections >= self.limits.connections_max
+        is_full = self.connections >= self.limits.connections_max and not self.strangers.can_make_room()
         return "The server takes no more connections." if is_full else None
 
     @property
@@ -214,24 +224,45 @@ class HTTPServer:
         finally:
             if self._sweeper is not None:
                 self._sweeper.cancel()
+            for _, transport in self._turned_away:
+                transport.abort()
         await self._listener.wait_closed()
         log.info("http server stopped name=%s", self.name)
 
     # For connections.
 
+    def has_room_for(self, peer: str) -> bool:
+        """Tell whether one more connection is taken; another may have been closed for it."""
+        if not self.strangers.make_room_for(peer):
+            return False
+        return self.connections < self.limits.connections_max or self.strangers.make_room()
+
+    def turn_away(self, transport: asyncio.Transport) -> None:
+        """Close the connection of a client that was refused, once it has seen that."""
+        if len(self._turned_away) < TURNED_AWAY_MAX:
+            transport.write_eof()
+            self._turned_away.append((self._sweep_clock_ms, transport))
+        else:
+            transport.close()
+
     def add(self, connection: HTTPConnection) -> None:
         self._open.add(connection)
+        self.strangers.add(connection, connection.peer)
         self.on_event("connection_opened")
 
     def remove(self, connection: HTTPConnection) -> None:
         self._open.discard(connection)
+        self.strangers.remove(connection)
         self.on_event("connection_closed")
         if self._all_closed is not None and not self._open:
             self._all_closed.set()
 
     def schedule_read(self, connection: HTTPConnection) -> None:
-        """Have what `connection` received read in the next pass."""
-        self._readable.append(connection)
+        """Have what `connection` received read in the next pass; a stranger's, when its turn comes."""
+        if connection.is_known:
+            self._readable.append(connection)
+        else:
+            self.strangers.wait_for_turn(connection)
         self._have_pass()
 
     def schedule_turn(self, connection: HTTPConnection) -> None:
@@ -272,7 +303,7 @@ class HTTPServer:
             self._take_up(time.monotonic() * 1000)
         finally:  # whatever failed, the next pass comes
             self._is_pass_due = False
-            if self._readable or self._arrived or self._dirty:
+            if self._readable or self._arrived or self._dirty or self.strangers.is_waiting:
                 self._have_pass()
 
     def _take_up(self, pass_ms: float) -> None:
@@ -281,10 +312,9 @@ class HTTPServer:
             if len(self._arrived) >= PASS_REQUESTS_MAX or self._arrived_bytes >= PASS_BODY_BYTES_MAX:
                 self._readable = readable[index:]
                 break
-            try:
-                connection.read()
-            except Exception:
-                self._on_failed(connection)
+            self._read(connection)
+        if self.strangers.is_waiting:
+            self._read_strangers()
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             self._arrived_bytes = 0
@@ -296,7 +326,26 @@ class HTTPServer:
             except Exception:
                 self._on_failed(connection)
 
-    def _on_failed(self, connection: HTTPConnection) -> None:
+    def _read_strangers(self) -> None:
+        """Read on with some whose signature is not known to be valid; the others wait for the next pass."""
+        turns = self.limits.unsigned_requests_per_pass
+        requests_max = len(self._arrived) + turns
+        bytes_max = self._arrived_bytes + UNSIGNED_PASS_BODY_BYTES_MAX
+        for _ in range(turns):
+            connection = self.strangers.next_turn()
+            if connection is None:
+                return
+            self._read(connection)
+            if len(self._arrived) >= requests_max or self._arrived_bytes >= bytes_max:
+                return
+
+    def _read(self, connection: Stranger) -> None:
+        try:
+            connection.read()
+        except Exception:
+            self._on_failed(connection)
+
+    def _on_failed(self, connection: Stranger) -> None:
         """A bug of ours costs the connection it was met on, not the server."""
         log.exception("connection failed name=%s", self.name)
         self.on_event("handler_failed")
@@ -347,6 +396,8 @@ class HTTPServer:
             self.reply_starts.clear()
         for connection in list(self._open):
             connection.sweep(self._sweep_clock_ms)
+        while self._turned_away and self._turned_away[0][0] + LINGER_MS < self._sweep_clock_ms:
+            self._turned_away.popleft()[1].abort()
         self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
 
 

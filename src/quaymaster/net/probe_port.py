@@ -21,6 +21,7 @@ from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
 from quaymaster.net.http_message import HTTPRequest
 
 SCRAPES_MAX: Final = 8
+_GET_ONLY: Final = 405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n"
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,15 @@ class ProbePort:
             scrape.cancel()
         await asyncio.gather(*self._scrapes, return_exceptions=True)
 
+    def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes]:
+        """Refuse a request whose body is still to come: nothing here has one."""
+        return _GET_ONLY
+
     def handle(self, request: HTTPRequest) -> None:
         """Answer `request`, now or later."""
         path = request.path
         if request.method not in (b"GET", b"HEAD"):
-            request.respond(405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n")
+            request.respond(*_GET_ONLY)
         elif path == b"/health/live":
             _respond(request, 200, {"status": "live", "version": __version__})
         elif path == b"/health/ready":

@@ -1,0 +1,205 @@
+"""What clients get before a signature of theirs was verified: connections, memory and turns, by peer and in all.
+
+A connection is a *stranger's* until a request that came by it was found signed, and again after one that was not:
+
+```
+    accepted ──▶ stranger ──signed──▶ known ──not signed──▶ stranger
+                    │
+                    ├── its peer has too many of them, or there is no room ──▶ the oldest is closed
+                    └── they hold too much memory ──▶ the one heard least lately gives its back
+```
+
+So an attacker pushes out his own connections before those of others, and what stalls goes before what comes in. A
+peer is an IPv4 address, or a /64 network of IPv6: a client has all addresses of it.
+
+Public: `Strangers` (`make_room_for`, `make_room`, `add`, `remove`, `keep`, `wait_for_turn`, `next_turn`, `is_waiting`,
+`kept_bytes`), `PeerShare`, `Stranger`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final, Protocol
+
+from quaymaster.net.http_message import HTTPLimits
+
+LOOKS_MAX: Final = 256
+"""So many of the oldest are looked at for one that can be closed; the others wait for an answer of ours."""
+
+
+class PeerShare:
+    """What the strangers of one peer have."""
+
+    __slots__ = ("connections", "holders", "kept_bytes", "name", "readable")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connections: dict[Stranger, None] = {}
+        """The oldest first."""
+        self.holders: dict[Stranger, None] = {}
+        """Those whose memory is counted, the one heard least lately first."""
+        self.kept_bytes = 0
+        self.readable: deque[Stranger] = deque()
+        """Those that wait for their turn."""
+
+
+class Stranger(Protocol):
+    """What is asked of a connection."""
+
+    share: PeerShare | None
+    """Its peer's, while it is a stranger's."""
+    counted_bytes: int
+    """What `Strangers.keep` was told last."""
+
+    def read(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def can_be_closed(self) -> bool:
+        """Tell whether no request of it waits for an answer."""
+        ...
+
+    def close_for_others(self) -> None:
+        """Close it, so that there is room for others."""
+        ...
+
+    def give_memory_back(self) -> None:
+        """Refuse what is coming in, or close it, so that there is memory for others."""
+        ...
+
+
+class Strangers:
+    """The strangers of one server."""
+
+    def __init__(self, limits: HTTPLimits) -> None:
+        self._limits = limits
+        self._connections: dict[Stranger, None] = {}
+        self._holders: dict[Stranger, None] = {}
+        self._shares: dict[str, PeerShare] = {}
+        self._turns: deque[PeerShare] = deque()
+        """Peers some of whose connections wait for a turn."""
+        self.kept_bytes = 0
+        """Memory that is counted: received and not taken, and unsent."""
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def make_room_for(self, peer: str) -> bool:
+        """Let a peer have one more, for its oldest if need be; False when all that it has wait for an answer."""
+        share = self._shares.get(peer_name(peer))
+        if share is None or len(share.connections) < self._limits.unsigned_peer_connections_max:
+            return True
+        return _close_one(share.connections)
+
+    def make_room(self) -> bool:
+        """Close the oldest; False when there is none that can be closed."""
+        return _close_one(self._connections)
+
+    def can_make_room(self) -> bool:
+        """Tell whether `make_room` would."""
+        return _oldest(self._connections) is not None
+
+    def add(self, connection: Stranger, peer: str) -> None:
+        """Note that a connection is a stranger's."""
+        name = peer_name(peer)
+        share = self._shares.get(name)
+        if share is None:
+            share = self._shares[name] = PeerShare(name)
+        connection.share = share
+        share.connections[connection] = None
+        self._connections[connection] = None
+
+    def remove(self, connection: Stranger) -> None:
+        """Note that it is known now, or closed."""
+        share = connection.share
+        if share is None:
+            return
+        self._count(connection, share, 0)
+        connection.share = None
+        del share.connections[connection]
+        del self._connections[connection]
+        if not share.connections:
+            del self._shares[share.name]
+
+    def keep(self, connection: Stranger, kept_bytes: int) -> None:
+        """Note the memory that a connection takes now, which was just heard; where it is too much, some give theirs."""
+        share = connection.share
+        if share is None or (kept_bytes == 0 and connection.counted_bytes == 0):
+            return
+        self._count(connection, share, kept_bytes)
+        if share.kept_bytes > self._limits.unsigned_peer_bytes_max:
+            self._relieve(share.holders, share)
+        elif self.kept_bytes > self._limits.unsigned_bytes_max:
+            self._relieve(self._holders, None)
+
+    def wait_for_turn(self, connection: Stranger) -> None:
+        """Have a connection read when its turn comes: peers take turns, and so do the connections of each."""
+        share = connection.share
+        assert share is not None, "known connections do not wait among strangers"
+        share.readable.append(connection)
+        if len(share.readable) == 1:
+            self._turns.append(share)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether somebody waits for a turn."""
+        return bool(self._turns)
+
+    def next_turn(self) -> Stranger | None:
+        """Return whose turn it is."""
+        if not self._turns:
+            return None
+        share = self._turns.popleft()
+        connection = share.readable.popleft()
+        if share.readable:
+            self._turns.append(share)
+        return connection
+
+    def _count(self, connection: Stranger, share: PeerShare, kept_bytes: int) -> None:
+        more = kept_bytes - connection.counted_bytes
+        share.kept_bytes += more
+        self.kept_bytes += more
+        connection.counted_bytes = kept_bytes
+        for holders in (share.holders, self._holders):
+            holders.pop(connection, None)
+            if kept_bytes:
+                holders[connection] = None
+
+    def _relieve(self, holders: dict[Stranger, None], share: PeerShare | None) -> None:
+        limits = self._limits
+        while holders and (
+            self.kept_bytes > limits.unsigned_bytes_max
+            or (share is not None and share.kept_bytes > limits.unsigned_peer_bytes_max)
+        ):
+            victim = next(iter(holders))
+            owner = victim.share
+            assert owner is not None, "strangers have a share"
+            self._count(victim, owner, 0)
+            victim.give_memory_back()
+
+
+def peer_name(address: str) -> str:
+    """Return what an address is counted as."""
+    if ":" not in address:
+        return address
+    found = ipaddress.IPv6Address(address)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(found) >> 64 << 64)) + "/64"
+
+
+def _oldest(connections: Iterable[Stranger]) -> Stranger | None:
+    return next(
+        (connection for connection in islice(connections, LOOKS_MAX) if connection.can_be_closed()), None
+    )
+
+
+def _close_one(connections: Iterable[Stranger]) -> bool:
+    oldest = _oldest(connections)
+    if oldest is None:
+        return False
+    oldest.close_for_others()
+    return True

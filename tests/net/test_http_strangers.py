@@ -1,0 +1,322 @@
+"""What the HTTP server gives clients that signed nothing yet: seen from the other end of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from test_http_server import PATIENT, Client, RunOnLoop, echo, post, run, serving
+
+from quaymaster.net import http_server
+from quaymaster.net.http_connection import STRANGER_HEADS_PER_TURN
+from quaymaster.net.http_parse import (
+    CHUNK_BYTES_MEAN_MIN,
+    CHUNK_STEPS_PER_TURN,
+    SMALL_CHUNKS_MAX,
+    ChunkedBody,
+    RequestRefused,
+)
+from quaymaster.net.http_server import HTTPLimits, HTTPRequest
+
+__all__ = ["run"]
+
+GET = b"GET /a HTTP/1.1\r\nHost: q\r\n\r\n"
+SIGNED = b"GET /signed HTTP/1.1\r\nHost: q\r\n\r\n"
+HEAD = b"POST / HTTP/1.1\r\nHost: q\r\n"
+
+
+def judge(request: HTTPRequest) -> None:
+    """Answer as if what says so were signed."""
+    if request.path == b"/signed":
+        request.vouch()
+    else:
+        request.doubt()
+    echo(request)
+
+
+def chunks(count: int, size: int) -> bytes:
+    return b"%x\r\n%b\r\n" % (size, b"x" * size) * count
+
+
+@pytest.mark.parametrize(
+    ("method", "status"),
+    [("GET", 400), ("HEAD", 400), ("DELETE", 400), ("OPTIONS", 400), ("PUT", 405), ("PATCH", 405)],
+)
+@pytest.mark.parametrize("framing", ["Content-Length: 8000000", "Transfer-Encoding: chunked"])
+def test_a_request_that_has_no_body_is_refused_before_one_is_read(
+    run: RunOnLoop, method: str, status: int, framing: str
+) -> None:
+    async def scenario() -> None:
+        async with serving(echo) as served:
+            client = await served.connect()
+            client.send(f"{method} /a HTTP/1.1\r\nHost: q\r\n{framing}\r\n\r\n".encode())
+
+            answer = await client.reply(has_body=method != "HEAD")
+
+            assert (answer[0], answer[1][b"Connection"]) == (status, b"close")
+            assert served.server.body_bytes == 0
+
+    run(scenario)
+
+
+def test_a_method_without_a_body_may_say_that_its_length_is_zero(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(echo) as served:
+            client = await served.connect()
+
+            answer = await client.ask(b"DELETE /a HTTP/1.1\r\nHost: q\r\nContent-Length: 0\r\n\r\n")
+
+            assert answer[0] == 200
+
+    run(scenario)
+
+
+def test_a_body_of_many_tiny_chunks_is_refused(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(echo) as served:
+            client = await served.connect()
+            client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks(10_000, 1))
+
+            status, _, body = await client.reply()
+
+            assert status == 400
+            assert b"too small" in body
+
+    run(scenario)
+
+
+def test_a_body_of_chunks_as_programs_make_them_is_taken(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(echo) as served:
+            client = await served.connect()
+            head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+            few = await client.ask(head + chunks(SMALL_CHUNKS_MAX, 1) + b"0\r\n\r\n")
+            many = await client.ask(
+                head + chunks(SMALL_CHUNKS_MAX, 1) + chunks(3000, CHUNK_BYTES_MEAN_MIN) + b"0\r\n\r\n"
+            )
+
+            assert (few[0], len(few[2])) == (200, SMALL_CHUNKS_MAX)
+            assert (many[0], len(many[2])) == (200, SMALL_CHUNKS_MAX + 3000 * CHUNK_BYTES_MEAN_MIN)
+
+    run(scenario)
+
+
+def test_chunks_and_trailers_are_taken_a_few_at_a_time() -> None:
+    body = ChunkedBody(HTTPLimits())
+    data = chunks(200, 1) + b"0\r\n" + b"T: t\r\n" * 1000 + b"\r\n"
+    position, turns = 0, 0
+
+    while not body.is_complete:
+        taken = body.feed(data, position)
+        assert taken - position <= CHUNK_STEPS_PER_TURN * 6
+        assert body.has_more is not body.is_complete
+        position, turns = taken, turns + 1
+
+    assert turns == -(-(200 * 4 + 1 + 1001) // CHUNK_STEPS_PER_TURN)
+    assert body.join() == b"x" * 200
+
+
+def test_how_chunks_are_cut_does_not_change_whether_they_are_too_small() -> None:
+    data = chunks(SMALL_CHUNKS_MAX + 2, 1)
+
+    def read(step: int) -> None:
+        body = ChunkedBody(HTTPLimits())
+        unread = b""
+        for start in range(0, len(data), step):
+            unread += data[start : start + step]
+            unread = unread[body.feed(unread, 0) :]
+            while body.has_more:
+                unread = unread[body.feed(unread, 0) :]
+
+    for step in (1, 7, len(data)):
+        with pytest.raises(RequestRefused):
+            read(step)
+
+
+def test_where_there_is_no_room_the_oldest_stranger_goes_and_the_signed_stay(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(judge, replace(PATIENT, connections_max=3)) as served:
+            signed, idle, half = [await served.connect() for _ in range(3)]
+            await signed.ask(SIGNED)
+            await idle.ask(GET)
+            half.send(GET[:10])
+
+            fourth = await served.connect()
+            answer = await fourth.ask(SIGNED)
+            fifth = await served.connect()
+            last = await fifth.ask(SIGNED)
+            sixth = await (await served.connect()).reply()
+
+            assert (answer[0], last[0], sixth[0]) == (200, 200, 503)
+            assert await idle.rest() == b""
+            assert await half.rest() == b""
+            assert (await signed.ask(SIGNED))[0] == 200
+            assert served.events["closed_for_others"] == 2
+            assert served.events["connection_refused"] == 1
+
+    run(scenario)
+
+
+def test_one_peer_has_a_bounded_number_of_connections_without_a_signature(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        limits = replace(PATIENT, unsigned_peer_connections_max=2)
+        async with serving(judge, limits) as served:
+            signed = []
+            for _ in range(5):
+                signed.append(await served.connect())
+                await signed[-1].ask(SIGNED)
+            idle = [await served.connect() for _ in range(3)]
+
+            assert await idle[0].rest() == b""
+            assert [(await client.ask(GET))[0] for client in idle[1:]] == [200, 200]
+            assert [(await client.ask(SIGNED))[0] for client in signed] == [200] * 5
+            assert served.server.why_not_ready() is None
+
+    run(scenario)
+
+
+def test_a_connection_is_a_strangers_again_after_a_request_that_was_not_signed(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(judge, replace(PATIENT, connections_max=1)) as served:
+            first = await served.connect()
+            await first.ask(SIGNED)
+            refused = await (await served.connect()).reply()
+            await first.ask(GET)
+
+            second = await served.connect()
+
+            assert refused[0] == 503
+            assert (await second.ask(SIGNED))[0] == 200
+            assert await first.rest() == b""
+
+    run(scenario)
+
+
+def test_who_is_turned_away_sees_why_although_its_request_was_on_its_way(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(judge, replace(PATIENT, connections_max=1)) as served:
+            await (await served.connect()).ask(SIGNED)
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+                writer.write(post(b"x" * 20_000))
+                await asyncio.sleep(0.005)
+                client = Client(reader, writer)
+                served.clients.append(client)
+
+                assert (await client.reply())[0] == 503
+                assert await client.rest() == b""
+
+    run(scenario)
+
+
+def test_those_turned_away_are_let_go_when_the_time_is_over(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "LINGER_MS", 1)
+    monkeypatch.setattr(http_server, "TURNED_AWAY_MAX", 2)
+
+    async def scenario() -> None:
+        async with serving(judge, replace(PATIENT, connections_max=1, header_timeout_ms=40)) as served:
+            await (await served.connect()).ask(SIGNED)
+            for _ in range(4):
+                assert (await (await served.connect()).reply())[0] == 503
+            while served.server._turned_away:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    run(scenario)
+
+
+def test_a_stalled_body_gives_way_to_one_that_comes_in(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        limits = replace(PATIENT, unsigned_bytes_max=300_000, unsigned_peer_bytes_max=200_000)
+        async with serving(judge, limits) as served:
+            stalled, lively = await served.connect(), await served.connect()
+            stalled.send(HEAD + b"Content-Length: 200000\r\n\r\n" + b"a" * 150_000)
+            await served.hold(150_000)
+            lively.send(HEAD + b"Content-Length: 190000\r\n\r\n" + b"b" * 100_000)
+
+            refused = await stalled.reply()
+            lively.send(b"b" * 90_000)
+            taken = await lively.reply()
+
+            assert (refused[0], refused[1][b"Connection"]) == (503, b"close")
+            assert (taken[0], len(taken[2])) == (200, 190_000)
+            assert served.events["rejected_unsigned_full"] == 1
+
+    run(scenario)
+
+
+def test_bodies_of_strangers_leave_those_of_signed_clients_their_room(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        limits = replace(
+            PATIENT, body_bytes_total_max=400_000, unsigned_bytes_max=200_000, unsigned_peer_bytes_max=200_000
+        )
+        async with serving(judge, limits) as served:
+            signed = await served.connect()
+            await signed.ask(SIGNED)
+            strangers = [await served.connect() for _ in range(10)]
+            for stranger in strangers:
+                stranger.send(HEAD + b"Content-Length: 150000\r\n\r\n" + b"a" * 140_000)
+            while served.events["rejected_unsigned_full"] < 9:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+            signed.send(HEAD + b"Content-Length: 150000\r\n\r\n" + b"s" * 140_000)
+            await served.hold(280_000)
+            answer = await signed.ask(b"s" * 10_000)
+
+            assert answer[0] == 200
+            assert served.events["rejected_bodies_full"] == 0
+            assert served.server.strangers.kept_bytes <= 200_000
+
+    run(scenario)
+
+
+def test_replies_that_are_not_read_count_as_memory(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        def large(request: HTTPRequest) -> None:
+            request.respond(200, b"", b"x" * 3_000_000)
+
+        limits = replace(PATIENT, unsigned_bytes_max=9_000_000, unsigned_peer_bytes_max=9_000_000)
+        async with serving(large, limits) as served:
+            for _ in range(6):
+                (await served.connect()).send(GET * 4)
+            while served.events["closed_for_others"] < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+            assert served.server.strangers.kept_bytes <= 9_000_000
+
+    run(scenario)
+
+
+def test_a_pass_takes_the_signed_first_and_a_bounded_number_of_others(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        passes: list[list[bytes]] = []
+
+        def handle(requests: list[HTTPRequest]) -> None:
+            passes.append([request.path for request in requests])
+            for request in requests:
+                judge(request)
+
+        limits = replace(PATIENT, unsigned_requests_per_pass=8)
+        async with serving(handler=handle, limits=limits) as served:
+            signed = [await served.connect() for _ in range(4)]
+            for client in signed:
+                await client.ask(SIGNED)
+            strangers = [await served.connect() for _ in range(20)]
+            passes.clear()
+            for stranger in strangers:
+                stranger.send(GET * 10)
+            for client in signed:
+                client.send(SIGNED)
+            for client in (*signed, *strangers):
+                for _ in range(1 if client in signed else 10):
+                    assert (await client.reply())[0] == 200
+
+            assert sum(map(len, passes)) == 204
+            for paths in passes:
+                assert paths == sorted(paths, reverse=True), "the signed are first"
+                assert paths.count(b"/a") < 8 + STRANGER_HEADS_PER_TURN
+
+    run(scenario)

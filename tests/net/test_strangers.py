@@ -1,0 +1,191 @@
+"""What connections get before a signature of theirs was verified: the bookkeeping, without sockets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quaymaster.net.http_message import HTTPLimits
+from quaymaster.net.strangers import LOOKS_MAX, PeerShare, Strangers, peer_name
+
+LIMITS = replace(
+    HTTPLimits(), unsigned_bytes_max=100, unsigned_peer_bytes_max=60, unsigned_peer_connections_max=3
+)
+
+
+class Connection:
+    """Notes what it is asked to do, and does it."""
+
+    def __init__(self, strangers: Strangers, peer: str = "1.1.1.1") -> None:
+        self.share: PeerShare | None = None
+        self.counted_bytes = 0
+        self.is_answered = True
+        self.ended = ""
+        self._strangers = strangers
+        strangers.add(self, peer)
+
+    def read(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def can_be_closed(self) -> bool:
+        return self.is_answered
+
+    def close_for_others(self) -> None:
+        self.ended = "closed"
+        self._strangers.remove(self)
+
+    def give_memory_back(self) -> None:
+        self.ended = "gave"
+
+
+def test_one_more_of_a_peer_closes_its_oldest_and_none_of_others() -> None:
+    strangers = Strangers(LIMITS)
+    other = Connection(strangers, "2.2.2.2")
+    first, second, _ = (Connection(strangers) for _ in range(3))
+
+    assert strangers.make_room_for("1.1.1.1")
+
+    assert (first.ended, second.ended, other.ended) == ("closed", "", "")
+    assert len(strangers) == 3
+    assert strangers.make_room_for("3.3.3.3")
+
+
+def test_a_connection_whose_request_waits_for_an_answer_is_not_closed_for_others() -> None:
+    strangers = Strangers(LIMITS)
+    waiting, idle, _ = (Connection(strangers) for _ in range(3))
+    waiting.is_answered = False
+
+    assert strangers.make_room_for("1.1.1.1")
+
+    assert (waiting.ended, idle.ended) == ("", "closed")
+
+
+def test_a_peer_all_of_whose_connections_wait_gets_no_more() -> None:
+    strangers = Strangers(LIMITS)
+    for _ in range(3):
+        Connection(strangers).is_answered = False
+
+    assert not strangers.make_room_for("1.1.1.1")
+    assert not strangers.make_room()
+    assert not strangers.can_make_room()
+
+
+def test_the_search_for_one_to_close_has_an_end() -> None:
+    strangers = Strangers(replace(LIMITS, unsigned_peer_connections_max=10_000))
+    for _ in range(LOOKS_MAX):
+        Connection(strangers).is_answered = False
+    Connection(strangers)
+
+    assert not strangers.make_room()
+
+
+def test_a_known_connection_takes_nothing_of_the_strangers_share() -> None:
+    strangers = Strangers(LIMITS)
+    connection = Connection(strangers)
+    strangers.keep(connection, 50)
+
+    strangers.remove(connection)
+    strangers.keep(connection, 50)
+    strangers.remove(connection)
+
+    assert (len(strangers), strangers.kept_bytes, connection.share) == (0, 0, None)
+
+
+def test_the_one_heard_least_lately_gives_its_memory_back_when_its_peer_has_too_much() -> None:
+    strangers = Strangers(LIMITS)
+    stalled, lively, other = Connection(strangers), Connection(strangers), Connection(strangers, "2.2.2.2")
+    strangers.keep(other, 30)
+    strangers.keep(lively, 20)
+    strangers.keep(stalled, 20)
+    strangers.keep(lively, 30)
+
+    strangers.keep(lively, 50)
+
+    assert (stalled.ended, lively.ended, other.ended) == ("gave", "", "")
+    assert strangers.kept_bytes == 80
+
+
+def test_of_all_peers_the_one_heard_least_lately_gives_its_memory_back() -> None:
+    strangers = Strangers(LIMITS)
+    connections = [Connection(strangers, f"1.1.1.{number}") for number in range(4)]
+
+    for connection in connections:
+        strangers.keep(connection, 30)
+
+    assert [connection.ended for connection in connections] == ["gave", "", "", ""]
+    assert strangers.kept_bytes == 90
+
+
+def test_one_that_has_too_much_alone_gives_it_back_itself() -> None:
+    strangers = Strangers(LIMITS)
+    connection = Connection(strangers)
+
+    strangers.keep(connection, 61)
+
+    assert (connection.ended, strangers.kept_bytes) == ("gave", 0)
+
+
+def test_peers_take_turns_however_many_connections_each_has() -> None:
+    strangers = Strangers(LIMITS)
+    many = [Connection(strangers) for _ in range(4)]
+    one = Connection(strangers, "2.2.2.2")
+    for connection in (*many, one):
+        strangers.wait_for_turn(connection)
+
+    turns = [strangers.next_turn() for _ in range(6)]
+
+    assert turns == [many[0], one, many[1], many[2], many[3], None]
+    assert not strangers.is_waiting
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("1.2.3.4", "1.2.3.5", False),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:1.2.3.4", "1.2.3.4", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("", "", True),
+    ],
+)
+def test_a_peer_is_an_address_or_a_network_that_one_client_has(one: str, other: str, same: bool) -> None:
+    assert (peer_name(one) == peer_name(other)) is same
+
+
+@given(st.lists(st.tuples(st.sampled_from("akrwt"), st.integers(0, 5), st.integers(0, 80)), max_size=60))
+@settings(deadline=None)
+def test_sums_are_those_of_the_connections_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
+    strangers = Strangers(LIMITS)
+    connections: list[Connection] = []
+    for what, which, kept_bytes in steps:
+        if what == "a":
+            if strangers.make_room_for(f"1.1.1.{which % 2}"):
+                connections.append(Connection(strangers, f"1.1.1.{which % 2}"))
+            continue
+        if not connections:
+            continue
+        connection = connections[which % len(connections)]
+        if what == "k":
+            strangers.keep(connection, kept_bytes)
+        elif what == "r":
+            strangers.remove(connection)
+        elif what == "w" and connection.share is not None:
+            strangers.wait_for_turn(connection)
+        elif what == "t":
+            strangers.next_turn()
+
+        left = [connection for connection in connections if connection.share is not None]
+        shares = {id(connection.share): connection.share for connection in left}
+        assert len(strangers) == len(left)
+        assert strangers.kept_bytes == sum(connection.counted_bytes for connection in left)
+        assert strangers.kept_bytes <= LIMITS.unsigned_bytes_max
+        for share in shares.values():
+            assert share is not None
+            assert share.kept_bytes == sum(holder.counted_bytes for holder in share.holders)
+            assert share.kept_bytes <= LIMITS.unsigned_peer_bytes_max
+            assert len(share.connections) <= LIMITS.unsigned_peer_connections_max
