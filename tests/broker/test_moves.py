@@ -34,7 +34,7 @@ from quaymaster.core.commands import (
     MoveTask,
     StartMoveTask,
     TakeForMove,
-    TakenOutcome,
+    TakenForTask,
 )
 from quaymaster.core.errors import InvalidParameterValue, TooFewReplicas
 from quaymaster.core.messages import decode_moved, message_id_of, split_payload
@@ -509,10 +509,10 @@ def test_a_task_goes_on_after_a_failure_that_nobody_expected(
     failures = iter([RuntimeError("a bug")])
     take = moves.Moves._take
 
-    async def failing_once(self: moves.Moves, queue_id: int, count: int) -> TakenOutcome:
+    async def failing_once(self: moves.Moves, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
         for failure in failures:
             raise failure
-        return await take(self, queue_id, count)
+        return await take(self, queue_id, task, count)
 
     monkeypatch.setattr(moves.Moves, "_take", failing_once)
 
@@ -527,13 +527,107 @@ def test_a_task_that_starts_again_while_its_work_is_about_to_be_left_to_the_next
     left_first = iter([True])
     work_on = moves.Moves._run
 
-    async def run_or_leave(self: moves.Moves, queue_id: int, number: int, task: MoveTask) -> None:
+    async def run_or_leave(self: moves.Moves, key: int, task: MoveTask) -> None:
         if next(left_first, False):
             return  # as when it was not leading a moment ago, and leads again before this is noted
-        await work_on(self, queue_id, number, task)
+        await work_on(self, key, task)
 
     monkeypatch.setattr(moves.Moves, "_run", run_or_leave)
 
     task, count = asyncio.run(redriven(tmp_path))
 
     assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)
+
+
+# Tasks have an end
+
+
+async def own_dead_letters(tester: BrokerTester, count: int) -> None:
+    """Make a queue that is its own dead-letter queue, with so many dead letters of its own."""
+    await tester.set_queue(define(DEAD, "dead", RedrivePolicy=redrive_to("dead", 1)))
+    for first in range(1, count + 1, 10):
+        await tester.send(DEAD, *(message(number) for number in range(first, first + 10)))
+    dead = tester.broker.host.replica.queues.partition(DEAD, 0)
+    while dead.head <= count:
+        await tester.receive(DEAD, timeout_ms=0)
+
+
+def test_a_task_of_a_queue_that_is_its_own_dead_letter_queue_moves_each_message_once_and_ends(
+    tmp_path: Path,
+) -> None:
+    async def run() -> tuple[MoveTask, int, int]:
+        async with running(tmp_path) as tester:
+            await own_dead_letters(tester, 30)
+            before = tester.broker.host.replica.queues.partition(DEAD, 0).next_sequence
+            await start_task(tester)
+            task = await ended(tester)
+            partition = tester.broker.host.replica.queues.partition(DEAD, 0)
+            return task, partition.next_sequence - before, await waiting(tester, DEAD)
+
+    task, stored, count = asyncio.run(run())
+
+    assert (task.status, task.moved, stored, count) == ("COMPLETED", 30, 30, 30)
+
+
+def test_tasks_of_two_queues_that_are_each_others_dead_letter_queues_end(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, MoveTask, int, int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(DEAD, "dead", RedrivePolicy=redrive_to("other", 1)))
+            await tester.set_queue(define(OTHER, "other", RedrivePolicy=redrive_to("dead", 1)))
+            for queue_id in (DEAD, OTHER):
+                await tester.send(queue_id, *(message(number) for number in range(1, 11)))
+            await tester.ask(StartMoveTask(OTHER, identity(78), arn("other"), arn("dead"), DEAD, None))
+            await start_task(tester, OTHER)
+            first = await ended(tester)
+            while (await tester.ask(ListMoveTasks(OTHER))).tasks[0].status == "RUNNING":  # noqa: ASYNC110 -- asked as a client asks
+                await asyncio.sleep(0.01)
+            second = (await tester.ask(ListMoveTasks(OTHER))).tasks[0]
+            return first, second, await waiting(tester, DEAD), await waiting(tester, OTHER)
+
+    first, second, dead, other = asyncio.run(run())
+
+    assert (first.status, second.status) == ("COMPLETED", "COMPLETED")
+    # What came from the other queue before a task began was there when it started.
+    assert (first.moved <= 20, second.moved <= 20, dead + other) == (True, True, 20)
+
+
+def test_a_task_is_cancelled_while_it_turns_quickly(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, MoveTask, int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            for first in range(0, 5_000, 500):
+                await tester.send(DEAD, *(message(number) for number in range(first, first + 500)))
+            await start_task(tester, OTHER)
+            while not (await task_of(tester)).moved:  # noqa: ASYNC110 -- asked as a client asks
+                await asyncio.sleep(0)
+            cancelled = (await tester.ask(CancelMoveTask(DEAD, TASK))).tasks[0]
+            while tester.broker.journal._moves._tasks:  # noqa: ASYNC110 -- work that tells nobody
+                await asyncio.sleep(0.01)
+            return cancelled, await task_of(tester), await waiting(tester, DEAD)
+
+    cancelled, later, left = asyncio.run(run())
+
+    assert cancelled.status == later.status == "CANCELLED"
+    assert cancelled.moved == later.moved < 5_000
+    assert left == 5_000 - later.moved
+
+
+def test_a_task_with_ever_new_messages_at_its_source_ends(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, bool]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await tester.send(DEAD, *(message(number) for number in range(50)))
+            await start_task(tester, OTHER)
+            sending = asyncio.get_running_loop().create_task(send_for_ever(tester))
+            task = await ended(tester)
+            is_sending = not sending.done()
+            sending.cancel()
+            return task, is_sending
+
+    async def send_for_ever(tester: BrokerTester) -> None:
+        while True:
+            await tester.send(DEAD, message(1))
+
+    task, is_sending = asyncio.run(run())
+
+    assert (task.status, task.moved, is_sending) == ("COMPLETED", 50, True)

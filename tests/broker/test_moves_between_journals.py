@@ -13,16 +13,18 @@ import pytest
 from harness.broker_support import arn, define, message, number_of, options, redrive_to
 from test_cell_broker import Cell, until
 
-from quaymaster.broker import moves, queue_places
+from quaymaster.broker import moves, moves_out, queue_places
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.core.commands import (
+    CancelMoveTask,
     Command,
     CountMessages,
     DeleteQueue,
     ListMoveTasks,
+    MoveInOutcome,
     MoveTask,
     MoveTasksOutcome,
     NewMessage,
@@ -40,6 +42,7 @@ from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.messages import decode_message, prefix_bytes
+from quaymaster.core.move_tasks import RAN_TOO_LONG
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
 from quaymaster.protocol.broker_calls import JOURNAL_ID, PREPARE
 from quaymaster.protocol.command_codec import decode_outcome, encode_command
@@ -346,6 +349,70 @@ def test_a_task_ends_when_its_queue_is_gone_whoever_says_so(
             assert (gone.status, gone.failure) == ("FAILED", moves.NO_TARGET)
             assert (again.status, again.failure) == ("FAILED", moves.NO_TARGET)
             assert await cell.visible(TARGET_JOURNAL, DEAD) == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["cancelled", "too long"])
+def test_a_task_whose_target_cannot_be_found_ends_when_it_is_cancelled_or_ran_for_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.02)
+
+    async def scenario() -> None:
+        async with two_journals(tmp_path) as cell:
+            await cell.wear_out(JOBS, messages(1, 2))
+            await cell.move_all(JOBS, DEAD, 2)
+            cell.is_store_away = True
+            await cell.tell(TARGET_JOURNAL, StartMoveTask(DEAD, TASK, arn("dead"), arn("jobs"), JOBS, None))
+            if end == "cancelled":
+                await cell.tell(TARGET_JOURNAL, CancelMoveTask(DEAD, TASK))
+            else:
+                monkeypatch.setattr("quaymaster.core.move_tasks.TASK_MAX_MS", 0)
+            leader = cell.leader_of(TARGET_JOURNAL)
+            assert leader is not None
+            await until(lambda: not leader._moves._tasks)
+            outcome = await cell.tell(TARGET_JOURNAL, ListMoveTasks(DEAD))
+            assert isinstance(outcome, MoveTasksOutcome)
+
+            (task,) = outcome.tasks
+            ended = ("CANCELLED", None) if end == "cancelled" else ("FAILED", RAN_TOO_LONG)
+            assert (task.status, task.failure, task.moved) == (*ended, 0)
+            assert await cell.visible(TARGET_JOURNAL, DEAD) == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["cancelled", "too long"])
+def test_a_task_whose_messages_are_on_their_way_ends_when_it_is_cancelled_or_ran_for_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(moves_out, "LOOK_S", 0.02)
+    away = asyncio.Event()
+
+    async def silent(*_: object) -> MoveInOutcome:
+        away.set()
+        raise NotNow
+
+    async def scenario() -> None:
+        async with two_journals(tmp_path) as cell:
+            await cell.wear_out(JOBS, messages(1, 2))
+            await cell.move_all(JOBS, DEAD, 2)
+            leader = cell.leader_of(TARGET_JOURNAL)
+            assert leader is not None
+            assert leader._moves._away is not None
+            monkeypatch.setattr(leader._moves._away._carrier, "move", silent)
+            await cell.tell(TARGET_JOURNAL, StartMoveTask(DEAD, TASK, arn("dead"), arn("jobs"), JOBS, None))
+            await away.wait()
+            if end == "cancelled":
+                await cell.tell(TARGET_JOURNAL, CancelMoveTask(DEAD, TASK))
+            else:
+                monkeypatch.setattr("quaymaster.core.move_tasks.TASK_MAX_MS", 0)
+            await until(lambda: not leader._moves._tasks)
+            outcome = await cell.tell(TARGET_JOURNAL, ListMoveTasks(DEAD))
+            assert isinstance(outcome, MoveTasksOutcome)
+
+            assert outcome.tasks[0].status == ("CANCELLED" if end == "cancelled" else "FAILED")
 
     asyncio.run(scenario())
 

@@ -17,7 +17,9 @@ from quaymaster.core.commands import (
     Receive,
     Send,
     SetQueue,
+    StartMoveTask,
     TakeForMove,
+    TakenForTask,
     TakenOutcome,
 )
 from quaymaster.core.errors import OverLimit
@@ -139,9 +141,11 @@ def test_a_move_task_that_finds_nothing_yet_is_to_ask_again() -> None:
     host = with_many(JOBS)
     receive(host, JOBS, after_ms=60_000)
 
-    taken = host.ask(TakeForMove(JOBS, 10))
+    host.ask(StartMoveTask(JOBS, b"task", "arn", None, None, None))
 
-    assert isinstance(taken, TakenOutcome)
+    taken = host.ask(TakeForMove(JOBS, b"task", 10))
+
+    assert isinstance(taken, TakenForTask)
     assert (taken.taken, taken.unfinished) == ([], True)
 
 

@@ -33,6 +33,7 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
     TakeForMove,
+    TakenForTask,
     TakenOutcome,
 )
 from quaymaster.core.formats import CellFormat
@@ -257,8 +258,8 @@ class Moves(RuleBasedStateMachine):
         target = self.target
         if not any(task.status == "RUNNING" for task in target.partition.tasks):
             target.host.ask(StartMoveTask(2, TASK, arn("dead"), None, 1, None))
-        outcome = target.host.ask(TakeForMove(2, count))
-        assert isinstance(outcome, TakenOutcome)
+        outcome = target.host.ask(TakeForMove(2, TASK, count))
+        assert isinstance(outcome, TakenForTask)
         for taken in outcome.taken:
             target.leave(taken.sequence, TASK)
 

@@ -34,6 +34,7 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
     TakeForMove,
+    TakenForTask,
     TakenOutcome,
 )
 from quaymaster.core.errors import UnsupportedOperation
@@ -506,8 +507,8 @@ def test_a_redrive_gives_a_new_id_and_counts_what_has_arrived() -> None:
     source.now_ms += 1_000
     there.now_ms = source.now_ms
     source.ask(StartMoveTask(DEAD, TASK, arn("jobs-dead"), arn("jobs"), JOBS, None))
-    taken = source.ask(TakeForMove(DEAD, 10))
-    assert isinstance(taken, TakenOutcome)
+    taken = source.ask(TakeForMove(DEAD, TASK, 10))
+    assert isinstance(taken, TakenForTask)
     for one in taken.taken:
         leave(source, DeadLetter(DEAD, 0, one.sequence, one.offset, JOBS), task_id=TASK)
     sent = to_send(source, DEAD, JOBS_KEY)

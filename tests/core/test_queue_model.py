@@ -48,6 +48,7 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
     TakeForMove,
+    TakenForTask,
     TakenOutcome,
 )
 from quaymaster.core.errors import InvalidParameterValue
@@ -569,6 +570,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         self.ask(command)
         source.task = {"id": command.task_id, "status": "RUNNING", "moved": 0, "to": command.target_queue_id}
+        source.task["stop"] = source.next_sequence
         self.keep()
 
     @rule(place=st.sampled_from([1, 3]), count_max=st.integers(1, 5))
@@ -577,16 +579,17 @@ class QueueMachine(RuleBasedStateMachine):
         if source.task is None or source.task["status"] != "RUNNING":
             return
         source.advance(self.now_ms)
-        outcome: TakenOutcome = self.ask(TakeForMove(source.queue_id, count_max))
+        task_id = source.task["id"]
+        assert isinstance(task_id, bytes)
+        outcome: TakenForTask = self.ask(TakeForMove(source.queue_id, task_id, count_max))
         may = {
             found.sequence
             for run in source.candidates(self.now_ms, self.committed(source.queue_id), strictly=False)
             for found in run
         }
-        task_id = source.task["id"]
-        assert isinstance(task_id, bytes)
         for taken in outcome.taken:
             assert taken.sequence in may
+            assert taken.sequence < int(str(source.task["stop"]))
             found = source.live[taken.sequence]
             assert not source.is_expired(found, self.now_ms)
             assert self.stored_id(taken.offset) == found.message_id

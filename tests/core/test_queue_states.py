@@ -38,6 +38,7 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
     TakeForMove,
+    TakenForTask,
     TakenOutcome,
 )
 from quaymaster.core.errors import (
@@ -161,8 +162,11 @@ def move(
 
 
 def take_for_task(host: Host, queue_id: int, to: int, count_max: int = 10) -> list[DeadLetter]:
-    outcome = host.ask(TakeForMove(queue_id, count_max))
-    assert isinstance(outcome, TakenOutcome)
+    """Take messages for the task that runs, or for one that is started for it."""
+    if not any(task.status == "RUNNING" for task in tasks_of(host, queue_id)):
+        host.ask(StartMoveTask(queue_id, identity(999), "arn", None, to, None))
+    outcome = host.ask(TakeForMove(queue_id, tasks_of(host, queue_id)[0].task_id, count_max))
+    assert isinstance(outcome, TakenForTask)
     return [DeadLetter(queue_id, 0, taken.sequence, taken.offset, to) for taken in outcome.taken]
 
 
@@ -764,12 +768,13 @@ def test_move_task_does_not_revive_what_has_expired() -> None:
     change(host, DEAD, MessageRetentionPeriod=60)
     send(host, DEAD, message(1))
     send(host, DEAD, message(2), after_ms=30_000)
+    start_task(host)
     host.now_ms += 30_000
 
     assert [taken.sequence for taken in take_for_task(host, DEAD, JOBS)] == [2]
     host.now_ms += 60_000
-    outcome = host.ask(TakeForMove(DEAD, 10))
-    assert isinstance(outcome, TakenOutcome)
+    outcome = host.ask(TakeForMove(DEAD, TASK, 10))
+    assert isinstance(outcome, TakenForTask)
     assert not outcome.unfinished
     assert host.partition(DEAD).alive == 1  # only the one that is on its way
     same_after_replay(host)
@@ -778,6 +783,7 @@ def test_move_task_does_not_revive_what_has_expired() -> None:
 def test_move_within_one_queue_is_applied_once_behind_a_snapshot() -> None:
     host = started()
     send(host, DEAD, message(1))
+    start_task(host)
     (taken,) = take_for_task(host, DEAD, DEAD)
     move(host, taken, new_id=identity(10))
     found = host.partition(DEAD)

@@ -410,11 +410,11 @@ class World:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Put this world in the place of the real one while the block runs."""
-        start_tasks = moves.Moves.start_tasks
+        start_tasks_of = moves.Moves.start_tasks_of
 
-        def start_tasks_later(tasks: moves.Moves) -> None:
+        def start_tasks_later(tasks: moves.Moves, key: int) -> None:
             if self.may_move:
-                start_tasks(tasks)
+                start_tasks_of(tasks, key)
 
         sim_threading, sim_time = SimThreading(self), SimTime(self)
         places: list[tuple[Any, str, Any]] = [
@@ -427,7 +427,7 @@ class World:
             (writer, "SimpleQueue", partial(SimQueue, self)),
             (journal_recovery, "uuid4", SimUuid(self.rng).uuid4),
             (moves, "uuid", SimUuid(self.rng)),
-            (moves.Moves, "start_tasks", start_tasks_later),
+            (moves.Moves, "start_tasks_of", start_tasks_later),
             (
                 journal_service,
                 "QueueClock",

@@ -34,6 +34,7 @@ from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
+from quaymaster.core.applied_queues import partition_key
 from quaymaster.core.cell import ReplicaSeen
 from quaymaster.core.commands import (
     Command,
@@ -227,7 +228,7 @@ class JournalService:
     def submit(self, command: Command, reply: Reply) -> Submitted:
         """See `BrokerClient`."""
         if type(command) is StartMoveTask:
-            return self.host.submit(command, self._and_start_tasks(reply))
+            return self.host.submit(command, self._and_start_tasks(command, reply))
         if type(command) is ListDataKeys:
             self._run(self._list_data_keys(command, reply))
             return _NotTakenBack()
@@ -495,11 +496,11 @@ class JournalService:
             self.leaderships += 1
         self._moves.leads(is_leading)
 
-    def _and_start_tasks(self, reply: Reply) -> Reply:
+    def _and_start_tasks(self, command: StartMoveTask, reply: Reply) -> Reply:
         def started(outcome: Any) -> None:
             reply(outcome)
             if not isinstance(outcome, Exception):
-                self._moves.start_tasks()
+                self._moves.start_tasks_of(partition_key(command.queue_id, 0))
 
         return started
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quaymaster.broker.moves_out import MovesAway
-from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key, parts_of_key
 from quaymaster.core.commands import (
     DeadLetter,
     FinishMoveTask,
@@ -26,10 +26,11 @@ from quaymaster.core.commands import (
     MoveTask,
     TakeForMove,
     Taken,
-    TakenOutcome,
+    TakenForTask,
 )
 from quaymaster.core.errors import NotNow, QueueDoesNotExist
 from quaymaster.core.messages import decode_moved, split_payload
+from quaymaster.core.move_tasks import looks_in_vain_max
 from quaymaster.core.partition_moves import UNKNOWN, Place
 from quaymaster.core.queue_definitions import queue_arn
 from quaymaster.core.records import RecordType
@@ -53,6 +54,9 @@ IDLE_ROUNDS = 3
 """A move task is complete when this many looks, a moment apart, found nothing visible."""
 IDLE_S = 0.05
 
+LOOK_ON_S = 0.001
+"""After a look that stopped at its bound the next one is in another millisecond, with a bound of its own."""
+
 UNREADABLE_RETRY_S = 30.0
 """A dead letter whose record cannot be read is left alone for so long before it is tried again."""
 
@@ -65,6 +69,8 @@ AWAY_RETRY_S = 1.0
 NO_SOURCE = "CouldNotDetermineMessageSource"
 INTO_A_LOG = "MessagesAreNotMovedIntoALog"
 """Dead letters of a consumer group are copies: what they were copied from is in the log, and consumed."""
+NOT_FOUND_IN_TIME = "TheDestinationWasNotFoundInTime"
+"""Only seen where the task is over anyway."""
 NO_TARGET = "AWS.SimpleQueueService.NonExistentQueue"
 
 log = logging.getLogger(__name__)
@@ -169,21 +175,23 @@ class Moves:
 
     def _put_back_undecided(self) -> None:
         """Make visible again what was taken for a move in an earlier epoch, and not decided upon."""
-        for partition in self._host.replica.queues.partitions.values():
+        for partition, sequence in self._host.replica.queues.undecided():
             queue_id, number = partition.definition.queue_id, partition.number
-            for sequence in partition.moving:
-                self._host.submit(MoveMessage(queue_id, number, sequence, 0, 0, 0, None, None), _ignored)
+            self._host.submit(MoveMessage(queue_id, number, sequence, 0, 0, 0, None, None), _ignored)
 
     def start_tasks(self) -> None:
         """Go on with every task that the state says is running and that nobody works on."""
-        for partition in list(self._host.replica.queues.partitions.values()):
-            for task in partition.tasks:
-                if task.status == "RUNNING" and task.task_id not in self._tasks:
-                    work = asyncio.get_running_loop().create_task(
-                        self._run(partition.definition.queue_id, partition.number, task)
-                    )
-                    self._tasks[task.task_id] = work
-                    work.add_done_callback(partial(self._forget, task.task_id))
+        for key in self._host.replica.queues.running_tasks:
+            self.start_tasks_of(key)
+
+    def start_tasks_of(self, key: int) -> None:
+        """The same for the tasks of one partition, by its key."""
+        partition = self._host.replica.queues.partitions.get(key)
+        for task in partition.tasks if partition is not None else ():
+            if task.status == "RUNNING" and task.task_id not in self._tasks:
+                work = asyncio.get_running_loop().create_task(self._run(key, task))
+                self._tasks[task.task_id] = work
+                work.add_done_callback(partial(self._forget, key, task.task_id))
 
     async def close(self) -> None:
         """Stop working on tasks; they go on at the next start."""
@@ -241,11 +249,11 @@ class Moves:
         )
         self._host.submit(command, moved)
 
-    def _forget(self, task_id: bytes, work: asyncio.Task[None]) -> None:
+    def _forget(self, key: int, task_id: bytes, work: asyncio.Task[None]) -> None:
         self._tasks.pop(task_id, None)
         if self._host.replica.is_leading and not work.cancelled():
             # It may have been started again while this work was about to end, or to be left to the next leader.
-            self.start_tasks()
+            self.start_tasks_of(key)
 
     def _wake(self, source_key: int) -> None:
         """A move is durable (or was given up): receives that met the message may see what is behind it."""
@@ -253,12 +261,12 @@ class Moves:
         if source is not None and source.watched:
             self._host.waiters.wake(source)
 
-    async def _run(self, queue_id: int, number: int, task: MoveTask) -> None:
+    async def _run(self, key: int, task: MoveTask) -> None:
         """Work on one task until it is over, or another replica leads and goes on with it."""
         log_event(log, logging.INFO, "move task started", source=task.source_arn, target=task.target_arn)
         while True:
             try:
-                await self._work(queue_id, number, task)
+                await self._work(key, task)
                 return
             except QueueDoesNotExist:
                 return
@@ -271,29 +279,34 @@ class Moves:
                 log_failure(log, "move task failed", error, source=task.source_arn)
                 await asyncio.sleep(UNREADABLE_RETRY_S)
 
-    async def _work(self, queue_id: int, number: int, task: MoveTask) -> None:
-        """Move messages until the source has no more visible ones, or the task cannot go on, and end it."""
+    async def _work(self, key: int, task: MoveTask) -> None:
+        """Move messages until none of the task's is visible, or the task cannot go on, and end it."""
+        queue_id, _ = parts_of_key(key)
         failure: str | None = None
-        idle = 0
+        idle = in_vain = 0
         while failure is None and idle < IDLE_ROUNDS:
-            await self._redriven(queue_id, number)
-            partition = self._host.replica.queues.partitions.get(partition_key(queue_id, number))
-            if partition is None or not any(
-                known.task_id == task.task_id and known.status == "RUNNING" for known in partition.tasks
-            ):
-                return
+            if not await self._redriven(key, task):
+                break
             count = min(TAKE_MAX, task.rate_per_s) if task.rate_per_s else TAKE_MAX
             if task.rate_per_s:
                 count = max(1, count // 10)  # ten small steps a second rather than one large one
             async with self._task_turns:
-                found = await self._take(queue_id, count)
+                found = await self._take(queue_id, task, count)
                 taken = found.taken
                 bodies = await self._host.bodies_of([message.offset for message in taken])
-                failure = await self._move_taken(queue_id, number, task, taken, bodies)
+                failure = await self._move_taken(key, task, taken, bodies)
+            if found.is_over:
+                break
             if not taken:
-                idle += not found.unfinished
-                await asyncio.sleep(0 if found.unfinished else IDLE_S)
+                in_vain = in_vain + 1 if found.unfinished else 0
+                if found.unfinished and in_vain <= self._looks_in_vain_max(key):
+                    await asyncio.sleep(LOOK_ON_S)
+                    continue
+                in_vain = 0
+                idle += 1
+                await asyncio.sleep(IDLE_S)
                 continue
+            in_vain = 0
             if not bodies:
                 # What cannot be read was put back, and is visible: as if nothing were there.
                 idle += 1
@@ -302,24 +315,36 @@ class Moves:
             idle = 0
             if task.rate_per_s:
                 await asyncio.sleep(len(taken) / task.rate_per_s)
-        await self._redriven(queue_id, number)
+        await self._redriven(key, task)
         await self._host.ask(FinishMoveTask(queue_id, task.task_id, failure))
         log_event(log, logging.INFO, "move task ended", source=task.source_arn, failure=failure)
 
-    async def _redriven(self, queue_id: int, number: int) -> None:
-        """Return when what tasks took from here has arrived in other journals, as far as it went there."""
-        if self._away is not None:
-            await self._away.redriven(partition_key(queue_id, number))
+    def _looks_in_vain_max(self, key: int) -> int:
+        partition = self._host.replica.queues.partitions.get(key)
+        return looks_in_vain_max(partition) if partition is not None else 0
 
-    async def _take(self, queue_id: int, count: int) -> TakenOutcome:
-        outcome: object = await self._host.ask(TakeForMove(queue_id, count))
-        assert isinstance(outcome, TakenOutcome), "a TakeForMove is answered by a TakenOutcome"
+    async def _redriven(self, key: int, task: MoveTask) -> bool:
+        """Return when what tasks took from here has arrived in other journals; false if the task is over before."""
+        while self._away is not None and self._away.has_redrives(key):
+            await self._away.something_settled()
+            if await self._is_over(key, task):
+                return False
+        return True
+
+    async def _is_over(self, key: int, task: MoveTask) -> bool:
+        """Return whether a task may move nothing more: cancelled, or running for too long."""
+        return (await self._take(parts_of_key(key)[0], task, 0)).is_over
+
+    async def _take(self, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
+        outcome: object = await self._host.ask(TakeForMove(queue_id, task.task_id, count))
+        assert isinstance(outcome, TakenForTask), "a TakeForMove is answered by a TakenForTask"
         return outcome
 
     async def _move_taken(
-        self, queue_id: int, number: int, task: MoveTask, taken: list[Taken], bodies: dict[int, Body]
+        self, key: int, task: MoveTask, taken: list[Taken], bodies: dict[int, Body]
     ) -> str | None:
         """Move each message, or put it back; return why the task cannot go on, or None."""
+        queue_id, number = parts_of_key(key)
         loop = asyncio.get_running_loop()
         failure: str | None = None
         commands: list[MoveMessage] = []
@@ -327,7 +352,7 @@ class Moves:
             body = bodies.get(message.offset)
             target = Place(0, HERE)
             if body is not None and failure is None:
-                found = await self._target_of(task, body)
+                found = await self._target_of(key, task, body)
                 if isinstance(found, str):
                     failure = found
                 else:
@@ -349,7 +374,7 @@ class Moves:
                 )
             )
         await asyncio.gather(*(loop.create_task(self._move_one(command)) for command in commands))
-        self._wake(partition_key(queue_id, number))
+        self._wake(key)
         return failure
 
     async def _move_one(self, command: MoveMessage) -> None:
@@ -366,7 +391,7 @@ class Moves:
                 self._away.begun(partition_key(command.queue_id, command.partition), outcome)
             return
 
-    async def _target_of(self, task: MoveTask, body: Body) -> Place | str:
+    async def _target_of(self, key: int, task: MoveTask, body: Body) -> Place | str:
         """Return where a task moves a message, or why it cannot go on. HERE is this journal."""
         target_id, arn = task.target_queue_id, task.target_arn
         if target_id is None:
@@ -389,6 +414,8 @@ class Moves:
                 if not self._host.replica.is_leading:
                     raise
                 await asyncio.sleep(AWAY_RETRY_S)
+                if await self._is_over(key, task):
+                    return NOT_FOUND_IN_TIME
         return place if place is not None and place.queue_id == target_id else NO_TARGET
 
 

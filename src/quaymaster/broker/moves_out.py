@@ -80,7 +80,9 @@ class MovesAway:
 
     def resume(self) -> None:
         """Send everything that is not settled: this replica leads now, and all that it knows is committed."""
-        for source_key, partition in self._host.replica.queues.partitions.items():
+        queues = self._host.replica.queues
+        for source_key in tuple(queues.sending_away):
+            partition = queues.partitions[source_key]
             if partition.moves is not None:
                 for target_key, pair in partition.moves.out.items():
                     if pair.open:
@@ -107,14 +109,16 @@ class MovesAway:
         self.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def redriven(self, source_key: int) -> None:
-        """Return when no message that a move task took from this partition is under way, or it is not led here."""
-        while self._host.replica.is_leading and self._has_redrives(source_key):
-            with suppress(TimeoutError):  # the queue may be gone, of which nobody tells
-                async with asyncio.timeout(LOOK_S):
-                    await self._settled.wait()
+    async def something_settled(self) -> None:
+        """Return when moves of some partition were settled, or after a moment without."""
+        with suppress(TimeoutError):  # the queue may be gone, of which nobody tells
+            async with asyncio.timeout(LOOK_S):
+                await self._settled.wait()
 
-    def _has_redrives(self, source_key: int) -> bool:
+    def has_redrives(self, source_key: int) -> bool:
+        """Return whether messages that a move task took from this partition are under way, and it is led here."""
+        if not self._host.replica.is_leading:
+            return False
         partition = self._host.replica.queues.partitions.get(source_key)
         if partition is None or partition.moves is None:
             return False

@@ -63,6 +63,7 @@ from quaymaster.core.queue_definitions import (
     parse_queue_arn,
 )
 from quaymaster.core.records import MESSAGE_TYPES, RecordType, Row
+from quaymaster.core.running_tasks import RunningTasks
 from quaymaster.core.state_hash import partition_hash
 
 OWN_DELAY = 8
@@ -143,6 +144,9 @@ class AppliedQueues:
         self.partitions: dict[int, Partition] = {}
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self.removed: set[int] = set()
+        self.running_tasks = RunningTasks()
+        self.sending_away: set[int] = set()
+        """The partitions with messages on their way to other journals."""
         self.messages_gone = 0
         """How many messages were deleted, expired or moved away since this was made; only grows."""
         self._to_empty: deque[Iterator[None]] = deque()
@@ -327,6 +331,7 @@ class AppliedQueues:
             move = OpenMove(row.sequence, bool(is_redrive))
             target_key = partition_key(queue_id, target_partition)
             partition.apply_move_out(target_key, journal_id, number, move, row.time_ms, taken=False)
+            self.sending_away.add(partition.key)
 
     def _apply_move_withdrawn(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -348,9 +353,8 @@ class AppliedQueues:
                 row.time_ms,
             )
 
-    @staticmethod
     def _end_moves_of(
-        partition: Partition, target_key: int, ended: list[tuple[int, int]], now_ms: int
+        self, partition: Partition, target_key: int, ended: list[tuple[int, int]], now_ms: int
     ) -> int:
         """Settle moves, as (number, whether it was taken); return how many messages have moved."""
         arrived = 0
@@ -360,6 +364,8 @@ class AppliedQueues:
                 arrived += 1
                 if move.is_redrive:
                     count_arrived(partition)
+        if not partition.is_sending_away:
+            self.sending_away.discard(partition.key)
         return arrived
 
     def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
@@ -446,6 +452,7 @@ class AppliedQueues:
         partition = self._to_apply(row)
         if partition is not None:
             partition.apply_task(_task_decoder.decode(payload))
+            self.running_tasks.note(partition.key, partition)
 
     # Queues
 
@@ -454,7 +461,10 @@ class AppliedQueues:
         self.definitions[definition.queue_id] = definition
         self._ids_by_name[definition.account_id, definition.name] = definition.queue_id
         for partition in partitions:
-            self.partitions[partition_key(definition.queue_id, partition.number)] = partition
+            self.partitions[partition.key] = partition
+            self.running_tasks.note(partition.key, partition)
+            if partition.is_sending_away:
+                self.sending_away.add(partition.key)
 
     def attach_groups(self) -> None:
         """Let consumer groups that came from a snapshot follow their logs, before anything is applied.
@@ -521,6 +531,8 @@ class AppliedQueues:
             else:
                 self.messages_gone += partition.alive
             self.empty_later(partition.emptied())
+            self.running_tasks.forget(key)
+            self.sending_away.discard(key)
             self.removed.add(key)
 
 

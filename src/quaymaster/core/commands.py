@@ -390,7 +390,11 @@ class ListMoveTasks(msgspec.Struct, gc=False, array_like=True, tag=12):
 
 
 class MoveTask(msgspec.Struct, gc=False, array_like=True):
-    """A message move task: RUNNING, CANCELLING, CANCELLED, COMPLETED or FAILED."""
+    """A message move task: RUNNING, CANCELLING, CANCELLED, COMPLETED or FAILED.
+
+    It moves messages below the sequence number `stop` only: what was there when it started. 0: it was started by a
+    program that set none.
+    """
 
     task_id: bytes
     source_arn: str
@@ -402,6 +406,7 @@ class MoveTask(msgspec.Struct, gc=False, array_like=True):
     moved: int = 0
     to_move: int = 0
     failure: str | None = None
+    stop: int = 0
 
 
 class MoveTasksOutcome(msgspec.Struct, gc=False, array_like=True, tag=7):
@@ -493,9 +498,13 @@ class EndMoves(msgspec.Struct, gc=False):
 
 
 class TakeForMove(msgspec.Struct, gc=False):
-    """Take up to `count_max` visible messages for a move task. The broker asks this of itself."""
+    """Take up to `count_max` visible messages for a move task; with 0, only see whether it is over.
+
+    The broker asks this of itself.
+    """
 
     queue_id: int
+    task_id: bytes
     count_max: int
 
 
@@ -540,6 +549,14 @@ class TakenOutcome(msgspec.Struct, gc=False):
     taken: list[Taken]
     dead_letters: list[DeadLetter]
     unfinished: bool
+
+
+class TakenForTask(msgspec.Struct, gc=False):
+    """What a TakeForMove took. `unfinished` as in TakenOutcome; `is_over`: the task takes nothing more."""
+
+    taken: list[Taken]
+    unfinished: bool = False
+    is_over: bool = False
 
 
 class Duplicate(msgspec.Struct, gc=False):
@@ -625,6 +642,7 @@ Outcome = (
 Decided = (
     SentOutcome
     | TakenOutcome
+    | TakenForTask
     | EntriesOutcome
     | Done
     | QueueCounts

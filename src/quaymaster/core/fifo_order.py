@@ -200,6 +200,7 @@ class FIFOOrder:
         self.unfinished = False
         self.next_due_ms = None
         taken: list[int] = []
+        aside: list[tuple[int, int, Group]] = []
         budget = SCAN_MAX
         while len(taken) < count_max:
             fresh_since_ms, scanned = self._scan_to_free_group(now_ms, stop, budget)
@@ -210,6 +211,13 @@ class FIFOOrder:
                 self._line.popleft()
                 group = self.groups.open(key)
                 group.in_line = False
+                if group.waiting.first() >= stop:  # not for a move task that began before it came
+                    aside.append((line_since_ms, key, group))
+                    budget -= 1
+                    if budget <= 0:
+                        self.unfinished = True
+                        break
+                    continue
             elif fresh_since_ms is not None:
                 key = self._index.group(self.cursor)
                 group = self.groups.open(key)
@@ -219,6 +227,8 @@ class FIFOOrder:
                 self.unfinished = budget <= 0
                 break
             budget -= self._serve(key, group, taken, count_max, now_ms, stop, budget)
+        for since_ms, key, group in aside:
+            self._join_line(key, group, since_ms)
         return taken
 
     def claim(self, sequence: int, now_ms: int) -> None:
@@ -387,7 +397,7 @@ class FIFOOrder:
         blocked_from = group.in_flight.first() if group.in_flight else None
         while len(taken) < count_max and group.waiting:
             sequence = group.waiting.first()
-            if blocked_from is not None and sequence > blocked_from:
+            if sequence >= stop or (blocked_from is not None and sequence > blocked_from):
                 break
             group.waiting.discard(sequence)
             group.in_flight.add(sequence)

@@ -2,6 +2,11 @@
 
 A partition knows its last tasks, of which one may be running. Who carries a task out takes messages, moves them, and
 says when it is done.
+
+Each task has an end. It moves what was there when it started: messages below `stop`, the next sequence number of that
+moment. What comes later gets a higher one, also what the task itself moves into its own source, and what consumers send
+back while it runs. A task that runs for longer than SQS lets one run has failed. Source of the limits: Amazon SQS
+Developer Guide, "Configuring dead-letter queue redrive": 36 hours, 100 active tasks of an account.
 """
 
 from __future__ import annotations
@@ -17,9 +22,23 @@ from quaymaster.core.commands import (
     StartMoveTask,
 )
 from quaymaster.core.errors import InvalidParameterValue, ResourceNotFound, UnsupportedOperation
+from quaymaster.core.formats import CellFormat, Versions
 from quaymaster.core.partition import Partition
 from quaymaster.core.proposals import Proposal
 from quaymaster.core.records import RecordType
+
+TASK_MAX_MS = 36 * 3_600_000
+"""How long a task may run."""
+
+RAN_TOO_LONG = "TheTaskRanForMoreThan36Hours"
+"""Why a task has failed that did not end before."""
+
+LOOKED_AT_MIN = 1_000
+"""A look that stopped at its bound has looked at so many messages, or timeouts, at least."""
+
+TASK_STOPS: Versions = {1: 0, 4: 1}
+"""Since which cell format a task says where it stops. 0: one that does not ends when it has moved as many messages as
+there were."""
 
 
 def check_may_have_task(partition: Partition) -> None:
@@ -36,9 +55,13 @@ def check_may_have_task(partition: Partition) -> None:
 
 
 def start_task(
-    partition: Partition, command: StartMoveTask, now_ms: int, proposal: Proposal
+    partition: Partition,
+    command: StartMoveTask,
+    now_ms: int,
+    proposal: Proposal,
+    cell_format: CellFormat,
 ) -> MoveTasksOutcome:
-    """Begin to move what is visible; it was checked that it may, and the partition is up to `now_ms`."""
+    """Begin to move what is there; it was checked that it may, and the partition is up to `now_ms`."""
     counts = partition.counts(now_ms)
     task = MoveTask(
         task_id=command.task_id,
@@ -49,6 +72,7 @@ def start_task(
         status="RUNNING",
         started_ms=now_ms,
         to_move=counts.visible,
+        stop=partition.next_sequence if cell_format.version_of(TASK_STOPS) else 0,
     )
     _propose(partition, task, now_ms, proposal)
     return MoveTasksOutcome([msgspec.structs.replace(task)])
@@ -75,6 +99,29 @@ def finish_task(partition: Partition, command: FinishMoveTask, now_ms: int, prop
             status = "COMPLETED" if command.failure is None else "FAILED"
             ended = msgspec.structs.replace(task, status=status, failure=command.failure)
             _propose(partition, ended, now_ms, proposal)
+
+
+def running_task(partition: Partition, task_id: bytes, now_ms: int, proposal: Proposal) -> MoveTask | None:
+    """Return a task that may take messages; one that has run for too long is ended."""
+    task = next((task for task in partition.tasks if task.task_id == task_id), None)
+    if task is None or task.status != "RUNNING":
+        return None
+    if now_ms - task.started_ms < TASK_MAX_MS:
+        return task
+    _propose(
+        partition, msgspec.structs.replace(task, status="FAILED", failure=RAN_TOO_LONG), now_ms, proposal
+    )
+    return None
+
+
+def may_take(task: MoveTask, count_max: int) -> int:
+    """Return how many messages a task may take now, of those that it asks for."""
+    return count_max if task.stop else max(0, min(count_max, task.to_move - task.moved))
+
+
+def looks_in_vain_max(partition: Partition) -> int:
+    """Return after how many looks that stopped at their bound and found nothing everything has been looked at."""
+    return partition.alive // LOOKED_AT_MIN + 1
 
 
 def list_tasks(partition: Partition) -> MoveTasksOutcome:

@@ -228,6 +228,16 @@ class Partition:
         """Return whether the message is on its way to another journal, and has a number."""
         return self.moves is not None and sequence in self.moves.leaving
 
+    @property
+    def key(self) -> int:
+        """Its key among the partitions of its journal."""
+        return self.definition.queue_id << 16 | self.number
+
+    @property
+    def is_sending_away(self) -> bool:
+        """Whether moves to other journals are not settled."""
+        return self.moves is not None and any(pair.open for pair in self.moves.out.values())
+
     def moves_to(self, target_key: int) -> MovesOut | None:
         """Return the moves to a partition of another journal, None if there never was one."""
         return self.moves.out.get(target_key) if self.moves is not None else None
@@ -355,9 +365,19 @@ class Partition:
 
     # Deciding (leader)
 
-    def take_visible(self, count_max: int, now_ms: int) -> list[int]:
-        """Remove up to `count_max` visible, committed messages from the order; each must be decided upon."""
-        return self.order.take(count_max, now_ms, self.committed, len(self.in_flight))
+    def take_visible(self, count_max: int, now_ms: int, stop: int | None = None) -> list[int]:
+        """Remove up to `count_max` visible, committed messages from the order; each must be decided upon.
+
+        With `stop`, none at or above it. What receives wait for is not forgotten by such a look.
+        """
+        order = self.order
+        if stop is None or stop >= self.committed:
+            return order.take(count_max, now_ms, self.committed, len(self.in_flight))
+        due_ms = order.next_due_ms
+        found = order.take(count_max, now_ms, stop, len(self.in_flight))
+        if order.next_due_ms is None:
+            order.next_due_ms = due_ms
+        return found
 
     def put_back(self, sequence: int, now_ms: int) -> None:
         """Undo `take_visible` for a message that is not handed out after all."""

@@ -65,6 +65,7 @@ from quaymaster.core.commands import (
     StartMoveTask,
     TakeForMove,
     Taken,
+    TakenForTask,
     TakenOutcome,
 )
 from quaymaster.core.errors import (
@@ -78,7 +79,15 @@ from quaymaster.core.formats import CellFormat
 from quaymaster.core.group_starts import EARLIEST, check_start, find_start
 from quaymaster.core.index import ChunkKeeper
 from quaymaster.core.log_reads import bounds_of, find_messages, find_offset
-from quaymaster.core.move_tasks import cancel_task, check_may_have_task, finish_task, list_tasks, start_task
+from quaymaster.core.move_tasks import (
+    cancel_task,
+    check_may_have_task,
+    finish_task,
+    list_tasks,
+    may_take,
+    running_task,
+    start_task,
+)
 from quaymaster.core.moved_messages import begin_move, message_to_move, store_moved, take_in
 from quaymaster.core.partition import (
     IN_FLIGHT_MAX,
@@ -133,6 +142,8 @@ class QueueStates(AppliedQueues):
         """What the cell reads."""
         self.elsewhere: QueuesElsewhere | None = None
         """Where queues of other journals are; None: there are no other journals."""
+        self._undecided: set[int] = set()
+        """The partitions of which messages were taken for a move."""
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided, Wait]]] = {
             Send: self._send,
             Receive: self._receive,
@@ -322,6 +333,8 @@ class QueueStates(AppliedQueues):
             partition.order.unfinished or is_bounded or partition.is_behind(now_ms)
         )
         self._drop_expired(partition, expired, now_ms, proposal)
+        if dead_letters:
+            self._undecided.add(partition.key)
         return taken, dead_letters, unfinished
 
     def _dead_letter_target(self, partition: Partition, arn: str) -> int | None:
@@ -644,6 +657,8 @@ class QueueStates(AppliedQueues):
         sequence = command.sequence
         if source is None or sequence not in source.moving:
             return Done(), Wait.NOTHING
+        if len(source.moving) == 1:
+            self._undecided.discard(source.key)
         target = self.partitions.get(partition_key(command.target_queue_id, 0))
         is_over = command.task_id is not None and not any(
             task.task_id == command.task_id and task.status == "RUNNING" for task in source.tasks
@@ -653,6 +668,7 @@ class QueueStates(AppliedQueues):
             source.put_back(sequence, now_ms)
             return Done(), Wait.NOTHING
         if target is None:
+            self.sending_away.add(source.key)
             return begin_move(source, command, now_ms, proposal), Wait.COMMIT
         message = message_to_move(
             source,
@@ -696,12 +712,19 @@ class QueueStates(AppliedQueues):
         return Done(), Wait.COMMIT
 
     def _take_for_move(self, command: TakeForMove, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partitions_of(command.queue_id)[0]
+        partition = self._source_of_tasks(command)
+        task = running_task(partition, command.task_id, now_ms, proposal)
+        if task is None:
+            self.running_tasks.note(partition.key, partition)
+            return TakenForTask([], is_over=True), Wait.COMMIT
+        count_max = may_take(task, command.count_max)
+        if not count_max:
+            return TakenForTask([]), Wait.NOTHING
         self._advance(partition, now_ms)
         oldest_ms = self._oldest_ms(partition, now_ms)
         taken: list[Taken] = []
         expired: list[int] = []
-        for sequence in partition.take_visible(command.count_max, now_ms):
+        for sequence in partition.take_visible(count_max, now_ms, task.stop or None):
             partition.moving[sequence] = 0
             offset, sent_ms = partition.index.offset_and_sent_ms(sequence)
             if sent_ms <= oldest_ms:
@@ -709,17 +732,30 @@ class QueueStates(AppliedQueues):
             else:
                 taken.append(Taken(sequence, 0, 0, sent_ms, offset))
         self._drop_expired(partition, expired, now_ms, proposal)
+        if taken:
+            self._undecided.add(partition.key)
         unfinished = not taken and (
             bool(expired) or partition.order.unfinished or partition.is_behind(now_ms)
         )
-        return TakenOutcome(proposal.epoch, taken, [], unfinished), Wait.NOTHING
+        return TakenForTask(taken, unfinished), Wait.NOTHING
+
+    def undecided(self) -> list[tuple[Partition, int]]:
+        """Return the messages that were taken for a move and not decided upon, by partition and sequence number."""
+        found = [(key, self.partitions.get(key)) for key in self._undecided]
+        self._undecided = {key for key, partition in found if partition is not None and partition.moving}
+        return [
+            (partition, sequence)
+            for _, partition in found
+            if partition is not None
+            for sequence in partition.moving
+        ]
 
     # Message move tasks
 
     def _start_task(self, command: StartMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self._source_of_tasks(command)
         check_may_have_task(partition)
-        if self._running_tasks(partition.definition.account_id) >= ACTIVE_TASKS_MAX:
+        if self.running_tasks.of_account(partition.definition.account_id) >= ACTIVE_TASKS_MAX:
             raise OverLimit(f"An account may have {ACTIVE_TASKS_MAX} active message move tasks.")
         target_id = command.target_queue_id
         if target_id is not None and target_id not in self.definitions and not self._may_reach_others():
@@ -728,30 +764,30 @@ class QueueStates(AppliedQueues):
                 "processes run this version: `quaymaster cell upgrade`."
             )
         self._advance(partition, now_ms)
-        return start_task(partition, command, now_ms, proposal), Wait.COMMIT
+        outcome = start_task(partition, command, now_ms, proposal, self.cell_format)
+        self.running_tasks.note(partition.key, partition)
+        return outcome, Wait.COMMIT
 
     def _may_reach_others(self) -> bool:
         return self.elsewhere is None or self.elsewhere.is_reachable
 
-    def _running_tasks(self, account_id: str) -> int:
-        return sum(
-            any(task.status == "RUNNING" for task in partition.tasks)
-            for partition in self.partitions.values()
-            if partition.tasks and partition.definition.account_id == account_id
-        )
-
     def _cancel_task(self, command: CancelMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        return cancel_task(self._source_of_tasks(command), command, now_ms, proposal), Wait.COMMIT
+        partition = self._source_of_tasks(command)
+        outcome = cancel_task(partition, command, now_ms, proposal)
+        self.running_tasks.note(partition.key, partition)
+        return outcome, Wait.COMMIT
 
     def _finish_task(self, command: FinishMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        finish_task(self._source_of_tasks(command), command, now_ms, proposal)
+        partition = self._source_of_tasks(command)
+        finish_task(partition, command, now_ms, proposal)
+        self.running_tasks.note(partition.key, partition)
         return Done(), Wait.COMMIT
 
     def _list_tasks(self, command: ListMoveTasks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         return list_tasks(self._source_of_tasks(command)), Wait.NOTHING
 
     def _source_of_tasks(
-        self, command: StartMoveTask | CancelMoveTask | FinishMoveTask | ListMoveTasks
+        self, command: StartMoveTask | CancelMoveTask | FinishMoveTask | ListMoveTasks | TakeForMove
     ) -> Partition:
         return self.partitions_of(command.queue_id)[0]
 

@@ -76,6 +76,9 @@ class _Tenant:
         self.busy_at_ms = 0
         self.last_sent_ms = last_sent_ms
 
+    def has_held_below(self, stop: int) -> bool:
+        return bool(self.held) and self.held.first() < stop
+
 
 class StandardOrder:
     """The visible messages of one standard partition, in the order they are handed out."""
@@ -120,7 +123,7 @@ class StandardOrder:
         self._tenants_max = TENANTS_MAX
 
     def take(self, count_max: int, now_ms: int, stop: int, in_flight: int) -> list[int]:
-        """Remove and return up to `count_max` messages to hand out; none at or above `stop` (not committed).
+        """Remove and return up to `count_max` messages to hand out; none at or above `stop`.
 
         `unfinished` says afterwards that the scan stopped at its bound, `next_due_ms` when the message that
         stopped it is due.
@@ -133,15 +136,21 @@ class StandardOrder:
             return list(range(start, self.cursor))
         taken: list[int] = []
         if self.held:
-            self._take_quietened(taken, count_max, now_ms, in_flight)
+            self._take_quietened(taken, count_max, now_ms, stop, in_flight)
         budget = SCAN_MAX
         returned = self.returned
+        to_look_at = len(returned)
         only_returned = len(returned) > RETURNED_MAX
         while len(taken) < count_max and budget > 0:
             sequence = 0
-            if returned and (self._returned_next or only_returned):
+            if to_look_at and (self._returned_next or only_returned):
+                to_look_at -= 1
                 sequence = returned.popitem(last=False)[0]
                 self._returned_next = only_returned
+                if sequence >= stop:
+                    returned[sequence] = None  # not for a move task that began before it came
+                    budget -= 1
+                    continue
             else:
                 self._returned_next = True
                 sequence = self._next_fresh(now_ms, stop)
@@ -149,7 +158,7 @@ class StandardOrder:
                     budget += sequence
                     continue
                 if not sequence:
-                    if not returned:
+                    if not to_look_at:
                         break
                     continue
             budget -= 1
@@ -167,7 +176,7 @@ class StandardOrder:
         if len(taken) < count_max:
             # Also when the scan stopped at its bound: a deep backlog of a noisy tenant must not stand still.
             if self.held:
-                self._take_noisy(taken, count_max)
+                self._take_noisy(taken, count_max, stop)
             self.unfinished = budget <= 0 and len(taken) < count_max
         return taken
 
@@ -457,16 +466,25 @@ class StandardOrder:
         tenant.held.add_range(cursor, end)
         return end - cursor
 
-    def _take_quietened(self, taken: list[int], count_max: int, now_ms: int, in_flight: int) -> None:
+    def _take_quietened(
+        self, taken: list[int], count_max: int, now_ms: int, stop: int, in_flight: int
+    ) -> None:
         for group in list(self.held):
             tenant = self.tenants[group]
-            while len(taken) < count_max and tenant.held and not self._is_noisy(tenant, now_ms, in_flight):
+            while (
+                len(taken) < count_max
+                and tenant.has_held_below(stop)
+                and not self._is_noisy(tenant, now_ms, in_flight)
+            ):
                 self._take_held(group, tenant, taken)
 
-    def _take_noisy(self, taken: list[int], count_max: int) -> None:
-        while len(taken) < count_max and self.held:
-            group = min(self.held, key=lambda held: (self.tenants[held].in_flight, held))
+    def _take_noisy(self, taken: list[int], count_max: int, stop: int) -> None:
+        able = {group for group in self.held if self.tenants[group].has_held_below(stop)}
+        while len(taken) < count_max and able:
+            group = min(able, key=lambda held: (self.tenants[held].in_flight, held))
             self._take_held(group, self.tenants[group], taken)
+            if not self.tenants[group].has_held_below(stop):
+                able.discard(group)
 
     def _take_held(self, group: int, tenant: _Tenant, taken: list[int]) -> None:
         sequence = tenant.held.first()
