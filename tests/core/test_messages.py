@@ -16,7 +16,7 @@ from quaymaster.core.messages import (
     UnknownMessageFormat,
     associated_data,
     associated_start,
-    data_key_id_of,
+    data_key_of,
     decode_content,
     decode_contents,
     decode_message,
@@ -102,13 +102,13 @@ def test_data_key_of_a_message_is_found_without_the_rest(
     if is_moved:
         message = encode_moved(5, 0, 9, bytes(16), "arn:aws:sqs:local:1:dead", message)
 
-    assert data_key_id_of(message) == data_key_id_of(memoryview(message)) == key_id
+    assert data_key_of(message) == data_key_of(memoryview(message)) == key_id.to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x02" * 60, b"\x01" * 49])
 def test_what_is_no_message_names_no_data_key(data: bytes) -> None:
     with pytest.raises(UnknownMessageFormat):
-        data_key_id_of(data)
+        data_key_of(data)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 20, HEAD_BYTES, HEAD_BYTES + 15])

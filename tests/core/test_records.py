@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from quaymaster.core.records import (
     decode_header,
     encode_batch,
     iterate_rows,
+    message_places,
     payload_places,
     rewrite_batch,
     row_at,
@@ -273,3 +275,20 @@ def test_a_batch_is_written_in_the_version_asked_for_and_keeps_it_when_it_is_com
 
     assert batch.data[0] == compacted[0] == 2
     check_batch(compacted, decode_header(compacted))
+
+
+def test_places_of_messages_are_those_of_the_records_that_hold_one() -> None:
+    payloads = [(RecordType.SEND, 3, b"first"), (RecordType.DELETE, 0, b""), (RecordType.MOVE, 1, b"second")]
+    records = [
+        Record(int(kind), flags, 9, 0, number, 1_000, 0, payload)
+        for number, (kind, flags, payload) in enumerate(payloads)
+    ]
+    batch = encode_batch(records, epoch=1, base_offset=5, time_ms=1_000, floor=0, previous_chain=0)
+
+    found = list(message_places(memoryview(batch.data), decode_header(batch.data)))
+
+    assert [(number, kind, flags, batch.data[start:end]) for number, kind, flags, _, start, end in found] == [
+        (0, RecordType.SEND, 3, b"first"),
+        (2, RecordType.MOVE, 1, b"second"),
+    ]
+    assert [crc for _, _, _, crc, _, _ in found] == [crc32c(b"first"), crc32c(b"second")]

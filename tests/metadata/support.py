@@ -38,6 +38,8 @@ class FakeJournal:
         self.queues: dict[int, QueueDefinition] = {}
         self.deleted: list[int] = []
         self.calls = 0
+        self.named: dict[int, set[int]] = {}
+        """Data keys that messages of each journal name."""
         self.error: Exception | None = None
         self.before: Callable[[], Awaitable[None]] | None = None
 
@@ -51,6 +53,10 @@ class FakeJournal:
         await self._enter()
         self.queues.pop(queue_id, None)
         self.deleted.append(queue_id)
+
+    async def data_keys(self, journal_id: int) -> set[int]:
+        await self._enter()
+        return set(self.named.get(journal_id, ()))
 
     async def _enter(self) -> None:
         self.calls += 1

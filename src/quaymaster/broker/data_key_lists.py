@@ -19,8 +19,8 @@ from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.segment_compaction import read_loosely
 from quaymaster.broker.segments import RecordUnreadable, Segment
 from quaymaster.core.commands import DataKeysOutcome
-from quaymaster.core.messages import UnknownMessageFormat, data_key_id_of
-from quaymaster.core.records import MESSAGE_TYPES, iterate_rows
+from quaymaster.core.messages import UnknownMessageFormat, data_key_of
+from quaymaster.core.records import message_places, row_at
 
 READING_S: Final = 5.0
 """So long segments are read for one answer; less than a command may take."""
@@ -53,16 +53,15 @@ def list_data_keys(
 
 def data_keys_in(disk: Disk, segment: Segment) -> set[int]:
     """Return the data keys that the messages in a segment name; RecordUnreadable when one is damaged."""
-    found: set[int] = set()
+    found: set[bytes] = set()
     for header, data in read_loosely(disk, segment):
-        for row in iterate_rows(data, header):
-            if row.type not in MESSAGE_TYPES:
-                continue
-            payload = data[row.position : row.position + row.length]
-            if crc32c(payload) != row.crc:
-                raise RecordUnreadable(row.offset, f"{segment.path}: the payload does not match its CRC")
+        for number, record_type, flags, crc, start, end in message_places(data, header):
+            payload = data[start:end]
             try:
-                found.add(data_key_id_of(message_in(row.type, row.flags, payload)))
+                if crc32c(payload) != crc:
+                    raise UnknownMessageFormat("the payload does not match its CRC")
+                found.add(data_key_of(message_in(record_type, flags, payload)))
             except UnknownMessageFormat as error:
-                raise RecordUnreadable(row.offset, f"{segment.path}: {error}") from error
-    return found
+                offset = row_at(data, header, number).offset
+                raise RecordUnreadable(offset, f"{segment.path}: {error}") from error
+    return {int.from_bytes(key, "little") for key in found}

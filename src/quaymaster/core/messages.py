@@ -263,13 +263,13 @@ def message_id_of(data: bytes | memoryview) -> bytes:
     return bytes(data[2 : 2 + MESSAGE_ID_BYTES])
 
 
-def data_key_id_of(data: bytes | memoryview) -> int:
-    """Return the data key that a stored message (or wrapped message) is encrypted with, and nothing else."""
+def data_key_of(data: bytes | memoryview) -> bytes:
+    """Return the 8 bytes of the data key id that a stored message (or wrapped message) names, and nothing else."""
     if data and data[0] == MOVED_VERSION:
         data = decode_moved(data).message
     if len(data) < HEAD_BYTES or data[0] != MESSAGE_VERSION:
         raise UnknownMessageFormat("no message starts here")
-    return int(_NUMBER.unpack_from(data, _DATA_KEY_AT)[0])
+    return bytes(data[_DATA_KEY_AT : _DATA_KEY_AT + 8])
 
 
 # The move wrapper

@@ -54,6 +54,8 @@ _HEADER = struct.Struct("<B3sIQQIIQQQII")
 _ROW = struct.Struct("<BBHIQQQIIIHH")
 _PLACE = struct.Struct("<BB34xII4x")
 """What a row says of its payload, and nothing else: type, flags, position, length."""
+_CHECKED_PLACE = struct.Struct("<BB2xI28xII4x")
+"""The same, with the payload's CRC."""
 _CHAIN = struct.Struct("<QQQII")
 _CHAIN_AT = _HEADER.size - 16
 _NO_CHAIN_NO_CRC = bytes(12)
@@ -65,7 +67,7 @@ RECORDS_PER_BATCH_MAX = 0xFFFF
 DUE_AFTER_MAX_MS = 0xFFFF_FFFF
 
 assert HEADER_BYTES == 64, "the batch header is 64 bytes on disk"
-assert ROW_BYTES == _PLACE.size == 48, "a record row is 48 bytes on disk"
+assert ROW_BYTES == _PLACE.size == _CHECKED_PLACE.size == 48, "a record row is 48 bytes on disk"
 
 
 class RecordType(IntEnum):
@@ -335,6 +337,14 @@ def payload_places(data: bytes, rows: Sequence[int]) -> Iterator[tuple[int, int,
         for record_type, flags, start, size in _PLACE.iter_unpack(table):
             yield record_type, flags, start, start + size
         at = last + 1
+
+
+def message_places(data: memoryview, header: BatchHeader) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Yield (row number, type, flags, crc, start, end) of the records of a batch that hold messages."""
+    table = data[HEADER_BYTES : HEADER_BYTES + header.count * ROW_BYTES]
+    for number, (record_type, flags, crc, start, size) in enumerate(_CHECKED_PLACE.iter_unpack(table)):
+        if record_type in MESSAGE_TYPES:
+            yield number, record_type, flags, crc, start, start + size
 
 
 def rewrite_batch(data: bytes | memoryview, header: BatchHeader, keep: Sequence[Row], at: int = 0) -> bytes:

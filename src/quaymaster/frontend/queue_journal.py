@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quaymaster.core.commands import DeleteQueue, SetQueue
+from quaymaster.core.commands import DataKeysOutcome, DeleteQueue, ListDataKeys, SetQueue
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.call import ask
 from quaymaster.net.broker_client import BrokerClient
@@ -21,3 +21,15 @@ class BrokerQueueJournal:
     async def delete_queue(self, queue_id: int) -> None:
         """Make the journal forget the queue and its messages; idempotent."""
         await ask(self._broker, DeleteQueue(queue_id))
+
+    async def data_keys(self, journal_id: int) -> set[int]:
+        """Return the data keys that a journal's messages name, however many answers that takes."""
+        found: set[int] = set()
+        after = 0
+        while True:
+            outcome = await ask(self._broker, ListDataKeys(journal_id, after))
+            assert isinstance(outcome, DataKeysOutcome), "it is answered with data keys"
+            found.update(outcome.key_ids)
+            if outcome.is_whole and not outcome.next_after:
+                return found
+            after = outcome.next_after

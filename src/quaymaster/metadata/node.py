@@ -34,6 +34,7 @@ from quaymaster.coordination.interface import (
 from quaymaster.core.errors import AccessDenied, NotNow, Overloaded
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
 from quaymaster.metadata.feed import Feed
 from quaymaster.metadata.identity import check_identity
 from quaymaster.metadata.known_queues import QueuePage
@@ -143,6 +144,9 @@ class MetadataNode:
             queue_name_reuse_s=queue_name_reuse_s,
             cell_format=cell_format,
         )
+        self.data_key_sweep = DataKeySweep(
+            store, self._mirror, self.queues, now_ms, cell_format or CellFormat()
+        )
         self._confirmed_ms: float | None = None
         """When, by the monotonic clock, the feed had certainly everything."""
         self._reads = StoreReads(store)
@@ -167,6 +171,11 @@ class MetadataNode:
             raise
         self.queues.attach_journal(journal)
         self._tasks = [
+            supervise(
+                asyncio.create_task(
+                    self._repeat(self.data_key_sweep.run_if_due, LOOK_INTERVAL_MS), name="data-key-sweep"
+                )
+            ),
             supervise(
                 asyncio.create_task(self._repeat(self.beat, self._beat_interval_ms), name="metadata-beat")
             ),

@@ -113,6 +113,10 @@ class QueueJournal(Protocol):
         """Make the journal forget the queue and its messages; idempotent, also for a queue it never knew."""
         ...
 
+    async def data_keys(self, journal_id: int) -> set[int]:
+        """Return the data keys that a journal's messages name; NotNow when its leader does not answer."""
+        ...
+
 
 QUEUES_PER_DATA_KEY: Final = 1_024
 """So many queues of an account share a data key; a few more, when several are created at the same moment."""
@@ -150,7 +154,8 @@ class Queues(KnownQueues):
         self._journal: QueueJournal | None = None
         self._ids = IdAllocator(mirror.store, "queue")
         self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
-        self._account_keys: Table[AccountKeyRow] = mirror.table(ACCOUNT_KEYS, row_decoder(AccountKeyRow))
+        self.account_keys: Table[AccountKeyRow] = mirror.table(ACCOUNT_KEYS, row_decoder(AccountKeyRow))
+        """The data key of each account's new queues."""
         self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -162,6 +167,11 @@ class Queues(KnownQueues):
     def has_journal(self) -> bool:
         """Tell whether queues can be created, set and deleted."""
         return self._journal is not None
+
+    async def data_keys_in(self, journal_id: int) -> set[int]:
+        """Return the data keys that a journal's messages name; NotNow when its leader does not answer."""
+        assert self._journal is not None, "a journal is attached before it is asked"
+        return await self._journal.data_keys(journal_id)
 
     async def refresh(self, definition: QueueDefinition) -> None:
         """Nothing: whoever changes queues here has them in memory."""
@@ -268,9 +278,9 @@ class Queues(KnownQueues):
         suffix = f"{account_id}/{name}"
         predecessor = self.deleted.get(suffix)
         shares_key = bool(self._cell_format.version_of(SHARED_DATA_KEYS)) and KMS_KEY not in checked.values
-        shared = self._account_keys.get(account_id) if shares_key else None
+        shared = self.account_keys.get(account_id) if shares_key else None
         # From the moment of the look: whoever takes the account's key away, or gives it another, is noticed.
-        key_unchanged = [self._account_keys.compare(account_id)] if shares_key else []
+        key_unchanged = [self.account_keys.compare(account_id)] if shares_key else []
         key_puts: list[Put] = []
         queue_id = await self._ids.next_id()
         if shared is not None and self.queues_with_key(shared.key_id) < QUEUES_PER_DATA_KEY:

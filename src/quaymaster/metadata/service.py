@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 from quaymaster.coordination.interface import Coordination
+from quaymaster.core.formats import CellFormat
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.accounts import AccessKey, Accounts
+from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
 from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
 from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
 from quaymaster.metadata.identity import check_identity
@@ -71,9 +73,10 @@ class MetadataService:
             queue_name_reuse_s=queue_name_reuse_s,
             journals=lambda: (journal_id,),
         )
+        self.data_key_sweep = DataKeySweep(store, self._mirror, self.queues, now_ms, CellFormat())
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
         self._default_key: AccessKey | None = None
-        self._upkeep_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         # The look-ups of every request, without a step in between.
         self.queue = self.queues.queue
         self.find_queue = self.queues.find
@@ -97,13 +100,24 @@ class MetadataService:
         except BaseException:
             await self._mirror.close()
             raise
-        self._upkeep_task = supervise(asyncio.create_task(self._upkeep(), name="metadata-upkeep"))
+        self._tasks = [
+            supervise(
+                asyncio.create_task(
+                    self._repeat(self.run_upkeep, self._upkeep_interval_ms), name="metadata-upkeep"
+                )
+            ),
+            supervise(
+                asyncio.create_task(
+                    self._repeat(self.data_key_sweep.run_if_due, LOOK_INTERVAL_MS), name="data-key-sweep"
+                )
+            ),
+        ]
 
     async def close(self) -> None:
         """Stop following the store, which stays open."""
-        if self._upkeep_task:
-            self._upkeep_task.cancel()
-            await asyncio.gather(self._upkeep_task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._mirror.close()
 
     @property
@@ -159,10 +173,10 @@ class MetadataService:
         if self.queues.has_journal:
             await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
 
-    async def _upkeep(self) -> None:
+    async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: int) -> None:
         while True:
             try:
-                await self.run_upkeep()
+                await work()
             except UPKEEP_FAILS as error:
-                log.warning("metadata upkeep failed error=%s", error)
-            await asyncio.sleep(self._upkeep_interval_ms / 1000)
+                log.warning("metadata %s failed error=%s", work.__name__, error)
+            await asyncio.sleep(interval_ms / 1000)

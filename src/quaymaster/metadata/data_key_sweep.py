@@ -1,0 +1,168 @@
+"""The daily look for data keys that nothing needs; what follows from it is `core/data_key_life`.
+
+    begin ─▶ which keys each journal's segments name, asked of every leader ─▶ each key: its next life, or gone
+             a journal that does not answer stops the sweep                    compare-and-swap
+
+A key is in use while a queue in any state has it, and while a leader names it. A key that was written after the sweep
+began is left for the next one. An account whose key is not in use loses it first, and its next queue takes a new one.
+Only then can the key retire, so a retiring key is never given to a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from quaymaster.coordination.cell_keys import JOURNALS, journal_of
+from quaymaster.coordination.interface import ABSENT, Compare, Coordination, KeyValue, Put, RevisionMismatch
+from quaymaster.core.data_key_life import KeyLife, after_sweep
+from quaymaster.core.errors import NotNow
+from quaymaster.core.formats import SHARED_DATA_KEYS, CellFormat
+from quaymaster.metadata.mirror import Mirror
+from quaymaster.metadata.queues import Queues
+from quaymaster.metadata.rows import (
+    ACCOUNT_KEYS,
+    DATA_KEYS,
+    KEY_SWEEP,
+    AccountKeyRow,
+    DataKeyRow,
+    KeySweepRow,
+    encode_row,
+    row_decoder,
+)
+from quaymaster.monitoring.logs import log_event
+
+SWEEP_INTERVAL_MS: Final = 86_400_000
+RETRY_MS: Final = 3_600_000
+"""A sweep that was stopped begins again after so long."""
+JOURNAL_S: Final = 3_600.0
+"""The first look at a large journal reads all of it, as slowly as its leader likes."""
+TABLES_S: Final = 60.0
+LOOK_INTERVAL_MS: Final = 60_000
+"""How often each node looks whether a sweep is due."""
+CHANGED_AT_A_TIME: Final = 50
+
+log = logging.getLogger(__name__)
+
+_decode_key = row_decoder(DataKeyRow)
+_decode_sweep = row_decoder(KeySweepRow)
+
+
+class DataKeySweep:
+    """Nodes of one store may all run it: one of them sweeps when it is due."""
+
+    def __init__(
+        self,
+        store: Coordination,
+        mirror: Mirror,
+        queues: Queues,
+        now_ms: Callable[[], int],
+        cell_format: CellFormat,
+    ) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._queues = queues
+        self._now_ms = now_ms
+        self._cell_format = cell_format
+        self._account_keys = queues.account_keys
+
+    async def run_if_due(self) -> None:
+        """Sweep if the last one was a day ago, and no other node does. Raises NotNow when it is stopped."""
+        if not self._cell_format.version_of(SHARED_DATA_KEYS) or not self._queues.has_journal:
+            return
+        row = await self._store.get(KEY_SWEEP)
+        now_ms = self._now_ms()
+        due_ms = now_ms + SWEEP_INTERVAL_MS if row is None else _decode_sweep(row.value).due_ms
+        if row is not None and 0 < due_ms - now_ms <= SWEEP_INTERVAL_MS:
+            return
+        # Not written yet, or by a clock that was ahead: then the next one is a day from now.
+        is_due = due_ms <= now_ms
+        revision = ABSENT if row is None else row.revision
+        began = await self._write_due(revision, now_ms + (RETRY_MS if is_due else SWEEP_INTERVAL_MS))
+        if is_due:
+            await self._sweep(began)
+            await self._write_due(began, now_ms + SWEEP_INTERVAL_MS)
+
+    async def _write_due(self, revision: int, due_ms: int) -> int:
+        put = Put(KEY_SWEEP, encode_row(KeySweepRow(due_ms)))
+        return await self._store.transaction([Compare(KEY_SWEEP, revision)], [put])
+
+    async def _sweep(self, began: int) -> None:
+        """Look at every key once. Raises NotNow when a journal does not answer: nothing was changed then."""
+        try:
+            async with asyncio.timeout(TABLES_S):
+                await self._mirror.reached(began)  # every queue that had a key by then is known
+        except TimeoutError:
+            raise NotNow("The tables do not show yet which queues there are.") from None
+        named = await self._named_in_journals()
+        accounts = {row.key_id: account_id for account_id, row in self._account_keys.items()}
+        now_ms = self._now_ms()
+        kept = deleted = 0
+        after = ""
+        while True:
+            page = await self._store.list_prefix(DATA_KEYS, after=after)
+            changes: list[tuple[KeyValue, DataKeyRow | None]] = []
+            for item in page.items:
+                row = _decode_key(item.value)
+                if item.revision > began:
+                    continue
+                is_used = row.key_id in named or self._queues.queues_with_key(row.key_id) > 0
+                if not is_used and row.key_id in accounts:
+                    await self._take_from(accounts[row.key_id], row.key_id)
+                    continue
+                life = KeyLife(row.unused_sweeps, row.retiring_since_ms)
+                next_life = after_sweep(life, is_in_use=is_used, now_ms=now_ms)
+                kept += next_life is not None
+                deleted += next_life is None
+                if next_life is None:
+                    changes.append((item, None))
+                elif next_life != life:
+                    unused_sweeps, since_ms = next_life
+                    changes.append(
+                        (item, replace(row, unused_sweeps=unused_sweeps, retiring_since_ms=since_ms))
+                    )
+            for first in range(0, len(changes), CHANGED_AT_A_TIME):
+                await self._change(changes[first : first + CHANGED_AT_A_TIME])
+            if not page.more:
+                break
+            after = page.items[-1].key
+        log_event(log, logging.INFO, "data keys looked at", kept=kept, deleted=deleted)
+
+    async def _named_in_journals(self) -> set[int]:
+        rows, _ = await self._store.list_all(JOURNALS)
+        if not rows:
+            raise NotNow("The store lists no journal, so none can say which data keys it needs.")
+        named: set[int] = set()
+        for row in rows:
+            try:
+                async with asyncio.timeout(JOURNAL_S):
+                    named |= await self._queues.data_keys_in(journal_of(row.key))
+            except TimeoutError:
+                raise NotNow(
+                    f"The journal at {row.key} did not say in time which data keys it needs."
+                ) from None
+        return named
+
+    async def _take_from(self, account_id: str, key_id: int) -> None:
+        """Let new queues of an account take another key, unless it has another one by now."""
+        row = self._account_keys.get(account_id)
+        if row == AccountKeyRow(key_id):
+            await self._transact([self._account_keys.compare(account_id)], [], [ACCOUNT_KEYS + account_id])
+
+    async def _change(self, changes: list[tuple[KeyValue, DataKeyRow | None]]) -> None:
+        await self._transact(
+            [Compare(item.key, item.revision) for item, _ in changes],
+            [Put(item.key, encode_row(row)) for item, row in changes if row is not None],
+            [item.key for item, row in changes if row is None],
+        )
+
+    async def _transact(self, compares: list[Compare], puts: list[Put], deletes: list[str]) -> None:
+        try:
+            await self._mirror.transact(compares, puts, deletes)
+        except RevisionMismatch as mismatch:
+            # A key was wrapped anew, or an account took another one: the next sweep looks at them.
+            log_event(log, logging.INFO, "data keys changed meanwhile", key=mismatch.key)
