@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from harness.broker_support import define, message, number_of, options
 
-from quaymaster.broker import cell_calls, copy_calls, journal_service, move_calls
+from quaymaster.broker import broker_name, cell_calls, copy_calls, journal_service, move_calls
+from quaymaster.broker.broker_name import WHO
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
 from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_COPY
@@ -544,7 +545,7 @@ OF_REPLICAS = (
 DENIED = {
     "frontend": OF_REPLICAS,
     "metadata": OF_REPLICAS,
-    "manager": (COMMAND, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+    "manager": (WHO, COMMAND, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
     "operator": (
         COMMAND,
         PREPARE,
@@ -577,7 +578,7 @@ def test_each_role_calls_only_what_is_for_it(tmp_path: Path, role: str) -> None:
 def test_every_call_of_a_broker_says_who_may_make_it(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
         server = cell.brokers["a"]._server
-        callers = cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS
+        callers = cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS | broker_name.CALLERS
         assert callers.keys() == server.handlers.keys() | server.batch_handlers.keys()
         assert callers.keys() - {REPLICATE} == {method for denied in DENIED.values() for method in denied}
 

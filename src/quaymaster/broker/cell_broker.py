@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quaymaster.broker import cell_calls, copy_calls, move_calls, record_repair
+from quaymaster.broker import broker_name, cell_calls, copy_calls, move_calls, record_repair
+from quaymaster.broker.broker_name import WHO, BrokerName, NameTaken
 from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.cell_calls import CellCalls
 from quaymaster.broker.copy_calls import CopyCalls
@@ -34,22 +35,18 @@ from quaymaster.coordination.cell_keys import (
     BrokerRegistration,
     decode_configuration,
     decode_registration,
-    encode_registration,
     journal_of,
-    registration_key,
 )
-from quaymaster.coordination.contact import Contact
-from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch, StoreUnusable
+from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.commands import MoveIn, MoveInOutcome
-from quaymaster.core.errors import NotNow
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.records import Batch
 from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event
-from quaymaster.net.rpc import RPCClient, RPCLimits, RPCMetrics, RPCServer
+from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCMetrics, RPCServer
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.frames import Hello
 
@@ -124,7 +121,7 @@ class CellBroker:
         calls = CellCalls(self._held, self._tasks, leader_hint=self._leader_hint, make_report=self.report)
         self._moves = MoveCalls(options.name, self._held, self._links, self._tasks)
         self._server = RPCServer(
-            calls.handlers | self._copies.handlers | self._moves.handlers,
+            {**calls.handlers, **self._copies.handlers, **self._moves.handlers, WHO: self._answer_who},
             self._hello,
             batch_handlers=calls.batch_handlers,
             limits=options.limits,
@@ -132,13 +129,20 @@ class CellBroker:
             if options.security is None
             else options.security.check_peer("broker", "frontend", "manager", "metadata", "operator"),
             metrics=options.rpc,
-            callers=cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS,
+            callers=cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS | broker_name.CALLERS,
         )
         self._watches = [
             WatchedPrefix(coordination, prefix, on_row, retry_max_s=RETRY_S)
             for prefix, on_row in ((BROKERS, self._take_registration), (JOURNALS, self._take_configuration))
         ]
-        self._contact = Contact(coordination, registration_key(options.name))
+        self._name = BrokerName(
+            options.name,
+            options.zone,
+            coordination,
+            connect=self._links.connect,
+            check_store=self._check_is_of_this_cell,
+            on_displaced=on_stopped,
+        )
         self.registrations: dict[str, BrokerRegistration] = {}
         self.address = ""
 
@@ -162,7 +166,8 @@ class CellBroker:
     async def start(self) -> None:
         """Recover every journal on the disk, listen, register, and follow coordination.
 
-        Raises StoreUnusable when the store knows nothing of what is on the disk.
+        Raises StoreUnusable when the store knows nothing of what is on the disk, NameTaken when another process of
+        this name runs.
         """
         options = self._options
         await self._held.recover()
@@ -174,13 +179,13 @@ class CellBroker:
         advertised, _, advertised_port = options.advertise.rpartition(":")
         self.address = f"{advertised or host}:{int(advertised_port or 0) or port}"
         try:
-            await self._register()
-        except StoreUnusable:
+            await self._name.register(self.address)
+        except (StoreUnusable, NameTaken):
             await self.close()
             raise
         for watch in self._watches:
             watch.start()
-        self._tasks.run(self._contact.run())
+        self._tasks.run(self._name.keep())
         log_event(
             log,
             logging.INFO,
@@ -199,30 +204,6 @@ class CellBroker:
         await self._held.close()
         await self._server.drain(DRAIN_MS)
         await self._links.close()
-
-    async def _register(self) -> None:
-        options = self._options
-        key = registration_key(options.name)
-        while True:
-            try:
-                await self._check_is_of_this_cell()
-                found = await self._coordination.get(key)
-                known = decode_registration(found.value) if found is not None else None
-                wanted = BrokerRegistration(options.name, options.zone, self.address)
-                if (
-                    known is not None and known.state == "draining"
-                ):  # it was asked to leave, before it was restarted
-                    wanted = msgspec.structs.replace(wanted, state="draining")
-                if wanted != known:
-                    await self._coordination.compare_and_swap(
-                        key, found.revision if found is not None else 0, encode_registration(wanted)
-                    )
-                return
-            except (RevisionMismatch, OutcomeUnknown):
-                continue
-            except NotNow as error:
-                log_event(log, logging.WARNING, "broker not registered yet", reason=str(error))
-                await asyncio.sleep(RETRY_S)
 
     async def _check_is_of_this_cell(self) -> None:
         """Refuse a store that knows of no journal while there are records here: it lost its data, or is another one.
@@ -306,6 +287,9 @@ class CellBroker:
         """See `Peers`."""
         return await self._find_queue(account_id, name)
 
+    def _answer_who(self, call: IncomingCall) -> None:
+        self._name.on_who(call)
+
     def _peer_closed(self, broker: str) -> None:
         for journal in list(self.journals.values()):
             replica = journal.host.replica
@@ -320,10 +304,8 @@ class CellBroker:
             number: msgspec.structs.replace(replica, copied_bytes=self._copies.bytes_given(number))
             for number, replica in report.replicas.items()
         }
-        return msgspec.structs.replace(
-            report, replicas=replicas, coordination_silent_ms=self._contact.silent_ms
-        )
+        return msgspec.structs.replace(report, replicas=replicas, coordination_silent_ms=self._name.silent_ms)
 
     def why_not_ready(self) -> str | None:
         """Return why this broker cannot do its part, None if it can."""
-        return self._held.why_stopped()
+        return self._name.why_not_ready() or self._held.why_stopped()

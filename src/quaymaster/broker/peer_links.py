@@ -80,16 +80,22 @@ class PeerLinks:
             address = self._addresses.get(broker)
             if address is None:
                 return None
-            client = self._clients[broker] = RPCClient(
-                parse_host_port(address),
-                self._hello,
-                limits=self._limits,
-                tls=None if self._security is None else self._security.client_context,
-                check_peer=None if self._security is None else self._security.check_peer("broker"),
-                on_closed=lambda reason: self._closed(broker, reason),
-                stats=self._stats,
+            client = self._clients[broker] = self.connect(
+                address, on_closed=lambda reason: self._closed(broker, reason)
             )
         return client
+
+    def connect(self, address: str, *, on_closed: Callable[[str], None] | None = None) -> RPCClient:
+        """Return a connection of its own to a broker at an address; who asked for it closes it."""
+        return RPCClient(
+            parse_host_port(address),
+            self._hello,
+            limits=self._limits,
+            tls=None if self._security is None else self._security.client_context,
+            check_peer=None if self._security is None else self._security.check_peer("broker"),
+            on_closed=on_closed,
+            stats=self._stats,
+        )
 
     async def close(self) -> None:
         """Close all connections."""

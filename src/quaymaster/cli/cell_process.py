@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quaymaster import __version__
+from quaymaster.broker.broker_name import NameTaken
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.disk import DirectoryInUse
 from quaymaster.broker.journal_state import JournalCorrupt
@@ -129,6 +130,7 @@ async def run_role(settings: Settings, role: Role) -> int:
         KeysUnusable,
         TransportSecurityError,
         DeclaredQueuesError,
+        NameTaken,
         SpoolUnusable,
         NotNow,
         OSError,

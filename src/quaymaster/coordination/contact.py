@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.interface import Coordination, KeyValue
 from quaymaster.core.errors import NotNow
 
 INTERVAL_S: Final = 1.0
@@ -19,11 +20,22 @@ INTERVAL_S: Final = 1.0
 class Contact:
     """Asks for a key again and again. `run` is a task of the owner."""
 
-    def __init__(self, store: Coordination, key: str, *, interval_s: float = INTERVAL_S) -> None:
-        """Ask for `key`, which need not exist. The store counts as heard when this is made."""
+    def __init__(
+        self,
+        store: Coordination,
+        key: str,
+        *,
+        interval_s: float = INTERVAL_S,
+        on_found: Callable[[KeyValue | None], None] = lambda found: None,
+    ) -> None:
+        """Ask for `key`, which need not exist. The store counts as heard when this is made.
+
+        `on_found` hears of each answer.
+        """
         self._store = store
         self._key = key
         self._interval_s = interval_s
+        self._on_found = on_found
         self._heard_s = time.monotonic()
 
     @property
@@ -36,6 +48,7 @@ class Contact:
         while True:
             asked_s = time.monotonic()
             with suppress(NotNow):
-                await self._store.get(self._key)
+                found = await self._store.get(self._key)
                 self._heard_s = asked_s
+                self._on_found(found)
             await asyncio.sleep(self._interval_s)
