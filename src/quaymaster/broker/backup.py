@@ -305,17 +305,34 @@ def _files_in(directory: Path) -> Iterator[Path]:
     return iter(sorted(path for path in directory.rglob("*") if path.is_file()))
 
 
+def check_files(source: Path, manifest: BackupManifest) -> None:
+    """Read all of a backup; BackupUnusable when a file is missing or not what was backed up."""
+    for file in manifest.files:
+        try:
+            found = _crc_of(source / file.path), (source / file.path).stat().st_size
+        except FileNotFoundError:
+            raise _missing(source / file.path) from None
+        if found != (file.crc32c, file.bytes):
+            raise _changed(source / file.path)
+
+
 def copy_checked(source: Path, file: BackedUpFile, target: Path) -> None:
     """Copy a file of a backup durably, with its directory; BackupUnusable when it is not what was backed up."""
     RealDisk().make_directory(str(target.parent))
     try:
         found = _copy_file(source / file.path, target)
     except FileNotFoundError:
-        raise BackupUnusable(
-            f"{source / file.path} is missing, and the backup is not whole without it"
-        ) from None
+        raise _missing(source / file.path) from None
     if found != (file.crc32c, file.bytes):
-        raise BackupUnusable(f"{source / file.path} is not what was backed up: checksum or size differ")
+        raise _changed(source / file.path)
+
+
+def _missing(path: Path) -> BackupUnusable:
+    return BackupUnusable(f"{path} is missing, and the backup is not whole without it")
+
+
+def _changed(path: Path) -> BackupUnusable:
+    return BackupUnusable(f"{path} is not what was backed up: checksum or size differ")
 
 
 def _copy_file(source: Path, target: Path) -> tuple[int, int]:

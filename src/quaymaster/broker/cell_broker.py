@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quaymaster.broker import broker_name, cell_calls, copy_calls, move_calls, record_repair
+from quaymaster.broker import (
+    broker_name,
+    cell_calls,
+    copy_calls,
+    move_calls,
+    record_repair,
+    restore_calls,
+)
 from quaymaster.broker.broker_name import WHO, BrokerName, NameTaken
 from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.cell_calls import CellCalls
@@ -29,6 +36,7 @@ from quaymaster.broker.move_calls import MoveCalls
 from quaymaster.broker.peer_links import PeerLinks
 from quaymaster.broker.queue_places import FindQueue
 from quaymaster.broker.record_repair import FoundRecord
+from quaymaster.broker.restore_calls import RestoreCalls
 from quaymaster.coordination.cell_keys import (
     BROKERS,
     JOURNALS,
@@ -120,8 +128,15 @@ class CellBroker:
         self._copies = CopyCalls(options.name, self._held, self._links, self._tasks)
         calls = CellCalls(self._held, self._tasks, leader_hint=self._leader_hint, make_report=self.report)
         self._moves = MoveCalls(options.name, self._held, self._links, self._tasks)
+        restores = RestoreCalls(self._held, self._tasks)
         self._server = RPCServer(
-            {**calls.handlers, **self._copies.handlers, **self._moves.handlers, WHO: self._answer_who},
+            {
+                **calls.handlers,
+                **self._copies.handlers,
+                **self._moves.handlers,
+                **restores.handlers,
+                WHO: self._answer_who,
+            },
             self._hello,
             batch_handlers=calls.batch_handlers,
             limits=options.limits,
@@ -129,7 +144,11 @@ class CellBroker:
             if options.security is None
             else options.security.check_peer("broker", "frontend", "manager", "metadata", "operator"),
             metrics=options.rpc,
-            callers=cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS | broker_name.CALLERS,
+            callers=cell_calls.CALLERS
+            | copy_calls.CALLERS
+            | move_calls.CALLERS
+            | restore_calls.CALLERS
+            | broker_name.CALLERS,
         )
         self._watches = [
             WatchedPrefix(coordination, prefix, on_row, retry_max_s=RETRY_S)

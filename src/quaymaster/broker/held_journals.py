@@ -23,11 +23,12 @@ import msgspec
 from quaymaster.broker import journal_copy
 from quaymaster.broker.disk import Disk, is_full
 from quaymaster.broker.journal_service import JournalOptions, JournalService, Peers
-from quaymaster.broker.journal_state import JournalCorrupt
+from quaymaster.broker.journal_state import JournalCorrupt, JournalState
 from quaymaster.broker.snapshots import SnapshotsDamaged
+from quaymaster.broker.threads import run_to_end
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell import BrokerLoad, BrokerReport, ReplicaSeen
-from quaymaster.core.errors import NotLeader
+from quaymaster.core.errors import InternalFailure, NotLeader
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -90,6 +91,24 @@ class HeldJournals:
         if journal is None:
             raise NotLeader
         return journal
+
+    def check_unknown(self, number: int) -> None:
+        """Raise InternalFailure when there is anything of a journal here, or the cell knows of one with its number."""
+        if number in self.configurations:
+            raise InternalFailure(f"This cell has a journal {number} already.")
+        if (self.directory / str(number)).exists():
+            raise InternalFailure(f"Broker {self._node_name} has a replica of journal {number} already.")
+
+    async def restore(self, state: JournalState) -> JournalService:
+        """Put a copy from a backup, which was checked, in the place of a journal that is unknown here, and open it.
+
+        `state` is the identity that it gets.
+        """
+        number = state.journal_id
+        async with self._changing:
+            self.check_unknown(number)
+            await run_to_end(journal_copy.adopt_restored, self.directory, state)
+            return await self._open(number)
 
     async def _open(self, number: int) -> JournalService:
         journal = JournalService(

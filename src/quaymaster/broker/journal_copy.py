@@ -31,10 +31,11 @@ from quaymaster.broker.copied_journal import adopt_copy, check_copy
 from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalService
-from quaymaster.broker.journal_state import JournalCorrupt
+from quaymaster.broker.journal_state import JournalCorrupt, JournalState
 from quaymaster.broker.recovery import INDEX_NAME
 from quaymaster.broker.segments import SegmentDamaged
 from quaymaster.broker.snapshots import SnapshotsDamaged
+from quaymaster.broker.threads import run_to_end
 from quaymaster.core.copy_verdicts import CopyVerdict, judge_copy
 from quaymaster.core.errors import DiskFull, InternalFailure, Timeout
 from quaymaster.core.log_tail import Position
@@ -166,6 +167,58 @@ class CopySource:
         return CopiedFile(name, size)
 
 
+class CopyTarget:
+    """Where a copy is written to: a directory that is made empty, and nothing is left of unless all of it is whole."""
+
+    def __init__(self, directory: Path, journal_id: int, manifest: CopyManifest) -> None:
+        self.manifest = manifest
+        self._directory = directory
+        self._journal_id = journal_id
+        self._sizes = {file.name: file.size for file in manifest.files}
+        for name in self._sizes:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise InternalFailure(f"A copy names a file outside its directory: {name}")
+
+    async def begin(self) -> None:
+        """Make the directory, empty, and the files in it; DiskFull when there is no room for them."""
+        await run_to_end(_make_empty, self._directory, list(self._sizes))
+        wanted_bytes = sum(self._sizes.values())
+        if RealDisk().free_bytes(str(self._directory)) < wanted_bytes:
+            raise DiskFull(f"There is no room for a copy of {wanted_bytes} bytes.")
+
+    async def write(self, name: str, position: int, piece: bytes) -> None:
+        """Write bytes of a file."""
+        if position + len(piece) > self._sizes.get(name, 0):
+            raise InternalFailure(
+                f"{name} of the copy has no bytes from {position} to {position + len(piece)}"
+            )
+        await run_to_end(_write, self._directory / name, piece, position)
+
+    async def finish(self) -> None:
+        """Make it durable, and check all of it; raises InternalFailure when it is damaged."""
+        await run_to_end(self._finish)
+
+    async def give_up(self) -> None:
+        """Leave nothing of it."""
+        await run_to_end(partial(shutil.rmtree, self._directory, ignore_errors=True))
+
+    def _finish(self) -> None:
+        for name in self._sizes:
+            with (self._directory / name).open("rb") as file:
+                os.fsync(file.fileno())
+        manifest = self.manifest
+        try:
+            check_copy(
+                RealDisk(),
+                str(self._directory),
+                journal_id=self._journal_id,
+                start_offset=manifest.start_offset,
+                end=Position(manifest.end, manifest.end_epoch, manifest.end_chain),
+            )
+        except (JournalCorrupt, SnapshotsDamaged) as error:
+            raise InternalFailure(f"The copy is damaged: {error}") from error
+
+
 async def fetch(
     directory: Path,
     journal_id: int,
@@ -176,38 +229,21 @@ async def fetch(
 
     Raises InternalFailure when it is damaged.
     """
-    loop = asyncio.get_running_loop()
-    await loop.run_in_executor(None, _make_empty, directory)
+    target = CopyTarget(directory, journal_id, manifest)
     try:
-        wanted_bytes = sum(file.size for file in manifest.files)
-        if RealDisk().free_bytes(str(directory)) < wanted_bytes:
-            raise DiskFull(f"There is no room for a copy of {wanted_bytes} bytes.")
-        await _fetch_files(directory, manifest, read)
-        await loop.run_in_executor(None, _check, directory, journal_id, manifest)
-    except BaseException:
-        await loop.run_in_executor(None, partial(shutil.rmtree, directory, ignore_errors=True))
-        raise
-
-
-async def _fetch_files(
-    directory: Path, manifest: CopyManifest, read: Callable[[str, int], Awaitable[bytes]]
-) -> None:
-    loop = asyncio.get_running_loop()
-    for file in manifest.files:
-        if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
-            raise InternalFailure(f"A copy names a file outside its directory: {file.name}")
-        fd = os.open(directory / file.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+        await target.begin()
+        for file in manifest.files:
             position = 0
             while position < file.size:
                 piece = (await read(file.name, position))[: file.size - position]
                 if not piece:
                     raise InternalFailure(f"{file.name} of the copy ends at {position}, not {file.size}")
-                await loop.run_in_executor(None, _write, fd, piece, position)
+                await target.write(file.name, position, piece)
                 position += len(piece)
-            await loop.run_in_executor(None, os.fsync, fd)
-        finally:
-            os.close(fd)
+        await target.finish()
+    except BaseException:
+        await target.give_up()
+        raise
 
 
 def judge(promised_epoch: int, end: Position, manifest: CopyManifest) -> CopyVerdict:
@@ -237,19 +273,6 @@ def adopt_if_better(
     return verdict
 
 
-def _check(directory: Path, journal_id: int, manifest: CopyManifest) -> None:
-    try:
-        check_copy(
-            RealDisk(),
-            str(directory),
-            journal_id=journal_id,
-            start_offset=manifest.start_offset,
-            end=Position(manifest.end, manifest.end_epoch, manifest.end_chain),
-        )
-    except (JournalCorrupt, SnapshotsDamaged) as error:
-        raise InternalFailure(f"The copy is damaged: {error}") from error
-
-
 def adopt(journals: Path, journal_id: int, files: JournalFiles, manifest: CopyManifest) -> None:
     """Put a fetched copy in the place of the closed journal; it keeps that one's identity and promises."""
     disk = RealDisk()
@@ -270,6 +293,17 @@ def adopt(journals: Path, journal_id: int, files: JournalFiles, manifest: CopyMa
         raise
     disk.sync_directory(str(journals))
     shutil.rmtree(old, ignore_errors=True)
+
+
+def adopt_restored(journals: Path, state: JournalState) -> None:
+    """Give a copy from a backup its identity, and put it where there is no journal."""
+    disk = RealDisk()
+    copy, place = (journals / f"{state.journal_id}{suffix}" for suffix in (COPY_SUFFIX, ""))
+    adopt_copy(disk, str(copy), state)
+    for directory in (copy / "snapshots", copy):
+        disk.sync_directory(str(directory))
+    os.rename(copy, place)
+    disk.sync_directory(str(journals))
 
 
 def remove(journals: Path, journal_id: int) -> None:
@@ -302,14 +336,19 @@ def _read(fd: int, position: int) -> bytes:
         os.close(fd)
 
 
-def _make_empty(directory: Path) -> None:
+def _make_empty(directory: Path, names: list[str]) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    disk = RealDisk()
-    disk.make_directory(str(directory / "snapshots"))
+    RealDisk().make_directory(str(directory / "snapshots"))
+    for name in names:
+        os.close(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _write(fd: int, piece: bytes, position: int) -> None:
-    while piece:
-        written = os.pwrite(fd, piece, position)
-        position += written
-        piece = piece[written:]
+def _write(path: Path, piece: bytes, position: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        while piece:
+            written = os.pwrite(fd, piece, position)
+            position += written
+            piece = piece[written:]
+    finally:
+        os.close(fd)

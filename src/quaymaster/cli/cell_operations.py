@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.failures import EXIT_REFUSED, NoServer, Refused, WrongUsage
+from quaymaster.cli.cell_links import RECOVERIES, client_of
+from quaymaster.cli.failures import EXIT_REFUSED, NoServer, Refused
 from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table
 from quaymaster.cli.server import Config, Overrides
 
 if TYPE_CHECKING:
     from quaymaster.coordination.interface import Coordination
     from quaymaster.core.cell import BrokerReport
-    from quaymaster.net.rpc import RPCClient
     from quaymaster.settings import Settings
 
 ASK_TIMEOUT_MS = 5_000
 DRAIN_LOOK_S = 1.0
-RECOVERIES = "recoveries/"
-"""Below it are the events of forced recoveries, for ever: journal, epoch, who, when, what may be lost."""
 
 Managers = Annotated[
     list[str] | None,
@@ -371,7 +369,7 @@ def _ask_managers(
 async def _ask(settings: Settings, address: str, role: str, method: str, body: bytes) -> bytes:
     from quaymaster.core.errors import CallerError, NotNow
 
-    client = _client(settings, address, role)
+    client = client_of(settings, address, role)
     try:
         return await client.ask(method, body, ASK_TIMEOUT_MS)
     except CallerError as error:
@@ -380,28 +378,6 @@ async def _ask(settings: Settings, address: str, role: str, method: str, body: b
         raise NoServer(f"{role} at {address}: {error}") from None
     finally:
         await client.close()
-
-
-def _client(settings: Settings, address: str, role: str) -> RPCClient:
-    from quaymaster.net.rpc import RPCClient
-    from quaymaster.net.tls import TransportSecurityError, security_for
-    from quaymaster.protocol.frames import Hello
-    from quaymaster.settings import parse_address
-
-    try:
-        place = parse_address(address)
-        security = security_for(place, settings.tls_directory, force_plaintext=settings.force_plaintext)
-    except (ValueError, TransportSecurityError) as error:
-        raise WrongUsage(str(error)) from None
-    hello = Hello(settings.cell, "operator", settings.node or socket.gethostname())
-    if security is None:
-        return RPCClient((place.host, place.port), hello)
-    return RPCClient(
-        (place.host, place.port),
-        hello,
-        tls=security.client_context,
-        check_peer=security.check_peer(role),
-    )
 
 
 def _settings(config: Any, overrides: list[str] | None) -> Settings:

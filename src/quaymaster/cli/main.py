@@ -22,6 +22,7 @@ from quaymaster.cli import (
     billing,
     ca,
     cell,
+    cell_backups,
     cell_operations,
     group,
     key,
@@ -79,6 +80,7 @@ app.command()(pipeline.usage)
 for role in (cell.metadata, cell.manager, cell.frontend):
     app.command()(role)
 app.add_typer(cell_operations.cell_app, name="cell")
+cell_operations.cell_app.command("restore")(cell_backups.cell_restore)
 app.add_typer(cell_operations.journal_app, name="journal")
 app.command("force-recover")(cell_operations.force_recover)
 app.command("settings")(server.show_settings)

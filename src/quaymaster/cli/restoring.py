@@ -8,13 +8,18 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from quaymaster.broker.backup import BackupUnusable, restore
+from quaymaster.broker.backup import STORE_NAME, BackupUnusable, restore
 from quaymaster.cli.compose import key_provider, wall_ms
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.metadata.master_keys import KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.service import MetadataService
 from quaymaster.settings import Settings
+
+KEYS_WANTED = (
+    "Nothing in a backup can be read without its master keys. Name a copy of the server's keys/ directory with "
+    "--keys, or set QUAYMASTER_MASTER_KEY_SOURCE=environment and QUAYMASTER_MASTER_KEY."
+)
 
 
 class RestoreRefused(Exception):
@@ -35,7 +40,7 @@ def restore_data_directory(
         restore(source, data, progress)
         if keys is not None:
             _copy_keys(keys, data / "keys")
-        asyncio.run(_check_keys(settings, data))
+        asyncio.run(check_keys(settings, data))
     except MasterKeyMissing as error:
         shutil.rmtree(data, ignore_errors=True)
         # The directory it looked in is the copy just made and removed again.
@@ -57,9 +62,9 @@ def _copy_keys(source: Path, target: Path) -> None:
             os.fsync(file.fileno())
 
 
-async def _check_keys(settings: Settings, data: Path) -> None:
+async def check_keys(settings: Settings, data: Path) -> None:
     """Unwrap every secret of the metadata once; raises KeysUnusable when the keys are not those it needs."""
-    store = await SQLiteCoordination.open(data / "metadata.sqlite")
+    store = await SQLiteCoordination.open(data / STORE_NAME)
     try:
         metadata = MetadataService(
             store,

@@ -220,12 +220,10 @@ def restore(
     if directory.exists() and any(directory.iterdir()):
         raise Refused(f"{directory} is not empty. Restore into a new directory, then serve from that.")
     settings, _ = _load(None, directory, None, None, None)
+    from quaymaster.cli.restoring import KEYS_WANTED, RestoreRefused, restore_data_directory
+
     if keys is None and settings.master_key_source == "file":
-        raise Refused(
-            "Nothing in a backup can be read without its master keys. Name a copy of the server's keys/ "
-            "directory with --keys, or set QUAYMASTER_MASTER_KEY_SOURCE=environment and QUAYMASTER_MASTER_KEY."
-        )
-    from quaymaster.cli.restoring import RestoreRefused, restore_data_directory
+        raise Refused(KEYS_WANTED)
 
     with progress_bar("Restoring", quiet=as_json, in_bytes=True) as bar:
         try:

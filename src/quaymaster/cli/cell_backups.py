@@ -1,0 +1,60 @@
+"""`quaymaster cell restore`: a cell that begins with what a backup holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.output import note, print_json, print_line, progress_bar
+from quaymaster.cli.server import Config, Overrides, load_for
+
+
+def cell_restore(
+    source: Annotated[
+        Path, typer.Argument(help="What a backup wrote, of a cell or a server.", metavar="BACKUP")
+    ],
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="Copy of the master keys.", metavar="DIR"),
+    ] = None,
+    config: Config = None,
+    overrides: Overrides = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Make a new cell of a backup. Its brokers run and have nothing; nothing else of it runs yet.
+
+    Refused without the master keys the backup was made under, when the cell's etcd prefix has anything in it but
+    its brokers, and when a broker has a journal. The number of brokers need not be that of the backup.
+    """
+    import asyncio
+
+    from quaymaster.cli.cell_restoring import restore_cell
+    from quaymaster.cli.restoring import RestoreRefused
+    from quaymaster.core.errors import NotNow
+
+    if not source.exists():
+        raise WrongUsage(f"{source} does not exist.")
+    settings = load_for(config, overrides)
+    with progress_bar("Restoring", quiet=as_json, in_bytes=True) as bar:
+        try:
+            event = asyncio.run(
+                restore_cell(
+                    source.absolute(),
+                    settings,
+                    None if keys is None else keys.absolute(),
+                    lambda done, total: bar.update(done, total=total),
+                )
+            )
+        except RestoreRefused as error:
+            raise Refused(str(error)) from None
+        except NotNow as error:
+            raise NoServer(f"the cell: {error}") from None
+    if as_json:
+        print_json(event)
+    else:
+        print_line(f"restored {len(event['journals'])} journals; start the other processes of the cell")
+        note("Give each front end the master keys of the backup, before it starts.")
