@@ -13,7 +13,8 @@ from typing import Any
 
 from frontend.support import ACCOUNT, Service, serving_recorded, until
 from quaymaster.core.errors import NotNow
-from quaymaster.frontend.usage import ASKED_NAMES_MAX, UsageRecorder
+from quaymaster.frontend.usage import ASKED_NAMES_MAX, REFUSED_KINDS_MAX, UsageRecorder
+from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.internal_queues import USAGE_QUEUE
 from quaymaster.protocol.usage_records import UsageRecord, decode_block, encode_block
 
@@ -39,9 +40,9 @@ def recorder(**options: Any) -> UsageRecorder:
     return UsageRecorder(now_us=now_us, **options)
 
 
-def records_of(usage: UsageRecorder) -> list[UsageRecord]:
+def records_of(usage: UsageRecorder, *, is_last: bool = False) -> list[UsageRecord]:
     """Take what was recorded, through a block."""
-    taken = usage.take()
+    taken = usage.take(is_last=is_last)
     if not taken.count:
         return []
     rows = taken.columns(0, taken.count)
@@ -187,24 +188,102 @@ async def test_what_was_asked_at_length_is_left_out() -> None:
         assert record.request_params == '{"omitted":true}'
 
 
+def refused_in(records: list[UsageRecord]) -> Counter[tuple[int, str]]:
+    """Return how many requests the records of refusals stand for."""
+    found: Counter[tuple[int, str]] = Counter()
+    for record in records:
+        if not record.account_id:
+            found[(record.http_status, record.error_code)] += json.loads(record.request_params)["requests"]
+    return found
+
+
 @on_a_loop
-async def test_refused_requests_are_recorded_with_their_error() -> None:
+async def test_requests_of_unknown_clients_are_one_record_for_each_kind_of_refusal() -> None:
     usage = recorder()
     async with serving_recorded(usage) as service:
         await service.add_queue("orders")
         service.client.key_id = None
-        unsigned = await service.client.request("POST", "/", {"x-amz-target": "AmazonSQS.ListQueues"})
+        for agent in range(50):
+            headers = {"x-amz-target": "AmazonSQS.ListQueues", "user-agent": f"Random/{agent}"}
+            unsigned = await service.client.request("POST", "/", headers)
         service.client.key_id = "AKIANOBODYHASTHISKEY"
         denied = await service.client.request("GET", "/?Action=ListQueues")
+        await service.client.request("GET", "/")
+        waiting = usage.waiting
 
-        first, second = records_of(usage)
-        assert (unsigned.status, denied.status) == (403, 403)
-        assert (first.http_status, first.request_id) == (
-            unsigned.status,
-            unsigned.headers["x-amzn-requestid"],
+        first, second, third = records_of(usage, is_last=True)
+        assert (unsigned.status, denied.status, waiting) == (403, 403, 0)
+        assert refused_in([first]) == {(403, "MissingAuthenticationToken"): 50}
+        assert refused_in([second]) == {(403, "InvalidClientTokenId"): 1}
+        assert refused_in([third])[(404, third.error_code)] == 1
+        assert (first.protocol, second.protocol) == ("json", "query")
+        assert (first.account_id, first.action, first.chunks, first.message_count) == ("", "Unknown", 1, 0)
+        assert (first.source_ip, first.user_agent, first.request_id, first.latency_us) == (
+            "127.0.0.1",
+            "",
+            "",
+            0,
         )
-        assert (second.http_status, second.protocol) == (denied.status, "query")
-        assert (first.account_id, first.action, first.chunks) == ("", "Unknown", 1)
+        assert (first.category, first.read_only) == ("management", True)
+        assert first.response_bytes == 50 * len(unsigned.body)
+
+
+def test_what_was_refused_is_recorded_once_a_minute_and_at_last() -> None:
+    now_ms = 0.0
+    usage = UsageRecorder(now_us=lambda: int(now_ms * 1000), monotonic_ms=lambda: now_ms)
+
+    def refuse(peer: str, code: str = "InvalidClientTokenId") -> None:
+        usage.record_refused(
+            HTTPRequest(b"POST", b"/", b"/", b"", [], peer, now_ms, {}, b""),
+            *(code, 403),
+            is_json=True,
+            request_bytes=10,
+            response_bytes=20,
+        )
+
+    refuse("1.1.1.1")
+    now_ms = 59_000.0
+    refuse("2.2.2.2")
+    early = records_of(usage)
+    now_ms = 60_000.0
+    (first,) = records_of(usage)
+    nothing = records_of(usage, is_last=True)
+    refuse("1.1.1.1")
+    later = records_of(usage)
+    (last,) = records_of(usage, is_last=True)
+
+    assert early == nothing == later == []
+    assert json.loads(first.request_params) == {"requests": 2, "seconds": 60}
+    assert (first.request_bytes, first.response_bytes, first.source_ip) == (20, 40, "")
+    assert (last.source_ip, usage.recorded) == ("1.1.1.1", 2)
+
+
+def test_kinds_of_refusals_are_bounded() -> None:
+    usage = recorder()
+    request = HTTPRequest(b"POST", b"/", b"/", b"", [], "1.1.1.1", 0.0, {}, b"")
+    for number in range(3 * REFUSED_KINDS_MAX):
+        usage.record_refused(request, f"Code{number}", 400, is_json=True, request_bytes=0, response_bytes=0)
+
+    records = records_of(usage, is_last=True)
+
+    assert len(records) == REFUSED_KINDS_MAX + 1
+    assert sum(refused_in(records).values()) == 3 * REFUSED_KINDS_MAX
+
+
+@on_a_loop
+async def test_user_agents_of_signed_requests_take_bounded_memory_between_two_writes() -> None:
+    usage = recorder(rows_max=5)
+    async with serving_recorded(usage) as service:
+        await service.add_queue("orders")
+        await service.add_queue(USAGE_QUEUE)
+        for agent in range(20):
+            headers = {"user-agent": f"Random/{agent}"}
+            given = {"QueueUrl": url("orders"), "MessageBody": "x"}
+            assert (await service.client.json("SendMessage", given, headers)).status == 200
+            await service.client.json("ReceiveMessage", {"QueueUrl": url(USAGE_QUEUE)}, headers)
+
+        assert len(usage._numbers) == len(usage._contexts) == 5
+        assert (usage.waiting, usage.take().overflow) == (5, 15)
 
 
 @on_a_loop
@@ -290,10 +369,16 @@ async def test_records_and_answers_are_the_same_in_number_status_and_action() ->
         random = Random(7)
         statuses = Counter([await call_at_random(service, random) for _ in range(150)])
 
-        records = records_of(usage)
+        records = records_of(usage, is_last=True)
+        refused = refused_in(records)
+        records = [record for record in records if record.account_id]
 
-        assert Counter(str(record.http_status) for record in records) == statuses
+        counted_statuses = Counter(str(record.http_status) for record in records)
+        for (status, _), number in refused.items():
+            counted_statuses[str(status)] += number
+        assert counted_statuses == statuses
         counted = Counter((record.action, record.error_code or "OK") for record in records)
+        counted += Counter({("Unknown", code): number for (_, code), number in refused.items()})
         metrics = {
             (action, code): number
             for action, one in service.metrics.actions.items()
@@ -303,7 +388,7 @@ async def test_records_and_answers_are_the_same_in_number_status_and_action() ->
         assert counted == metrics
         moved = service.metrics.messages_sent + service.metrics.messages_received
         assert sum(record.message_count for record in records) == moved
-        assert len({record.request_id for record in records}) == len(records) == usage.recorded
+        assert len({record.request_id for record in records}) == len(records) == usage.recorded - len(refused)
 
 
 @on_a_loop
@@ -316,17 +401,14 @@ async def test_what_is_too_much_for_memory_is_counted() -> None:
         for _ in range(4):
             await service.client.json("SendMessage", {"QueueUrl": url("orders"), "MessageBody": "abc"})
         await service.client.json("SendMessage", {"QueueUrl": url("none"), "MessageBody": "abc"})
-        service.client.key_id = None
-        await service.client.request("POST", "/", {"x-amz-target": "AmazonSQS.ListQueues"})
 
         taken = usage.take()
 
     assert taken.count == 2
-    assert taken.overflow == 4
-    sends, unsigned = taken.overflow_counts
+    assert taken.overflow == 3
+    (sends,) = taken.overflow_counts
     assert (sends.account_id, sends.action, sends.requests, sends.messages) == (ACCOUNT, "SendMessage", 3, 2)
     assert (sends.payload_bytes, sends.chunks, sends.errors) == (6, 3, 1)
-    assert (unsigned.account_id, unsigned.action, unsigned.requests, unsigned.errors) == ("", "Unknown", 1, 1)
     assert taken.counts(0, 2)[0].payload_bytes == 6
 
 

@@ -250,7 +250,7 @@ class FrontEnd:
         response = render_error(error, form, request_id)
         code = wire_error(error).code
         self._unknown.observe(code, 0.0)
-        self._record_refused(request, code, response.status, request_id, form, response.body)
+        self._record_refused(request, code, response.status, form, response.body)
         origin = request.header(b"origin")
         cors = b"" if origin is None else self._cors.headers(origin.decode("latin-1"))
         return response.status, render_headers(response) + cors, response.body
@@ -298,10 +298,10 @@ class FrontEnd:
         request.hold_off(hold_ms)
         request.respond(status, headers, body)
         self._unknown.observe("RequestThrottled", 0.0)
-        self._record_refused(request, "RequestThrottled", status, request_id, form, body)
+        self._record_refused(request, "RequestThrottled", status, form, body)
 
     def _record_refused(
-        self, request: HTTPRequest, code: str, status: int, request_id: str, form: WireForm, body: bytes
+        self, request: HTTPRequest, code: str, status: int, form: WireForm, body: bytes
     ) -> None:
         usage = self.calls.usage
         if usage is not None:
@@ -309,8 +309,8 @@ class FrontEnd:
                 request,
                 code,
                 status,
-                request_id,
                 is_json=form is WireForm.JSON,
+                request_bytes=len(request.body),
                 response_bytes=len(body),
             )
 

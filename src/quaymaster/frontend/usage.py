@@ -2,11 +2,16 @@
 
     Call.count ──record──▶ rows in memory ──take, once a second──▶ usage_spool ──▶ usage_shipper
                              │ too many
-                             └──▶ counted by account and action, and said to be missing
+                             ├──▶ counted by account and action, and said to be missing
+                             │ of a client that is not known
+                             └──▶ counted by error, one record a minute
 
 A record is ten cells at the end of one long list: numbers, and an index into the contexts met since the last `take`.
 All else is worked out when a block is made of them, on another thread. A record leaves no object behind that
 collections of garbage would look at. Nothing here waits, and nothing fails a request.
+
+Requests that were refused before it was known who asks are not recorded one by one: anyone can send any number,
+and records are kept for long.
 
 Reads and sends of the pipeline's own queue are not recorded: nobody is to be billed for them, and a pipeline that
 reads would otherwise have something new to read for ever.
@@ -14,6 +19,7 @@ reads would otherwise have something new to read for ever.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -51,6 +57,11 @@ USER_AGENT_CHARS_MAX: Final = 256
 JSON_CHARS_MAX: Final = 4_096
 OMITTED: Final = '{"omitted":true}'
 """In place of parameters or an answer that is longer than that."""
+
+REFUSED_INTERVAL_MS: Final = 60_000
+"""Requests refused before it was known who asks are one record for each kind and so long."""
+REFUSED_KINDS_MAX: Final = 64
+"""So many kinds of these are told apart: a kind is a protocol, a status and an error's code, which are ours."""
 
 ASKED_NAMES_MAX: Final = 1_000
 """So many names of queues that were not found are told apart in an hour."""
@@ -104,8 +115,6 @@ _DATA_LOOKS: Final = frozenset({"DescribeLog", "FindOffsets", "FetchMessages"})
 _MANAGEMENT: Final = CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS
 
 _MS_TO_US: Final = 1000
-_INTERNAL: Final = -1
-"""In place of the number of a context: what it stands for is not recorded."""
 _json = msgspec.json.Encoder()
 
 RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str]
@@ -222,6 +231,16 @@ class TakenRows(msgspec.Struct):
         return list(counts.values())
 
 
+class _Refusals(msgspec.Struct):
+    """Requests of clients that were not known, which were refused alike."""
+
+    peer: str
+    """"" once there were several."""
+    requests: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+
+
 class UsageRecorder:
     """Takes one record a request, on the event loop's thread. `now_us` is the wall clock."""
 
@@ -242,6 +261,9 @@ class UsageRecorder:
         self._contexts: list[UsageContext] = []
         self._changes: list[Change] = []
         self._overflow: dict[tuple[str, str], DroppedCount] = {}
+        self._refused: dict[tuple[str, int, str], _Refusals] = {}
+        """By protocol, status and code."""
+        self._refused_since_ms = 0.0
         self._asked: set[str] = set()
         """Names of queues that were not found in this hour: whoever asks for garbage must not fill the tables."""
         self._asked_hour = 0
@@ -254,6 +276,16 @@ class UsageRecorder:
     def record(self, call: AnsweredCall, code: str, status: int, now_ms: float, response_bytes: int) -> None:
         """Note a request that was answered, "OK" or with an error's code. On the path of every request: 1 us."""
         queue, request, principal = call.queue, call.request, call.principal
+        if not principal.account_id:
+            self.record_refused(
+                request,
+                code,
+                status,
+                is_json=call.form is WireForm.JSON,
+                request_bytes=len(request.body),
+                response_bytes=response_bytes,
+            )
+            return
         queue_name = call.queue_name
         if queue is None and queue_name:
             queue_name = self._asked_name(queue_name)
@@ -271,9 +303,7 @@ class UsageRecorder:
             code,
         )
         number = self._numbers.get(key)
-        if number is None:
-            number = self._add_context(key, queue)
-        if number == _INTERNAL:
+        if number is None and _is_of_pipeline(call, queue):
             return
         self.recorded += 1
         count = self._count
@@ -282,6 +312,8 @@ class UsageRecorder:
                 principal.account_id, call.action.name, call.message_count, call.payload_bytes, status
             )
             return
+        if number is None:
+            number = self._add_context(key, queue)
         wait_ms: float = call.wait_ms
         if wait_ms and call.replied_ms:
             wait_ms = min(wait_ms, call.replied_ms - call.times.submitted_ms)
@@ -310,44 +342,36 @@ class UsageRecorder:
         request: HTTPRequest,
         code: str,
         status: int,
-        request_id: str,
         *,
         is_json: bool,
+        request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """Note a request that was refused by its head alone: who asks for what was not looked at."""
-        key = (
-            "",
-            "",
-            "",
-            request.peer,
-            request.first.get(b"user-agent"),
-            UNKNOWN,
-            0,
-            "",
-            is_json,
-            status,
-            code,
-        )
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._add_context(key, None)
-        self.recorded += 1
-        if self._count >= self._rows_max:
-            self._count_overflow("", UNKNOWN, 0, 0, status)
-            return
-        now_ms = self._monotonic_ms()
-        # Of its body, what has come was not counted.
-        self._cells.extend((number, now_ms, request.received_ms, 0.0, 0, response_bytes, 0, 0, 0, request_id))
-        self._count += 1
+        """Count a request that was refused before it was known who asks."""
+        kind = ("json" if is_json else "query", status, code)
+        refused = self._refused.get(kind)
+        if refused is None:
+            if not self._refused:
+                self._refused_since_ms = self._monotonic_ms()
+            elif len(self._refused) >= REFUSED_KINDS_MAX:
+                kind = ("query", 400, OTHER_NAMES)
+            refused = self._refused.setdefault(kind, _Refusals(request.peer))
+        refused.requests += 1
+        refused.request_bytes += request_bytes
+        refused.response_bytes += response_bytes
+        if refused.peer != request.peer:
+            refused.peer = ""
 
     @property
     def waiting(self) -> int:
         """How many records wait to be taken."""
         return self._count
 
-    def take(self) -> TakenRows:
-        """Return what was recorded since the last time."""
+    def take(self, *, is_last: bool = False) -> TakenRows:
+        """Return what was recorded since the last time; what was counted of refusals, once a minute or at last."""
+        now_ms = self._monotonic_ms()
+        if self._refused and (is_last or now_ms - self._refused_since_ms >= REFUSED_INTERVAL_MS):
+            self._record_refusals(now_ms)
         contexts, self._contexts = self._contexts, []
         cells, self._cells = self._cells, []
         self._count = 0
@@ -356,7 +380,7 @@ class UsageRecorder:
         self._numbers = {}
         anchor_us = self._anchor_us
         # Hours are closed by these times, so they never go back: where the wall clock did, time stands still.
-        elapsed_us = int(self._monotonic_ms() * _MS_TO_US)
+        elapsed_us = int(now_ms * _MS_TO_US)
         watermark_us = max(anchor_us + elapsed_us, self._now_us())
         self._anchor_us = watermark_us - elapsed_us
         if watermark_us // _HOUR_US != self._asked_hour:
@@ -372,6 +396,26 @@ class UsageRecorder:
             overflow,
         )
 
+    def _record_refusals(self, now_ms: float) -> None:
+        """Make a record of each kind. They are looks of management, so that an auditor sees them in the chain."""
+        seconds = math.ceil((now_ms - self._refused_since_ms) / 1000)
+        for (protocol, status, code), refused in self._refused.items():
+            counted = bounded_json({"requests": refused.requests, "seconds": seconds})
+            self._changes.append(Change(self._count, counted, ""))
+            # Not the time of any request: these would be averages of nothing.
+            self._cells.extend((len(self._contexts), now_ms, now_ms, 0.0))
+            self._cells.extend((refused.request_bytes, refused.response_bytes, 0, 0, 0, ""))
+            self._contexts.append(
+                UsageContext(
+                    *("", "", "", refused.peer, "", protocol, UNKNOWN, "management", True, 0, "", ""),
+                    status,
+                    code,
+                )
+            )
+            self._count += 1
+            self.recorded += 1
+        self._refused = {}
+
     def _asked_name(self, name: str) -> str:
         """Return the name under which a request for a queue that was not found is recorded."""
         if name in self._asked:
@@ -386,9 +430,6 @@ class UsageRecorder:
     def _add_context(self, key: RowKey, queue: QueueDefinition | None) -> int:
         account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
         is_json, status, code = key[8:]
-        if queue is not None and is_internal(queue.account_id, queue.name) and is_json != ADMIN:
-            self._numbers[key] = _INTERNAL
-            return _INTERNAL
         number = self._numbers[key] = len(self._contexts)
         self._contexts.append(
             UsageContext(
@@ -423,6 +464,11 @@ class UsageRecorder:
             chunks=chunks_of(payload_bytes),
             errors=int(status >= 400),
         )
+
+
+def _is_of_pipeline(call: AnsweredCall, queue: QueueDefinition | None) -> bool:
+    """Tell whether a client asks for Quaymaster's own queue."""
+    return queue is not None and call.form is not None and is_internal(queue.account_id, queue.name)
 
 
 def category_of(action: str) -> Category:

@@ -114,7 +114,7 @@ class UsageFeed:
         self._is_stopping = True
         self._write_now.set()
         await writing
-        await self._write(is_heartbeat=False)
+        await self._write(is_heartbeat=False, is_last=True)
         try:
             await self._on_thread(lambda: self._spool.close(now_us=self._now_us()))
         except OSError as error:
@@ -239,8 +239,8 @@ class UsageFeed:
             except Exception as error:  # a bug of ours: records are lost, and requests go on
                 log_failure(log, "usage records lost", error)
 
-    async def _write(self, *, is_heartbeat: bool) -> None:
-        taken = self.recorder.take()
+    async def _write(self, *, is_heartbeat: bool, is_last: bool = False) -> None:
+        taken = self.recorder.take(is_last=is_last)
         if not (taken.count or taken.overflow or is_heartbeat):
             return
         appended = await self._on_thread(lambda: self._spool.append(taken, is_heartbeat=is_heartbeat))
