@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -656,7 +657,7 @@ def test_second_purge_within_the_interval_is_refused_also_over_a_restart(tmp_pat
         world.clock.pass_s(59)
 
         async with world.service() as service:
-            await service.reconcile()
+            await service.queues.reconcile()
             with pytest.raises(PurgeQueueInProgress) as refused:
                 await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
             world.clock.pass_s(1)
@@ -708,15 +709,102 @@ def test_marks_whose_time_is_over_are_dropped(tmp_path: Path) -> None:
             await service.queues.change(CreateQueue(ACCOUNT, "gone"))
             await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
             await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
-            await service.reconcile()
+            await service.queues.reconcile()
             assert len((await world.memory.list_prefix("/purges/")).items) == 1
             assert len((await world.memory.list_prefix("/deleted/")).items) == 1
             world.clock.pass_s(60)
 
-            await service.reconcile()
+            await service.queues.reconcile()
 
             assert (await world.memory.list_prefix("/purges/")).items == ()
             assert (await world.memory.list_prefix("/deleted/")).items == ()
+
+    run(scenario, tmp_path)
+
+
+class CountingStore(MemoryCoordination):
+    """Counts transactions that change something: each is a durable write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transactions = 0
+        self.before: Callable[[Sequence[str]], Awaitable[None]] | None = None
+
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        if self.before is not None:
+            await self.before(deletes)
+        revision = await super().transaction(compares, puts, deletes)
+        self.transactions += 1
+        return revision
+
+
+async def delete_many(world: World, count: int) -> None:
+    async with world.service() as service:
+        for number in range(count):
+            await service.queues.change(CreateQueue(ACCOUNT, f"queue-{number}"))
+            await service.queues.change(DeleteQueue(ACCOUNT, f"queue-{number}"))
+    world.clock.pass_s(3_600)
+
+
+def without_upkeep(service: MetadataService) -> None:
+    """Its upkeep does not begin by itself."""
+    for task in service._tasks:
+        task.cancel()
+
+
+def test_a_start_writes_nothing_for_queues_that_were_deleted_long_ago(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store = world.memory = CountingStore()
+        await delete_many(world, 130)
+        async with world.service() as service:
+            without_upkeep(service)
+            before = store.transactions
+
+            await service.reconcile()
+
+            assert store.transactions == before
+            assert len((await store.list_prefix("/deleted/")).items) == 130
+
+    run(scenario, tmp_path)
+
+
+def test_rows_of_deleted_queues_are_dropped_many_at_a_time(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store = world.memory = CountingStore()
+        await delete_many(world, 130)
+        before = store.transactions
+        async with world.service() as service:  # which looks by itself, too
+            await service.queues.reconcile()
+            await eventually(lambda: not len(service.queues.deleted))
+
+            assert store.transactions - before < 20
+            assert (await store.list_prefix("/deleted/")).items == ()
+
+    run(scenario, tmp_path)
+
+
+def test_a_name_that_is_used_again_keeps_no_other_row_from_being_dropped(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store = world.memory = CountingStore()
+        await delete_many(world, 10)
+        async with world.service() as service, world.service() as other:
+            for each in (service, other):
+                without_upkeep(each)
+
+            async def use_again(deletes: Sequence[str]) -> None:
+                if any(key.startswith("/deleted/") for key in deletes):
+                    store.before = None
+                    await other.queues.change(CreateQueue(ACCOUNT, "queue-3"))
+
+            store.before = use_again
+
+            await service.queues.reconcile()
+
+            rows = [item.key for item in (await store.list_prefix("/deleted/")).items]
+            assert not [key for key in rows if key.endswith(tuple(f"/queue-{n}" for n in range(10)))]
+            assert other.queue(ACCOUNT, "queue-3").state == "active"
 
     run(scenario, tmp_path)
 

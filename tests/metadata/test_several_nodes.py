@@ -160,7 +160,7 @@ def test_nodes_that_create_set_delete_reconcile_and_die_leave_metadata_and_journ
 
 async def reconcile(node: MetadataService) -> None:
     with suppress(NotNow):
-        await node.reconcile()
+        await node.queues.reconcile()
 
 
 def revision_of(queue: QueueDefinition) -> tuple[int, dict[str, str]]:
@@ -178,7 +178,7 @@ def test_creation_a_dead_node_left_is_finished_by_another(tmp_path: Path) -> Non
             world.journal.before = None
             await eventually(lambda: two.queues.rows.get(f"{ACCOUNT}/orders") is not None)
 
-            assert await two.reconcile() == 1
+            assert await two.queues.reconcile() == 1
 
             assert two.queue(ACCOUNT, "orders").queue_id in world.journal.queues
             await eventually(lambda: one.find_queue(ACCOUNT, "orders") is not None)
@@ -196,7 +196,7 @@ def test_set_that_comes_after_its_node_died_and_the_queue_was_deleted_does_not_s
             assert list(world.journal.queues) == [queue.queue_id]
 
             world.clock.pass_s(60)
-            await two.reconcile()
+            await two.queues.reconcile()
 
             assert world.journal.queues == {}
 

@@ -17,10 +17,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
+from quaymaster.coordination.interface import (
+    ABSENT,
+    TRANSACTION_OPERATIONS_MAX,
+    Compare,
+    Put,
+    RevisionMismatch,
+)
 from quaymaster.core.errors import (
     CallerError,
     NotNow,
@@ -93,11 +99,16 @@ from quaymaster.protocol.queue_names import check_group_name
 
 log = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
+
 ATTEMPTS_MAX: Final = 16
 JOURNAL_TIMEOUT_MS: Final = 30_000
 LATE_SET_MS: Final = 2 * JOURNAL_TIMEOUT_MS
 """When a journal has been told of a queue by every node that meant to before the queue was deleted."""
-RECONCILED_PER_CALL_MAX: Final = 10_000
+RECONCILED_AT_ONCE: Final = 32
+"""So many queues that were left half done are finished at the same time."""
+DROPPED_AT_ONCE: Final = TRANSACTION_OPERATIONS_MAX // 2
+"""Each row that is dropped takes two operations of a transaction."""
 KMS_KEY: Final = "KmsMasterKeyId"
 """A queue that is created with it has a data key of its own."""
 
@@ -685,26 +696,41 @@ class Queues(KnownQueues):
     # Finishing what was cut in half
 
     async def reconcile(self, *, older_than_ms: int = 0) -> int:
-        """Finish creations, changes and deletions that are pending for `older_than_ms`; return how many.
+        """Finish what is pending for `older_than_ms`, and drop rows whose time is over; return how many were finished.
 
-        At the start everything pending was cut in half; later only what is older than any request lasts. What
-        the journal cannot take now stays pending. Rows whose time is over are dropped.
+        Nobody waits for it: there may be thousands of such rows, and each takes a durable write or a part of one.
         """
-        finished = 0
-        pending_before_ms = self._now_ms() - older_than_ms
-        waiting = [suffix for suffix, row in self._pending.items() if row.since_ms <= pending_before_ms]
-        for suffix in waiting[:RECONCILED_PER_CALL_MAX]:
-            async with self._only_one(suffix):
-                try:
-                    finished += await self._finish(suffix)
-                except NotNow as error:
-                    log.warning("queue still pending queue=%s error=%s", suffix, error)
-                except CallerError as error:
-                    log.warning("queue given up queue=%s error=%s", suffix, error)
+        finished = await self.finish_pending(older_than_ms=older_than_ms)
         for queue_id in self.gone_logs():
             await self._drop_groups_of(queue_id)  # made while their queue was deleted
         await self._drop_old_rows()
         return finished
+
+    async def finish_pending(self, *, older_than_ms: int = 0) -> int:
+        """Finish creations, changes and deletions that are pending for `older_than_ms`; return how many.
+
+        At the start everything pending was cut in half; later only what is older than any request lasts. What
+        the journal cannot take now stays pending. Some are finished at a time: their writes go together.
+        """
+        pending_before_ms = self._now_ms() - older_than_ms
+        waiting = [suffix for suffix, row in self._pending.items() if row.since_ms <= pending_before_ms]
+        # Logs before their consumer groups, whose names go on behind theirs.
+        logs = [suffix for suffix in waiting if not split_group(suffix)[1]]
+        groups = [suffix for suffix in waiting if split_group(suffix)[1]]
+        finished = 0
+        for some in (*_batched(logs, RECONCILED_AT_ONCE), *_batched(groups, RECONCILED_AT_ONCE)):
+            finished += sum(await asyncio.gather(*(self._finish_one(suffix) for suffix in some)))
+        return finished
+
+    async def _finish_one(self, suffix: str) -> bool:
+        async with self._only_one(suffix):
+            try:
+                return await self._finish(suffix)
+            except NotNow as error:
+                log.warning("queue still pending queue=%s error=%s", suffix, error)
+            except CallerError as error:
+                log.warning("queue given up queue=%s error=%s", suffix, error)
+        return False
 
     async def _finish(self, suffix: str) -> bool:
         if self._pending.get(suffix) is None:
@@ -727,25 +753,33 @@ class Queues(KnownQueues):
         rested_ms = now_ms - max(self._reuse_s * 1000, LATE_SET_MS)
         purgeable_ms = now_ms - self._purge_interval_s * 1000
         deleted = [(key, row) for key, row in self.deleted.items() if row.deleted_ms <= rested_ms]
-        for key, row in deleted[:RECONCILED_PER_CALL_MAX]:
+        for some in _batched(deleted, DROPPED_AT_ONCE):
             # Once more: a node that died while it set the queue may have told the journal after the deletion.
+            compares = [self.deleted.compare(key) for key, _ in some]
             try:
-                await self._tell_journal_deleted(row.queue_id)
+                for _, row in some:
+                    await self._tell_journal_deleted(row.queue_id)
             except NotNow as error:
-                log.warning("queue not deleted again queue=%s error=%s", key, error)
+                log.warning("queues not deleted again queues=%d error=%s", len(some), error)
                 break
-            await self._drop(self.deleted.compare(key))
+            await self._drop(compares)
         purged = [
             self._purges.compare(key) for key, row in self._purges.items() if row.purged_ms <= purgeable_ms
         ]
-        for compare in purged[:RECONCILED_PER_CALL_MAX]:
-            await self._drop(compare)
+        for marks in _batched(purged, DROPPED_AT_ONCE):
+            await self._drop(marks)
 
-    async def _drop(self, compare: Compare) -> None:
-        try:
-            await self._mirror.transact([compare], deletes=[compare.key])
-        except RevisionMismatch:
-            return  # the name was used, or the queue purged, again
+    async def _drop(self, compares: Sequence[Compare]) -> None:
+        """Drop rows that are as they were; one that is not keeps no other from going."""
+        while compares:
+            try:
+                await self._mirror.transact(compares, deletes=[compare.key for compare in compares])
+            except (
+                RevisionMismatch
+            ) as mismatch:  # the name was used, or the queue purged, again, or it is gone
+                compares = [compare for compare in compares if compare.key != mismatch.key]
+            else:
+                return
 
     # Inside
 
@@ -773,6 +807,11 @@ class Queues(KnownQueues):
             lock = self._locks[suffix] = asyncio.Lock()
         async with lock:
             yield
+
+
+def _batched(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """Return a sequence in stretches of so many items."""
+    return [items[at : at + count] for at in range(0, len(items), count)]
 
 
 def _deleted_row(definition: QueueDefinition) -> DeletedRow:

@@ -144,8 +144,11 @@ class MetadataService:
         self.queues.attach_journal(journal)
 
     async def reconcile(self) -> int:
-        """Finish, at the start, every creation, change and deletion that a crash cut in half."""
-        return await self.queues.reconcile()
+        """Finish, at the start, every creation, change and deletion that a crash cut in half.
+
+        Rows that are only to be dropped are left to the upkeep: serving does not wait for thousands of durable writes.
+        """
+        return await self.queues.finish_pending()
 
     async def load_queues_file(self, path: Path) -> int:
         """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed."""
