@@ -60,13 +60,20 @@ def serve(
 
 
 def env(
+    all_services: Annotated[
+        bool,
+        typer.Option(
+            "--all-services", help="Send the clients of every AWS service here: set AWS_ENDPOINT_URL as well."
+        ),
+    ] = False,
     data: options.Data = None,
     as_json: options.AsJSON = False,
 ) -> None:
     """Print how to reach the server, for `eval`.
 
-    The lines set the variables that AWS SDKs and the AWS CLI read. The server writes what they say to
-    client.json in its data directory at each start.
+    The lines set the variables that AWS SDKs and the AWS CLI read: where SQS is, region and credentials. Clients of
+    other AWS services in the same shell have these credentials too, and still ask AWS, which refuses them. The server
+    writes what the lines say to client.json in its data directory at each start.
     """
     connection = read_client_file(data_directory(data))
     if as_json:
@@ -74,7 +81,7 @@ def env(
         return
     for name, value in (
         ("AWS_ENDPOINT_URL_SQS", connection.endpoint_url),
-        ("AWS_ENDPOINT_URL", connection.endpoint_url),
+        *([("AWS_ENDPOINT_URL", connection.endpoint_url)] if all_services else []),
         ("AWS_DEFAULT_REGION", connection.region),
         ("AWS_REGION", connection.region),
         ("AWS_ACCESS_KEY_ID", connection.access_key_id),
