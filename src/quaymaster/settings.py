@@ -89,6 +89,7 @@ def _group(title: str) -> JsonDict:
 PLACES = _group("Where it is")
 WHO = _group("Who may ask")
 SQS = _group("How queues behave")
+QUOTAS = _group("What an account may have")
 AGREEMENT = _group("Where queues and keys are kept")
 HTTP = _group("HTTP limits")
 REQUESTS = _group("Requests in progress")
@@ -154,6 +155,15 @@ class Settings(BaseSettings):
     """Sends remembered that way for one queue, at about 37 bytes each; the oldest are forgotten first."""
     in_flight_max: Count = Field(120_000, json_schema_extra=SQS)
     """Messages of a queue that may be in flight at once. SQS: 120000."""
+
+    account_queues_max: Count = Field(1_000_000, json_schema_extra=QUOTAS)
+    """Queues of one account; one more is refused with `OverLimit`. Those being deleted count until they are gone."""
+    account_groups_max: Count = Field(100_000, json_schema_extra=QUOTAS)
+    """Consumer groups of all log-retained queues of one account; one more is refused with `OverLimit`."""
+    account_policies_max: Count = Field(100_000, json_schema_extra=QUOTAS)
+    """Queues of one account that have a `Policy`; one more is refused with `OverLimit`."""
+    account_access_keys_max: Count = Field(1_000, json_schema_extra=QUOTAS)
+    """Access keys of one account, temporary credentials included; one more is refused with `LimitExceeded`."""
 
     coordination: Literal["sqlite", "etcd"] = Field("sqlite", json_schema_extra=AGREEMENT)
     """What holds queue definitions, accounts and wrapped keys: a file in the data directory, or an
@@ -309,8 +319,7 @@ class Settings(BaseSettings):
     metadata_organisation: Literal["full"] = Field("full", json_schema_extra=BETWEEN)
     """How metadata nodes share what there is. `full`: each has everything, and any may be asked."""
     metadata_rows_max: Count = Field(200_000, json_schema_extra=BETWEEN)
-    """Queues, and data keys, that a front end keeps in memory, at about 2 KiB a queue; others are asked for when
-    needed."""
+    """Queues that a front end keeps in memory, at about 2 KiB a queue; others are asked for when needed."""
     metadata_staleness_ms: Count = Field(10_000, json_schema_extra=BETWEEN)
     """When no metadata node knows anything newer than this: queues and keys in memory are still served, however old;
     lists and what is not in memory get 503."""
@@ -435,6 +444,14 @@ class Settings(BaseSettings):
             name.removeprefix("http_"): getattr(self, name)
             for name in type(self).model_fields
             if name.startswith("http_")
+        }
+
+    def account_quotas(self) -> dict[str, int]:
+        """Return what an account may have, under the names of `metadata.quotas.Quotas`."""
+        return {
+            name: getattr(self, name)
+            for name in type(self).model_fields
+            if name.startswith("account_") and name.endswith("_max")
         }
 
     @classmethod

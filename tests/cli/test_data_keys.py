@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness.broker_support import BrokerTester, running
-from metadata.support import ACCOUNT, Clock
+from harness.held_entries import held_entries
+from metadata.support import ACCOUNT, Clock, eventually
 
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.commands import Delete, NewMessage, StartMoveTask
@@ -17,10 +21,11 @@ from quaymaster.core.messages import MessageContent, decode_message, join_payloa
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata import known_queues
 from quaymaster.metadata.master_keys import FileKeyProvider
 from quaymaster.metadata.rows import DATA_KEYS, id_text
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue
+from quaymaster.protocol.metadata_messages import BeginPurge, CreateGroup, CreateQueue, DeleteQueue, TagQueue
 
 OWN = {"KmsMasterKeyId": "alias/own"}
 DEAD_ARN = f"arn:aws:sqs:local:{ACCOUNT}:dead"
@@ -163,5 +168,59 @@ def test_redriven_message_keeps_the_key_that_it_is_sealed_with_and_the_key_goes_
 
             assert not await server.has_key(source.data_key_id)
             assert await server.receive(target) == [CONTENT] * 10
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_left_of_queues_that_were_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        known_queues, "GONE_MAX", 3
+    )  # of deleted queues, whose journals may be told once more
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as server:
+            queues, host = server.metadata.queues, server.tester.broker.host
+            await server.create("stays")
+
+            async def use(count: int, first: int) -> Counter[str]:
+                for number in range(first, first + count):
+                    attributes = OWN if number % 2 else {"RetentionMode": "Log"}
+                    queue = await server.create(f"q{number}", attributes)
+                    await server.send(queue, number)
+                    if number % 2:
+                        await server.tester.receive(queue.queue_id, timeout_ms=60_000)
+                    await server.metadata.queues.change(TagQueue(ACCOUNT, queue.name, {"a": "b"}))
+                    await server.metadata.queues.change(BeginPurge(ACCOUNT, queue.name, queue.queue_id))
+                    if not number % 2:
+                        await server.metadata.queues.change(CreateGroup(ACCOUNT, f"{queue.name}@group"))
+                    await server.delete(queue.name)
+                server.clock.pass_s(120)
+                await queues.reconcile(older_than_ms=60_000)
+                await server.compact()
+                await server.pass_days(9)
+                while host.replica.queues.empty_some(1_000):
+                    pass
+                await eventually(
+                    lambda: not any(table._gone for table in server.metadata._mirror._tables.values())
+                )
+                gc.collect()
+                return held_entries(
+                    queues,
+                    server.metadata,
+                    host.replica.queues,
+                    host.waiters,
+                    besides=(
+                        server.metadata._store,
+                        asyncio.get_running_loop(),
+                        host.replica.log,
+                        server.tester.broker.files,
+                        host.bodies,
+                    ),
+                )
+
+            before = await use(20, 0)
+            after = await use(60, 20)
+
+            assert after - before == Counter()
 
     asyncio.run(scenario())

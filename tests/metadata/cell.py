@@ -16,6 +16,7 @@ from quaymaster.core.errors import ConnectionLost, Timeout, Unreachable
 from quaymaster.core.formats import CellFormat
 from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.net.metadata_client import FullNodes, MetadataClient, Node, when_known
@@ -110,7 +111,11 @@ class Cell:
 
     @asynccontextmanager
     async def node(
-        self, name: str, store: Coordination | None = None, cell_format: CellFormat | None = None
+        self,
+        name: str,
+        store: Coordination | None = None,
+        cell_format: CellFormat | None = None,
+        quotas: Quotas | None = None,
     ) -> AsyncIterator[MetadataNode]:
         """Start a metadata node."""
         node = MetadataNode(
@@ -123,6 +128,7 @@ class Cell:
             beat_interval_ms=20,
             upkeep_interval_ms=3_600_000,
             cell_format=cell_format,
+            quotas=quotas,
         )
         await node.start(self.journal)
         self.nodes[name] = node

@@ -11,6 +11,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.service import MetadataService
 
 ACCOUNT = "000000000000"
@@ -80,7 +81,7 @@ class World:
 
     @asynccontextmanager
     async def service(
-        self, *, purge_interval_s: int = 60, queue_name_reuse_s: int = 60
+        self, *, purge_interval_s: int = 60, queue_name_reuse_s: int = 60, quotas: Quotas | None = None
     ) -> AsyncIterator[MetadataService]:
         """Start a service as a process would; several in a row (or at once) see the same store."""
         service = MetadataService(
@@ -92,6 +93,7 @@ class World:
             purge_interval_s=purge_interval_s,
             queue_name_reuse_s=queue_name_reuse_s,
             upkeep_interval_ms=3_600_000,
+            quotas=quotas,
         )
         await service.start()
         service.attach_journal(self.journal)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import os
 import random
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
+from harness.held_entries import held_entries
 
-from quaymaster.coordination.interface import CoordinationUnavailable, StoreUnusable
+from quaymaster.coordination.interface import CoordinationUnavailable, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.errors import (
     CallerError,
@@ -26,6 +29,7 @@ from quaymaster.core.errors import (
     UnsupportedOperation,
 )
 from quaymaster.metadata import feed as feed_module
+from quaymaster.metadata import known_queues
 from quaymaster.metadata import remote as remote_module
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider, KeysUnusable, wrapping_key_id
 from quaymaster.metadata.remote import RemoteMetadata
@@ -923,5 +927,59 @@ def test_data_key_that_neither_front_end_nor_node_has_in_memory_is_looked_up(
             for queue in (*made, *reversed(made)):
                 key = await b.look_up(lambda: b.data_key(queue.data_key_id))  # noqa: B023  # called at once
                 assert len(key) == 32
+
+    run_cell(scenario, tmp_path)
+
+
+def test_nothing_is_left_in_nodes_and_front_ends_of_queues_that_were_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is remembered of the latest deletions, for late events and late calls, has bounds of its own.
+    monkeypatch.setattr(remote_module, "DELETIONS_KEPT", 3)
+    monkeypatch.setattr(known_queues, "GONE_MAX", 3)
+    monkeypatch.setattr(
+        feed_module.Feed.__init__, "__kwdefaults__", {"history_max": 60, "data_keys_max": 100}
+    )
+
+    async def scenario(cell: Cell) -> None:
+        await cell.store.transaction([], [Put("journals/0", b"")])
+        async with cell.started() as (a, b):
+            nodes = list(cell.nodes.values())
+
+            async def use(first: int, count: int) -> Counter[str]:
+                for number in range(first, first + count):
+                    queue = await a.queues.change(CreateQueue(ACCOUNT, f"q{number}", {"KmsMasterKeyId": "x"}))
+                    assert len(await b.look_up(lambda: b.data_key(queue.data_key_id))) == 32  # noqa: B023
+                    await b.look_up(lambda: b.queue(ACCOUNT, queue.name))  # noqa: B023
+                    await b.queues.change(DeleteQueue(ACCOUNT, queue.name))
+                cell.clock.pass_s(120)
+                await nodes[0].run_upkeep()
+                for _ in range(9):
+                    cell.clock.pass_s(86_400)
+                    await nodes[0].data_key_sweep.run_if_due()
+                kept = await a.queues.change(CreateQueue(ACCOUNT, f"kept-{first}"))
+                await b.look_up(lambda: b.queue(ACCOUNT, kept.name))
+                await a.queues.change(DeleteQueue(ACCOUNT, kept.name))
+                await eventually(
+                    lambda: (
+                        not (
+                            a.data_keys._unwrapped or b.data_keys._unwrapped or len(a.queues) or len(b.queues)
+                        )
+                    )
+                )
+                gc.collect()
+                links = (
+                    *a.links.values(),
+                    *b.links.values(),
+                    cell.store,
+                    cell.journal,
+                    asyncio.get_running_loop(),
+                )
+                return held_entries(a, b, *nodes, besides=links)
+
+            before = await use(0, 10)
+            after = await use(10, 40)
+
+            assert {name: count for name, count in (after - before).items() if count > 6} == {}
 
     run_cell(scenario, tmp_path)

@@ -49,6 +49,7 @@ from quaymaster.frontend.usage_spool import SpoolUnusable
 from quaymaster.metadata.accounts import AccessKey
 from quaymaster.metadata.declared_queues import DeclaredQueuesError
 from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider, KeysUnusable
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
@@ -147,6 +148,7 @@ class Server:
             now_ms=wall_ms,
             purge_interval_s=settings.purge_interval_s,
             queue_name_reuse_s=settings.queue_name_reuse_s,
+            quotas=Quotas(**settings.account_quotas()),
             journal_id=JOURNAL_ID,
         )
         broker = Broker(journal_options(settings, data), store, on_stopped=self._on_failure)

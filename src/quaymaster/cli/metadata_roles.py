@@ -24,6 +24,7 @@ from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.master_keys import KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.placement import CellJournals
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
 from quaymaster.monitoring.logs import log_event
@@ -88,6 +89,7 @@ async def start_metadata_node(
         journals=journals,
         purge_interval_s=settings.purge_interval_s,
         queue_name_reuse_s=settings.queue_name_reuse_s,
+        quotas=Quotas(**settings.account_quotas()),
         cell_format=cell_format,
     )
     journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
@@ -152,6 +154,7 @@ async def start_remote_metadata(
         unknown_max=settings.metadata_unknown_max,
         change_ms=settings.metadata_timeout_ms,
         staleness_ms=settings.metadata_staleness_ms,
+        quotas=Quotas(**settings.account_quotas()),
         cell_format=cell_format,
     )
     await _patiently(metadata.start, wait_s, "a metadata node")

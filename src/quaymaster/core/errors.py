@@ -77,6 +77,10 @@ class OverLimit(CallerError):
         return cls(f"{sent} Actions were found, maximum allowed is {actions_max}.")
 
 
+class LimitExceeded(CallerError):
+    """A quota of accounts and their keys is reached; IAM's name for it."""
+
+
 class InvalidAttributeName(CallerError):
     """A queue attribute that does not exist, or not for this kind of queue."""
 

@@ -17,10 +17,16 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.core.errors import InvalidParameterValue, OverLimit, ResourceNotFound, UnsupportedOperation
+from quaymaster.core.errors import (
+    InvalidParameterValue,
+    LimitExceeded,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
 from quaymaster.metadata.data_keys import secret_purpose, session_token_purpose
 from quaymaster.metadata.master_keys import MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
@@ -31,7 +37,6 @@ from quaymaster.metadata.rows import (
 )
 
 ACCOUNT_DIGITS: Final = 12
-ACCESS_KEYS_PER_ACCOUNT_MAX: Final = 1_000
 NAME_CHARS_MAX: Final = 128
 SESSION_MIN_MS: Final = 60_000
 SESSION_MAX_MS: Final = 36 * 3_600_000
@@ -78,7 +83,9 @@ class Accounts:
         now_ms: Callable[[], int],
         *,
         on_missing: Callable[[str], None] | None = None,
+        keys_max: int = Quotas().account_access_keys_max,
     ) -> None:
+        self._keys_max = keys_max
         self._mirror = mirror
         self._on_missing = on_missing
         self._master_keys = master_keys
@@ -87,6 +94,8 @@ class Accounts:
         self._rows: Table[AccessKeyRow] = mirror.table(
             ACCESS_KEYS, row_decoder(AccessKeyRow), self._on_access_key
         )
+        self._ids_of: dict[str, set[str]] = {}
+        """The access keys of each account."""
         # Unwrapped once each: bounded by the keys that exist.
         self._keys: dict[str, AccessKey] = {}
 
@@ -322,7 +331,8 @@ class Accounts:
             return self._unwrap(new)
 
     def _rows_of(self, account_id: str) -> Iterable[AccessKeyRow]:
-        return (row for _, row in self._rows.items() if row.account_id == account_id)
+        rows = map(self._rows.get, self._ids_of.get(account_id, ()))
+        return [row for row in rows if row is not None]
 
     def _list(self, rows: Iterable[AccessKeyRow]) -> list[AccessKey]:
         ordered = sorted(rows, key=lambda row: (row.created_ms, row.access_key_id))
@@ -345,12 +355,21 @@ class Accounts:
     def _check_room(self, account_id: str) -> None:
         if self.account(account_id) is None:
             raise ResourceNotFound(f"The account {account_id} does not exist.")
-        count = sum(1 for _ in self._rows_of(account_id))
-        if count >= ACCESS_KEYS_PER_ACCOUNT_MAX:
-            raise OverLimit(f"The account has {count} access keys; at most {ACCESS_KEYS_PER_ACCOUNT_MAX}.")
+        if len(self._ids_of.get(account_id, ())) >= self._keys_max:
+            raise LimitExceeded(
+                f"Cannot exceed quota for AccessKeysPerAccount: {self._keys_max} (account_access_keys_max), "
+                "temporary credentials included."
+            )
 
     def _on_access_key(self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None) -> None:
         self._keys.pop(access_key_id, None)
+        if old is not None and new is None:
+            ids = self._ids_of[old.account_id]
+            ids.discard(access_key_id)
+            if not ids:
+                del self._ids_of[old.account_id]
+        elif new is not None:
+            self._ids_of.setdefault(new.account_id, set()).add(access_key_id)
 
     def _wrap(self, key: AccessKey) -> AccessKeyRow:
         wrap = self._master_keys.wrap

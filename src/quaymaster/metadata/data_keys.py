@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -69,15 +68,14 @@ class DataKeys:
         self._on_missing = on_missing
         self._ids = IdAllocator(mirror.store, "data_key")
         self._data_keys: Table[DataKeyRow] = mirror.table(
-            DATA_KEYS, row_decoder(DataKeyRow), capacity=capacity
+            DATA_KEYS, row_decoder(DataKeyRow), self._on_data_key, capacity=capacity
         )
         self._receipt_keys: Table[ReceiptKeyRow] = mirror.table(
             RECEIPT_KEYS, row_decoder(ReceiptKeyRow), self._on_receipt_keys
         )
         self._is_started = False
         self._handles: ReceiptHandles | None = None
-        self.data_key: Callable[[int], bytes] = lru_cache(maxsize=UNWRAPPED_KEYS_MAX)(self._unwrap_data_key)
-        """Return the 32 bytes of a data key; KeyError when there is none of this id."""
+        self._unwrapped: dict[int, bytes] = {}
 
     async def start(self) -> None:
         """Make the first receipt key if there is none, and get ready to mint handles."""
@@ -104,13 +102,25 @@ class DataKeys:
         row = encode_row(DataKeyRow(key_id, wrapped, self._now_ms()))
         return NewDataKey(key_id, self._master_keys.compare().revision, row)
 
-    def _unwrap_data_key(self, key_id: int) -> bytes:
+    def data_key(self, key_id: int) -> bytes:
+        """Return the 32 bytes of a data key; KeyError when there is none of this id."""
+        known = self._unwrapped.get(key_id)
+        if known is not None:
+            return known
         row = self._data_keys.get(id_text(key_id))
         if row is None:
             if self._on_missing is not None:
                 self._on_missing(DATA_KEYS + id_text(key_id))
             raise KeyError(key_id)
-        return self._master_keys.unwrap(data_key_purpose(key_id), row.wrapped)
+        key = self._master_keys.unwrap(data_key_purpose(key_id), row.wrapped)
+        while len(self._unwrapped) >= UNWRAPPED_KEYS_MAX:
+            self._unwrapped.pop(next(iter(self._unwrapped)), None)
+        self._unwrapped[key_id] = key
+        return key
+
+    def _on_data_key(self, suffix: str, old: DataKeyRow | None, new: DataKeyRow | None) -> None:
+        if new is None and old is not None:
+            self._unwrapped.pop(old.key_id, None)
 
     # Receipt keys
 

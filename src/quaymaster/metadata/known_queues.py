@@ -18,6 +18,7 @@ import msgspec
 from quaymaster.core.errors import InvalidParameterValue, QueueDoesNotExist
 from quaymaster.core.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.metadata.mirror import Mirror, Table
+from quaymaster.metadata.quotas import QueueQuotas, Quotas
 from quaymaster.metadata.rows import DELETED, QUEUES, DeletedRow, row_decoder
 from quaymaster.protocol.internal_queues import is_internal
 from quaymaster.protocol.metadata_messages import ListDeadLetterSources, ListGroups, QueueListing
@@ -39,8 +40,9 @@ class QueuePage(msgspec.Struct, frozen=True):
 class KnownQueues:
     """Queue definitions. Everything answers from RAM."""
 
-    def __init__(self, mirror: Mirror, *, region: str) -> None:
+    def __init__(self, mirror: Mirror, *, region: str, quotas: Quotas | None = None) -> None:
         self._region = region
+        self._quotas = QueueQuotas(quotas or Quotas())
         self.rows: Table[QueueDefinition] = mirror.table(QUEUES, decode_queue_definition, self._on_queue)
         """Queues in whatever state."""
         self.deleted: Table[DeletedRow] = mirror.table(DELETED, row_decoder(DeletedRow), self._on_deleted)
@@ -178,6 +180,7 @@ class KnownQueues:
             self._unindex(old)
         if new is not None and new.state == "active":
             self._index(new)
+        self._quotas.note(old, new)
         if new is not None:
             self._queues_with_key[new.data_key_id] += 1
         if old is not None:

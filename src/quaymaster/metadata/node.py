@@ -45,6 +45,7 @@ from quaymaster.metadata.queues import (
     QueueJournal,
     Queues,
 )
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
@@ -124,6 +125,7 @@ class MetadataNode:
         beat_interval_ms: int = BEAT_INTERVAL_MS,
         upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
         cell_format: CellFormat | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.name = name
         self._store = store
@@ -143,6 +145,7 @@ class MetadataNode:
             purge_interval_s=purge_interval_s,
             queue_name_reuse_s=queue_name_reuse_s,
             cell_format=cell_format,
+            quotas=quotas,
         )
         self.data_key_sweep = DataKeySweep(
             store, self._mirror, self.queues, now_ms, cell_format or CellFormat()

@@ -59,6 +59,7 @@ from quaymaster.metadata.known_queues import KnownQueues, journal_ids_of
 from quaymaster.metadata.mirror import Mirror, Table
 from quaymaster.metadata.permissions import add_permission, remove_permission
 from quaymaster.metadata.placement import choose_journal
+from quaymaster.metadata.quotas import POLICY, Quotas
 from quaymaster.metadata.rows import (
     ACCOUNT_KEYS,
     DATA_KEYS,
@@ -75,6 +76,7 @@ from quaymaster.metadata.rows import (
     id_text,
     row_decoder,
 )
+from quaymaster.protocol.internal_queues import is_internal
 from quaymaster.protocol.metadata_messages import (
     AddPermission,
     BeginPurge,
@@ -152,8 +154,9 @@ class Queues(KnownQueues):
         journals: Callable[[], Sequence[int]] = lambda: (0,),
         journal_timeout_ms: int = JOURNAL_TIMEOUT_MS,
         cell_format: CellFormat | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
-        super().__init__(mirror, region=region)
+        super().__init__(mirror, region=region, quotas=quotas)
         self._mirror = mirror
         self._now_ms = now_ms
         self._purge_interval_s = purge_interval_s
@@ -196,6 +199,7 @@ class Queues(KnownQueues):
             QueueDoesNotExist: there is no such queue.
             DataKeyStale: a new data key is needed; the one given was wrapped before the master key was rotated.
             QueueNameExists: what is to be created has another value for an attribute, which the error names.
+            OverLimit: the account, or the queue, has as many of something as it may have.
             QueueDeletedRecently: the name has not rested for `queue_name_reuse_s`.
             PurgeQueueInProgress: it is within `purge_interval_s` of the one before.
             InvalidParameterValue, InvalidAttributeName, InvalidAttributeValue: name or attributes cannot be.
@@ -257,6 +261,8 @@ class Queues(KnownQueues):
                 if existing is None:
                     self._check_dead_letter_target(account_id, name, checked, given)
                     self._check_name_has_rested(suffix)
+                    if not is_internal(account_id, name):
+                        self._quotas.check_queue(account_id, has_policy=POLICY in checked.values)
                     existing = await self._begin_creation(
                         account_id, name, checked, given, request.tags, data_key, unchanged
                     )
@@ -374,6 +380,7 @@ class Queues(KnownQueues):
         """Store a consumer group as `creating`; None when something it rests on changed meanwhile."""
         if len(self.groups_of(queue.queue_id)) >= GROUPS_MAX:
             raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
+        self._quotas.check_group(queue.account_id)
         suffix = f"{queue.account_id}/{name}"
         predecessor = self.deleted.get(suffix)
         queue_id = await self._ids.next_id()
@@ -542,8 +549,11 @@ class Queues(KnownQueues):
                 current = self.queue(account_id, name)
                 compare = self.rows.compare(suffix)
                 now_ms = self._now_ms()
+                attributes = edit(current)
+                if POLICY in attributes and POLICY not in current.attributes:
+                    self._quotas.check_policy(account_id)
                 changed = replace_definition(
-                    current, attributes=edit(current), revision=current.revision + 1, modified_ms=now_ms
+                    current, attributes=attributes, revision=current.revision + 1, modified_ms=now_ms
                 )
                 try:
                     revision = await self._mirror.transact(

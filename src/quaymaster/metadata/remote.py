@@ -62,6 +62,7 @@ from quaymaster.metadata.identity import Identity, compare_identities
 from quaymaster.metadata.known_queues import QueuePage
 from quaymaster.metadata.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
@@ -627,6 +628,7 @@ class RemoteMetadata:
         staleness_ms: int = STALENESS_MS,
         upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
         cell_format: CellFormat | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.name = name
         self.region = region
@@ -657,7 +659,13 @@ class RemoteMetadata:
             receipt_key_lead_ms=RECEIPT_KEY_LEAD_MS,
             on_missing=self.lookups.miss,
         )
-        self.accounts = Accounts(self._mirror, self.master_keys, now_ms, on_missing=self._miss_access_key)
+        self.accounts = Accounts(
+            self._mirror,
+            self.master_keys,
+            now_ms,
+            on_missing=self._miss_access_key,
+            keys_max=(quotas or Quotas()).account_access_keys_max,
+        )
         self.queues = RemoteQueues(
             client,
             self._mirror,

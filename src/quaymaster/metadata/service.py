@@ -30,6 +30,7 @@ from quaymaster.metadata.identity import check_identity
 from quaymaster.metadata.master_keys import KeyProvider, MasterKeys
 from quaymaster.metadata.mirror import Mirror
 from quaymaster.metadata.queues import QueueJournal, Queues
+from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.rows import ROOT
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.receipts import ReceiptHandles
@@ -55,7 +56,9 @@ class MetadataService:
         queue_name_reuse_s: int = 60,
         journal_id: int = 0,
         upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
+        quotas: Quotas | None = None,
     ) -> None:
+        quotas = quotas or Quotas()
         self.region = region
         self.account_id = account_id
         self._store = store
@@ -63,7 +66,9 @@ class MetadataService:
         self._mirror = Mirror(store, store)
         self.master_keys = MasterKeys(key_provider, self._mirror)
         self.data_keys = DataKeys(self._mirror, self.master_keys, now_ms)
-        self.accounts = Accounts(self._mirror, self.master_keys, now_ms)
+        self.accounts = Accounts(
+            self._mirror, self.master_keys, now_ms, keys_max=quotas.account_access_keys_max
+        )
         self.queues = Queues(
             self._mirror,
             region=region,
@@ -72,6 +77,7 @@ class MetadataService:
             purge_interval_s=purge_interval_s,
             queue_name_reuse_s=queue_name_reuse_s,
             journals=lambda: (journal_id,),
+            quotas=quotas,
         )
         self.data_key_sweep = DataKeySweep(store, self._mirror, self.queues, now_ms, CellFormat())
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)

@@ -108,6 +108,7 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     errors.SignatureDoesNotMatch: _common("InvalidSignatureException", "SignatureDoesNotMatch", 403),
     errors.IncompleteSignature: _common("IncompleteSignatureException", "IncompleteSignature"),
     errors.RequestExpired: _common("RequestExpiredException", "RequestExpired"),
+    errors.LimitExceeded: _common("LimitExceededException", "LimitExceeded", 409),
     # Keys
     errors.KmsDisabled: _modelled("KmsDisabled", "KMS.DisabledException"),
     errors.KmsInvalidState: _modelled("KmsInvalidState", "KMS.InvalidStateException"),
