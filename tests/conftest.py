@@ -21,6 +21,8 @@ EXIT_TIMEOUT_S = 60
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """End a run whose threads do not: a thread that a failed test left would hang the process for ever."""
+    if hasattr(config, "workerinput"):
+        return  # A worker of pytest-xdist waits for the others, and is ended by what started it.
     faulthandler.dump_traceback_later(EXIT_TIMEOUT_S, exit=True)

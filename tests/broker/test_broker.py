@@ -21,6 +21,7 @@ from harness.broker_support import (
     options,
     running,
 )
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import replica as replica_module
 from quaymaster.broker.broker import Broker
@@ -63,11 +64,11 @@ class HeldDisk(RealDisk):
         self.fails = False
 
     def write_many(self, fd: int, buffers: Any, position: int) -> None:
-        assert self.may_write.wait(20), "a write was held for ever"
+        assert self.may_write.wait(PATIENCE_S), "a write was held for ever"
         super().write_many(fd, buffers, position)
 
     def sync_data(self, fd: int) -> None:
-        assert self.may_sync.wait(20), "an fsync was held for ever"
+        assert self.may_sync.wait(PATIENCE_S), "an fsync was held for ever"
         if self.fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().sync_data(fd)

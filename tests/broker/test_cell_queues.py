@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 from test_cell_broker import JOURNAL, Cell, cell_of
 
 from quaymaster.cli.broker_routing import route_to_brokers
@@ -68,7 +69,7 @@ async def patiently(queues: RemoteQueues, request: QueueChange) -> QueueDefiniti
 def test_queues_live_and_die_through_changes_of_leader(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            asyncio.timeout(100),
+            asyncio.timeout(PATIENCE_S),
             cell_of(tmp_path, "b1", "b2", "b3") as cell,
             metadata_over(cell, tmp_path) as (metadata, router),
         ):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness.broker_support import define, message, number_of, options
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
@@ -121,7 +122,7 @@ class Cell:
 
 def run(directory: Path, story: Callable[[Cell], Awaitable[Any]]) -> None:
     async def told() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             cell = Cell(directory)
             try:
                 await cell.start()

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 from test_cell_broker import JOURNAL, Cell, run, until
 
 from quaymaster.broker.journal_service import JournalService
@@ -21,7 +22,7 @@ def test_replica_that_is_closed_for_an_exchange_is_not_taken_for_lost(tmp_path: 
 
         def exchange(_: JournalService) -> str:
             begun.set()
-            assert may_end.wait(10)
+            assert may_end.wait(PATIENCE_S)
             return "done"
 
         exchanging = asyncio.create_task(broker._held.exchange(JOURNAL, exchange))
@@ -46,7 +47,7 @@ def test_exchange_is_finished_though_the_broker_ends(tmp_path: Path) -> None:
 
         def exchange(_: JournalService) -> None:
             begun.set()
-            assert may_end.wait(10)
+            assert may_end.wait(PATIENCE_S)
 
         exchanging = asyncio.create_task(broker._held.exchange(JOURNAL, exchange))
         await until(begun.is_set)

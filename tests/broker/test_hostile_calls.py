@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.broker_support import define, message
+from harness.waiting import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cell_broker import JOURNAL, Cell, cell_of
@@ -109,7 +110,7 @@ def test_no_body_harms_a_broker(
     tmp_path_factory: pytest.TempPathFactory, said: list[tuple[str, bytes]]
 ) -> None:
     async def story(directory: Path) -> None:
-        async with asyncio.timeout(100), cell_of(directory, "a") as cell:
+        async with asyncio.timeout(PATIENCE_S), cell_of(directory, "a") as cell:
             await bombard(cell, said)
 
             await cell.ask("a", SetQueue(define(2)))  # the first one may be gone: somebody may do that

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from harness.batches import BatchSource, payloads_of
 from harness.sim_disk import SimDisk
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.disk import DirectoryInUse, RealDisk
 from quaymaster.broker.journal_files import JournalFiles
@@ -546,7 +547,7 @@ def test_closing_ends_a_compaction_under_way_and_waits_for_it(tmp_path: Path) ->
 
     def keep(row: Row) -> bool:
         begun.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE_S)
         return False
 
     def compact() -> None:
@@ -557,7 +558,7 @@ def test_closing_ends_a_compaction_under_way_and_waits_for_it(tmp_path: Path) ->
 
     compaction = threading.Thread(target=compact, daemon=True)
     compaction.start()
-    begun.wait(30)
+    begun.wait(PATIENCE_S)
     closing = threading.Thread(target=journal.close, daemon=True)
     closing.start()
     with pytest.raises(DirectoryInUse):
@@ -566,8 +567,8 @@ def test_closing_ends_a_compaction_under_way_and_waits_for_it(tmp_path: Path) ->
     while not journal._closing:
         time.sleep(0.001)
     go_on.set()
-    closing.join(30)
-    compaction.join(30)
+    closing.join(PATIENCE_S)
+    compaction.join(PATIENCE_S)
 
     assert len(ended) == 1
     again = open_journal(tmp_path / "j")
@@ -605,7 +606,7 @@ def test_readers_and_a_compaction_do_not_disturb_each_other(tmp_path: Path) -> N
             journal.compact(bases[0], lambda row: row.offset % 5 == 0, last_base_offset=bases[1])
     done.set()
     for reader in readers:
-        reader.join(30)
+        reader.join(PATIENCE_S)
 
     assert failures == []
     journal.close()

@@ -21,6 +21,7 @@ from harness.broker_support import (
     running,
 )
 from harness.sim_disk import SimDisk
+from harness.waiting import PATIENCE_S
 
 import quaymaster.core.index as index
 from quaymaster.broker import journal_service, maintenance
@@ -408,7 +409,7 @@ class SlowSync(RealDisk):
         self.is_open.set()
 
     def sync_data(self, fd: int) -> None:
-        self.is_open.wait(20)
+        self.is_open.wait(PATIENCE_S)
         super().sync_data(fd)
 
 
@@ -419,7 +420,7 @@ def test_a_queue_set_again_while_its_end_is_put_into_a_snapshot_starts_empty(
     may_publish = threading.Event()
 
     def held(self: Any, *arguments: Any) -> None:
-        may_publish.wait(20)
+        may_publish.wait(PATIENCE_S)
         publish(self, *arguments)
 
     async def run() -> tuple[int, int]:

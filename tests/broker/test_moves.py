@@ -19,6 +19,7 @@ from harness.broker_support import (
     redrive_to,
     running,
 )
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import moves
 from quaymaster.broker.segments import RecordUnreadable
@@ -81,7 +82,7 @@ async def task_of(tester: BrokerTester) -> MoveTask:
 
 async def ended(tester: BrokerTester) -> MoveTask:
     """Wait until the task is over."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     while (task := await task_of(tester)).status == "RUNNING":
         assert time.monotonic() < deadline, "the task does not end"
         await asyncio.sleep(0.01)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from harness.broker_support import arn, define, message, number_of, options, redrive_to
+from harness.waiting import PATIENCE_S
 from test_cell_broker import Cell, until
 
 from quaymaster.broker import moves, moves_out, queue_places
@@ -183,7 +184,7 @@ class TwoJournals(Cell):
 async def two_journals(directory: Path, *, cell_format: int = 2) -> AsyncIterator[TwoJournals]:
     cell = TwoJournals(directory, CellFormat(cell_format))
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             for name in ("a", "b", "c"):
                 await cell.start(name)
             await cell.create_journal(SOURCE_JOURNAL, "a", "b", "c")

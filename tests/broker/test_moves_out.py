@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness.replica_host import Host, arn, message, queue
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import moves_out
 from quaymaster.broker.moves_out import MovesAway
@@ -132,7 +133,7 @@ def away_of(leader: Leader, carrier: Carrier) -> tuple[MovesAway, list[int], lis
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 -- the product has no event for it
             await asyncio.sleep(0)
 

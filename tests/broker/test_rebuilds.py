@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import PATIENCE_S
 from test_cell_broker import JOURNAL, Cell, run, until
 
 from quaymaster.broker import journal_service, recovery
@@ -63,7 +64,7 @@ def test_what_was_read_while_the_journal_was_cut_does_not_count(
         if reading.is_set():
             return whole(*arguments, **options)
         reading.set()
-        assert was_cut.wait(10)
+        assert was_cut.wait(PATIENCE_S)
         if fails:
             raise JournalCorrupt("cut under the reader")
         return whole(*arguments, **options)
@@ -92,7 +93,7 @@ def test_more_than_is_kept_while_the_queues_are_made_anew_is_applied_from_the_di
     def slow(*arguments: Any, **options: Any) -> Any:
         recovered = whole(*arguments, **options)
         reading.set()
-        assert has_more.wait(10)
+        assert has_more.wait(PATIENCE_S)
         return recovered
 
     monkeypatch.setattr(journal_service, "rebuild", slow)

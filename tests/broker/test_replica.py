@@ -17,6 +17,7 @@ from harness.broker_support import (
     numbers,
     running,
 )
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import replica
 from quaymaster.broker.replica import TURN_COMMANDS, TURN_WAITS_MAX
@@ -194,7 +195,7 @@ def test_a_reply_never_comes_from_inside_submit(tmp_path: Path) -> None:
             answered = asyncio.Event()
             tester.broker.submit(Receive(1, 0, 1), lambda _: answered.set())
             was_answered = answered.is_set()
-            await asyncio.wait_for(answered.wait(), 10)
+            await asyncio.wait_for(answered.wait(), PATIENCE_S)
             return was_answered
 
     assert not asyncio.run(run())

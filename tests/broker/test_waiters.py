@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness.broker_support import BrokerTester, define, message, numbers, redrive_to, running
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import waiters
 from quaymaster.broker.disk import RealDisk
@@ -50,7 +51,7 @@ class Poll:
 
     async def numbers(self) -> list[int]:
         """Wait for the answer and return which messages came."""
-        await asyncio.wait_for(self.answered.wait(), 10)
+        await asyncio.wait_for(self.answered.wait(), PATIENCE_S)
         assert len(self.answers) == 1, "a receive is answered once"
         assert isinstance(self.answers[0], ReceiveOutcome)
         return numbers(self.answers[0].deliveries)
@@ -289,7 +290,7 @@ def test_everybody_in_line_hears_that_the_queue_is_deleted(tmp_path: Path) -> No
             await parked(tester, 3)
 
             await tester.ask(DeleteQueue(1))
-            await asyncio.gather(*[asyncio.wait_for(poll.answered.wait(), 5) for poll in polls])
+            await asyncio.gather(*[asyncio.wait_for(poll.answered.wait(), PATIENCE_S) for poll in polls])
 
             return [poll.answers[0] for poll in polls]
 

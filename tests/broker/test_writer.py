@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from harness.batches import BatchSource, payloads_of
 from harness.sim_disk import SimDisk
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.disk import RealDisk
 from quaymaster.broker.journal_files import JournalFiles
@@ -47,13 +48,13 @@ class Owner:
         self._changed.set()
 
     async def until_durable(self, offset: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.progress or self.progress[-1][1] < offset:
                 self._changed.clear()
                 await self._changed.wait()
 
     async def until_failed(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.failures:
                 self._changed.clear()
                 await self._changed.wait()
@@ -468,7 +469,7 @@ def test_a_promise_without_room_is_forgotten_when_it_was_kept() -> None:
         owner.writer.start()
         done = asyncio.Event()
         owner.writer.run(act, done.set)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await done.wait()
         await until(lambda: not owner.writer.disk_low)
         assert await asyncio.to_thread(owner.writer.close)

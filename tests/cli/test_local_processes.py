@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.local_plan import ProcessId
 from quaymaster.cli.local_processes import condition, send, spawn, stop, wait_until_ended
 
 Start = Callable[[str], ProcessId]
-PATIENCE_S = 20.0
+
 READY = "print('ready', flush=True); "
 
 

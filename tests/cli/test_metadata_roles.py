@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from harness.etcd import EtcdCluster
 from harness.process import free_port
+from harness.waiting import PATIENCE_S
 from metadata.support import eventually
 
 from quaymaster.cli.compose import wall_ms
@@ -110,7 +111,7 @@ class Parts:
 
 def test_cell_creates_finds_and_deletes_queues_and_goes_on_while_etcd_is_away(tmp_path: Path) -> None:
     async def scenario(etcd: EtcdCluster) -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(120):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             parts = Parts(
                 tmp_path,
                 stack,
@@ -157,7 +158,7 @@ def test_cell_creates_finds_and_deletes_queues_and_goes_on_while_etcd_is_away(tm
 
 def test_nodes_of_one_machine_may_share_a_file(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(60):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             parts = Parts(tmp_path, stack)
             for name in ("one", "two"):
                 store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
@@ -192,7 +193,7 @@ def test_nodes_take_front_ends_with_certificates_only(tmp_path: Path) -> None:
     nodes = tmp_path / "ca" / "nodes"
 
     async def scenario() -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(60):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             parts = Parts(tmp_path, stack, cell="eu1")
             await parts.start_node("one", MemoryCoordination(), tls_directory=nodes / "one")
             a = await parts.start_front_end("a", tls_directory=nodes / "a")
@@ -219,7 +220,7 @@ def test_front_end_and_node_wait_for_what_is_started_after_them(tmp_path: Path) 
             return await super().get(key)
 
     async def scenario() -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(60):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             port = free_port()
             parts = Parts(tmp_path, stack)
             parts.addresses = [f"127.0.0.1:{port}"]
@@ -244,7 +245,7 @@ def test_declared_queues_are_made_at_the_start_of_a_front_end(tmp_path: Path) ->
     file.write_text("[queues.orders]\n")
 
     async def scenario() -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(60):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             parts = Parts(tmp_path, stack)
             await parts.start_node("one", MemoryCoordination())
             a = await parts.start_front_end("a", queues_file=file)

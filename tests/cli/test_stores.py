@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from harness.etcd import EtcdCluster
 from harness.process import ProcessFailed, QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 from quaymaster.cli import stores
 from quaymaster.cli.checkup import check_etcd
@@ -33,7 +34,7 @@ async def join(store: MemoryCoordination, data: Path, prefix: str = PREFIX) -> N
 
 def run_async(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario()
 
     asyncio.run(main())

@@ -134,17 +134,6 @@ def counts_of(sqs: Any, url: str) -> tuple[int, int, int]:
     )
 
 
-def eventually(question: Callable[[], T], *, timeout_s: float = 15.0, interval_s: float = 0.1) -> T:
-    """Ask until the answer is truthy, and return it; fails after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = question()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {question}"
-        time.sleep(interval_s)
-
-
 class Background:
     """A call running in a thread of its own; `result` waits for it and re-raises what it raised."""
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from harness.sqs import Endpoint
+from harness.waiting import eventually
 
 from .conftest import MakeQueue
-from .support import LOOPBACK_ONLY, bodies, counts_of, eventually, receive_all, send, unique
+from .support import LOOPBACK_ONLY, bodies, counts_of, receive_all, send, unique
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -348,7 +349,7 @@ class Worker:
             return all(line in self.lines() for line in lines)
 
         try:
-            eventually(are_there, timeout_s=40)
+            eventually(are_there)
         except AssertionError:
             raise AssertionError(f"{self.lines()}\n{self.log.read_text()[-4000:]}") from None
 

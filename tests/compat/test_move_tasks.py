@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from harness.sqs import Endpoint
+from harness.waiting import eventually
 
 from .conftest import MakeQueue
 from .support import (
     attributes_of,
     counts_of,
-    eventually,
     receive_all,
     receive_none,
     receive_one,

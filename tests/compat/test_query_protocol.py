@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from harness.sqs import FORM_TYPE, Endpoint, HTTPAnswer, md5_of, md5_of_attributes
+from harness.waiting import eventually
 
 from .conftest import MakeQueue
-from .support import attributes_of, bodies, counts_of, eventually, receive_none, receive_one, send, unique
+from .support import attributes_of, bodies, counts_of, receive_none, receive_one, send, unique
 
 WAYS = ["POST at the root", "GET at the root", "POST at the queue", "GET at the queue"]
 

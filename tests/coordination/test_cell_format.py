@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination import cell_format
 from quaymaster.coordination.cell_format import (
@@ -29,7 +30,6 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.formats import FORMAT_MAX
 
 LEASE_MS = 1_000
-WAIT_S = 20
 
 
 class Store(MemoryCoordination):
@@ -57,7 +57,7 @@ def run(scenario: Scenario) -> None:
     async def with_store() -> None:
         store = Store()
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await store.transaction([], [Put(FORMAT_KEY, b"1")])
                 await scenario(store)
         finally:

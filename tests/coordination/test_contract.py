@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.etcd import EtcdCluster
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.etcd import EtcdCoordination
 from quaymaster.coordination.etcd_gateway import EtcdAccess
@@ -80,7 +81,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
     def run_scenario(scenario: Scenario) -> None:
         async def main() -> None:
             clock = Clock(is_real=etcd is not None)
-            async with open_store(clock) as store, asyncio.timeout(60):
+            async with open_store(clock) as store, asyncio.timeout(PATIENCE_S):
                 await scenario(store, clock)
 
         asyncio.run(main())

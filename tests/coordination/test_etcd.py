@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from harness.etcd import EtcdCluster
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination import etcd_gateway
 from quaymaster.coordination.etcd import EtcdCoordination
@@ -36,7 +37,7 @@ from quaymaster.coordination.watched_prefix import WatchedPrefix
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario()
 
     asyncio.run(main())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination import sqlite as sqlite_module
 from quaymaster.coordination.interface import (
@@ -32,7 +33,7 @@ from quaymaster.coordination.sqlite import SCHEMA_VERSION, SQLiteCoordination
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario()
 
     asyncio.run(main())

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from xml.etree import ElementTree
 
+from harness.waiting import PATIENCE_S
+
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core import commands
 from quaymaster.core.commands import (
@@ -508,7 +510,7 @@ class Client:
 
 async def read_answer(reader: asyncio.StreamReader, *, is_head: bool = False) -> Answer:
     """Read one response."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {}
         for line in head[1:]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.core.errors import UnsupportedOperation
 from quaymaster.frontend.admin import PEEK_BYTES_MAX, Admin, make_admin
@@ -476,7 +477,7 @@ def test_a_backup_tells_how_far_it_is() -> None:
         async with administered() as port:
             none = await port.call("GET", "backup")
             backup = asyncio.create_task(port.call("POST", "backup", {"path": "/tmp/there"}))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await port.call("GET", "backup")).json["state"] != "running":
                     pass
             running = await port.call("GET", "backup")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.frontend.admin import Admin
 from quaymaster.frontend.usage import ADMIN_CHANGES, ADMIN_LOOKS, UsageRecorder
@@ -198,7 +199,7 @@ def test_an_act_cut_off_by_the_end_of_the_server_leaves_its_event() -> None:
         async with audited() as (port, usage):
             port.operations.go_on.clear()
             backup = asyncio.create_task(port.call("POST", "backup", {"path": "/tmp/there"}))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await port.call("GET", "backup")).json["state"] != "running":
                     pass
 

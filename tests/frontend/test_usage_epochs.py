@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from frontend.support import FakeBroker, until
 from frontend.test_usage_feed import Running, cell_of_one, on_a_loop, running, shipped
@@ -127,7 +128,7 @@ async def test_blocks_and_audit_go_on_where_the_epoch_before_ended(tmp_path: Pat
         await one.send()
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 2)
 
-        await asyncio.wait_for(one.shipper.is_idle.wait(), 10)
+        await asyncio.wait_for(one.shipper.is_idle.wait(), PATIENCE_S)
         blocks = shipped(broker, metadata)
         for before, block in pairwise(blocks):
             assert block.header.previous == before.digest

@@ -34,6 +34,8 @@ from quaymaster.core.messages import (
 )
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition
 
+from .waiting import PATIENCE_S
+
 ACCOUNT = "000000000000"
 RETRY_WINDOW_MS = 120_000
 SMALL_LIMITS = JournalLimits(
@@ -156,7 +158,7 @@ class BrokerTester:
                 future.set_result(outcome)
 
         self.broker.submit(command, reply)
-        return await asyncio.wait_for(future, 30)
+        return await asyncio.wait_for(future, PATIENCE_S)
 
     async def set_queue(self, definition: QueueDefinition) -> None:
         """Make the broker know a queue."""

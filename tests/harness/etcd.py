@@ -25,12 +25,13 @@ import pytest
 from quaymaster.cli.local_etcd import EtcdMember, etcd_command, find_etcd, is_etcd_ready
 
 from .process import free_port
+from .waiting import PATIENCE_S
 
 HEARTBEAT_MS = 50
 ELECTION_MS = 500
 LEASE_TTL_MIN_MS = 1_000
 """What etcd makes of shorter ones with these timings."""
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = PATIENCE_S
 POLL_INTERVAL_S = 0.02
 FETCH_TIMEOUT_S = 180
 ROOT = Path(__file__).resolve().parents[2]

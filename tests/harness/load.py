@@ -44,6 +44,8 @@ from harness.history import (
 from harness.process import Environment
 from quaymaster.protocol.sigv4 import sign
 
+from .waiting import PATIENCE_S, eventually
+
 TIMEOUT_S = 30.0
 REDRIVE = "RedrivePolicy"
 RETRY_FOR_NS = 60_000_000_000
@@ -349,6 +351,8 @@ class Figures(msgspec.Struct):
     """What the workers did, for people."""
 
     calls: int = 0
+    acknowledged: int = 0
+    """Messages; at least so many, for workers count at the same time."""
     broken: int = 0
     unavailable: int = 0
     refused: defaultdict[str, int] = msgspec.field(default_factory=lambda: defaultdict(int))
@@ -439,7 +443,7 @@ class Load:
             self._threads.append(thread)
             thread.start()
 
-    def pause(self, timeout_s: float = 40.0) -> None:
+    def pause(self, timeout_s: float = PATIENCE_S) -> None:
         """Return when no worker has an operation under way; sends that are being tried again wait, too."""
         self._may_go.clear()
         deadline = time.monotonic() + timeout_s
@@ -451,6 +455,13 @@ class Load:
                 time.sleep(0.005)
         self.raise_errors()
 
+    def work_until(self, acknowledged: int) -> None:
+        """Return when the server has acknowledged so many messages of the workers since the start."""
+        eventually(
+            lambda: self.errors or self.figures.acknowledged >= acknowledged, f"{acknowledged} messages"
+        )
+        self.raise_errors()
+
     def resume(self) -> None:
         """Let the workers go on."""
         self._may_go.set()
@@ -460,7 +471,7 @@ class Load:
         self._ending.set()
         self._may_go.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} did not end"
         self.raise_errors()
 
@@ -662,6 +673,7 @@ class _Worker:
                 break
         completed_ns = time.monotonic_ns()
         self._note_sent(sent, answer, may_be_done)
+        self._load.figures.acknowledged += sum(entry.outcome == OK for entry in sent)
         outcome: Outcome = OK if answer.status == 200 else UNKNOWN if may_be_done else FAIL
         self._lane.append(
             Send(

@@ -23,8 +23,9 @@ import boto3
 from botocore.config import Config
 
 from .etcd import etcd_or_skip
+from .waiting import PATIENCE_S
 
-COMMAND_TIMEOUT_S = 150.0
+COMMAND_TIMEOUT_S = PATIENCE_S
 POLL_INTERVAL_S = 0.1
 LOG_TAIL_BYTES = 2_000
 

@@ -31,7 +31,8 @@ from quaymaster.core.errors import Timeout, Unreachable
 from quaymaster.managers.broker_link import BrokerLink
 from quaymaster.managers.in_cluster import InClusterManager
 
-WAIT_S = 20
+from .waiting import PATIENCE_S
+
 STEP_MS = 100
 
 
@@ -213,7 +214,7 @@ class FakeCell:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Let time pass, slowly, until something holds."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 self.world.now_ms += 10
                 await asyncio.sleep(0.002)

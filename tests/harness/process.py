@@ -23,8 +23,10 @@ from typing import NamedTuple
 
 from quaymaster.cli.local_ports import ports_of_this_process
 
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 60.0
+from .waiting import PATIENCE_S
+
+START_TIMEOUT_S = PATIENCE_S
+STOP_TIMEOUT_S = PATIENCE_S
 POLL_INTERVAL_S = 0.02
 LOG_TAIL_BYTES = 20_000
 

@@ -32,10 +32,11 @@ from quaymaster.protocol.manager_calls import STATUS
 from .etcd import EtcdCluster
 from .load import SQSConnection
 from .process import Environment, ProcessFailed, free_port
+from .waiting import PATIENCE_S
 
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 30.0
-WAIT_TIMEOUT_S = 120.0
+START_TIMEOUT_S = PATIENCE_S
+STOP_TIMEOUT_S = PATIENCE_S
+WAIT_TIMEOUT_S = PATIENCE_S
 POLL_INTERVAL_S = 0.1
 LOG_TAIL_BYTES = 6_000
 CELL = "test"

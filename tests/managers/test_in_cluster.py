@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 from harness.managed_cell import FakeCell
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.cell_keys import (
     BROKERS,
@@ -123,7 +124,7 @@ def test_standby_goes_on_where_the_acting_manager_was_killed(call: str) -> None:
         cell.kills_after = call
         await cell.managers[standby].set_broker_state("a", "draining")
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while await cell.store.get(registration_key("a")) is not None:
                 await cell.pass_ms(1_000)
         await cell.until_led("b", "c", "d")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import CoordinationUnavailable
 from quaymaster.coordination.memory import MemoryCoordination
@@ -129,7 +130,7 @@ def test_store_that_is_away_takes_the_claim_by_time_and_gives_it_back() -> None:
 
 async def changed(claim: Leadership, times: int, *, is_held: bool = True) -> None:
     """Wait until a claim has begun to hold so often, and has told whether it does."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while claim.changes < times or claim._was_held != is_held:  # noqa: ASYNC110 -- it tells by a number
             await asyncio.sleep(0.001)
 

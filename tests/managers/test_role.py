@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.manager_role import placement_settings, start_manager
 from quaymaster.coordination.cell_keys import (
@@ -67,7 +68,7 @@ def serve(scenario: Callable[[Served], Awaitable[None]]) -> None:
 
 def test_operators_are_told_how_the_cell_is() -> None:
     async def scenario(served: Served) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 status = msgspec.json.decode(await served.client.ask(STATUS, b"", 5_000), type=CellStatus)
                 if status.is_acting and "broker a cannot be reached" in status.problems:

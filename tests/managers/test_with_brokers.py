@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from harness.broker_support import options
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.coordination.cell_keys import BROKERS, registration_key
@@ -17,8 +18,6 @@ from quaymaster.core.cell import PlacementSettings
 from quaymaster.managers.broker_link import rpc_links
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.protocol.frames import Hello
-
-WAIT_S = 60
 
 
 class Cell:
@@ -67,7 +66,7 @@ class Cell:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds():  # noqa: ASYNC110 -- it is the brokers that are waited for
                 await asyncio.sleep(0.02)
 

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.waiting import PATIENCE_S
+
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.errors import ConnectionLost, Timeout, Unreachable
@@ -198,7 +200,7 @@ def run_cell(
     """Run a scenario in a cell of its own."""
 
     async def main() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario(Cell(keys, store))
 
     asyncio.run(main())

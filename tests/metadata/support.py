@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from harness.waiting import PATIENCE_S
+
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -107,14 +109,14 @@ def run(scenario: Callable[[World], Awaitable[None]], keys: Path) -> None:
     """Run a scenario in a world of its own."""
 
     async def main() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario(World(keys))
 
     asyncio.run(main())
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    """Let other tasks run until something holds; fail after half a minute."""
-    async with asyncio.timeout(30):
+    """Let other tasks run until something holds."""
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

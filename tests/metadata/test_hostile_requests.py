@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any, get_args
 
+from harness.waiting import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ def test_no_body_harms_a_metadata_node(said: list[bytes]) -> None:
                     await closing.close()
 
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario()
 
     asyncio.run(bounded())

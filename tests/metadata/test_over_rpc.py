@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.errors import QueueDoesNotExist, QueueNameExists
@@ -31,7 +32,7 @@ def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_i
         store = MemoryCoordination()
         clock = Clock()
         journal = FakeJournal()
-        async with AsyncExitStack() as stack, asyncio.timeout(60):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
 
             async def start_node(name: str) -> RPCServer:
                 node = MetadataNode(

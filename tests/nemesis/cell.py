@@ -36,6 +36,7 @@ from harness.etcd import ELECTION_MS, HEARTBEAT_MS, etcd_or_skip
 from harness.hosts import Hosts
 from harness.load import Address
 from harness.process import Environment, ProcessFailed
+from harness.waiting import PATIENCE_S
 from harness.wall_clock import WallClock
 
 from quaymaster.cli.local_etcd import EtcdMember, etcd_command
@@ -65,8 +66,8 @@ SETTINGS: dict[str, object] = {
     "queue_name_reuse_s": 0,
     "drain_grace_s": 2,
 }
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 40.0
+START_TIMEOUT_S = PATIENCE_S
+STOP_TIMEOUT_S = PATIENCE_S
 POLL_INTERVAL_S = 0.05
 PROBE_TIMEOUT_S = 1.0
 LOG_TAIL_BYTES = 6_000

@@ -37,6 +37,8 @@ from .probes import Probes
 
 DRAIN_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 8.0
+ACKNOWLEDGED_MIN = 30
+"""For each fault."""
 """How long a client waits for an answer before it goes to the other front end: long polls here are a second at most."""
 BETWEEN_S = 2.0
 LEFT_OUT = frozenset({"memory", "short", "emptied", "remade-1", "remade-2"})
@@ -201,15 +203,19 @@ class Storm:
             self.load = load
         load.create_queues()
         load.start()
+        faults = 0
         try:
             while may_go_on() and (kinds is None or kinds):
                 fault = self._nemesis.do(kinds.pop(0) if kinds else self._nemesis.choose())
+                faults += 1
                 load.add(fault.disturbance())
                 load.raise_errors()
                 say(
                     f"{fault.kind}: {fault.detail}; gap of a queue {fault.queue_gap_s:.2f} s, "
                     f"of the service {fault.service_gap_s:.2f} s"
                 )
+            # A slow machine takes longer for what means something.
+            load.work_until(ACKNOWLEDGED_MIN * faults)
         finally:
             load.stop()
         began = time.monotonic()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from harness.load import Address, SQSConnection
 from harness.process import Environment
+from harness.waiting import PATIENCE_S
 
 TIMEOUT_S = 1.0
 INTERVAL_S = 0.1
@@ -55,7 +56,7 @@ class Probe:
     def stop(self) -> None:
         """End the sender."""
         self._ending.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         self._connection.close()
 
     def works_since(self, time_ns: int) -> bool:

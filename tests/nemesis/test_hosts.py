@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness.hosts import NAMESPACES, Hosts, processes_in
+from harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.privileged
 
@@ -98,7 +99,7 @@ def test_nobody_is_told_of_a_cut_under_an_established_connection(
         with pytest.raises(TimeoutError):
             other.recv(100)
         hosts.heal()
-        other.settimeout(20)
+        other.settimeout(PATIENCE_S)
         assert other.recv(100) == b"meanwhile"
 
 
@@ -119,10 +120,10 @@ def test_a_slow_link_takes_its_time_and_loses_nothing_of_a_connection(hosts: Hos
     near, far = connected(hosts, "a", "b")
     with near, far:
         hosts.slow_down("a", 100_000)
-        far.settimeout(20)
+        far.settimeout(PATIENCE_S)
         began = time.monotonic()
 
-        near.settimeout(20)
+        near.settimeout(PATIENCE_S)
         near.sendall(bytes(100_000))
         left = 100_000
         while left:
@@ -160,7 +161,7 @@ def test_processes_and_namespaces_end_with_the_hosts_even_when_the_test_fails() 
     with pytest.raises(RuntimeError) as failure:
         failing_test()
 
-    assert children[0].wait(5) == -9
+    assert children[0].wait(PATIENCE_S) == -9
     assert not [path for path in NAMESPACES.iterdir() if path.name.startswith(str(failure.value))]
 
 
@@ -176,5 +177,5 @@ def test_what_a_killed_run_left_is_removed_by_the_next(hosts: Hosts) -> None:
         with Hosts.made(["d"]):
             assert not (NAMESPACES / name).exists()
 
-        assert child.wait(5) == -9
+        assert child.wait(PATIENCE_S) == -9
     assert (NAMESPACES / hosts.namespace("a")).exists()

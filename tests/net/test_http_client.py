@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.net.http_client import HTTPClient, HTTPRequestFailed
 from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer, one_by_one
@@ -33,12 +34,12 @@ def served(handler: Callable[[HTTPRequest], None], limits: HTTPLimits | None = N
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     try:
         yield f"http://{address[0][0]}:{address[0][1]}"
     finally:
         stop[0]()
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 class ScriptedServer:
@@ -61,7 +62,7 @@ class ScriptedServer:
 
     def wait_closed(self) -> None:
         """Wait until one more connection has been closed."""
-        assert self._closed.acquire(timeout=10)
+        assert self._closed.acquire(timeout=PATIENCE_S)
 
     def stop(self) -> None:
         self._listener.close()

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 import uvloop
+from harness.waiting import PATIENCE_S
 
 from quaymaster.net import http_server
 from quaymaster.net.http_connection import STALLED_UNREAD_BYTES_MAX
@@ -54,7 +55,7 @@ def run(request: pytest.FixtureRequest) -> RunOnLoop:
 
     def run_scenario(scenario: Callable[[], Awaitable[None]]) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await scenario()
 
         with asyncio.Runner(loop_factory=factory) as runner:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import uvloop
+from harness.waiting import PATIENCE_S
 
 from quaymaster.core.errors import (
     AccessDenied,
@@ -95,7 +96,7 @@ def _runner(transport: str) -> Run:
 
     def run_scenario(scenario: Scenario) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 cell = Cell(in_memory=transport == "memory")
                 try:
                     await scenario(cell)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
+from harness.waiting import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
 
     async def watched() -> Any:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             return await scenario()
 
     problems: list[dict[str, Any]] = []

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
 import pytest
+from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.core.errors import ConnectionLost, NotLeader, Timeout, Unreachable
@@ -57,7 +58,7 @@ class Pair:
 
 def run(scenario: Callable[[Pair], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), AsyncExitStack() as stack:
+        async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
             pair = Pair()
             stack.push_async_callback(pair.server.close)
             stack.push_async_callback(pair.client.close)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from harness.waiting import PATIENCE_S
 
 from quaymaster.core.errors import AccessDenied, ConnectionLost, Unreachable
 from quaymaster.net.certificates import CertificateAuthority
@@ -46,7 +47,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def run_scenario(scenario: Callable[[], Awaitable[None]]) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await scenario()
 
         with asyncio.Runner(loop_factory=factory) as runner:

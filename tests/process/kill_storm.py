@@ -110,6 +110,7 @@ class Storm:
                     say(
                         f"{self._kills.total()} kills, {load.figures.calls} calls, {time.monotonic() - started:.0f} s"
                     )
+            load.work_until(60 * kills)
             load.stop()
             load_s = time.monotonic() - started
             started = time.monotonic()

@@ -12,6 +12,7 @@ import pytest
 from harness.load import Answer, SQSConnection
 from harness.process import Environment, ProcessFailed, QuaymasterProcess
 from harness.running_cell import RunningCell
+from harness.waiting import PATIENCE_S
 
 EXIT_UNUSABLE = 3
 
@@ -103,7 +104,7 @@ def running_thread(run: Callable[[], None], stop: Callable[[], None]) -> Iterato
         yield
     finally:
         stop()
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the thread does not end"
     for failure in failures:
         raise failure

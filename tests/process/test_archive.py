@@ -12,13 +12,14 @@ from typing import Any
 
 from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
+from harness.waiting import PATIENCE_S
 
 from quaymaster.pipeline.archive.tables import MESSAGES
 from quaymaster.pipeline.tables import Warehouse
 
 BODY_BYTES = 900_000
 SENT_FIRST, MESSAGES_SENT = 10, 12
-WAIT_S = 120
+WAIT_S = PATIENCE_S
 
 
 def test_a_log_is_archived_shrinks_only_then_and_is_replayed_whole(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness.running_cell import RunningCell
+from harness.waiting import PATIENCE_S
 
 from pyspark_quaymaster.client import Client as LogClient
 from pyspark_quaymaster.credentials import Endpoint
@@ -21,7 +22,7 @@ from .support import CellClient, bodies
 ROLES = {"manager": 1, "metadata": 1, "broker": 3, "frontend": 2}
 COUNT = 200
 LARGE_BYTES = 900_000
-WAIT_S = 240
+WAIT_S = PATIENCE_S
 
 
 def archive(cell: RunningCell, front_end: str, warehouse: Path, *options: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from harness.disks import SmallDisk, small_disk
 from harness.history import ServerEnded
 from harness.load import Answer, Load
 from harness.process import QuaymasterProcess
+from harness.waiting import eventually
 
 from .conftest import Connect
 from .support import Client, running
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.privileged
 MIB = 1 << 20
 DISK_BYTES = 96 * MIB
 LOW_BYTES = 12 * MIB
-RECOVERY_TIMEOUT_S = 20.0
 
 
 @pytest.fixture
@@ -46,13 +46,6 @@ def process(disk: SmallDisk, tmp_path: Path) -> QuaymasterProcess:
     )
     process.log_path = tmp_path / "server.log"
     return process
-
-
-def until(is_so: Callable[[], bool], what: str, timeout_s: float = RECOVERY_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what} did not happen in {timeout_s:g} s"
-        time.sleep(0.1)
 
 
 def readiness(process: QuaymasterProcess) -> tuple[int, str]:
@@ -100,7 +93,7 @@ def test_sends_are_refused_and_the_rest_goes_on_while_the_disk_is_low(
 
         disk.give_back()
 
-        until(
+        eventually(
             lambda: client.call("SendMessage", "q", MessageBody="again").status == 200, "taking sends again"
         )
         assert readiness(process)[0] == 200
@@ -131,7 +124,9 @@ def test_nothing_is_lost_when_the_disk_is_full_to_the_last_byte_under_load(
         assert load.figures.unavailable > 0
 
         disk.give_back()
-        until(lambda: probe.call("SendMessage", "probe", MessageBody="m").status == 200, "taking sends again")
+        eventually(
+            lambda: probe.call("SendMessage", "probe", MessageBody="m").status == 200, "taking sends again"
+        )
         time.sleep(1)
 
         disk.fill()
@@ -144,9 +139,9 @@ def test_nothing_is_lost_when_the_disk_is_full_to_the_last_byte_under_load(
         load.pause()
         load.note_counts()
         load.resume()
-        time.sleep(1)
+        load.work_until(250)
         load.stop()
-        load.drain(90)
+        load.drain()
         process.stop()
 
     verdict = check(load.history)
@@ -170,5 +165,7 @@ def test_a_server_starts_on_a_full_disk_so_that_messages_can_be_taken_off_it(
         assert client.call("SendMessage", "q", MessageBody="no").status == 503
         assert len(client.take_all("q")) == 100
         disk.give_back()
-        until(lambda: client.call("SendMessage", "q", MessageBody="yes").status == 200, "taking sends again")
+        eventually(
+            lambda: client.call("SendMessage", "q", MessageBody="yes").status == 200, "taking sends again"
+        )
         process.stop()

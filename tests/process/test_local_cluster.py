@@ -7,26 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.etcd import etcd_or_skip
-from harness.local_cluster import POLL_INTERVAL_S, LocalCluster, environment
+from harness.local_cluster import LocalCluster, environment
+from harness.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
-PATIENCE_S = 60.0
 SMALL = ("--brokers", "1", "--metadata", "1", "--managers", "1", "--frontends", "1")
-
-
-def eventually(question: Callable[[], bool], what: str) -> None:
-    """Return when the answer is yes."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not question():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(POLL_INTERVAL_S)
 
 
 def send(client: Any, url: str, bodies: list[str]) -> None:

@@ -12,6 +12,7 @@ import botocore.auth
 import botocore.awsrequest
 import botocore.credentials
 from harness.process import QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 from quaymaster.protocol.log_arrow import to_record_batch
 from quaymaster.protocol.log_columns import parse_block
@@ -20,7 +21,6 @@ from .support import Client, bodies
 
 COUNT = 20_000
 """More than a block has rows."""
-PATIENCE_S = 60
 
 
 def call(process: QuaymasterProcess, action: str, **given: Any) -> tuple[int, http.client.HTTPMessage, bytes]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.etcd import EtcdCluster
 from harness.process import free_port
+from harness.waiting import PATIENCE_S
 
 from quaymaster.cli.compose import wall_ms
 from quaymaster.cli.metadata_roles import start_remote_metadata
@@ -25,7 +26,7 @@ from quaymaster.net.metadata_client import when_known
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = PATIENCE_S
 
 
 class MetadataProcess:
@@ -86,7 +87,7 @@ def metadata_nodes(directory: Path) -> Iterator[list[MetadataProcess]]:
 
 def test_front_end_goes_on_whichever_node_is_killed_or_stopped(tmp_path: Path) -> None:
     async def scenario(nodes: list[MetadataProcess]) -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(120):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             settings = load_settings(
                 flags={
                     "node": "a",
@@ -129,7 +130,7 @@ def test_key_created_at_one_front_end_is_known_at_once_at_another_that_asks_anot
     tmp_path: Path,
 ) -> None:
     async def scenario(nodes: list[MetadataProcess]) -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(120):
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             provider = FileKeyProvider(tmp_path / "keys")
             one, two = [
                 await start_remote_metadata(

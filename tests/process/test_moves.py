@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.load import Answer
 from harness.running_cell import PREFIX, RunningCell
+from harness.waiting import PATIENCE_S, eventually
 
 from quaymaster.coordination.etcd import EtcdCoordination
 from quaymaster.coordination.etcd_gateway import EtcdAccess
@@ -22,7 +22,6 @@ ROLES = {"manager": 1, "metadata": 1, "broker": 3, "frontend": 1}
 SOURCE, TARGET = "ash", "birch"
 """Names that do not say that the queues belong together: each goes to a journal of its own."""
 COUNT = 200
-PATIENCE_S = 120.0
 
 
 class Wearer:
@@ -61,13 +60,6 @@ def in_all(client: CellClient, queue: str) -> int:
     """Return how many messages a queue has, in whatever state."""
     found = attributes(client, queue)
     return sum(int(value) for name, value in found.items() if name.startswith("ApproximateNumberOf"))
-
-
-def eventually(question: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not question():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 async def journals_of(cell: RunningCell, account_id: str) -> list[int]:

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60
+WAIT_S = PATIENCE_S
 
 
 def java_home(directory: Path, version: str) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from harness.running_cell import RunningCell
+from harness.waiting import PATIENCE_S
 from pyspark.sql.types import StructType
 
 from pyspark_quaymaster import SCHEMA, DefaultSource
@@ -18,7 +19,7 @@ ROLES = {"manager": 1, "metadata": 1, "broker": 3, "frontend": 2}
 # Together more than a stretch of a log that is closed by its bytes.
 COUNT = 6_400
 BODY_BYTES = 700
-WAIT_S = 120
+WAIT_S = PATIENCE_S
 
 
 @pytest.mark.timeout(600)

@@ -22,9 +22,9 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from harness.local_cluster import LocalCluster
+from harness.waiting import eventually
 
 from process.support import running_thread
-from process.test_local_cluster import eventually
 from process.test_usage import UNSYNCED_S, check_epochs
 from process.test_usage_and_brokers import compare_usage
 from pyspark_quaymaster import DefaultSource

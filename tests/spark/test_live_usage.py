@@ -10,6 +10,7 @@ from pathlib import Path
 import boto3
 from botocore.exceptions import ClientError
 from harness.process import QuaymasterProcess
+from harness.waiting import PATIENCE_S
 from pyspark.sql import SparkSession
 
 from pyspark_quaymaster.client import Client
@@ -22,7 +23,7 @@ from quaymaster.pipeline.tables import Warehouse
 from quaymaster.pipeline.tasks import SparkWorkers
 from quaymaster.pipeline.usage import read_usage
 
-WAIT_S = 120
+WAIT_S = PATIENCE_S
 LARGE = 64 * 1024 + 1
 
 

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import boto3
+from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 180
+WAIT_S = PATIENCE_S
 
 
 def test_usage_of_what_was_done_appears_and_one_signal_ends_server_and_pipeline(tmp_path: Path) -> None:
