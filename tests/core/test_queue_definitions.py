@@ -181,3 +181,10 @@ def test_what_a_definition_has_worked_out_is_nothing_for_the_garbage_collector_t
 
 def test_a_consumer_group_is_named_after_its_log() -> None:
     assert group_name("orders", "billing") == "orders@billing"
+
+
+def test_definition_that_an_older_program_wrote_has_no_keyed_ids() -> None:
+    written = bytes.fromhex("019c01ac303030303030303030303030a66f7264657273a66163746976650100008080099000")
+    old = decode_queue_definition(written)
+
+    assert (old.name, old.data_key_id, old.group_of, old.has_keyed_ids) == ("orders", 9, 0, False)

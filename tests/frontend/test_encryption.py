@@ -14,7 +14,7 @@ from quaymaster.core.messages import (
     encode_content,
     encode_moved,
 )
-from quaymaster.core.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.frontend import encryption
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged, OpenedMessages
 
@@ -211,3 +211,17 @@ def test_a_run_ends_at_a_message_whose_data_key_is_gone() -> None:
         MessageCipher({9: KEYS[9]}.__getitem__).open_run(sealed, opened)
 
     assert opened.message_ids == [ID_A]
+
+
+def test_key_of_deduplication_ids_is_the_queues_alone_and_the_same_in_each_process() -> None:
+    def id_key(queue_id: int, data_key_id: int) -> bytes:
+        keyed = replace_definition(queue(queue_id, data_key_id), has_keyed_ids=True)
+        return cipher(os.urandom(8)).id_key(keyed)
+
+    assert len(id_key(7, 9)) == 32
+    assert id_key(7, 9) == id_key(7, 9)
+    assert len({id_key(7, 9), id_key(8, 9), id_key(7, 10), KEYS[9], KEYS[10]}) == 5
+
+
+def test_queue_of_an_older_cell_format_has_no_key_for_its_ids() -> None:
+    assert cipher().id_key(queue()) == b""

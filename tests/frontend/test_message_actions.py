@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quaymaster.core import commands
-from quaymaster.core.messages import HAS_RETRY, encode_moved
+from quaymaster.core.messages import HAS_RETRY, encode_moved, hash_dedup
 
 from .support import ACCOUNT, Service, serving, until
 
@@ -213,6 +213,34 @@ def test_content_based_deduplication_uses_the_sha256_of_the_body() -> None:
             assert by_id.json["MessageId"] == first.json["MessageId"]
             assert service.metrics.messages_sent == 1
             assert service.metrics.messages_duplicate == 2
+
+    asyncio.run(scenario())
+
+
+def test_deduplication_id_is_stored_as_a_keyed_hash_where_the_queue_has_keyed_ids() -> None:
+    async def scenario() -> None:
+        async with serving() as service:
+            unkeyed = [hash_dedup(hashlib.sha256(b"same").hexdigest(), group) for group in (None, "g")]
+            found: dict[str, list[bytes | None]] = {}
+            attributes_of: dict[str, dict[str, str]] = {
+                "one.fifo": {},
+                "two.fifo": {},
+                "grouped.fifo": {"DeduplicationScope": "messageGroup"},
+            }
+            for name, attributes in attributes_of.items():
+                queue = await service.add_queue(name, ContentBasedDeduplication="true", **attributes)
+                assert queue.has_keyed_ids
+                before = len(sent_messages(service))
+                for _ in range(2):
+                    await service.client.json(
+                        "SendMessage",
+                        {"QueueUrl": service.client.url(name), "MessageBody": "same", "MessageGroupId": "g"},
+                    )
+                found[name] = [message.dedup for message in sent_messages(service)[before:]]
+            first = [hashes[0] for hashes in found.values()]
+
+            assert all(len(set(hashes)) == 1 for hashes in found.values())
+            assert len({*first, *unkeyed}) == 5
 
     asyncio.run(scenario())
 

@@ -106,17 +106,21 @@ def test_queues_created_at_the_same_time_by_several_processes_share_a_key_that_a
     run(scenario, tmp_path)
 
 
-def test_in_a_cell_of_an_older_format_each_queue_has_a_data_key_of_its_own(tmp_path: Path) -> None:
+def test_in_a_cell_of_an_older_format_each_queue_has_a_data_key_of_its_own_and_no_keyed_ids(
+    tmp_path: Path,
+) -> None:
     async def scenario(cell: Cell) -> None:
         old = CellFormat(3)
         async with (
             cell.node("one", cell_format=old),
             cell.front_end("a", nodes=("one",), cell_format=old) as a,
         ):
-            keys = [(await a.queues.change(CreateQueue(ACCOUNT, name))).data_key_id for name in ("a", "b")]
+            made = [await a.queues.change(CreateQueue(ACCOUNT, name)) for name in ("a", "b")]
             old.raise_to(4)
-            keys += [(await a.queues.change(CreateQueue(ACCOUNT, name))).data_key_id for name in ("c", "d")]
+            made += [await a.queues.change(CreateQueue(ACCOUNT, name)) for name in ("c", "d")]
+            keys = [queue.data_key_id for queue in made]
 
+            assert [queue.has_keyed_ids for queue in made] == [False, False, True, True]
             assert keys[0] != keys[1]
             assert keys[2] == keys[3] not in keys[:2]
             assert len({a.data_key(key) for key in keys}) == 3

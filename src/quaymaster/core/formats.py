@@ -29,6 +29,8 @@ LOG_QUEUES: Final[Versions] = {1: 0, 3: 1}
 """Since which cell format there are log-retained queues: 0 stands for not at all."""
 SHARED_DATA_KEYS: Final[Versions] = {1: 0, 4: 1}
 """Since which cell format queues of an account share data keys, and unused ones are deleted."""
+KEYED_IDS: Final[Versions] = {1: 0, 4: 1}
+"""Since which cell format new queues have deduplication ids hashed with a key."""
 
 
 class CellFormat:

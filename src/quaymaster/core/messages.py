@@ -412,16 +412,18 @@ def hash_group(group_id: str) -> int:
     return xxhash.xxh3_64_intdigest(group_id.encode()) or 1
 
 
-def hash_dedup(dedup_id: str, group_id: str | None = None) -> bytes:
+def hash_dedup(dedup_id: str, group_id: str | None = None, key: bytes = b"") -> bytes:
     """Return the 16 bytes a deduplication id goes by; with `group_id`, in the scope of that group.
 
-    A cryptographic hash: senders may choose ids freely, and two that met would lose a message.
+    A cryptographic hash: senders may choose ids freely, and two that met would lose a message. With a key, because an
+    id made of the content would tell whoever has the disk whether a message says what he guesses; queues of older cell
+    formats have none.
     """
     if group_id is None:
-        return hashlib.blake2b(dedup_id.encode(), digest_size=16, person=b"qm-dedup").digest()
+        return hashlib.blake2b(dedup_id.encode(), digest_size=16, key=key, person=b"qm-dedup").digest()
     group = group_id.encode()
     data = _ARN_LENGTH.pack(len(group)) + group + dedup_id.encode()
-    return hashlib.blake2b(data, digest_size=16, person=b"qm-dedup-group").digest()
+    return hashlib.blake2b(data, digest_size=16, key=key, person=b"qm-dedup-group").digest()
 
 
 def hash_attempt(attempt_id: str) -> bytes:

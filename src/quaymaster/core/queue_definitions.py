@@ -114,6 +114,9 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     A consumer group of a log-retained queue is a queue of its own: its name is `<log>@<group>`, `group_of` the log's id
     (0: it is no group). What it behaves like is said by its log's attributes: see `group_definition`.
+
+    `has_keyed_ids`: deduplication ids are hashed with a key of the queue. It is so from the creation on or not at all:
+    two front ends that hashed one id in two ways would store its message twice.
     """
 
     queue_id: int
@@ -128,6 +131,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     data_key_id: int
     partitions: tuple[Partition, ...]
     group_of: int = 0
+    has_keyed_ids: bool = False
 
     def attribute(self, name: str) -> str | None:
         """Return the value in force, default included; None when the queue has no such attribute."""

@@ -86,6 +86,7 @@ class MessageCipher:
         assert len(self._start_id) == START_ID_BYTES, "a start id is 8 bytes"
         self._next_counter = count(1).__next__
         self._key = lru_cache(maxsize=cached_keys_max)(self._derive_key)
+        self._id_key = lru_cache(maxsize=cached_keys_max)(self._derive_id_key)
 
     def __repr__(self) -> str:
         return f"MessageCipher(start_id={self._start_id.hex()})"
@@ -103,6 +104,12 @@ class MessageCipher:
             encode_content(content),
             associated_data(data_key_id, queue_id, message_id),
         )
+
+    def id_key(self, definition: QueueDefinition) -> bytes:
+        """Return the key that a queue's deduplication ids are hashed with: the same in each process, for its life."""
+        if not definition.has_keyed_ids:
+            return b""
+        return self._id_key(definition.data_key_id, definition.queue_id)
 
     def open(self, message: bytes | memoryview) -> MessageContent:
         """Return the content of stored bytes; MessageDamaged or UnknownMessageFormat if not whole."""
@@ -164,6 +171,11 @@ class MessageCipher:
         """Return what decrypts messages with that seal, and what they are bound to but for their id."""
         data_key_id, start_id, queue_id = split_seal(seal)
         return self._key(data_key_id, start_id).decrypt, associated_start(data_key_id, queue_id)
+
+    def _derive_id_key(self, data_key_id: int, queue_id: int) -> bytes:
+        salt = queue_id.to_bytes(8, "little")
+        derivation = HKDF(SHA256(), length=32, salt=salt, info=b"quaymaster deduplication ids 1")
+        return derivation.derive(self._data_key(data_key_id))
 
     def _derive_key(self, data_key_id: int, start_id: bytes) -> AESGCM:
         derivation = HKDF(SHA256(), length=32, salt=start_id, info=b"quaymaster message key 1")

@@ -282,6 +282,7 @@ class MessageActions:
         sender_id = call.principal.sender_id
         may_be_retry = invocation.may_be_retry
         seal = self._cipher.seal_content
+        id_key = self._cipher.id_key(definition) if is_fifo else b""
         next_message_id = self._next_message_id
         prepared: list[Prepared] = []
         for entry_id, given, body in checked:
@@ -314,7 +315,7 @@ class MessageActions:
             if is_fifo:
                 if dedup_id is None:
                     dedup_id = sha256(body).hexdigest()
-                dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None)
+                dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None, id_key)
                 delay_s = None
             retry: bytes | None = None
             if retry_prefix is not None:

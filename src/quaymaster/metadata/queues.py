@@ -39,7 +39,7 @@ from quaymaster.core.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.core.formats import LOG_QUEUES, SHARED_DATA_KEYS, CellFormat
+from quaymaster.core.formats import KEYED_IDS, LOG_QUEUES, SHARED_DATA_KEYS, CellFormat
 from quaymaster.core.group_starts import check_start
 from quaymaster.core.partition_moves import NUMBERED_MOVES
 from quaymaster.core.queue_definitions import (
@@ -323,6 +323,7 @@ class Queues(KnownQueues):
             tags=dict(tags),
             data_key_id=data_key_id,
             partitions=one_partition(choose_journal(self, self._journals(), account_id, name, checked)),
+            has_keyed_ids=bool(self._cell_format.version_of(KEYED_IDS)),
         )
         puts = [
             *key_puts,
