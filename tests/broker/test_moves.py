@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -632,3 +633,43 @@ def test_a_task_with_ever_new_messages_at_its_source_ends(tmp_path: Path) -> Non
     task, is_sending = asyncio.run(run())
 
     assert (task.status, task.moved, is_sending) == ("COMPLETED", 50, True)
+
+
+class Watched(dict[int, Any]):
+    """The partitions of a broker, which note by whom they are looked through."""
+
+    def __init__(self, partitions: dict[int, Any]) -> None:
+        super().__init__(partitions)
+        self.walkers: set[str] = set()
+
+    def __iter__(self) -> Any:
+        self.walkers.add(sys._getframe(1).f_code.co_name)
+        return super().__iter__()
+
+    def values(self) -> Any:
+        self.walkers.add(sys._getframe(1).f_code.co_name)
+        return super().values()
+
+    def items(self) -> Any:
+        self.walkers.add(sys._getframe(1).f_code.co_name)
+        return super().items()
+
+
+def test_neither_a_task_nor_a_new_leader_looks_through_all_partitions(tmp_path: Path) -> None:
+    async def run() -> tuple[MoveTask, set[str]]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await tester.send(DEAD, *(message(number) for number in range(50)))
+            queues = tester.broker.host.replica.queues
+            watched = queues.partitions = Watched(queues.partitions)
+            await start_task(tester, OTHER)
+            task = await ended(tester)
+            tester.broker.journal._moves.leads(True)
+            await tester.ask(CountMessages(DEAD))
+            return task, set(watched.walkers)
+
+    task, walkers = asyncio.run(run())
+
+    assert task.status == "COMPLETED"
+    # Expiry and snapshots go round in turns, each with a bound.
+    assert walkers <= {"step", "_write_whole"}

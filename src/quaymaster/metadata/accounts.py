@@ -5,6 +5,7 @@ access key ──create_session──▶ session ──its end, or the key's dis
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -40,6 +41,8 @@ ACCOUNT_DIGITS: Final = 12
 NAME_CHARS_MAX: Final = 128
 SESSION_MIN_MS: Final = 60_000
 SESSION_MAX_MS: Final = 36 * 3_600_000
+LOOKED_AT_AT_A_TIME: Final = 1_000
+"""So many keys are looked at in one turn of the event loop, by what looks at those of all accounts."""
 SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
 """Sessions ended together; the rest of the transaction is their key's."""
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
@@ -278,11 +281,12 @@ class Accounts:
         """Delete session credentials that ended over an hour ago, or outlived their key; return how many."""
         # The hour lets a caller be told "expired" rather than "unknown".
         ended_before_ms = self._now_ms() - 3_600_000
-        expired = [
-            row
-            for _, row in self._rows.items()
-            if row.expires_ms is not None and (row.expires_ms < ended_before_ms or self._is_orphan(row))
-        ]
+        expired = []
+        for number, (_, row) in enumerate(self._rows.items(), 1):
+            if row.expires_ms is not None and (row.expires_ms < ended_before_ms or self._is_orphan(row)):
+                expired.append(row)
+            if not number % LOOKED_AT_AT_A_TIME:
+                await asyncio.sleep(0)
         for row in expired:
             await self._mirror.transact([], deletes=[ACCESS_KEYS + row.access_key_id])
         return len(expired)
@@ -340,7 +344,8 @@ class Accounts:
 
     def _sessions_of(self, access_key_id: str) -> list[str]:
         """Return where the sessions made of a key are stored."""
-        return [ACCESS_KEYS + suffix for suffix, row in self._rows.items() if row.parent_id == access_key_id]
+        of_account = self._rows_of(self._existing(access_key_id).account_id)
+        return [ACCESS_KEYS + row.access_key_id for row in of_account if row.parent_id == access_key_id]
 
     async def _end(self, sessions: list[str]) -> None:
         for at in range(0, len(sessions), SESSIONS_PER_TRANSACTION):

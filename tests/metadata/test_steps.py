@@ -1,0 +1,171 @@
+"""What is asked of metadata costs the same however many queues and keys others have: steps are counted, not time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from harness.steps import calls_of
+
+from quaymaster.core.queue_definitions import QueueDefinition, encode_queue_definition, one_partition
+from quaymaster.metadata.rows import AccessKeyRow, encode_row
+from quaymaster.metadata.service import MetadataService
+from quaymaster.protocol.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    CreateGroup,
+    CreateQueue,
+    DeleteQueue,
+    ListDeadLetterSources,
+    ListGroups,
+    ListQueues,
+    QueueChange,
+    QueueListing,
+    RemovePermission,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
+
+from .support import ACCOUNT, START_MS, World
+
+FEW, MANY = 100, 100_000
+ACCOUNTS = 100
+
+Step = tuple[str, Callable[[MetadataService], Awaitable[object]]]
+
+
+def changed(request: QueueChange) -> Step:
+    return type(request).__name__, lambda service: service.queues.change(request)
+
+
+def listed(request: QueueListing) -> Step:
+    return type(request).__name__, lambda service: service.queues.list_page(request)
+
+
+async def look_up(service: MetadataService) -> None:
+    queue = service.queue(ACCOUNT, "jobs")
+    service.queue_by_id(queue.queue_id)
+    service.data_key(queue.data_key_id)
+    keys = service.accounts.list_access_keys(ACCOUNT)
+    service.access_key(keys[0].access_key_id)
+
+
+async def begin_purge(service: MetadataService) -> None:
+    await service.queues.change(BeginPurge(ACCOUNT, "jobs", service.queue(ACCOUNT, "jobs").queue_id))
+
+
+async def cancel_purge(service: MetadataService) -> None:
+    await service.queues.change(CancelPurge(ACCOUNT, "jobs", service.queue(ACCOUNT, "jobs").queue_id))
+
+
+async def use_keys(service: MetadataService) -> None:
+    key = await service.accounts.create_access_key(ACCOUNT, "more")
+    await service.accounts.create_session(key.access_key_id, 3_600_000)
+    service.accounts.list_sessions(ACCOUNT)
+    await service.accounts.rotate_secret(key.access_key_id)
+    await service.accounts.set_enabled(key.access_key_id, enabled=False)
+    await service.accounts.delete_access_key(key.access_key_id)
+
+
+STEPS: list[Step] = [
+    changed(CreateQueue(ACCOUNT, "jobs")),
+    changed(CreateQueue(ACCOUNT, "log", {"RetentionMode": "Log"})),
+    changed(CreateGroup(ACCOUNT, "log@readers")),
+    changed(SetAttributes(ACCOUNT, "jobs", {"VisibilityTimeout": "60"})),
+    changed(TagQueue(ACCOUNT, "jobs", {"team": "quay"})),
+    changed(UntagQueue(ACCOUNT, "jobs", ["team"])),
+    changed(AddPermission(ACCOUNT, "jobs", "label", [ACCOUNT], ["SendMessage"])),
+    changed(RemovePermission(ACCOUNT, "jobs", "label")),
+    listed(ListQueues(ACCOUNT)),
+    listed(ListDeadLetterSources(ACCOUNT, "jobs")),
+    listed(ListGroups(ACCOUNT, "log")),
+    ("BeginPurge", begin_purge),
+    ("CancelPurge", cancel_purge),
+    ("look-ups of each request", look_up),
+    ("keys and sessions", use_keys),
+    changed(DeleteQueue(ACCOUNT, "log")),
+]
+
+
+def add_others(service: MetadataService, count: int) -> None:
+    """Have queues and access keys of other accounts, as if the store had told of them."""
+    for number in range(count):
+        account = f"{number % ACCOUNTS + 1:012}"
+        queue = QueueDefinition(
+            queue_id=1_000_000 + number,
+            account_id=account,
+            name=f"queue-{number}",
+            state="active",
+            revision=1,
+            created_ms=START_MS,
+            modified_ms=START_MS,
+            attributes={},
+            tags={},
+            data_key_id=1_000 + number,
+            partitions=one_partition(0),
+        )
+        service.queues.rows.apply(f"{account}/{queue.name}", encode_queue_definition(queue), 1)
+        key = AccessKeyRow(
+            access_key_id=f"AKIA{number:016}",
+            account_id=account,
+            principal_id="AIDA",
+            name="",
+            wrapped_secret=b"",
+            is_enabled=True,
+            created_ms=START_MS,
+            rotated_ms=START_MS,
+        )
+        service.accounts._rows.apply(key.access_key_id, encode_row(key), 1)
+
+
+def steps_with(directory: Path, count: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    loop = asyncio.new_event_loop()
+
+    async def started() -> MetadataService:
+        context = World(directory).service()
+        service = await context.__aenter__()
+        for task in service._tasks:  # upkeep looks at everything, in turns
+            task.cancel()
+        await asyncio.gather(*service._tasks, return_exceptions=True)
+        return service
+
+    try:
+        service = loop.run_until_complete(started())
+        add_others(service, count)
+        for name, step in STEPS:
+
+            async def do(step: Callable[[MetadataService], Awaitable[object]] = step) -> None:
+                await step(service)
+
+            found[name] = calls_of(lambda work=do: loop.run_until_complete(work()))  # type: ignore[misc]
+        loop.run_until_complete(service.close())
+    finally:
+        loop.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
+    # The first is to warm up what is made once in a process.
+    return [steps_with(tmp_path_factory.mktemp("keys"), count) for count in (FEW, FEW, MANY)]
+
+
+def test_everything_that_can_be_asked_of_queues_is_counted() -> None:
+    names = {name for name, _ in STEPS}
+    assert {kind.__name__ for kind in (*get_args(QueueChange), *get_args(QueueListing))} <= names
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in STEPS))
+def test_what_is_asked_takes_as_many_steps_with_100_queues_as_with_100000(
+    counted: list[dict[str, int]], name: str
+) -> None:
+    _, few, many = counted
+
+    # New secrets are drawn with more or fewer calls.
+    assert abs(many[name] - few[name]) <= 0.25 * few[name] + 20
