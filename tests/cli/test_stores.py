@@ -13,7 +13,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.cli import stores
 from quaymaster.cli.checkup import check_etcd
-from quaymaster.cli.stores import MARK_FILE, MARK_KEY, SQLITE_FILE, open_store
+from quaymaster.cli.stores import ETCD_FILE, MARK_KEY, SQLITE_FILE, open_store
 from quaymaster.coordination.interface import CoordinationUnavailable, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.sqlite import SQLiteCoordination
@@ -57,14 +57,14 @@ def test_a_directory_and_its_place_in_etcd_know_each_other(tmp_path: Path) -> No
 
         row = await store.get(MARK_KEY)
         assert row is not None
-        assert (data / MARK_FILE).read_text() == f"etcd {PREFIX} {row.value.decode()}\n"
+        assert (data / ETCD_FILE).read_text() == f"etcd {PREFIX} {row.value.decode()}\n"
 
     run_async(scenario)
 
 
 def test_a_start_cut_before_etcd_knew_the_directory_is_finished_by_the_next(tmp_path: Path) -> None:
     data = directory(tmp_path / "data")
-    (data / MARK_FILE).write_text(f"etcd {PREFIX} 0123\n")
+    (data / ETCD_FILE).write_text(f"etcd {PREFIX} 0123\n")
 
     async def scenario() -> None:
         store = MemoryCoordination()

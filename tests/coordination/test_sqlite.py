@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination import sqlite as sqlite_module
+from quaymaster.coordination import sqlite_file
 from quaymaster.coordination.interface import (
     ABSENT,
     CoordinationUnavailable,
@@ -28,7 +30,9 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
     WatchLost,
 )
-from quaymaster.coordination.sqlite import SCHEMA_VERSION, SQLiteCoordination
+from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.sqlite_file import SCHEMA_VERSION
+from quaymaster.coordination.store_mark import SLOT_BYTES, Mark, StoreMark
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -96,7 +100,7 @@ def modes_in(directory: Path) -> dict[str, int]:
 
 
 def test_commits_are_synced(tmp_path: Path) -> None:
-    connection = sqlite_module._open_connection(tmp_path / "metadata.sqlite")
+    connection = sqlite_file.open_connection(tmp_path / "metadata.sqlite")
 
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -230,13 +234,13 @@ class FailingConnection:
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[FailingConnection]:
     opened: list[FailingConnection] = []
-    original = sqlite_module._open_connection
+    original = sqlite_file.open_connection
 
     def open_connection(path: Path) -> FailingConnection:
         opened.append(FailingConnection(original(path)))
         return opened[-1]
 
-    monkeypatch.setattr(sqlite_module, "_open_connection", open_connection)
+    monkeypatch.setattr(sqlite_module, "open_connection", open_connection)
     return opened
 
 
@@ -392,5 +396,136 @@ def test_killed_process_leaves_every_answered_change_and_no_half_of_one(tmp_path
         names = {item.key.removeprefix("a/") for item in first}
         assert answered <= names
         assert names == {item.key.removeprefix("b/") for item in second}
+
+    run(scenario)
+
+
+def test_a_store_that_went_back_or_was_changed_is_refused(tmp_path: Path) -> None:
+    path, older, mark = tmp_path / "metadata.sqlite", tmp_path / "older", tmp_path / "store.mark"
+
+    async def write(key: str) -> None:
+        store = await SQLiteCoordination.open(path, mark=mark)
+        await store.compare_and_swap(key, ABSENT, b"1")
+        await store.close()
+
+    async def scenario() -> None:
+        await write("a")
+        shutil.copy(path, older)
+        await write("b")
+
+        shutil.copy(older, path)
+        with pytest.raises(
+            StoreUnusable, match=r"went back: it is at revision 1, .* up to revision 2 .*force-start"
+        ):
+            await SQLiteCoordination.open(path, mark=mark)
+
+        # Another history that came as far is no better, nor is another store.
+        connection = sqlite3.connect(path)
+        connection.close()
+        changed = await SQLiteCoordination.open(path)
+        await changed.compare_and_swap("other", ABSENT, b"1")
+        await changed.close()
+        with pytest.raises(StoreUnusable, match="other rows at revision 2"):
+            await SQLiteCoordination.open(path, mark=mark)
+        path.unlink()
+        other = await SQLiteCoordination.open(path)
+        await other.compare_and_swap("a", ABSENT, b"1")
+        await other.close()
+        with pytest.raises(StoreUnusable, match="not the store that this data directory was served with"):
+            await SQLiteCoordination.open(path, mark=mark)
+        path.unlink()
+        with pytest.raises(StoreUnusable, match="is missing"):
+            await SQLiteCoordination.open(path, mark=mark)
+        assert not path.exists()
+
+    run(scenario)
+
+
+def test_a_mark_is_as_good_as_its_newest_whole_slot(tmp_path: Path) -> None:
+    path = tmp_path / "store.mark"
+    marks = [Mark(bytes(16), revision, revision * 3) for revision in (1, 2)]
+    for mark in marks:
+        writing = StoreMark(path)
+        writing.open()
+        writing.write(mark)
+        writing.close()
+    whole = path.read_bytes()
+
+    def read() -> Mark | None:
+        reading = StoreMark(path)
+        try:
+            return reading.open()
+        finally:
+            reading.close()
+
+    assert read() == marks[1]
+    for place in range(40):
+        damaged = bytearray(whole)
+        damaged[SLOT_BYTES + place] ^= 1
+        path.write_bytes(damaged)
+        assert read() == marks[0]
+    path.write_bytes(b"")
+    assert read() is None
+
+
+def test_a_row_that_sqlite_reads_but_nobody_wrote_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(path)
+        await store.transaction([], [Put("/keys/one", b"value-of-one"), Put("/keys/two", b"value-of-two")])
+        await store.transaction([], [Put("/keys/three", b"3")], ["/keys/two"])
+        await store.close()
+        whole = path.read_bytes()
+        for text in (b"value-of-one", b"/keys/three"):
+            data = bytearray(whole)
+            data[whole.rindex(text) + len(text) - 1] ^= 1
+            path.write_bytes(data)
+
+            with pytest.raises(StoreUnusable, match="damaged"):
+                await SQLiteCoordination.open(path)
+
+        path.write_bytes(whole)
+        store = await SQLiteCoordination.open(path)
+        assert [item.key for item in (await store.list_prefix("")).items] == ["/keys/one", "/keys/three"]
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_store_of_the_schema_without_sums_is_brought_up(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in sqlite_file._MIGRATIONS[0]:
+        connection.execute(statement)
+    connection.execute("INSERT INTO kv VALUES ('a', x'31', 1, 0), ('b', NULL, 2, 0)")
+    connection.execute("UPDATE meta SET value = 2 WHERE name = 'revision'")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+    async def scenario() -> None:
+        for _ in range(2):
+            store = await SQLiteCoordination.open(path, mark=tmp_path / "store.mark")
+            assert await store.get("a") == KeyValue("a", b"1", 1)
+            await store.close()
+
+    run(scenario)
+
+
+def test_a_mark_that_cannot_be_written_stops_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", mark=tmp_path / "store.mark")
+
+        def fail(mark: StoreMark, moment: Mark) -> None:
+            raise OSError("no room")
+
+        monkeypatch.setattr(StoreMark, "write", fail)
+        with pytest.raises(OutcomeUnknown):
+            await store.compare_and_swap("a", ABSENT, b"1")
+        with pytest.raises(CoordinationUnavailable, match=r"store\.mark cannot be written"):
+            await store.get("a")
+        await store.close()
 
     run(scenario)

@@ -38,6 +38,7 @@ from quaymaster.core.errors import (
 from quaymaster.core.log_reads import FETCH_MESSAGES_MAX
 from quaymaster.core.messages import decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_marks import QueueMarks
 from quaymaster.core.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.call import Calls
@@ -162,6 +163,8 @@ class FakeBroker:
 
     def _carry_out(self, command: Command) -> Outcome:
         match command:
+            case commands.AskMarks():
+                return commands.MarksOutcome(QueueMarks(max(self.queues, default=0)))
             case commands.SetQueue(definition):
                 log = self.queues.get(definition.group_of)
                 if log is not None and definition.queue_id not in self.queues:

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.errors import QueueIdTaken
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.service import MetadataService
@@ -40,6 +43,8 @@ class FakeJournal:
     def __init__(self) -> None:
         self.queues: dict[int, QueueDefinition] = {}
         self.deleted: list[int] = []
+        self.seen = QueueMarks()
+        self.asked_marks = 0
         self.calls = 0
         self.named: dict[int, set[int]] = {}
         """Data keys that messages of each journal name."""
@@ -49,11 +54,21 @@ class FakeJournal:
     async def set_queue(self, definition: QueueDefinition) -> None:
         await self._enter()
         known = self.queues.get(definition.queue_id)
+        if known is not None and identity_of(known) != identity_of(definition):
+            raise QueueIdTaken
+        self.seen.note(definition)
         if known is None or known.revision < definition.revision:
             self.queues[definition.queue_id] = definition
 
-    async def delete_queue(self, queue_id: int) -> None:
+    async def marks(self, journal_id: int) -> QueueMarks:
+        self.asked_marks += 1
+        return msgspec.structs.replace(self.seen)
+
+    async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
         await self._enter()
+        known = self.queues.get(queue_id)
+        if identity is not None and known is not None and identity_of(known) != identity:
+            raise QueueIdTaken
         self.queues.pop(queue_id, None)
         self.deleted.append(queue_id)
 

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from quaymaster.broker.disk import Disk
+from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalOptions, JournalService
+from quaymaster.broker.journal_state import STATE_NAME, read_state
 from quaymaster.broker.maintenance import Compaction, Snapshots
 from quaymaster.broker.replica import ReplicaHost
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
+from quaymaster.coordination.store_mark import DECIDE
 from quaymaster.core.commands import Command
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.logs import log_event
@@ -35,6 +37,10 @@ class NotActivated(Exception):
     """The journal was recovered, but could not begin to serve; the message says why."""
 
 
+class JournalWentBack(Exception):
+    """The journal is missing, or older than what the metadata knows of it; nothing was changed."""
+
+
 class Broker:
     """One broker with its journal. Implements `BrokerClient`: the in-memory twin of the transport."""
 
@@ -45,17 +51,27 @@ class Broker:
         *,
         on_stopped: Callable[[Exception], None],
         disk: Disk | None = None,
+        takes_any_journal: bool = False,
     ) -> None:
+        """`takes_any_journal`: it was restored, or somebody decided so; else it must be the one that was led last."""
         self._options = options
         self._coordination = coordination
+        self._disk = disk or RealDisk()
+        self._takes_any_journal = takes_any_journal
         self.journal = JournalService(options, NODE_NAME, coordination, on_stopped=on_stopped, disk=disk)
 
     async def start(self) -> None:
         """Recover the journal and begin to lead it; returns when commands are served.
 
-        Raises what recovery raises (`JournalCorrupt`, `DirectoryInUse`, ...): nothing was changed then.
+        Raises what recovery raises (`JournalCorrupt`, `DirectoryInUse`, ...), and JournalWentBack: nothing was changed
+        then.
         """
         journal = self.journal
+        found = await self._coordination.get(configuration_key(self._options.journal_id))
+        if found is not None and not self._takes_any_journal:
+            await asyncio.get_running_loop().run_in_executor(
+                None, self._check_journal, decode_configuration(found.value)
+            )
         await journal.open()
         journal.host.on_configuration(await self._appoint(journal.files.promised_epoch))
         await self._leading()
@@ -115,6 +131,24 @@ class Broker:
     async def status(self) -> dict[str, Any]:
         """Return facts for operators: offsets, segments, caches, queues."""
         return await self.journal.status()
+
+    def _check_journal(self, known: JournalConfiguration) -> None:
+        """Refuse a directory without the journal that was led, or with an older copy of it."""
+        directory = f"{self._options.directory}/{self._options.journal_id}"
+        if not self._disk.exists(f"{directory}/{STATE_NAME}"):
+            # Before the first activation there is nothing in it that anybody was told of.
+            if known.epoch > 1 or known.activated:
+                raise JournalWentBack(
+                    f"{directory} has no journal, and the metadata knows one that was led in epoch {known.epoch}: the "
+                    f"messages of all queues are missing. {DECIDE}."
+                )
+            return
+        promised_epoch = read_state(self._disk, directory).promised_epoch
+        if known.activated and promised_epoch < known.epoch:
+            raise JournalWentBack(
+                f"{directory} is an older copy of the journal: it has promised epoch {promised_epoch}, and was led in "
+                f"epoch {known.epoch}. {DECIDE}."
+            )
 
     async def _appoint(self, promised_epoch: int) -> JournalConfiguration:
         """Take the journal for the next epoch, as the manager of a cell would."""

@@ -237,7 +237,7 @@ class Snapshots:
             await self._committed(host.replica.end_offset, commit_timeout_s)
             if host.replica.log.truncations != truncations:
                 raise _NotCommitted("what was to be in the snapshot was cut")
-            meta = encode_meta(SnapshotMeta(host.replica.last_time_ms))
+            meta = encode_meta(SnapshotMeta(host.replica.last_time_ms, host.replica.queues.marks))
             gone = [encode_key(key) for key in removed if encode_key(key) not in changed]
             await asyncio.get_running_loop().run_in_executor(
                 None, self._publish, base_offset, changed, gone, meta, self._sure_end

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
 from quaymaster.broker.disk import Disk, is_full, write_file_durably
 from quaymaster.broker.journal_files import JournalFiles
@@ -252,7 +254,9 @@ def _load(
     base_offset = last_time_ms = durable_floor = 0
     if snapshot is not None:
         base_offset, durable_floor = snapshot.base_offset, snapshot.durable_floor
-        last_time_ms = decode_meta(snapshot.meta).last_time_ms
+        meta = decode_meta(snapshot.meta)
+        last_time_ms = meta.last_time_ms
+        queues.marks.raise_to(*msgspec.structs.astuple(meta.marks))
         load_partitions(queues, snapshot.blobs, chunks)
     slots = [slot for found in queues.partitions.values() for slot in found.index.chunk_numbers()]
     if slots and (snapshots.warnings or not disk.exists(f"{path}/{INDEX_NAME}")):

@@ -7,7 +7,7 @@ in them is committed, because the leader's state runs ahead.
 
     key   partition key u64 (queue id << 16 | partition)
     blob  version u8 · definition length u32 · definition · partition state (core/partition_snapshots)
-    meta  MessagePack: last stamp
+    meta  MessagePack: last stamp · highest ids (core/queue_marks)
 
 To change a blob, or the partition's state in it: add a version to BLOB_VERSIONS, by the recipe in `core/formats`. Other
 replicas copy snapshots, so they are written in the form that all of the cell read.
@@ -32,6 +32,7 @@ from quaymaster.core.partition_snapshots import (
     state_version_min,
 )
 from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.core.queue_marks import QueueMarks
 from quaymaster.core.queue_states import QueueStates
 
 BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5}
@@ -46,6 +47,7 @@ class SnapshotMeta(msgspec.Struct, array_like=True):
     """What a snapshot says besides its partitions."""
 
     last_time_ms: int
+    marks: QueueMarks = msgspec.field(default_factory=QueueMarks)
 
 
 _meta_encoder = msgspec.msgpack.Encoder()

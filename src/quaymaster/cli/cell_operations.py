@@ -232,6 +232,45 @@ def force_recover(
         )
 
 
+def force_store(
+    config: Config = None,
+    overrides: Overrides = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Let a cell go on with an etcd that was restored from an older copy, though its journals have seen more.
+
+    Use it only when there is no newer copy. Queues that were made since the copy are not found any more, deleted ones
+    and deleted keys are there again. New queues get ids above all that the journals have seen.
+    """
+    import asyncio
+
+    settings = _settings(config, overrides)
+    note(
+        f"etcd under {settings.etcd_prefix!r} is older than the journals of the cell. Queues that were made since it "
+        "was copied are not found any more, and what is in them is LOST; access keys that were deleted since work "
+        "again. If a newer copy of etcd can still be restored, stop here."
+    )
+    if not yes and not typer.confirm("Go on with this etcd?", err=True):
+        raise Refused("Nothing was changed.")
+    asyncio.run(_force_store(settings))
+    print_line("the next queue that is created begins with ids above all that the journals have seen")
+
+
+async def _force_store(settings: Settings) -> None:
+    from quaymaster.cli.stores import open_etcd
+    from quaymaster.coordination.interface import Put
+    from quaymaster.core.errors import NotNow
+    from quaymaster.metadata.rows import ACCEPTED
+
+    store = open_etcd(settings)
+    try:
+        await store.transaction([], [Put(ACCEPTED, str(time.time_ns() // 1_000_000).encode())])
+    except NotNow as error:
+        raise NoServer(f"coordination: {error}") from None
+    finally:
+        await store.close()
+
+
 async def _force_recover(settings: Settings, journal: int, broker: str, *, confirmed: bool) -> dict[str, Any]:
     import msgspec
 

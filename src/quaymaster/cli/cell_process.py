@@ -253,6 +253,7 @@ async def _start_metadata(process: CellProcess) -> None:
         now_ms=wall_ms,
         rpc=process.rpc,
         cell_format=process.cell_format,
+        on_unusable=process.fail,
     )
     process.metrics.add_source(node.samples)
     process.health.add_check(node.why_not_ready)

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from quaymaster import __version__
-from quaymaster.broker.backup import RESTORED_NAME, ServerCut, backup
-from quaymaster.broker.broker import Broker, NotActivated
+from quaymaster.broker.backup import ServerCut, backup
+from quaymaster.broker.broker import Broker, JournalWentBack, NotActivated
 from quaymaster.broker.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
 from quaymaster.broker.journal_service import JournalOptions
 from quaymaster.broker.journal_state import JournalCorrupt
@@ -33,7 +33,8 @@ from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.figures import broker_samples
 from quaymaster.cli.file_limit import admin_limits, sqs_limits
 from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
-from quaymaster.cli.stores import SQLITE_FILE, open_store
+from quaymaster.cli.settling import DataContradicts, is_to_settle, settle
+from quaymaster.cli.stores import JOURNALS_DIRECTORY, SQLITE_FILE, open_store
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -100,6 +101,8 @@ async def run_server(settings: Settings) -> int:
         StoreUnusable,
         KeysUnusable,
         NotActivated,
+        JournalWentBack,
+        DataContradicts,
         NotNow,
         DeclaredQueuesError,
         SpoolUnusable,
@@ -151,7 +154,12 @@ class Server:
             quotas=Quotas(**settings.account_quotas()),
             journal_id=JOURNAL_ID,
         )
-        broker = Broker(journal_options(settings, data), store, on_stopped=self._on_failure)
+        broker = Broker(
+            journal_options(settings, data),
+            store,
+            on_stopped=self._on_failure,
+            takes_any_journal=is_to_settle(data),
+        )
         admin = make_admin(
             settings,
             broker=broker,
@@ -182,8 +190,8 @@ class Server:
         )
         journal = BrokerQueueJournal(broker)
         metadata.attach_journal(journal)
+        await settle(data, metadata, broker, journal)
         await metadata.reconcile()
-        await settle_restored(data, metadata, broker, journal)
         if settings.queues_file is not None:
             changed = await metadata.load_queues_file(settings.queues_file)
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
@@ -422,28 +430,6 @@ def start_sealing(
     return sealed
 
 
-async def settle_restored(
-    data: Path, metadata: MetadataService, broker: Broker, journal: BrokerQueueJournal
-) -> None:
-    """After a restore, make the journal know the queues that the metadata has, and those only."""
-    marker = data / RESTORED_NAME
-    if not marker.exists():
-        return
-    defined = {definition.queue_id: definition for definition in metadata.queues.active_queues()}
-    known = dict(broker.host.replica.queues.definitions)
-    # Logs before their consumer groups.
-    for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
-        if queue_id not in known:
-            log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
-        await journal.set_queue(definition)
-    for queue_id, definition in known.items():
-        if queue_id not in defined:
-            log_event(log, logging.WARNING, "restored queue dropped", queue=definition.name)
-            await journal.delete_queue(queue_id)
-    marker.unlink()
-    RealDisk().sync_directory(str(data))
-
-
 class DirectoryLock:
     """Holds a data directory for this process."""
 
@@ -505,7 +491,7 @@ def journal_options(settings: Settings, data: Path) -> JournalOptions:
     disk = os.statvfs(data)
     disk_bytes = disk.f_blocks * disk.f_frsize
     return JournalOptions(
-        directory=data / "journals",
+        directory=data / JOURNALS_DIRECTORY,
         region=settings.region,
         journal_id=JOURNAL_ID,
         limits=JournalLimits(

@@ -83,11 +83,13 @@ app.add_typer(cell_operations.cell_app, name="cell")
 cell_operations.cell_app.command("restore")(cell_backups.cell_restore)
 app.add_typer(cell_operations.journal_app, name="journal")
 app.command("force-recover")(cell_operations.force_recover)
+app.command("force-store")(cell_operations.force_store)
 app.command("settings")(server.show_settings)
 app.command()(server.doctor)
 app.command()(server.backup)
 app.command()(server.restore)
 app.command("accept-clock")(server.accept_clock)
+app.command("force-start")(server.force_start)
 app.command()(bench.bench)
 
 

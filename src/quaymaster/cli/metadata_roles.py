@@ -62,10 +62,12 @@ async def start_metadata_node(
     wait_s: float = START_WAIT_S,
     rpc: RPCMetrics | None = None,
     cell_format: CellFormat | None = None,
+    on_unusable: Callable[[Exception], None] = lambda error: None,
 ) -> tuple[MetadataNode, Address]:
     """Start a metadata node, and return it with the address it listens on.
 
-    `connect_brokers` gives the way to the brokers. New queues go to the journals of the cell.
+    `connect_brokers` gives the way to the brokers. New queues go to the journals of the cell. `on_unusable`: see
+    `MetadataNode`.
 
     Raises:
         StoreUnusable: the store is another cell's, or holds what this program cannot read.
@@ -91,6 +93,7 @@ async def start_metadata_node(
         queue_name_reuse_s=settings.queue_name_reuse_s,
         quotas=Quotas(**settings.account_quotas()),
         cell_format=cell_format,
+        on_unusable=on_unusable,
     )
     journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
     await _patiently(lambda: node.start(journal), wait_s, "coordination")

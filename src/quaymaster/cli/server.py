@@ -207,6 +207,39 @@ def accept_clock(
         print_line("messages may expire again")
 
 
+def force_start(
+    data: options.Data = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Let the next start go on with what is in the data directory, though a part of it is missing or went back.
+
+    Use it only when a start was refused for that reason, and what is missing will not come back. The metadata
+    decides: messages of queues that it does not have are dropped, queues that the journal does not have are empty,
+    keys and accounts are what they were when the metadata was copied.
+    """
+    from quaymaster.broker.disk import DirectoryInUse
+    from quaymaster.cli.compose import DataDirectoryUnusable, prepare_data_directory
+    from quaymaster.cli.settling import force_settling
+
+    directory = data_directory(data)
+    if not directory.is_dir():
+        raise WrongUsage(f"{directory} is no directory.")
+    try:
+        lock = prepare_data_directory(directory.absolute())
+    except (DirectoryInUse, DataDirectoryUnusable) as error:
+        raise Refused(str(error)) from None
+    note(
+        f"The next start from {directory} uses what is there. Messages of queues that its metadata does not have are "
+        "LOST, queues that its journal does not have are empty, and access keys that were deleted or disabled since "
+        "the metadata was copied work again. If what is missing can still be brought back, stop here."
+    )
+    if not yes and not typer.confirm("Go on with what is there?", err=True):
+        raise Refused("Nothing was changed.")
+    force_settling(directory.absolute())
+    lock.release()
+    print_line(f"the next `quaymaster serve --data {directory}` goes on with what is there")
+
+
 def restore(
     source: Annotated[Path, typer.Argument(help="What `quaymaster backup` wrote.", metavar="BACKUP")],
     data: options.Data = None,

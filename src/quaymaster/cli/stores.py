@@ -29,6 +29,7 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
 )
 from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.store_mark import MARK_FILE
 from quaymaster.monitoring.logs import log_event
 from quaymaster.settings import Settings
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from quaymaster.coordination.etcd import EtcdCoordination
 
 SQLITE_FILE = "metadata.sqlite"
-MARK_FILE = "coordination"
+JOURNALS_DIRECTORY = "journals"
+ETCD_FILE = "coordination"
 MARK_KEY = "directory"
 ETCD_WAIT_S = 30.0
 """How long a start waits for an etcd that may be starting as well."""
@@ -53,17 +55,19 @@ async def open_store(settings: Settings, data: Path) -> SQLiteCoordination | Etc
         CoordinationUnavailable: etcd does not answer.
     """
     loop = asyncio.get_running_loop()
-    mark = await loop.run_in_executor(None, _read_mark, data)
+    begun_with = await loop.run_in_executor(None, _read_mark, data)
     if settings.coordination == "sqlite":
-        if mark is not None:
+        if begun_with is not None:
             raise StoreUnusable(
-                f"the queues and keys of {data} are in etcd ({mark}), and coordination is 'sqlite'; "
+                f"the queues and keys of {data} are in etcd ({begun_with}), and coordination is 'sqlite'; "
                 "set coordination = 'etcd', and etcd_endpoints"
             )
-        return await SQLiteCoordination.open(data / SQLITE_FILE)
+        mark = data / JOURNALS_DIRECTORY / MARK_FILE
+        await loop.run_in_executor(None, RealDisk().make_directory, str(mark.parent))
+        return await SQLiteCoordination.open(data / SQLITE_FILE, mark=mark)
     store = open_etcd(settings)
     try:
-        await _join(store, settings.etcd_prefix, data, mark)
+        await _join(store, settings.etcd_prefix, data, begun_with)
     except BaseException:
         await store.close()
         raise
@@ -99,7 +103,7 @@ async def _join(store: Coordination, prefix: str, data: Path, mark: str | None) 
             )
         mark = f"etcd {prefix} {secrets.token_hex(8)}"
         await loop.run_in_executor(
-            None, write_file_durably, RealDisk(), str(data), MARK_FILE, mark.encode() + b"\n"
+            None, write_file_durably, RealDisk(), str(data), ETCD_FILE, mark.encode() + b"\n"
         )
     begun_with, _, identity = mark.rpartition(" ")
     if begun_with != f"etcd {prefix}":
@@ -108,7 +112,7 @@ async def _join(store: Coordination, prefix: str, data: Path, mark: str | None) 
         )
     found = await _wait_for_mark(store)
     if found is None:
-        if await loop.run_in_executor(None, (data / "journals").exists):
+        if await loop.run_in_executor(None, (data / JOURNALS_DIRECTORY).exists):
             raise StoreUnusable(
                 f"etcd has nothing under {prefix!r}, but {data} has messages of queues that were defined there; "
                 "is this the right etcd? If it was lost, restore it, or a backup made by `quaymaster backup`"
@@ -143,6 +147,6 @@ async def _wait_for_mark(store: Coordination) -> str | None:
 
 def _read_mark(data: Path) -> str | None:
     try:
-        return (data / MARK_FILE).read_text().strip()
+        return (data / ETCD_FILE).read_text().strip()
     except FileNotFoundError:
         return None

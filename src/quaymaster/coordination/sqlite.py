@@ -2,17 +2,10 @@
 
 The event loop never waits for an fsync: it hands jobs to the thread, which runs all that wait in one SQLite
 transaction (group commit), commits, and hands the results back in one call. WAL with `synchronous=FULL`: a
-change that was answered survives a power cut. The file is readable by its owner only.
-
-    meta     name · value               store revision, forgotten revision
-    kv       key · value · revision · lease    value NULL: the key was deleted (kept a while for watches)
-    leases   id · ttl_ms · expires_ms
+change that was answered survives a power cut. The file (`coordination/sqlite_file`) is readable by its owner only.
 
 Other processes (the CLI beside a running server) may use the same file: compare-and-swap holds between them,
 and watches notice their changes within POLL_MS.
-
-To change the format: raise SCHEMA_VERSION, add the statements that lead from the old version to
-`_MIGRATIONS`, and a test that opens a file of the old one.
 """
 
 from __future__ import annotations
@@ -49,34 +42,28 @@ from quaymaster.coordination.interface import (
     check_transaction,
     prefix_end,
 )
+from quaymaster.coordination.sqlite_file import (
+    add_to_sum,
+    as_unusable,
+    create_private_file,
+    current_mark,
+    fsync_directory,
+    hash_row,
+    open_connection,
+    peek_mark,
+    read_meta,
+)
+from quaymaster.coordination.store_mark import DECIDE, SLOTS, Mark, StoreMark, why_went_back
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 1
-APPLICATION_ID: Final = 0x514D5331  # "QMS1"
 POLL_MS: Final = 500
 JOBS_MAX: Final = 10_000
 JOBS_PER_COMMIT_MAX: Final = 256
 EVENTS_PER_READ_MAX: Final = 1_000
 TOMBSTONES_MAX: Final = 10_000
-BUSY_TIMEOUT_MS: Final = 5_000
 OPERATION_TIMEOUT_MS: Final = 30_000
 BACKUP_TIMEOUT_MS: Final = 3_600_000
-
-# Statements that lead from schema version n to n + 1.
-_MIGRATIONS: Final[dict[int, tuple[str, ...]]] = {
-    0: (
-        "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-        "CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB, revision INTEGER NOT NULL, "
-        "lease INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
-        "CREATE INDEX kv_by_revision ON kv (revision)",
-        "CREATE INDEX kv_by_lease ON kv (lease) WHERE lease != 0",
-        "CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_ms INTEGER NOT NULL, "
-        "expires_ms INTEGER NOT NULL)",
-        "INSERT INTO meta VALUES ('revision', 0), ('forgotten_revision', 0)",
-        f"PRAGMA application_id = {APPLICATION_ID}",
-    ),
-}
 
 T = TypeVar("T")
 _Operation = Callable[[sqlite3.Connection], Any]
@@ -102,8 +89,9 @@ def wall_clock_ms() -> int:
 class SQLiteCoordination(Coordination):
     """Opened with `await SQLiteCoordination.open(path)`; used within the event loop that opened it."""
 
-    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+    def __init__(self, path: Path, now_ms: Callable[[], int], mark: Path | None) -> None:
         self._path = path
+        self._mark_path = mark
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -118,14 +106,20 @@ class SQLiteCoordination(Coordination):
         self._tombstones = 0
         self._next_expiry_ms: int | None = None
         self._revision_before = 0
+        self._mark: StoreMark | None = None
         opened: asyncio.Future[None] = self._loop.create_future()
         self._opened = opened
         self._thread = threading.Thread(target=self._run, name="coordination-sqlite", daemon=True)
 
     @classmethod
-    async def open(cls, path: Path, *, now_ms: Callable[[], int] = wall_clock_ms) -> SQLiteCoordination:
-        """Open the file, made with mode 0600 if absent; StoreUnusable says why it cannot be used."""
-        store = cls(path, now_ms)
+    async def open(
+        cls, path: Path, *, now_ms: Callable[[], int] = wall_clock_ms, mark: Path | None = None
+    ) -> SQLiteCoordination:
+        """Open the file, made with mode 0600 if absent; StoreUnusable says why it cannot be used.
+
+        `mark`: where it is written down how far the store has come (`coordination/store_mark`).
+        """
+        store = cls(path, now_ms, mark)
         store._thread.start()
         try:
             await store._opened
@@ -156,7 +150,7 @@ class SQLiteCoordination(Coordination):
                 (prefix, after, end, end, limit + 1),
             ).fetchall()
             items = tuple(KeyValue(*row) for row in rows[:limit])
-            return Listing(items, revision=_read_meta(connection, "revision"), more=len(rows) > limit)
+            return Listing(items, revision=read_meta(connection, "revision"), more=len(rows) > limit)
 
         return await self._call(read)
 
@@ -233,13 +227,13 @@ class SQLiteCoordination(Coordination):
         """Write a consistent copy to a file that must not exist; return the revision it is of."""
 
         def copy(connection: sqlite3.Connection) -> int:
-            _create_private_file(target)
+            create_private_file(target)
             with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as destination:
                 connection.backup(destination)
-                revision = _read_meta(destination, "revision")
+                revision = read_meta(destination, "revision")
             with target.open("rb") as file:
                 os.fsync(file.fileno())
-            _fsync_directory(target.parent)
+            fsync_directory(target.parent)
             return revision
 
         return await self._call(copy, timeout_ms=BACKUP_TIMEOUT_MS)
@@ -291,10 +285,9 @@ class SQLiteCoordination(Coordination):
 
     def _run(self) -> None:
         try:
-            connection = _open_connection(self._path)
-            self._load_thread_state(connection)
+            connection = self._open()
         except Exception as error:
-            self._post(self._note_open, _as_unusable(self._path, error))
+            self._post(self._note_open, as_unusable(self._path, error))
             return
         try:
             self._post(self._note_open, None)
@@ -302,12 +295,41 @@ class SQLiteCoordination(Coordination):
                 pass
         finally:
             connection.close()
+            if self._mark is not None:
+                self._mark.close()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._mark_path is not None:
+            self._mark = StoreMark(self._mark_path)
+            known = self._mark.open()
+            if known is not None:
+                self._compare(known)
+        connection = open_connection(self._path)
+        if self._mark is not None:
+            mark = current_mark(connection)
+            if known is None and mark.revision:
+                log.warning("store mark written anew path=%s revision=%d", self._mark_path, mark.revision)
+            for _ in range(SLOTS):  # one may be damaged
+                self._mark.write(mark)
+        self._load_thread_state(connection)
+        return connection
+
+    def _compare(self, known: Mark) -> None:
+        """Refuse a file that is not what the mark says; StoreUnusable."""
+        if not self._path.exists():
+            raise StoreUnusable(
+                f"{self._path} is missing, and {self._mark_path} says that changes up to revision "
+                f"{known.revision} were answered. {DECIDE}."
+            )
+        reason = why_went_back(self._path, known, peek_mark(self._path))
+        if reason is not None:
+            raise StoreUnusable(f"{reason}. {DECIDE}.")
 
     def _load_thread_state(self, connection: sqlite3.Connection) -> None:
         self._tombstones = connection.execute("SELECT count(*) FROM kv WHERE value IS NULL").fetchone()[0]
         self._next_expiry_ms = _next_expiry_ms(connection)
         self._data_version = _data_version(connection)
-        self._revision_before = _read_meta(connection, "revision")
+        self._revision_before = read_meta(connection, "revision")
 
     def _run_jobs(self, connection: sqlite3.Connection) -> bool:
         """Run what is waiting in one SQLite transaction; False when the store is to close."""
@@ -355,6 +377,17 @@ class SQLiteCoordination(Coordination):
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
             return self._fail(connection, jobs, error, committing=committing), False
+        if writes and self._mark is not None:
+            try:
+                mark = current_mark(connection)
+                if mark.revision != self._revision_before:
+                    self._mark.write(mark)
+            except (OSError, sqlite3.Error) as error:
+                log.error("store mark not written path=%s error=%s", self._mark_path, error)
+                self._broken = (
+                    f"The metadata store stopped: {self._mark_path} cannot be written ({error}). Restart it."
+                )
+                return [(job, None, OutcomeUnknown()) for job in jobs], True
         if self._failures and connection.total_changes != self._changes_at_failure:
             # One that found nothing to write says nothing about the room on the disk.
             log.info("metadata transactions recovered path=%s failures=%d", self._path, self._failures)
@@ -401,7 +434,7 @@ class SQLiteCoordination(Coordination):
         """Tell whether anything changed since the last call, by this process or another one."""
         changed = False
         if wrote:
-            revision = _read_meta(connection, "revision")
+            revision = read_meta(connection, "revision")
             changed = revision != self._revision_before
             self._revision_before = revision
             self._next_expiry_ms = _next_expiry_ms(connection)
@@ -415,19 +448,23 @@ class SQLiteCoordination(Coordination):
         return changed
 
     def _apply(self, connection: sqlite3.Connection, puts: Sequence[Put], deletes: Sequence[str]) -> int:
-        revision = _read_meta(connection, "revision") + 1
+        revision = read_meta(connection, "revision") + 1
         connection.execute("UPDATE meta SET value = ? WHERE name = 'revision'", (revision,))
+        change = 0
         for put in puts:
+            change += hash_row(put.key, put.value, revision, put.lease_id) - _hash_of(connection, put.key)
             connection.execute(
                 "INSERT INTO kv (key, value, revision, lease) VALUES (?, ?, ?, ?) ON CONFLICT (key) "
                 "DO UPDATE SET value = excluded.value, revision = excluded.revision, lease = excluded.lease",
                 (put.key, put.value, revision, put.lease_id),
             )
         for key in deletes:
+            change -= _hash_of(connection, key)
             self._tombstones += connection.execute(
                 "UPDATE kv SET value = NULL, revision = ?, lease = 0 WHERE key = ? AND value IS NOT NULL",
                 (revision, key),
             ).rowcount
+        add_to_sum(connection, change)
         return revision
 
     def _end_lease(self, connection: sqlite3.Connection, lease_id: int) -> None:
@@ -477,7 +514,7 @@ def _changes_after(
     prefix: str, position: int
 ) -> Callable[[sqlite3.Connection], tuple[list[Event], int, bool]]:
     def read(connection: sqlite3.Connection) -> tuple[list[Event], int, bool]:
-        forgotten = _read_meta(connection, "forgotten_revision")
+        forgotten = read_meta(connection, "forgotten_revision")
         if position < forgotten:
             raise WatchLost(f"changes before revision {forgotten} are forgotten")
         rows = connection.execute(
@@ -486,7 +523,7 @@ def _changes_after(
         ).fetchall()
         complete = len(rows) < EVENTS_PER_READ_MAX
         if complete:
-            reached = _read_meta(connection, "revision")
+            reached = read_meta(connection, "revision")
         else:
             # The last revision may go on behind the limit: leave it for the next read.
             cut = rows[-1][2]
@@ -497,9 +534,12 @@ def _changes_after(
     return read
 
 
-def _read_meta(connection: sqlite3.Connection, name: str) -> int:
-    (value,) = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-    return int(value)
+def _hash_of(connection: sqlite3.Connection, key: str) -> int:
+    """Return what a key adds to the sum now; 0 when there is no such key."""
+    row = connection.execute(
+        "SELECT key, value, revision, lease FROM kv WHERE key = ? AND value IS NOT NULL", (key,)
+    ).fetchone()
+    return 0 if row is None else hash_row(*row)
 
 
 def _has_lease(connection: sqlite3.Connection, lease_id: int) -> bool:
@@ -513,82 +553,3 @@ def _next_expiry_ms(connection: sqlite3.Connection) -> int | None:
 
 def _data_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
-
-
-# Opening
-
-
-def _open_connection(path: Path) -> sqlite3.Connection:
-    _create_private_file(path, may_exist=True)
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
-    try:
-        _refuse_foreign_file(connection, path)
-        _set_pragma(connection, "journal_mode", "WAL", "wal")
-        _set_pragma(connection, "synchronous", "FULL", 2)
-        _set_pragma(connection, "fullfsync", "1", 1)  # macOS; elsewhere it does nothing
-        _set_pragma(connection, "checkpoint_fullfsync", "1", 1)
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise StoreUnusable(f"{path} is damaged ({verdict}). Restore it from a backup.")
-        _migrate(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _refuse_foreign_file(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    if not is_empty and application_id != APPLICATION_ID:
-        raise StoreUnusable(f"{path} is a database of another program. Choose another data directory.")
-    if version > SCHEMA_VERSION:
-        raise StoreUnusable(
-            f"{path} has format {version}, this program knows formats up to {SCHEMA_VERSION}: it was written "
-            "by a newer Quaymaster. Start that version, or restore a backup made with this one."
-        )
-
-
-def _set_pragma(connection: sqlite3.Connection, name: str, value: str, expected: object) -> None:
-    connection.execute(f"PRAGMA {name} = {value}")
-    (found,) = connection.execute(f"PRAGMA {name}").fetchone()
-    if found != expected:
-        raise StoreUnusable(f"SQLite does not take {name}={value} here (it says {found}): not durable.")
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    # Read inside the transaction: another process may have migrated in the meantime.
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    for step in range(version, SCHEMA_VERSION):
-        for statement in _MIGRATIONS[step]:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {step + 1}")
-    connection.execute("COMMIT")
-
-
-def _create_private_file(path: Path, *, may_exist: bool = False) -> None:
-    """Make sure that the file exists and only its owner can read it; SQLite gives its WAL the same mode."""
-    flags = os.O_CREAT | os.O_RDWR | (0 if may_exist else os.O_EXCL)
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        if os.fstat(descriptor).st_mode & 0o077:
-            os.fchmod(descriptor, 0o600)
-    finally:
-        os.close(descriptor)
-    _fsync_directory(path.parent)
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _as_unusable(path: Path, error: Exception) -> Exception:
-    if isinstance(error, sqlite3.Error | OSError):
-        return StoreUnusable(f"{path} cannot be opened: {error}.")
-    return error

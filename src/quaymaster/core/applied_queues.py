@@ -62,6 +62,7 @@ from quaymaster.core.queue_definitions import (
     group_definition,
     parse_queue_arn,
 )
+from quaymaster.core.queue_marks import QueueMarks
 from quaymaster.core.records import MESSAGE_TYPES, RecordType, Row
 from quaymaster.core.running_tasks import RunningTasks
 from quaymaster.core.state_hash import partition_hash
@@ -143,6 +144,8 @@ class AppliedQueues:
         self.definitions: dict[int, QueueDefinition] = {}
         self.partitions: dict[int, Partition] = {}
         self._ids_by_name: dict[tuple[str, str], int] = {}
+        self.marks = QueueMarks()
+        """The highest ids there ever were."""
         self.removed: set[int] = set()
         self.running_tasks = RunningTasks()
         self.sending_away: set[int] = set()
@@ -385,6 +388,7 @@ class AppliedQueues:
 
     def _apply_queue_set(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         starts, definition = split_queue_set(row.flags, payload)
+        self.marks.note(definition)
         if definition.group_of and definition.group_of not in self.definitions:
             return  # the log was deleted further on, and the snapshot is of then
         for group_id in self._groups_of(definition.queue_id):
@@ -400,6 +404,7 @@ class AppliedQueues:
             self._ids_by_name[known.account_id, known.name] = known.queue_id
 
     def _apply_queue_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        self.marks.raise_to(row.queue_id)
         if row.queue_id in self.definitions:
             self._forget(row.queue_id)
 
@@ -458,6 +463,7 @@ class AppliedQueues:
 
     def load(self, definition: QueueDefinition, partitions: list[Partition]) -> None:
         """Take a queue from a snapshot."""
+        self.marks.note(definition)
         self.definitions[definition.queue_id] = definition
         self._ids_by_name[definition.account_id, definition.name] = definition.queue_id
         for partition in partitions:
@@ -495,6 +501,7 @@ class AppliedQueues:
     ) -> None:
         """`starts`: of a new consumer group, for each partition where it starts and what end it has."""
         queue_id = definition.queue_id
+        self.marks.note(definition)
         self.definitions[queue_id] = definition
         self._ids_by_name[definition.account_id, definition.name] = queue_id
         for slice_ in definition.partitions:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_marks import QueueIdentity, QueueMarks
 
 RECEIPT_HANDLE_PLACEHOLDER = "{receipt_handle}"
 """Partitions know receipts, not handles: where an error quotes the handle, it has this in its place."""
@@ -138,15 +139,36 @@ class Purge(msgspec.Struct, gc=False, array_like=True, tag=5):
 
 
 class SetQueue(msgspec.Struct, gc=False, array_like=True, tag=6):
-    """Make the journal know a queue, or a newer revision of it; idempotent by revision."""
+    """Make the journal know a queue, or a newer revision of it; idempotent by revision.
+
+    QueueIdTaken: it has another queue under this id.
+    """
 
     definition: QueueDefinition
 
 
 class DeleteQueue(msgspec.Struct, gc=False, array_like=True, tag=7):
-    """Forget a queue and every message in it; idempotent."""
+    """Forget a queue and every message in it; idempotent.
+
+    `identity`: QueueIdTaken if the journal has another queue under this id; None: whichever it has.
+    """
 
     queue_id: int
+    identity: QueueIdentity | None = None
+
+
+class AskMarks(msgspec.Struct, gc=False, array_like=True, tag=31):
+    """Ask a journal which ids it ever saw; promises nothing."""
+
+    journal_id: int
+    queue_id: int = 0
+    """Of no queue: it is asked of the journal itself."""
+
+
+class MarksOutcome(msgspec.Struct, gc=False, array_like=True, tag=31):
+    """The highest ones: none that is given from now on may be lower."""
+
+    marks: QueueMarks
 
 
 class ResetGroup(msgspec.Struct, gc=False, array_like=True, tag=17):
@@ -617,6 +639,7 @@ Command = (
     | CommitTransaction
     | AbortTransaction
     | ListDataKeys
+    | AskMarks
 )
 """What a front end or a metadata node may ask."""
 
@@ -636,6 +659,7 @@ Outcome = (
     | CommittedOutcome
     | AbortedOutcome
     | DataKeysOutcome
+    | MarksOutcome
 )
 """What it is answered."""
 
@@ -657,5 +681,6 @@ Decided = (
     | StagedOutcome
     | CommittedOutcome
     | AbortedOutcome
+    | MarksOutcome
 )
 """What the core decides; the broker reads the bodies that an `Outcome` has besides."""

@@ -432,6 +432,12 @@ class StaleEpoch(NotNow):
     message = "The journal of the queue has a newer leader."
 
 
+class QueueIdTaken(NotNow):
+    """The journal has another queue under this id, and did nothing. The store that gave the id has gone back."""
+
+    message = "The journal has another queue under this id: the metadata is older than it."
+
+
 class TooFewReplicas(NotNow):
     """Fewer replicas than a majority can be reached."""
 

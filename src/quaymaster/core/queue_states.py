@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from quaymaster.core.applied_queues import (
     CHANGE,
     ENDED,
@@ -27,6 +29,7 @@ from quaymaster.core.applied_queues import (
 )
 from quaymaster.core.commands import (
     AbortTransaction,
+    AskMarks,
     CancelMoveTask,
     ChangeVisibility,
     Command,
@@ -47,6 +50,7 @@ from quaymaster.core.commands import (
     InternalCommand,
     ListMoveTasks,
     LogBounds,
+    MarksOutcome,
     MoveIn,
     MoveInOutcome,
     MoveMessage,
@@ -72,6 +76,7 @@ from quaymaster.core.errors import (
     InvalidParameterValue,
     OverLimit,
     QueueDoesNotExist,
+    QueueIdTaken,
     UnsupportedOperation,
 )
 from quaymaster.core.expiry import find_expired
@@ -96,6 +101,7 @@ from quaymaster.core.partition import (
 from quaymaster.core.partition_moves import AWAY_MAX, QueuesElsewhere
 from quaymaster.core.proposals import WAIT_OF_DURABILITY, Proposal, Wait
 from quaymaster.core.queue_definitions import QueueDefinition, group_definition, split_group
+from quaymaster.core.queue_marks import QueueIdentity, identity_of
 from quaymaster.core.receipts import holds, receipt_invalid, visibility_error
 from quaymaster.core.records import Record, RecordType
 from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
@@ -171,6 +177,7 @@ class QueueStates(AppliedQueues):
             StageMessages: self._stage,
             CommitTransaction: self._commit,
             AbortTransaction: self._abort,
+            AskMarks: self._ask_marks,
         }
 
     def decide(
@@ -503,6 +510,7 @@ class QueueStates(AppliedQueues):
     def _set_queue(self, command: SetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         definition = command.definition
         known = self.definitions.get(definition.queue_id)
+        self._check_identity(known, identity_of(definition))
         if known is None or known.revision < definition.revision:
             starts: dict[int, tuple[int, int]] = {}
             if definition.group_of:
@@ -523,6 +531,17 @@ class QueueStates(AppliedQueues):
                 proposal.sent_to[partition] = partition.next_sequence
                 partition.committed = partition.log.committed if partition.log is not None else 0
         return Done(), Wait.COMMIT
+
+    @staticmethod
+    def _check_identity(known: QueueDefinition | None, identity: QueueIdentity) -> None:
+        if known is not None and identity_of(known) != identity:
+            raise QueueIdTaken(
+                f"The journal has the queue {known.name} under the id {known.queue_id}, and was told that it is "
+                f"{identity[1]}: the metadata is older than the journal."
+            )
+
+    def _ask_marks(self, command: AskMarks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        return MarksOutcome(msgspec.structs.replace(self.marks)), Wait.COMMIT
 
     def _new_group(self, group: QueueDefinition) -> tuple[QueueDefinition, dict[int, tuple[int, int]]]:
         """Return a new consumer group as its log says, and where it starts in each partition."""
@@ -570,7 +589,10 @@ class QueueStates(AppliedQueues):
         return Done(), Wait.COMMIT
 
     def _delete_queue(self, command: DeleteQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        if command.queue_id in self.definitions:
+        known = self.definitions.get(command.queue_id)
+        if command.identity is not None:
+            self._check_identity(known, command.identity)
+        if known is not None:
             proposal.records.append(
                 Record(RecordType.QUEUE_DELETE, 0, command.queue_id, 0, 0, now_ms, 0, b"")
             )

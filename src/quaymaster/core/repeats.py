@@ -9,6 +9,7 @@ import msgspec
 
 from quaymaster.core.commands import (
     AbortTransaction,
+    AskMarks,
     ChangeVisibility,
     Command,
     CommittedOutcome,
@@ -49,6 +50,7 @@ _REPEATABLE = (
     CommitTransaction,
     AbortTransaction,
     ListDataKeys,
+    AskMarks,
 )
 
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from quaymaster.core.commands import DataKeysOutcome, DeleteQueue, ListDataKeys, SetQueue
+from quaymaster.core.commands import (
+    AskMarks,
+    DataKeysOutcome,
+    DeleteQueue,
+    ListDataKeys,
+    MarksOutcome,
+    SetQueue,
+)
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_marks import QueueIdentity, QueueMarks
 from quaymaster.frontend.call import ask
 from quaymaster.net.broker_client import BrokerClient
 
@@ -18,9 +26,15 @@ class BrokerQueueJournal:
         """Make the journal know the queue at least at this revision; idempotent."""
         await ask(self._broker, SetQueue(definition))
 
-    async def delete_queue(self, queue_id: int) -> None:
-        """Make the journal forget the queue and its messages; idempotent."""
-        await ask(self._broker, DeleteQueue(queue_id))
+    async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
+        """Make the journal forget the queue and its messages; idempotent. `identity`: who it must be."""
+        await ask(self._broker, DeleteQueue(queue_id, identity))
+
+    async def marks(self, journal_id: int) -> QueueMarks:
+        """Return the highest ids that a journal ever saw."""
+        outcome = await ask(self._broker, AskMarks(journal_id))
+        assert isinstance(outcome, MarksOutcome), "an AskMarks is answered by a MarksOutcome"
+        return outcome.marks
 
     async def data_keys(self, journal_id: int) -> set[int]:
         """Return the data keys that a journal's messages name, however many answers that takes."""

@@ -95,6 +95,10 @@ class DataKeys:
         assert self._handles is not None, "the service is started"
         return self._handles
 
+    def drop_ids(self) -> None:
+        """Give no id to a new key that was set aside before."""
+        self._ids.drop_block()
+
     async def new_data_key(self) -> NewDataKey:
         """Return a new data key, ready for the transaction that first uses it."""
         key_id = await self._ids.next_id()

@@ -29,6 +29,7 @@ from quaymaster.coordination.interface import (
     KeyValue,
     Put,
     RevisionMismatch,
+    StoreUnusable,
     WatchLost,
 )
 from quaymaster.core.errors import AccessDenied, NotNow, Overloaded
@@ -126,7 +127,9 @@ class MetadataNode:
         upkeep_interval_ms: int = UPKEEP_INTERVAL_MS,
         cell_format: CellFormat | None = None,
         quotas: Quotas | None = None,
+        on_unusable: Callable[[Exception], None] = lambda error: None,
     ) -> None:
+        """`on_unusable` is called when the store went back: what is in memory is newer, and the process must end."""
         self.name = name
         self._store = store
         self._region = region
@@ -146,6 +149,7 @@ class MetadataNode:
             queue_name_reuse_s=queue_name_reuse_s,
             cell_format=cell_format,
             quotas=quotas,
+            node=name,
         )
         self.data_key_sweep = DataKeySweep(
             store, self._mirror, self.queues, now_ms, cell_format or CellFormat()
@@ -154,6 +158,10 @@ class MetadataNode:
         """When, by the monotonic clock, the feed had certainly everything."""
         self._reads = StoreReads(store)
         self._confirm = Together(self.beat)
+        self._on_unusable = on_unusable
+        self._written = 0
+        """The revision of its last beat."""
+        self._went_back: StoreUnusable | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, journal: QueueJournal) -> None:
@@ -202,7 +210,7 @@ class MetadataNode:
     @property
     def failure(self) -> BaseException | None:
         """Why the node no longer follows the store (then it should be stopped); None while all is well."""
-        return self.feed.failure or self._mirror.failure
+        return self._went_back or self.feed.failure or self._mirror.failure
 
     @property
     def age_ms(self) -> int:
@@ -213,7 +221,9 @@ class MetadataNode:
 
     def why_not_ready(self) -> str | None:
         """Return why nothing should be asked of this node, None when all is well."""
-        return None if self.failure is None else f"The metadata store cannot be followed: {self.failure}"
+        if self.failure is not None:
+            return f"The metadata store cannot be followed: {self.failure}"
+        return self.queues.problem
 
     def samples(self) -> list[Sample]:
         """Give the node's metrics: a source for `Metrics`."""
@@ -227,12 +237,37 @@ class MetadataNode:
         """Write a row and wait until the watch brings it: then everything before is known too. Return its revision."""
         began_ms = self._monotonic_ms()
         row = encode_row(NodeRow(self.name, self._now_ms()))
-        revision = await self._store.transaction([], [Put(NODES + self.name, row)])
+        seen = max(self.feed.position, self._written)
+        key = NODES + self.name
+        try:
+            try:
+                unchanged = [Compare(key, self._written)] if self._written else []
+                revision = await self._store.transaction(unchanged, [Put(key, row)])
+            except RevisionMismatch as mismatch:
+                if mismatch.found < mismatch.expected:
+                    raise self._went_back_to(mismatch.expected, mismatch.found) from None
+                revision = await self._store.transaction([], [Put(key, row)])  # two beats at once
+        except NotNow:
+            self.queues.distrust_store()  # it is away, and may come back as it was before
+            raise
+        if revision <= seen:
+            raise self._went_back_to(seen, revision)
+        self._written = max(self._written, revision)
         async with asyncio.timeout(self._beat_interval_ms * 10 / 1000):
             while self.feed.position < revision:
                 await self.feed.wait_for_change()
         self._confirmed_ms = began_ms
         return revision
+
+    def _went_back_to(self, seen: int, revision: int) -> NotNow:
+        """The store has lost what this node saw of it: what was written by it, or a later revision."""
+        self._went_back = StoreUnusable(
+            f"the metadata store went back: it was at revision {seen}, and has lost that (it says {revision}). It was "
+            "restored from an older copy; start this node again to go on with that"
+        )
+        log.error("metadata store went back seen=%d revision=%d", seen, revision)
+        self._on_unusable(self._went_back)
+        return NotNow("The metadata store went back.")
 
     async def run_upkeep(self) -> None:
         """Finish what other nodes, or this one before its restart, left half done."""

@@ -35,6 +35,7 @@ from quaymaster.core.errors import (
     PurgeQueueInProgress,
     QueueDeletedRecently,
     QueueDoesNotExist,
+    QueueIdTaken,
     QueueNameExists,
     Timeout,
     UnsupportedOperation,
@@ -53,7 +54,9 @@ from quaymaster.core.queue_definitions import (
     replace_definition,
     split_group,
 )
+from quaymaster.core.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.queue_states import GROUPS_MAX
+from quaymaster.metadata.id_guard import MARKS_ASKED, IdGuard
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.known_queues import KnownQueues, journal_ids_of
 from quaymaster.metadata.mirror import Mirror, Table
@@ -122,8 +125,15 @@ class QueueJournal(Protocol):
         """Make the journal know the queue at least at this revision; idempotent."""
         ...
 
-    async def delete_queue(self, queue_id: int) -> None:
-        """Make the journal forget the queue and its messages; idempotent, also for a queue it never knew."""
+    async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
+        """Make the journal forget the queue and its messages; idempotent, also for a queue it never knew.
+
+        `identity`: who it must be; QueueIdTaken if the journal has another one under this id.
+        """
+        ...
+
+    async def marks(self, journal_id: int) -> QueueMarks:
+        """Return the highest ids that a journal ever saw."""
         ...
 
     async def data_keys(self, journal_id: int) -> set[int]:
@@ -155,7 +165,9 @@ class Queues(KnownQueues):
         journal_timeout_ms: int = JOURNAL_TIMEOUT_MS,
         cell_format: CellFormat | None = None,
         quotas: Quotas | None = None,
+        node: str = "",
     ) -> None:
+        """`node`: the name of whoever changes queues, among all who do."""
         super().__init__(mirror, region=region, quotas=quotas)
         self._mirror = mirror
         self._now_ms = now_ms
@@ -166,7 +178,8 @@ class Queues(KnownQueues):
         self._journal_timeout_ms = journal_timeout_ms
         self._cell_format = cell_format or CellFormat()
         self._journal: QueueJournal | None = None
-        self._ids = IdAllocator(mirror.store, "queue")
+        self._ids = IdAllocator(mirror.store, "queue", node)
+        self._guard = IdGuard(mirror.store, self._ids, self._ask_marks)
         self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
         self.account_keys: Table[AccountKeyRow] = mirror.table(ACCOUNT_KEYS, row_decoder(AccountKeyRow))
         """The data key of each account's new queues."""
@@ -176,6 +189,32 @@ class Queues(KnownQueues):
     def attach_journal(self, journal: QueueJournal) -> None:
         """Say who writes QUEUE_SET and QUEUE_DELETE. Needed before anything is created, set or deleted."""
         self._journal = journal
+
+    async def raise_ids(self, marks: QueueMarks) -> None:
+        """Give no ids that a journal has seen: it was decided to go on with a store that is behind it."""
+        await self._guard.raise_to(marks)
+
+    def what_is_settled(self) -> tuple[dict[int, QueueDefinition], set[int]]:
+        """Return all queues by id, and the ids of those about which the journal is still to be told something."""
+        stored = {definition.queue_id: definition for _, definition in self.rows.items()}
+        unsettled = {row.queue_id for _, row in self._pending.items()}
+        unsettled |= {row.queue_id for _, row in self.deleted.items()}
+        return stored, unsettled
+
+    @property
+    def problem(self) -> str | None:
+        """Why no queue is created before an operator has decided; None when nothing of that kind was found."""
+        return self._guard.problem
+
+    def distrust_store(self) -> None:
+        """The store was away, and may have come back as it was before: give no id before the journals are asked."""
+        self._guard.distrust()
+
+    async def _ask_marks(self) -> list[QueueMarks]:
+        if not self._cell_format.version_of(MARKS_ASKED):
+            return []  # a broker of the cell may not know the question
+        assert self._journal is not None, "a journal is attached before queues are created"
+        return [await self._journal.marks(journal_id) for journal_id in self._journals()]
 
     @property
     def has_journal(self) -> bool:
@@ -299,12 +338,16 @@ class Queues(KnownQueues):
         # From the moment of the look: whoever takes the account's key away, or gives it another, is noticed.
         key_unchanged = [self.account_keys.compare(account_id)] if shares_key else []
         key_puts: list[Put] = []
+        await self._guard.check()
         queue_id = await self._ids.next_id()
+        block = self._ids.block_compare()
         if shared is not None and self.queues_with_key(shared.key_id) < QUEUES_PER_DATA_KEY:
             data_key_id = shared.key_id
         else:
             data_key = given_data_key or await self._make_data_key()
             data_key_id = data_key.key_id
+            if data_key_id <= self._guard.data_key_floor:
+                raise DataKeyStale  # set aside by a store that has gone back: a journal may have messages under it
             key_row = DATA_KEYS + id_text(data_key_id)
             key_unchanged += [Compare(MASTER_KEY, data_key.master_key_revision), Compare(key_row, ABSENT)]
             key_puts.append(Put(key_row, data_key.row))
@@ -334,15 +377,24 @@ class Queues(KnownQueues):
             puts.append(Put(DELETED + id_text(predecessor.queue_id), encode_row(predecessor)))
         try:
             await self._mirror.transact(
-                [*key_unchanged, *unchanged],
+                [block, *key_unchanged, *unchanged],
                 puts,
                 [DELETED + suffix],
             )
         except RevisionMismatch as mismatch:
             if given_data_key is not None and mismatch.key.startswith((MASTER_KEY, DATA_KEYS)):
                 raise DataKeyStale from None
+            self._note_lost_block(mismatch)
             return None
         return definition
+
+    def _note_lost_block(self, mismatch: RevisionMismatch) -> None:
+        if mismatch.key == self._ids.block_key:
+            log.warning(
+                "ids set aside are unknown to the store key=%s revision=%d", mismatch.key, mismatch.found
+            )
+            self._ids.drop_block()
+            self._guard.distrust()
 
     async def _create_group(self, request: CreateGroup) -> QueueDefinition:
         account_id, name = request.account_id, request.name
@@ -384,7 +436,9 @@ class Queues(KnownQueues):
         self._quotas.check_group(queue.account_id)
         suffix = f"{queue.account_id}/{name}"
         predecessor = self.deleted.get(suffix)
+        await self._guard.check()
         queue_id = await self._ids.next_id()
+        block = self._ids.block_compare()
         now_ms = self._now_ms()
         group = replace_definition(
             queue,
@@ -405,8 +459,9 @@ class Queues(KnownQueues):
         if predecessor is not None:
             puts.append(Put(DELETED + id_text(predecessor.queue_id), encode_row(predecessor)))
         try:
-            await self._mirror.transact(unchanged, puts, [DELETED + suffix])
-        except RevisionMismatch:
+            await self._mirror.transact([block, *unchanged], puts, [DELETED + suffix])
+        except RevisionMismatch as mismatch:
+            self._note_lost_block(mismatch)
             return None
         return group
 
@@ -427,6 +482,11 @@ class Queues(KnownQueues):
         active = replace_definition(latest, state="active")
         try:
             await self._tell_journal(active)
+        except QueueIdTaken:
+            # Nothing of it is in the journal, where the id is another queue's: it begins once more with another id.
+            self._guard.distrust()
+            await self._drop_creation(compare, suffix)
+            return None
         except CallerError:  # the journal does not have the group's log (any more), or no room for the group
             await self._finish_deletion(latest)
             raise
@@ -439,6 +499,10 @@ class Queues(KnownQueues):
             return None
         log.info("queue created queue=%s queue_id=%d", suffix, active.queue_id)
         return active
+
+    async def _drop_creation(self, compare: Compare, suffix: str) -> None:
+        with suppress(RevisionMismatch):
+            await self._mirror.transact([compare], deletes=[QUEUES + suffix, PENDING + suffix])
 
     def _check_name_has_rested(self, suffix: str) -> None:
         deleted = self.deleted.get(suffix)
@@ -610,7 +674,7 @@ class Queues(KnownQueues):
         latest = self.rows.get(_suffix(definition))
         if latest is not None and latest.queue_id == definition.queue_id and latest.state != "deleting":
             return False
-        await self._tell_journal_deleted(definition.queue_id)
+        await self._tell_journal_deleted(definition.queue_id, identity_of(definition))
         return True
 
     # Deleting
@@ -647,7 +711,7 @@ class Queues(KnownQueues):
         suffix = _suffix(definition)
         latest = self.rows.get(suffix)
         compare = self.rows.compare(suffix)
-        await self._tell_journal_deleted(definition.queue_id)
+        await self._tell_journal_deleted(definition.queue_id, identity_of(definition))
         await self._drop_groups_of(definition.queue_id)
         if latest is None or latest.queue_id != definition.queue_id:
             return  # another node finished it, and the name may be in use again
@@ -796,12 +860,21 @@ class Queues(KnownQueues):
 
     async def _tell_journal(self, definition: QueueDefinition) -> None:
         assert self._journal is not None, "a journal is attached before queues are created or set"
-        await self._in_time(self._journal.set_queue(definition))
+        try:
+            await self._in_time(self._journal.set_queue(definition))
+        except QueueIdTaken as error:
+            log.error(
+                "queue refused queue=%s queue_id=%d error=%s", definition.name, definition.queue_id, error
+            )
+            raise
 
-    async def _tell_journal_deleted(self, queue_id: int) -> None:
+    async def _tell_journal_deleted(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
         assert self._journal is not None, "a journal is attached before queues are deleted"
         with suppress(QueueDoesNotExist):  # forgotten for so long that nobody knows its journal
-            await self._in_time(self._journal.delete_queue(queue_id))
+            try:
+                await self._in_time(self._journal.delete_queue(queue_id, identity))
+            except QueueIdTaken as error:  # it has nothing of the one that is to go
+                log.error("queue deleted in metadata only queue_id=%d error=%s", queue_id, error)
 
     async def _in_time(self, call: Awaitable[None]) -> None:
         try:

@@ -549,6 +549,7 @@ class RemoteQueues:
             if changed.definition is None:
                 if data_key is not None:
                     await self._mirror.refresh(MASTER_KEY)  # it was rotated meanwhile
+                    self._data_keys.drop_ids()  # or the store that set them aside has gone back
                 data_key = await self._data_keys.new_data_key()
                 continue
             definition = self._take(changed)

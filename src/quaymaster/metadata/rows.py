@@ -15,6 +15,9 @@
     /readers/NAME               ReaderRow: a front end, and which master keys it has
     /master_key                 MasterKeyRow: which master key wraps
     /ids/KIND                   the last number of a kind that was set aside (text)
+    /ids/KIND@NODE              the last number of the block that a node has set aside
+    /ids/data_key_floor         data keys up to this number were given before the store went back (text)
+    /accepted                   an operator decided to go on with a store that went back (text: when, in ms)
 
 Rows are a version byte and a MessagePack array. To change one: append fields with defaults, or raise
 ROW_VERSION and keep decoding the old one. Ids in keys are 16 hexadecimal digits.
@@ -48,6 +51,8 @@ MASTER_KEY: Final = "/master_key"
 IDS: Final = "/ids/"
 NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
+ACCEPTED: Final = "/accepted"
+DATA_KEY_FLOOR: Final = "/ids/data_key_floor"
 
 
 class QueueRows:

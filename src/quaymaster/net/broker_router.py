@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from quaymaster.core.commands import (
+    AskMarks,
     Command,
     ListDataKeys,
     Outcome,
@@ -141,7 +142,7 @@ class BrokerRouter:
                 submission.size += len(message.payload)
         if kind is SetQueue:
             journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
-        elif kind is ListDataKeys:
+        elif kind is ListDataKeys or kind is AskMarks:
             journal_id = command.journal_id  # type: ignore[union-attr]
         else:
             partition = getattr(command, "partition", FIRST_PARTITION)

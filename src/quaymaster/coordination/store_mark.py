@@ -1,0 +1,120 @@
+"""How far a store had come, written down outside of it: so that one that went back is noticed.
+
+    <data>/journals/store.mark     two slots of 4,096 bytes, written in turn; the newest one that is whole counts
+    slot                           version u8 · magic "QMM" · store id 16 · revision u64 · sum of the rows u64 · crc u32
+
+A change is answered once the mark names its revision. A store with a lower one has lost changes that somebody was told
+of: a file of it was removed, damaged or replaced by an older copy.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from quaymaster.coordination.interface import StoreUnusable
+
+MARK_FILE: Final = "store.mark"
+MARK_VERSION: Final = 1
+MARK_MAGIC: Final = b"QMM"
+SLOT_BYTES: Final = 4_096
+SLOTS: Final = 2
+DECIDE: Final = (
+    "Put back what was there, or restore the data directory from a backup. To go on with what is there, decide so with "
+    "`quaymaster force-start`"
+)
+
+_SLOT = struct.Struct("<B3s16sQQ")
+_CRC = struct.Struct("<I")
+
+
+class Mark(NamedTuple):
+    """A moment of a store: its id, its revision, and the sum over all its rows."""
+
+    store_id: bytes
+    revision: int
+    row_sum: int
+
+
+class StoreMark:
+    """The file, open for as long as the store is. One thread; calls block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._turn = 0
+
+    def open(self) -> Mark | None:
+        """Return what was written last; None when there is no file yet, or none that can be read."""
+        is_new = not self._path.exists()
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if is_new:
+            _sync_directory(self._path.parent)
+        found = [self._read(slot) for slot in range(SLOTS)]
+        newest = max(
+            (mark for mark in found if mark is not None), key=lambda mark: mark.revision, default=None
+        )
+        if newest is not None:
+            self._turn = (found.index(newest) + 1) % SLOTS
+        return newest
+
+    def write(self, mark: Mark) -> None:
+        """Return once the mark is durable; the one before stays until then."""
+        bare = _SLOT.pack(MARK_VERSION, MARK_MAGIC, *mark)
+        slot = (bare + _CRC.pack(crc32c(bare))).ljust(SLOT_BYTES, b"\0")
+        written = os.pwrite(self._fd, slot, self._turn * SLOT_BYTES)
+        if written != SLOT_BYTES:
+            raise OSError(f"{written} of {SLOT_BYTES} bytes of {self._path} were written")
+        os.fdatasync(self._fd)
+        self._turn = (self._turn + 1) % SLOTS
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self, slot: int) -> Mark | None:
+        data = os.pread(self._fd, _SLOT.size + _CRC.size, slot * SLOT_BYTES)
+        if (
+            len(data) != _SLOT.size + _CRC.size
+            or crc32c(data[: _SLOT.size]) != _CRC.unpack_from(data, _SLOT.size)[0]
+        ):
+            return None
+        version, magic, store_id, revision, row_sum = _SLOT.unpack_from(data)
+        if magic != MARK_MAGIC:
+            return None
+        if version != MARK_VERSION:
+            raise StoreUnusable(
+                f"{self._path} has version {version}; this program reads version {MARK_VERSION}. "
+                "Start the version of Quaymaster that wrote it."
+            )
+        return Mark(store_id, revision, row_sum)
+
+
+def why_went_back(path: Path, mark: Mark | None, found: Mark) -> str | None:
+    """Return why a store is not what the mark says it was, None when it is, or has come further."""
+    if mark is None:
+        return None
+    if found.store_id != mark.store_id and found.revision:
+        return f"{path} is not the store that this data directory was served with: it has another id"
+    if found.revision < mark.revision:
+        return (
+            f"{path} went back: it is at revision {found.revision}, and changes up to revision {mark.revision} were "
+            "answered. It was replaced by an older copy, or its log (-wal) was removed or damaged"
+        )
+    if found.revision == mark.revision and found.row_sum != mark.row_sum:
+        return f"{path} has other rows at revision {found.revision} than it had when that was answered"
+    return None
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,162 @@
+"""A store that was restored from an older copy gives no id again that a journal has seen."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quaymaster.coordination.interface import KeyValue, Put
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.errors import NotNow
+from quaymaster.core.formats import CellFormat
+from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_marks import identity_of
+from quaymaster.metadata.id_guard import StoreWentBack
+from quaymaster.metadata.rows import ACCEPTED
+from quaymaster.metadata.service import MetadataService
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, Greet
+
+from .cell import Cell
+from .support import ACCOUNT, World, eventually, run
+
+
+class RestorableStore(MemoryCoordination):
+    """A store that an operator copies, and later restores from the copy. Watches notice nothing of it."""
+
+    def copied(self) -> tuple[dict[str, KeyValue], int]:
+        return dict(self._rows), self._revision
+
+    def restore(self, copy: tuple[dict[str, KeyValue], int]) -> None:
+        self._rows, self._revision = dict(copy[0]), copy[1]
+        self._history.clear()
+
+
+def in_restorable_store(world: World) -> RestorableStore:
+    store = RestorableStore()
+    world.store = store
+    return store
+
+
+async def create(service: MetadataService, *names: str) -> list[QueueDefinition]:
+    own_key = {"KmsMasterKeyId": "alias/own"}
+    return [await service.queues.change(CreateQueue(ACCOUNT, name, own_key, {}, None)) for name in names]
+
+
+def test_ids_that_a_journal_has_seen_are_not_given_again_after_an_operator_accepted_the_store(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        store = in_restorable_store(world)
+        async with world.service() as service:
+            await create(service, "kept")
+            copy = store.copied()
+        for number in range(3):  # each start sets a block aside
+            async with world.service() as service:
+                made = await create(service, f"lost-{number}")
+        store.restore(copy)
+
+        async with world.service() as service:
+            for _ in range(2):
+                with pytest.raises(StoreWentBack, match=r"journals have seen .*quaymaster force-store"):
+                    await create(service, "new")
+            assert "force-store" in (service.queues.problem or "")
+            await store.transaction([], [Put(ACCEPTED, b"1")])
+            (new,) = await create(service, "new")
+
+            assert new.queue_id > made[0].queue_id
+            assert new.data_key_id > made[0].data_key_id
+            assert not service.queues.problem
+            assert await store.get(ACCEPTED) is None  # the next time it is asked again
+            asked = world.journal.asked_marks
+            await create(service, "more")
+            assert world.journal.asked_marks == asked
+
+    run(scenario, tmp_path)
+
+
+def test_ids_of_a_block_that_the_store_has_forgotten_are_not_given(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        store = in_restorable_store(world)
+        async with world.service() as first:
+            copy = store.copied()
+            (lost,) = await create(first, "lost")
+            store.restore(copy)
+            async with world.service() as second:
+                second.queues._cell_format = CellFormat(3)  # it does not ask the journal
+                (other,) = await create(second, "other")
+
+                await store.transaction([], [Put(ACCEPTED, b"1")])
+                (again,) = await create(first, "again")
+
+                assert len({lost.queue_id, again.queue_id}) == 2
+                assert again.queue_id != other.queue_id
+
+    run(scenario, tmp_path)
+
+
+def test_a_journal_that_has_another_queue_under_the_id_keeps_it_and_the_new_one_gets_another_id(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        store = in_restorable_store(world)
+        copy = store.copied()
+        async with world.service() as service:
+            service.queues._cell_format = CellFormat(3)  # no journal of such a cell can be asked
+            (lost,) = await create(service, "lost")
+        store.restore(copy)
+        world.clock.pass_s(100)
+        async with world.service() as service:
+            service.queues._cell_format = CellFormat(3)
+
+            (new,) = await create(service, "new")
+
+            assert new.queue_id != lost.queue_id
+            assert identity_of(world.journal.queues[lost.queue_id]) == identity_of(lost)
+            assert service.find_queue(ACCOUNT, "new") == new
+
+    run(scenario, tmp_path)
+
+
+def test_deleting_a_queue_spares_another_one_that_the_journal_has_under_its_id(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            (queue,) = await create(service, "orders")
+            other = world.journal.queues[queue.queue_id] = QueueDefinition(
+                queue.queue_id, ACCOUNT, "other", "active", 1, 5, 5, {}, {}, 1, queue.partitions
+            )
+
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+
+            assert world.journal.queues[queue.queue_id] == other
+            assert service.find_queue(ACCOUNT, "orders") is None
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("more", [0, 100])
+def test_a_node_whose_store_goes_back_says_so_and_ends(tmp_path: Path, more: int) -> None:
+    store = RestorableStore()
+
+    async def scenario(cell: Cell) -> None:
+        copy = store.copied()
+        async with cell.node("one") as node:
+            told: list[Exception] = []
+            node._on_unusable = told.append
+            await node.beat()
+            store.restore(copy)
+            for number in range(more):  # others write to it before the node does
+                await store.transaction([], [Put("/accounts/1", str(number).encode())])
+
+            await eventually(lambda: bool(told))
+
+            assert "went back" in str(told[0])
+            assert "went back" in (node.why_not_ready() or "")
+            with pytest.raises(NotNow):
+                await node.answer(Greet())
+
+    async def main() -> None:
+        await scenario(Cell(tmp_path, store))
+
+    asyncio.run(main())

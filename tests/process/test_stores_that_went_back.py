@@ -1,0 +1,173 @@
+"""A server whose metadata or journal is missing, damaged or older than what it has answered does not start."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from harness.process import QuaymasterProcess
+
+from .support import Client, bodies, refused_start, running
+
+SETTINGS = {"usage": "false", "seal_interval_s": "0"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> QuaymasterProcess:
+    """A server that was killed: two queues, ten messages in each, and a key that was deleted."""
+    process = QuaymasterProcess(tmp_path / "data", settings=SETTINGS)
+    process.start()
+    client = Client(process)
+    for queue in ("first", "second"):
+        client.create(queue)
+        client.send(queue, bodies(10, queue))
+    client.close()
+    process.kill9()
+    return process
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("quaymaster")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def check_all_there(process: QuaymasterProcess, queues: tuple[str, ...] = ("first", "second")) -> None:
+    with closing(Client(process)) as client:
+        for queue in queues:
+            assert client.take_all(queue) == bodies(10, queue)
+
+
+def flip_in_the_middle(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda data: flip_in_the_middle(data / "metadata.sqlite-wal"), "went back"),
+        (lambda data: (data / "metadata.sqlite-wal").unlink(), "went back"),
+        (lambda data: (data / "metadata.sqlite").unlink(), "is missing"),
+        (lambda data: shutil.rmtree(data / "journals"), "has no journal"),
+        (lambda data: shutil.rmtree(data / "journals" / "0"), "has no journal"),
+    ],
+    ids=["byte of the log", "log", "metadata", "journals", "journal"],
+)
+def test_what_is_missing_or_damaged_is_told_and_put_back_it_is_served(
+    server: QuaymasterProcess, tmp_path: Path, harm: Callable[[Path], None], told: str
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(data, tmp_path / "kept")
+    harm(data)
+
+    for _ in range(2):  # a refused start leaves nothing behind that the next one would take
+        log = refused_start(server)
+        assert told in log
+        assert "force-start" in log
+
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "kept", data)
+    with running(server):
+        check_all_there(server)
+
+
+def test_metadata_replaced_by_an_older_copy_is_refused(server: QuaymasterProcess, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    older = tmp_path / "older"
+    with running(server):
+        server.stop()
+        shutil.copy(data / "metadata.sqlite", older)
+        server.start()
+        client = Client(server)
+        client.create("third")
+        client.close()
+        server.stop()
+
+    shutil.copy(older, data / "metadata.sqlite")
+
+    log = refused_start(server)
+    assert "went back" in log
+    assert "force-start" in log
+
+
+def test_journal_replaced_by_an_older_copy_is_refused(server: QuaymasterProcess, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(data / "journals" / "0", tmp_path / "older")
+    with running(server):
+        client = Client(server)
+        client.send("first", bodies(10, "later"))
+        client.close()
+        server.stop()
+    shutil.rmtree(data / "journals" / "0")
+    shutil.copytree(tmp_path / "older", data / "journals" / "0")
+
+    log = refused_start(server)
+
+    assert "is an older copy of the journal" in log
+    assert "force-start" in log
+
+
+def test_an_operator_decides_to_go_on_without_the_journal(server: QuaymasterProcess, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.rmtree(data / "journals")
+    refused_start(server)
+
+    declined = command("force-start", "--data", str(data))
+    assert declined.returncode == 1, declined
+    refused_start(server)
+    decided = command("force-start", "--data", str(data), "--yes")
+    assert decided.returncode == 0, decided
+
+    with running(server):
+        client = Client(server)
+        assert client.take_all("first") == []
+        client.send("first", bodies(10, "again"))
+        client.close()
+        server.restart()
+        client = Client(server)
+        assert client.take_all("first") == bodies(10, "again")
+        client.close()
+
+
+def test_an_operator_decides_to_go_on_with_older_metadata(server: QuaymasterProcess, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    older = tmp_path / "older"
+    with running(server):
+        server.stop()
+        shutil.copy(data / "metadata.sqlite", older)
+        server.start()
+        client = Client(server)
+        client.create("third")
+        client.send("third", bodies(10, "third"))
+        client.close()
+        server.stop()
+    shutil.copy(older, data / "metadata.sqlite")
+    refused_start(server)
+
+    assert command("force-start", "--data", str(data), "--yes").returncode == 0
+
+    with running(server):
+        check_all_there(server)
+        client = Client(server)
+        client.create("fourth")
+        assert client.take_all("fourth") == []
+        client.close()
+
+
+def test_a_running_server_is_not_forced(server: QuaymasterProcess, tmp_path: Path) -> None:
+    with running(server):
+        refused = command("force-start", "--data", str(tmp_path / "data"), "--yes")
+
+        assert refused.returncode == 1, refused
+        check_all_there(server)
