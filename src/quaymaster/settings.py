@@ -238,6 +238,11 @@ class Settings(BaseSettings):
     """Actions on queues themselves (create, set, list, ...) in progress at once; one more gets 503."""
     control_timeout_ms: Count = Field(20_000, json_schema_extra=REQUESTS)
     """How long such an action may take."""
+    data_actions_max: Count = Field(1_000, json_schema_extra=REQUESTS)
+    """Actions on logs and transactions (FetchMessages, CommitOffsets, StageMessages, ...) in progress at once; one more
+    gets 503."""
+    data_timeout_ms: Count = Field(30_000, json_schema_extra=REQUESTS)
+    """How long such an action may take, the wait for its turn included."""
     drain_grace_s: NotNegative = Field(10, json_schema_extra=REQUESTS)
     """After SIGTERM, how long requests in progress may take to end. Long polls end at once."""
 

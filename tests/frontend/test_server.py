@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -818,6 +819,46 @@ def test_more_queue_actions_than_allowed_at_once_are_told_to_come_back() -> None
     asyncio.run(scenario())
 
 
+async def describe_log(service: Service) -> Answer:
+    target = {"x-amz-target": "Quaymaster.DescribeLog"}
+    return await service.client.json("DescribeLog", {"QueueUrl": "log"}, target)
+
+
+def test_readers_of_logs_and_actions_on_queues_have_budgets_of_their_own() -> None:
+    async def scenario() -> None:
+        async with serving(control_actions_max=1, data_actions_max=2) as service:
+            await service.add_queue("log", RetentionMode="Log")
+            await service.add_queue("jobs")
+            service.broker.is_silent = True
+            reads = [asyncio.create_task(describe_log(service)) for _ in range(2)]
+            await until(lambda: sum(isinstance(c, commands.LogBounds) for c in service.broker.commands) == 2)
+
+            assert (await describe_log(service)).status == 503
+            assert (await service.client.json("ListQueues", {})).status == 200
+            control = asyncio.create_task(
+                service.client.json("GetQueueAttributes", {"QueueUrl": "jobs", "AttributeNames": ["All"]})
+            )
+            await until(lambda: any(isinstance(c, commands.CountMessages) for c in service.broker.commands))
+            assert (await service.client.json("ListQueues", {})).status == 503
+            for task in (*reads, control):
+                task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_action_on_a_log_that_takes_too_long_ends_in_a_timeout_of_its_own() -> None:
+    async def scenario() -> None:
+        async with serving(data_timeout_ms=50) as service:
+            await service.add_queue("log", RetentionMode="Log")
+            service.broker.is_silent = True
+
+            answer = await describe_log(service)
+
+            assert answer.status == 503
+
+    asyncio.run(scenario())
+
+
 def test_a_bug_is_an_internal_failure_to_the_client_and_a_log_line_to_us(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -890,7 +931,9 @@ def slow_request(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 def test_a_slow_control_action_is_not_blamed_on_parsing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with serving(slow_request_ms=20) as service:
-            service.front_end._queue_handlers["ListQueues"] = list_slowly
+            budget = service.front_end._budgets["ListQueues"]
+            handlers = {**budget.handlers, "ListQueues": list_slowly}
+            service.front_end._budgets["ListQueues"] = replace(budget, handlers=handlers)
 
             await service.client.json("ListQueues", {})
 

@@ -19,7 +19,7 @@ from quaymaster.frontend.move_actions import MoveActions
 from quaymaster.frontend.queue_actions import QueueActions, QueueService
 from quaymaster.frontend.routing import Routes
 from quaymaster.frontend.sealed_blocks import SealedLogs
-from quaymaster.frontend.server import CORS, FrontEnd, host_of
+from quaymaster.frontend.server import CORS, FrontEnd, TaskBudget, host_of
 from quaymaster.frontend.transaction_actions import TransactionActions
 from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.frontend.usage_feed import AccountService, UsageFeed, spool_directory
@@ -121,9 +121,12 @@ def make_front_end(
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
         message_handlers=messages.handlers(),
-        queue_handlers=queues.handlers() | moves.handlers() | logs.handlers() | transactions.handlers(),
-        control_actions_max=settings.control_actions_max,
-        control_timeout_ms=settings.control_timeout_ms,
+        control=TaskBudget(
+            queues.handlers() | moves.handlers(), settings.control_actions_max, settings.control_timeout_ms
+        ),
+        data=TaskBudget(
+            logs.handlers() | transactions.handlers(), settings.data_actions_max, settings.data_timeout_ms
+        ),
     )
 
 

@@ -19,7 +19,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from quaymaster.core.errors import (
@@ -188,6 +189,19 @@ class ThrottledReplies:
         return status, headers.replace(self._ID, given) + hints, body.replace(self._ID, given)
 
 
+@dataclass(frozen=True, slots=True)
+class TaskBudget:
+    """Actions that run as tasks: their handlers, how many run at once, and for how long.
+
+    Kinds of actions have budgets of their own, so that readers of logs do not keep an operator from creating a queue.
+    """
+
+    handlers: Mapping[str, QueueHandler]
+    actions_max: int
+    timeout_ms: int
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
 class FrontEnd:
     """Answers the requests of the SQS port. Give `handle` and `admit` to the HTTP server."""
 
@@ -200,12 +214,13 @@ class FrontEnd:
         metrics: Metrics,
         cors: CORS,
         message_handlers: dict[str, MessageHandler],
-        queue_handlers: dict[str, QueueHandler],
-        control_actions_max: int,
-        control_timeout_ms: int,
+        control: TaskBudget,
+        data: TaskBudget,
     ) -> None:
+        """`control` are actions on queues themselves; `data` those on logs and transactions, many in each second."""
         actions = ACTIONS.keys() | OWN_ACTIONS.keys()
-        assert message_handlers.keys() | queue_handlers.keys() == actions, "every action has a handler"
+        self._budgets = {name: budget for budget in (control, data) for name in budget.handlers}
+        assert message_handlers.keys() | self._budgets.keys() == actions, "every action has a handler"
         self.calls = calls
         self._authentication = authentication
         self._admission = admission
@@ -215,12 +230,8 @@ class FrontEnd:
         self._looker: asyncio.TimerHandle | None = None
         self._cors = cors
         self._message_handlers = message_handlers
-        self._queue_handlers = queue_handlers
-        self._control_actions_max = control_actions_max
-        self._control_timeout_s = control_timeout_ms / 1000
         self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in actions}
         self._unknown = metrics.action(UNKNOWN_ACTION.name)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._unknown_waiting = 0
         """Requests for what is not in memory, and is being asked for."""
         self._unknown_keys_waiting = 0
@@ -236,9 +247,10 @@ class FrontEnd:
         self.calls.stop()
         if self._looker is not None:
             self._looker.cancel()
-        for task in list(self._tasks):
+        tasks = {task for budget in self._budgets.values() for task in budget.tasks}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
         """Refuse a request whose body is not worth reading: its head shows that no key signed it."""
@@ -424,18 +436,18 @@ class FrontEnd:
             request.respond(403, b"Vary: Origin\r\n", b"")
 
     def _run(self, call: Call, given: Shape) -> None:
-        if len(self._tasks) >= self._control_actions_max:
+        budget = self._budgets[call.action.name]
+        if len(budget.tasks) >= budget.actions_max:
             raise Overloaded
-        handler = self._queue_handlers[call.action.name]
         call.is_control = True
-        task = asyncio.get_running_loop().create_task(self._answer(call, handler, given))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = asyncio.get_running_loop().create_task(self._answer(call, budget, given))
+        budget.tasks.add(task)
+        task.add_done_callback(budget.tasks.discard)
 
-    async def _answer(self, call: Call, handler: QueueHandler, given: Shape) -> None:
+    async def _answer(self, call: Call, budget: TaskBudget, given: Shape) -> None:
         try:
-            async with asyncio.timeout(self._control_timeout_s):
-                output = await self._when_known(call, handler, given)
+            async with asyncio.timeout(budget.timeout_ms / 1000):
+                output = await self._when_known(call, budget.handlers[call.action.name], given)
         except TimeoutError:
             call.fail(Timeout())
         except asyncio.CancelledError:
