@@ -3,18 +3,21 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-cluster test check format bench soak spark-faults sim mutants pipeline-faults docs build clean env env-run
+.PHONY: help run run-pipeline run-cluster test check format bench soak spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: env-run  ## serve on 127.0.0.1:9324 (admin 9325), with the usage pipeline beside; data in ./quaymaster-data; ARGS="..." adds options
-	@exec scripts/run $(ARGS)
+run: env-run  ## serve on 127.0.0.1:9324 (admin 9325); data in ./quaymaster-data; ARGS="..." adds options
+	@exec .venv/bin/quaymaster serve $(ARGS)
+
+run-pipeline: env-pipeline  ## put what that server's clients use into tables, until Ctrl-C (needs Java; downloads 640 MB, most of it PySpark)
+	@exec .venv/bin/quaymaster pipeline run $(ARGS)
 
 run-cluster: env-run  ## run a whole cell until Ctrl-C, data in ./quaymaster-cluster; ARGS="..." adds options
 	@exec .venv/bin/quaymaster local up --data ./quaymaster-cluster $(ARGS)
 
-test: env  ## run every check and test, cheapest first, stop at the first stage that fails
+test: env-test  ## run every check and test, cheapest first, stop at the first stage that fails
 	@scripts/test
 
 check: env  ## run only the static checks: ruff, mypy, import-linter
@@ -55,5 +58,11 @@ clean:  ## remove everything that can be made again; the data stays
 env:
 	@scripts/bootstrap
 
+env-test:
+	@scripts/bootstrap --test
+
 env-run:
 	@scripts/bootstrap --run-only
+
+env-pipeline:
+	@scripts/bootstrap --pipeline

@@ -1,4 +1,4 @@
-"""`scripts/bootstrap` and `scripts/run` on machines whose Java is not what Spark needs."""
+"""`scripts/bootstrap` and `make run` on machines of newcomers: no root, no Java, or a Java too old for Spark."""
 
 from __future__ import annotations
 
@@ -25,83 +25,125 @@ def java_home(directory: Path, version: str) -> Path:
     return directory
 
 
-def path_without_java(directory: Path) -> str:
-    """Return a PATH with what `scripts/run` needs, and no Java."""
-    directory.mkdir()
-    for name in ("bash", "dirname", "sleep"):
-        found = shutil.which(name)
-        assert found is not None, f"{name} is on this machine"
-        (directory / name).symlink_to(found)
-    return str(directory)
-
-
-def words_of_run(data: Path, said: Path, environment: dict[str, str]) -> str:
-    """Return what `scripts/run` says of the pipeline before it is stopped."""
-    command = ["scripts/run", "--data", str(data), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-    with said.open("wb") as log:
-        running = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-    try:
-        limit = time.monotonic() + WAIT_S
-        # A server that has written this file ends in order when it is told to.
-        while "run: " not in said.read_text() or not (data / "client.json").exists():
-            assert time.monotonic() < limit, f"it said nothing of the pipeline: {said.read_text()}"
-            time.sleep(0.1)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(WAIT_S) == 0, said.read_text()
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-    return said.read_text()
-
-
-def test_a_java_too_old_for_spark_is_told_and_the_server_runs_without_a_pipeline(tmp_path: Path) -> None:
-    home = java_home(tmp_path / "jdk", "11.0.25")
-
-    said = words_of_run(tmp_path / "data", tmp_path / "run.log", {"JAVA_HOME": str(home)})
-
-    assert f"not put into tables: Spark needs Java 17 or newer, and {home}/bin/java is 11" in said
-    assert not (tmp_path / "data" / "pipeline.log").exists()
-
-
-def test_a_java_that_only_java_home_names_is_used(tmp_path: Path) -> None:
-    home = java_home(tmp_path / "jdk", "17.0.15")
-    environment = {"JAVA_HOME": str(home), "PATH": path_without_java(tmp_path / "bin")}
-
-    said = words_of_run(tmp_path / "data", tmp_path / "run.log", environment)
-
-    assert "usage is put into tables, too" in said
-    assert (tmp_path / "data" / "pipeline.log").exists()
-
-
-@pytest.mark.parametrize(("options", "code"), [(("--run-only",), 0), ((), 1)])
-def test_bootstrap_tells_of_a_java_too_old_and_only_serving_goes_on_without(
-    tmp_path: Path, options: tuple[str, ...], code: int
-) -> None:
-    home = java_home(tmp_path / "jdk", "11.0.25")
-    checkout = tmp_path / "checkout"
+def checkout_in(directory: Path) -> Path:
+    """Return a checkout whose environment is there, and whose uv only writes down what it is asked for."""
+    checkout = directory / "checkout"
     shutil.copytree(ROOT / "scripts", checkout / "scripts")
     (checkout / ".venv").symlink_to(ROOT / ".venv")
     uv = checkout / ".uv" / "bin" / "uv"
     uv.parent.mkdir(parents=True)
-    uv.write_text("#!/bin/sh\necho uv 9999\n")  # the environment that other tests run in stays as it is
+    # The environment that other tests run in stays as it is.
+    uv.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo uv 9999 || echo "$@" >>{directory}/asked\n')
     uv.chmod(0o755)
+    return checkout
 
-    done = subprocess.run(
+
+def bootstrap(checkout: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [checkout / "scripts" / "bootstrap", *options],
-        env={**os.environ, "JAVA_HOME": str(home)},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=False,
     )
 
+
+@pytest.mark.parametrize(
+    ("options", "code", "is_told"),
+    [
+        ((), 0, True),
+        (("--test",), 1, True),
+        (("--pipeline",), 1, True),
+        (("--run-only",), 0, False),
+        (("--clients",), 0, False),
+    ],
+)
+def test_a_java_too_old_is_told_and_fails_only_what_is_nothing_without_spark(
+    tmp_path: Path, options: tuple[str, ...], code: int, is_told: bool
+) -> None:
+    home = java_home(tmp_path / "jdk", "11.0.25")
+
+    done = bootstrap(checkout_in(tmp_path), *options, JAVA_HOME=str(home))
+
     assert done.returncode == code, done.stderr
-    assert f"Spark needs Java 17 or newer, and {home}/bin/java is 11" in done.stderr
+    assert (f"Spark needs Java 17 or newer, and {home}/bin/java is 11" in done.stderr) is is_told
+
+
+def test_what_only_serves_takes_no_extra_and_leaves_what_is_there(tmp_path: Path) -> None:
+    checkout = checkout_in(tmp_path)
+
+    for option in ("--run-only", "--clients"):
+        assert bootstrap(checkout, option, JAVA_HOME="/nowhere").returncode == 0
+
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        "sync --locked --quiet --no-default-groups --inexact",
+        "sync --locked --quiet --no-default-groups --group clients --inexact",
+    ]
+
+
+def test_a_mode_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    done = bootstrap(checkout_in(tmp_path), "--rnu-only")
+
+    assert done.returncode == 1
+    assert "there is no --rnu-only" in done.stderr
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "commands"),
+    [
+        ("run", ["scripts/bootstrap --run-only", "exec .venv/bin/quaymaster serve --node x"]),
+        ("run-pipeline", ["scripts/bootstrap --pipeline", "exec .venv/bin/quaymaster pipeline run --node x"]),
+        ("test", ["scripts/bootstrap --test", "scripts/test"]),
+    ],
+)
+def test_make_prepares_no_more_than_what_it_runs(target: str, commands: list[str]) -> None:
+    done = subprocess.run(
+        ["make", "-n", target, "ARGS=--node x"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+
+    assert done.stdout.splitlines() == commands
+
+
+def test_the_package_without_extras_serves_and_says_what_shows_usage(tmp_path: Path) -> None:
+    """Neither the server nor the commands of the README load what only the pipeline has."""
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    for name in ("pyspark", "deltalake", "pyarrow", "pandas", "numpy", "fpdf", "boto3", "botocore"):
+        (blocked / f"{name}.py").write_text(f"raise ImportError('not installed', name={name!r})\n")
+    environment = {**os.environ, "PYTHONPATH": str(blocked)}
+    quaymaster = str(ROOT / ".venv" / "bin" / "quaymaster")
+    data = tmp_path / "data"
+    serving = subprocess.Popen(
+        [quaymaster, "serve", "--data", data, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def do(*arguments: str, code: int = 0) -> str:
+        command = [quaymaster, *arguments, "--data", str(data)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    try:
+        limit = time.monotonic() + WAIT_S
+        while not (data / "client.json").exists():
+            assert time.monotonic() < limit, "the server did not start"
+            time.sleep(0.1)
+        do("queue", "create", "orders")
+        do("message", "send", "orders", "two coffees")
+        assert "two coffees" in do("message", "receive", "orders", "--delete")
+        assert "make run-pipeline" in do("usage", code=2)
+    finally:
+        serving.send_signal(signal.SIGTERM)
+        serving.wait(WAIT_S)

@@ -410,7 +410,10 @@ def usage(
     if not lines and tables.table(USAGE_HOURLY).rows:
         note("Nothing of what is in the tables is as --account, --queue, --since and --until ask for.")
     elif not lines:
-        note("No usage is in the tables. `quaymaster pipeline run --once` takes what front ends recorded.")
+        note(
+            "No usage is in the tables. `make run-pipeline` in a checkout, or `quaymaster pipeline run`, puts what "
+            "front ends recorded into them."
+        )
 
 
 def _compact_ledger(tables: Warehouse, keep_hours: int) -> list[Compacted]:
@@ -455,7 +458,11 @@ def need_tables() -> None:
         import deltalake  # noqa: F401
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise WrongUsage(f"{error.name} is not installed: pip install 'quaymaster[spark]'") from None
+        raise WrongUsage(
+            f"The usage pipeline is not installed ({error.name} is missing). What clients do is recorded, and kept for "
+            "30 days. `make run-pipeline` in a checkout installs the pipeline and runs it; elsewhere: "
+            "pip install 'quaymaster[spark]', then `quaymaster pipeline run`."
+        ) from None
 
 
 def open_warehouse(

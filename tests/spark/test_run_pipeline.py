@@ -1,4 +1,4 @@
-"""`make run`: a server with its usage pipeline beside, which end together."""
+"""What `make run` and `make run-pipeline` start, next to each other: a server, and its usage pipeline."""
 
 from __future__ import annotations
 
@@ -12,17 +12,32 @@ from pathlib import Path
 import boto3
 from harness.waiting import PATIENCE_S
 
+from quaymaster.cli.checkup import OK, check_permissions
+
 ROOT = Path(__file__).parents[2]
 WAIT_S = PATIENCE_S
 
 
-def test_usage_of_what_was_done_appears_and_one_signal_ends_server_and_pipeline(tmp_path: Path) -> None:
+def test_usage_of_what_was_done_appears_and_a_signal_ends_each(tmp_path: Path) -> None:
     data = tmp_path / "data"
     # The listening addresses are picked by the system, so that nobody else's are in the way.
-    command = ["scripts/run", "--data", str(data), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-    with (tmp_path / "run.log").open("wb") as log:
-        running = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+    serve: list[str | Path] = ["serve", "--data", data, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str | Path) -> None:
+        with (tmp_path / "run.log").open("ab") as log:
+            running.append(
+                subprocess.Popen(
+                    [ROOT / ".venv/bin/quaymaster", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
     try:
+        start(*serve)
         _until(lambda: (data / "client.json").exists())
         fields = json.loads((data / "client.json").read_text())
         client = boto3.client(
@@ -35,17 +50,23 @@ def test_usage_of_what_was_done_appears_and_one_signal_ends_server_and_pipeline(
         url = client.create_queue(QueueName="orders")["QueueUrl"]
         for number in range(5):
             client.send_message(QueueUrl=url, MessageBody=str(number))
+        start("pipeline", "run", "--data", data)
         _until(lambda: _sends(data) == 5)
+        private = check_permissions(data)
     finally:
-        running.send_signal(signal.SIGTERM)
+        for process in reversed(running):
+            process.send_signal(signal.SIGTERM)
         try:
-            code = running.wait(60)
-            _until(lambda: not _group(running.pid))  # Spark's JVM ends a moment after who started it
+            codes = [process.wait(60) for process in running]
+            # Spark's JVM ends a moment after who started it.
+            _until(lambda: not any(_group(process.pid) for process in running))
         finally:
-            for pid in _group(running.pid):
-                os.kill(pid, signal.SIGKILL)
+            for process in running:
+                for pid in _group(process.pid):
+                    os.kill(pid, signal.SIGKILL)
 
-    assert code == 0, (tmp_path / "run.log").read_text()
+    assert codes[0] == 0, (tmp_path / "run.log").read_text()
+    assert private.result == OK, private.found
 
 
 def _group(leader: int) -> list[int]:
