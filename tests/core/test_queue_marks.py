@@ -8,11 +8,13 @@ import pytest
 
 from quaymaster.core.commands import AskMarks, DeleteQueue, MarksOutcome, SetQueue
 from quaymaster.core.errors import QueueIdTaken
+from quaymaster.core.formats import UnknownFormat
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.proposals import Proposal
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.core.queue_marks import QueueMarks, find_contradictions, tell_contradictions
 from quaymaster.core.queue_states import QueueStates
+from quaymaster.core.records import Row
 
 
 def queue(queue_id: int, name: str = "", **fields: Any) -> QueueDefinition:
@@ -123,3 +125,10 @@ def test_what_one_side_lost_is_named() -> None:
     ]
     assert tell_contradictions(found).endswith("; and 2 more")
     assert tell_contradictions(found[:1]) == "the journal does not have the queue queue-1"
+
+
+def test_a_record_of_a_type_that_is_not_known_is_named() -> None:
+    row = Row(0, 200, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+
+    with pytest.raises(UnknownFormat, match="a record of type 200"):
+        Journal().states.apply(row, b"", 1)

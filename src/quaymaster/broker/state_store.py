@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.formats import FORMAT_MAX, Versions, version_in
+from quaymaster.core.formats import FORMAT_MAX, UnknownFormat, Versions, version_in
 from quaymaster.core.index import ChunkKeeper
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_snapshots import (
@@ -54,7 +54,7 @@ _meta_encoder = msgspec.msgpack.Encoder()
 _meta_decoder = msgspec.msgpack.Decoder(SnapshotMeta)
 
 
-class UnknownSnapshotFormat(Exception):
+class UnknownSnapshotFormat(UnknownFormat):
     """The snapshot was written by another version of this program."""
 
 

@@ -24,18 +24,15 @@ from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.disk import DirectoryInUse
 from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
-from quaymaster.broker.state_store import UnknownSnapshotFormat
 from quaymaster.cli.broker_routing import route_to_brokers
 from quaymaster.cli.compose import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_UNUSABLE,
-    DataDirectoryUnusable,
     journal_options,
     key_provider,
     listen_on,
     look_at_garbage,
-    prepare_data_directory,
     serve_sqs,
     show_pauses,
     start_sealing,
@@ -43,6 +40,7 @@ from quaymaster.cli.compose import (
     wall_ms,
     write_client_file,
 )
+from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
 from quaymaster.cli.figures import cell_broker_histograms, cell_broker_samples
 from quaymaster.cli.file_limit import admin_limits
 from quaymaster.cli.garbage import GarbageCollection
@@ -58,7 +56,7 @@ from quaymaster.cli.stores import open_etcd
 from quaymaster.coordination.cell_format import CellMember, ProcessRegistration
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow, UnsupportedOperation
-from quaymaster.core.formats import CellFormat
+from quaymaster.core.formats import FORMAT_MIN, CellFormat, UnknownFormat
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.recent_logs import RecentLogs
 from quaymaster.frontend.usage_spool import SpoolUnusable
@@ -125,7 +123,7 @@ async def run_role(settings: Settings, role: Role) -> int:
         DirectoryInUse,
         JournalCorrupt,
         SnapshotsDamaged,
-        UnknownSnapshotFormat,
+        UnknownFormat,
         StoreUnusable,
         KeysUnusable,
         TransportSecurityError,
@@ -150,7 +148,7 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     garbage.pause()
     stack.callback(garbage.stop)
     data = settings.data.absolute()
-    lock = await loop.run_in_executor(None, prepare_data_directory, data)
+    lock = await loop.run_in_executor(None, prepare_data_directory, data, FORMAT_MIN)
     stack.callback(lock.release)
     health, metrics = Health(), Metrics(__version__)
     watch = LoopWatch(settings.loop_watch_ms / 1000)
@@ -200,7 +198,12 @@ def _exit_code(process: CellProcess) -> int:
 
 async def _start(process: CellProcess, role: Role) -> None:
     registration = ProcessRegistration(role, process.node, __version__)
-    member = CellMember(process.store, registration, on_unreadable=process.fail)
+    member = CellMember(
+        process.store,
+        registration,
+        on_unreadable=process.fail,
+        before_raise=lambda number: raise_format_of(process.data, number),
+    )
     process.stack.push_async_callback(member.close)
     await member.join()
     process.cell_format = member.cell_format

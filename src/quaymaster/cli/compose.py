@@ -24,19 +24,20 @@ from typing import Any
 from quaymaster import __version__
 from quaymaster.broker.backup import ServerCut, backup
 from quaymaster.broker.broker import Broker, JournalWentBack, NotActivated
-from quaymaster.broker.disk import DirectoryInUse, Disk, FileHandle, RealDisk, write_file_durably
+from quaymaster.broker.disk import DirectoryInUse, RealDisk, write_file_durably
 from quaymaster.broker.journal_service import JournalOptions
 from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
-from quaymaster.broker.state_store import UnknownSnapshotFormat
+from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory
 from quaymaster.cli.figures import broker_samples
 from quaymaster.cli.file_limit import admin_limits, sqs_limits
 from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.settling import DataContradicts, is_to_settle, settle
-from quaymaster.cli.stores import JOURNALS_DIRECTORY, SQLITE_FILE, open_store
+from quaymaster.cli.stores import JOURNALS_DIRECTORY, open_store
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow
+from quaymaster.core.formats import UnknownFormat
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.admin import Admin, make_admin
 from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
@@ -74,15 +75,8 @@ PIPELINE_WAIT_S = 2.0
 SEALED_DIRECTORY = "sealed"
 SEALING_ROOM = 4
 """Blocks are written while so many times the space is free below which sends are refused: they must not be why."""
-DATA_FORMAT = 1
-"""Of the data directory as a whole. Raise it when a release lays files out anew, and migrate or refuse older ones."""
-FORMAT_FILE = "format"
 
 log = logging.getLogger(__name__)
-
-
-class DataDirectoryUnusable(Exception):
-    """The data directory is of another format, or cannot be used by this user."""
 
 
 async def run_server(settings: Settings) -> int:
@@ -97,7 +91,7 @@ async def run_server(settings: Settings) -> int:
         DirectoryInUse,
         JournalCorrupt,
         SnapshotsDamaged,
-        UnknownSnapshotFormat,
+        UnknownFormat,
         StoreUnusable,
         KeysUnusable,
         NotActivated,
@@ -428,51 +422,6 @@ def start_sealing(
 
     stack.push_async_callback(end)
     return sealed
-
-
-class DirectoryLock:
-    """Holds a data directory for this process."""
-
-    def __init__(self, disk: Disk, path: Path) -> None:
-        self._handle: FileHandle | None = FileHandle(disk, disk.lock(str(path)))
-
-    def release(self) -> None:
-        """Let another process use it."""
-        self._handle = None
-
-
-def prepare_data_directory(data: Path) -> DirectoryLock:
-    """Make the directory (mode 0700), or check that this program can use the one that is there; lock it.
-
-    Raises:
-        DirectoryInUse: another process serves from it.
-        DataDirectoryUnusable: it has a newer format, or something that is no data directory is in the way.
-    """
-    disk = RealDisk()
-    try:
-        disk.make_directory(str(data))
-    except OSError as error:
-        raise DataDirectoryUnusable(f"{data} cannot be made: {error.strerror}") from error
-    lock = DirectoryLock(disk, data / "lock")
-    path = data / FORMAT_FILE
-    if not path.exists():
-        if (data / SQLITE_FILE).exists():
-            raise DataDirectoryUnusable(
-                f"{data} has metadata but no file {FORMAT_FILE!r}; restore it from a backup"
-            )
-        write_file_durably(disk, str(data), FORMAT_FILE, b"%d\n" % DATA_FORMAT)
-        return lock
-    text = path.read_bytes().decode("ascii", "replace").strip()
-    if not text.isdecimal() or int(text) == 0:
-        # No program wrote that. Every file beside it says and checks its own version, so that this one is no loss.
-        log_event(log, logging.WARNING, "damaged file written anew", path=str(path), found=repr(text[:40]))
-        write_file_durably(disk, str(data), FORMAT_FILE, b"%d\n" % DATA_FORMAT)
-    elif text != str(DATA_FORMAT):
-        raise DataDirectoryUnusable(
-            f"{data} has format {text!r}; this version of Quaymaster ({__version__}) reads format {DATA_FORMAT}. "
-            "Start the version that wrote it."
-        )
-    return lock
 
 
 async def listen_on(server: HTTPServer, wanted: Address, setting: str) -> Address:

@@ -218,7 +218,7 @@ def force_start(
     keys and accounts are what they were when the metadata was copied.
     """
     from quaymaster.broker.disk import DirectoryInUse
-    from quaymaster.cli.compose import DataDirectoryUnusable, prepare_data_directory
+    from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory
     from quaymaster.cli.settling import force_settling
 
     directory = data_directory(data)

@@ -76,8 +76,13 @@ class CellMember:
         *,
         on_unreadable: Callable[[Exception], None],
         lease_ms: int = LEASE_MS,
+        before_raise: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """`on_unreadable` is called when the cell begins to write what this process cannot read: it must stop."""
+        """`on_unreadable` is called when the cell begins to write what this process cannot read: it must stop.
+
+        `before_raise` is called with each format before anything of it is written.
+        """
+        self._before_raise = before_raise
         self.cell_format = CellFormat(FORMAT_MIN)
         self._store = store
         self._registration = registration
@@ -105,6 +110,7 @@ class CellMember:
         if reason is not None:
             await self._leave()
             raise StoreUnusable(reason)
+        self._before_raise(number)
         self.cell_format.raise_to(number)
         self._keeper = supervise(asyncio.create_task(self._keep(), name="cell-member"))
         self._watch.start()
@@ -158,6 +164,7 @@ class CellMember:
         if reason is not None:
             self._on_unreadable(StoreUnusable(reason))
         elif number > self.cell_format.number:
+            self._before_raise(number)
             self.cell_format.raise_to(number)
             log_event(log, logging.INFO, "format raised", format=number)
 

@@ -41,6 +41,7 @@ import msgspec
 from quaymaster.core.commands import MoveTask
 from quaymaster.core.committed_runs import Run
 from quaymaster.core.errors import QueueDoesNotExist
+from quaymaster.core.formats import UnknownFormat
 from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, split_payload, split_prefix
 from quaymaster.core.partition import Partition
@@ -132,6 +133,18 @@ def count_arrived(source: Partition) -> None:
     source.tasks[-1].moved += 1
 
 
+class UnknownRecordType(UnknownFormat):
+    """A record of a type that this program does not know; a newer one wrote it."""
+
+
+class _ByType(dict[int, Callable[[Row, bytes | memoryview, int], None]]):
+    def __missing__(self, record_type: int) -> Callable[[Row, bytes | memoryview, int], None]:
+        raise UnknownRecordType(
+            f"the journal has a record of type {record_type}; this program knows types up to {max(RecordType)}. "
+            "Start the version of Quaymaster that wrote it"
+        )
+
+
 class AppliedQueues:
     """The queues of one journal and their partitions, and how a committed record changes them."""
 
@@ -153,27 +166,29 @@ class AppliedQueues:
         self.messages_gone = 0
         """How many messages were deleted, expired or moved away since this was made; only grows."""
         self._to_empty: deque[Iterator[None]] = deque()
-        self._apply: dict[int, Callable[[Row, bytes | memoryview, int], None]] = {
-            RecordType.BARRIER: self._apply_nothing,
-            RecordType.SEND: self._apply_send,
-            RecordType.RECEIVE: self._apply_receive,
-            RecordType.DELETE: self._apply_delete,
-            RecordType.CHANGE_VISIBILITY: self._apply_change_visibility,
-            RecordType.MOVE: self._apply_move,
-            RecordType.PURGE: self._apply_purge,
-            RecordType.EXPIRE: self._apply_expire,
-            RecordType.QUEUE_SET: self._apply_queue_set,
-            RecordType.QUEUE_DELETE: self._apply_queue_delete,
-            RecordType.MOVE_TASK: self._apply_task,
-            RecordType.MOVE_OUT: self._apply_move_out,
-            RecordType.MOVE_WITHDRAWN: self._apply_move_withdrawn,
-            RecordType.MOVE_END: self._apply_move_end,
-            RecordType.GROUP_RESET: self._apply_group_reset,
-            RecordType.STAGE_BEGIN: self._apply_stage_begin,
-            RecordType.STAGE: self._apply_stage,
-            RecordType.TRANSACTION_COMMIT: self._apply_commit,
-            RecordType.TRANSACTION_ABORT: self._apply_abort,
-        }
+        self._apply = _ByType(
+            {
+                RecordType.BARRIER: self._apply_nothing,
+                RecordType.SEND: self._apply_send,
+                RecordType.RECEIVE: self._apply_receive,
+                RecordType.DELETE: self._apply_delete,
+                RecordType.CHANGE_VISIBILITY: self._apply_change_visibility,
+                RecordType.MOVE: self._apply_move,
+                RecordType.PURGE: self._apply_purge,
+                RecordType.EXPIRE: self._apply_expire,
+                RecordType.QUEUE_SET: self._apply_queue_set,
+                RecordType.QUEUE_DELETE: self._apply_queue_delete,
+                RecordType.MOVE_TASK: self._apply_task,
+                RecordType.MOVE_OUT: self._apply_move_out,
+                RecordType.MOVE_WITHDRAWN: self._apply_move_withdrawn,
+                RecordType.MOVE_END: self._apply_move_end,
+                RecordType.GROUP_RESET: self._apply_group_reset,
+                RecordType.STAGE_BEGIN: self._apply_stage_begin,
+                RecordType.STAGE: self._apply_stage,
+                RecordType.TRANSACTION_COMMIT: self._apply_commit,
+                RecordType.TRANSACTION_ABORT: self._apply_abort,
+            }
+        )
 
     def partition(self, queue_id: int, number: int) -> Partition:
         """Return a partition, or raise QueueDoesNotExist."""

@@ -22,6 +22,11 @@ from typing import Final
 FORMAT_MIN: Final = 1
 FORMAT_MAX: Final = 4
 
+
+class UnknownFormat(Exception):
+    """Whole bytes that this program cannot read: a newer one wrote them. The message says what they are."""
+
+
 Versions = Mapping[int, int]
 """From the cell format on which a version is written, to that version."""
 

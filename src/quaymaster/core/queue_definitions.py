@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from quaymaster.core.formats import UnknownFormat
+
 DEFINITION_VERSION = 1
 
 QueueState = Literal["creating", "active", "deleting"]
@@ -245,7 +247,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return int(Durability[(self.attributes.get("Durability") or OWN_DEFAULTS["Durability"]).upper()])
 
 
-class UnknownDefinitionFormat(Exception):
+class UnknownDefinitionFormat(UnknownFormat):
     """The bytes are not a queue definition this program can read."""
 
 
@@ -265,8 +267,8 @@ def decode_queue_definition(data: bytes | memoryview) -> QueueDefinition:
         raise UnknownDefinitionFormat("a queue definition cannot be empty")
     if data[0] != DEFINITION_VERSION:
         raise UnknownDefinitionFormat(
-            f"queue definition version {data[0]} is not known; "
-            f"this program reads version {DEFINITION_VERSION}"
+            f"queue definition version {data[0]} is not known; this program reads version {DEFINITION_VERSION}. "
+            "Start the version of Quaymaster that wrote it"
         )
     try:
         return _decoder.decode(memoryview(data)[1:])
