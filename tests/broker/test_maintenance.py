@@ -27,7 +27,7 @@ import quaymaster.core.index as index
 from quaymaster.broker import journal_service, maintenance
 from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.disk import RealDisk
-from quaymaster.broker.snapshots import Blob
+from quaymaster.broker.snapshots import Blob, Draft
 from quaymaster.broker.state_store import encode_partition
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.commands import CountMessages, Delete, DeleteQueue, Purge
@@ -101,9 +101,9 @@ def test_a_snapshot_holds_only_what_changed_since_the_last_one(
     written: list[int] = []
     publish = maintenance.Snapshots._publish
 
-    def counting(self: Any, base_offset: int, changed: dict[bytes, Blob], *rest: Any) -> None:
+    def counting(self: Any, draft: Draft, base_offset: int, changed: dict[bytes, Blob], *rest: Any) -> None:
         written.append(len(changed))
-        publish(self, base_offset, changed, *rest)
+        publish(self, draft, base_offset, changed, *rest)
 
     monkeypatch.setattr(maintenance.Snapshots, "_publish", counting)
 
@@ -120,6 +120,39 @@ def test_a_snapshot_holds_only_what_changed_since_the_last_one(
 
     assert asyncio.run(run()) == [0, 0, 1, 0, 0]
     assert written[:3] == [5, 1, 0]
+
+
+def test_a_snapshot_of_many_partitions_holds_only_some_of_their_blobs_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "BLOBS_AT_ONCE_BYTES", 1_000)
+    held: list[int] = []
+    add = Draft.add
+
+    def counting(self: Draft, changed: dict[bytes, Blob]) -> None:
+        held.append(
+            sum(len(b"".join(blob)) if isinstance(blob, list) else len(blob) for blob in changed.values())
+        )
+        add(self, changed)
+
+    monkeypatch.setattr(Draft, "add", counting)
+
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            for queue_id in range(1, 101):
+                await tester.set_queue(define(queue_id))
+                await tester.send(queue_id, message(queue_id))
+            held.clear()
+            await tester.broker.snapshots.write()
+            of_one = list(held)
+            await tester.broker.snapshots.write()
+            assert of_one
+            assert max(of_one) < 2_000
+            assert sum(of_one) > 5_000
+        async with running(tmp_path) as tester:
+            return [await alive(tester, queue_id) for queue_id in range(1, 101)]
+
+    assert asyncio.run(run()) == [1] * 100
 
 
 def test_a_snapshot_is_written_after_so_many_records(tmp_path: Path) -> None:
@@ -300,6 +333,25 @@ def test_segments_without_live_messages_at_the_start_are_dropped(tmp_path: Path)
 
     assert start_offset > 150
     assert segments <= 3
+
+
+def test_segments_that_are_gone_are_forgotten_by_who_judges_them(tmp_path: Path) -> None:
+    async def run() -> tuple[set[int], set[int]]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await send_many(tester, 1, 1, 40)
+            compaction = tester.broker.compaction
+            gone = {base_offset + 1: 9 for base_offset in range(10)}
+            compaction._look_again_at |= gone
+            compaction._damaged |= gone.keys()
+            there = {segment.base_offset for segment in tester.broker.host.files.segments()}
+            compaction._look_again_at[min(there)] = 9
+
+            await compaction.step(younger_than_ms=0)
+
+            return compaction._look_again_at.keys() - there, compaction._damaged - there
+
+    assert asyncio.run(run()) == (set(), set())
 
 
 def test_young_segments_stay_so_that_windows_can_point_into_them(tmp_path: Path, clock: MovableTime) -> None:

@@ -96,6 +96,41 @@ def test_circles_that_nobody_holds_are_found_however_long_collections_take() -> 
 
 
 @pytest.mark.usefixtures("clean")
+def test_circles_that_were_in_use_when_they_were_set_aside_are_found_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quaymaster.cli.garbage.ALL_OBJECTS_CHEAP", 10_000_000)
+    garbage = collecting(2 * LOOK_AFTER_S)
+    in_use = [Circle() for _ in range(100)]
+    gc.collect()
+    assert garbage.times_set_aside == 1
+
+    in_use.clear()
+    garbage.look()
+
+    assert Circle.alive == 0
+    garbage.stop()
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_is_much_is_looked_at_again_when_it_has_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quaymaster.cli.garbage.ALL_OBJECTS_CHEAP", 0)
+    garbage = collecting(2 * LOOK_AFTER_S)
+    in_use = [Circle() for _ in range(100)]
+    garbage.look()
+    in_use.clear()
+
+    garbage.look()
+    assert Circle.alive == 100
+    more = [[] for _ in range(2 * gc.get_freeze_count())]  # type: ignore[var-annotated]
+    garbage.look()
+
+    assert Circle.alive == 0
+    assert more
+    garbage.stop()
+
+
+@pytest.mark.usefixtures("clean")
 def test_nothing_is_collected_while_the_server_starts() -> None:
     garbage = GarbageCollection()
 

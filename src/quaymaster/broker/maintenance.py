@@ -16,7 +16,7 @@ from quaymaster.broker.journal_reading import SegmentInfo
 from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.replica import ReplicaHost
 from quaymaster.broker.segments import RecordUnreadable
-from quaymaster.broker.snapshots import MANIFEST_VERSIONS, Blob, SnapshotStore
+from quaymaster.broker.snapshots import MANIFEST_VERSIONS, Blob, Draft, SnapshotStore
 from quaymaster.broker.state_store import (
     BLOB_VERSIONS,
     SnapshotMeta,
@@ -36,6 +36,9 @@ STEP_S = 0.004
 
 CLEAN_LOOKED_AT = 256
 """A snapshot looks at the time again after so many partitions that have not changed."""
+
+BLOBS_AT_ONCE_BYTES = 8 << 20
+"""So many bytes of a snapshot's blobs are held before they are written; a single large one is held whole."""
 
 JOINED_PIECES_MAX = 24
 """A blob of no more pieces is small."""
@@ -217,8 +220,11 @@ class Snapshots:
         self._chunks.snapshot_begun()
         partitions: dict[int, Partition] = {}
         changed: dict[bytes, Blob] = {}
+        changed_bytes = 0
         until = time.perf_counter() + STEP_S
+        loop = asyncio.get_running_loop()
         try:
+            draft = await loop.run_in_executor(None, self._store.begin)
             for number, key in enumerate(list(queues.partitions)):
                 if not number % CLEAN_LOOKED_AT and time.perf_counter() > until:
                     await asyncio.sleep(0)
@@ -234,13 +240,18 @@ class Snapshots:
                         await asyncio.sleep(0)
                         until = time.perf_counter() + STEP_S
                 changed[encode_key(key)] = b"".join(pieces) if len(pieces) <= JOINED_PIECES_MAX else pieces
+                changed_bytes += sum(map(len, pieces))
+                if changed_bytes >= BLOBS_AT_ONCE_BYTES:
+                    await loop.run_in_executor(None, self._add, draft, changed)
+                    changed_bytes = 0
+                    until = time.perf_counter() + STEP_S
             await self._committed(host.replica.end_offset, commit_timeout_s)
             if host.replica.log.truncations != truncations:
                 raise _NotCommitted("what was to be in the snapshot was cut")
             meta = encode_meta(SnapshotMeta(host.replica.last_time_ms, host.replica.queues.marks))
-            gone = [encode_key(key) for key in removed if encode_key(key) not in changed]
-            await asyncio.get_running_loop().run_in_executor(
-                None, self._publish, base_offset, changed, gone, meta, self._sure_end
+            gone = [encode_key(key) for key in removed if key not in partitions]
+            await loop.run_in_executor(
+                None, self._publish, draft, base_offset, changed, gone, meta, self._sure_end
             )
         except BaseException as error:
             for found in partitions.values():
@@ -258,27 +269,33 @@ class Snapshots:
         self.written += 1
         return base_offset
 
+    @staticmethod
+    def _add(draft: Draft, changed: dict[bytes, Blob]) -> None:
+        draft.add(changed)
+        # Freed here, one by one: on the event loop, all at once would take a tenth of a second.
+        while changed:
+            changed.popitem()
+
     def _publish(
         self,
+        draft: Draft,
         base_offset: int,
         changed: dict[bytes, Blob],
         removed: list[bytes],
         meta: bytes,
         durable_floor: int,
     ) -> None:
+        self._add(draft, changed)
         self._chunks.sync()
-        self._store.write(
+        self._store.publish(
+            draft,
             base_offset,
-            changed,
             removed,
             meta,
             durable_floor=durable_floor,
             version=self._cell_format.version_of(MANIFEST_VERSIONS),
         )
         self._chunks.snapshot_published()
-        # Freed here, one by one: on the event loop, all at once would take a tenth of a second.
-        while changed:
-            changed.popitem()
 
     @property
     def oldest_base_offset(self) -> int:
@@ -392,6 +409,7 @@ class Compaction:
     async def step(self, *, younger_than_ms: int | None = None) -> int:
         """Judge each segment that is old enough and may have changed since; return how many were rewritten."""
         host = self._host
+        self._forget_segments_that_are_gone()
         before_ms = host.clock.time_ms() - (self._age_min_ms if younger_than_ms is None else younger_than_ms)
         eligible = [
             segment
@@ -409,6 +427,12 @@ class Compaction:
             if not is_full(error):
                 host.stop(error)
             return 0
+
+    def _forget_segments_that_are_gone(self) -> None:
+        if self._look_again_at or self._damaged:
+            there = {segment.base_offset for segment in self._host.files.segments()}
+            self._look_again_at = {at: gone for at, gone in self._look_again_at.items() if at in there}
+            self._damaged &= there
 
     # On a background thread.
 

@@ -92,6 +92,66 @@ class Snapshot:
     """Each key with its blob, once, in the order they lie on the disk."""
 
 
+class Draft:
+    """A snapshot that is being made: where its blobs are, and the file that those added to it go to.
+
+    Nothing counts until `SnapshotStore.publish`: what a draft wrote that is given up is written over by the next one.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        number: int,
+        start: int,
+        places: dict[bytes, _Place],
+        is_rewrite: bool,
+    ) -> None:
+        self._disk = disk
+        self._path = path
+        self._is_new = start == 0
+        self._handle: FileHandle | None = None
+        self.number = number
+        self.position = start
+        self.places = places
+        self.is_rewrite = is_rewrite
+        """Whether all blobs are to be in this file, as most of what is in others is garbage."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether something was added."""
+        return self._handle is not None
+
+    def add(self, changed: Mapping[bytes, Blob]) -> None:
+        """Append blobs. Blocks; nothing is durable before `sync`."""
+        pending: list[bytes] = []
+        pending_bytes = 0
+        for key, blob in changed.items():
+            assert 0 < len(key) <= KEY_BYTES_MAX, "a key has 1 to 65,535 bytes"
+            if self._handle is None:
+                self._handle = FileHandle(self._disk, self._disk.open(self._path, create=self._is_new))
+            blob_at, crc = self.position, 0
+            for piece in _pieces_of(blob):
+                crc = crc32c(piece, crc)
+                self.position += len(piece)
+                pending.append(piece)
+                pending_bytes += len(piece)
+                if pending_bytes >= WRITE_BYTES:
+                    self._disk.write_many(self._handle.fd, pending, self.position - pending_bytes)
+                    pending, pending_bytes = [], 0
+            self.places.pop(key, None)
+            self.places[key] = _Place(self.number, blob_at, self.position - blob_at, crc)
+        if pending and self._handle is not None:
+            self._disk.write_many(self._handle.fd, pending, self.position - pending_bytes)
+
+    def sync(self) -> bool:
+        """Make what was added durable; true when its file is a new one."""
+        if self._handle is None:
+            return False
+        self._disk.sync(self._handle.fd)
+        return self._is_new
+
+
 class SnapshotStore:
     """The snapshots in one directory. One thread at a time; calls block."""
 
@@ -186,28 +246,56 @@ class SnapshotStore:
         Durable when it returns. On an OSError (a full disk too) the last snapshot is still the newest one; after
         a failed fsync the owner must stop.
         """
+        draft = self.begin()
+        draft.add(changed)
+        self.publish(draft, base_offset, removed, meta, durable_floor=durable_floor, version=version)
+
+    def begin(self) -> Draft:
+        """Begin to make a snapshot from the last one; blobs are added to it, some at a time."""
         if not self._is_loaded:
             self.load()
+        last = self._manifests[-1] if self._manifests else _Manifest(0, 0, 0, b"")
+        places: dict[bytes, _Place] = {}
+        for key, place in last.places.items():  # one by one, as others may run meanwhile: a copy lets nobody
+            places[key] = place  # noqa: PERF403 -- and neither do other ways without a step for each
+        is_rewrite = self._is_mostly_garbage(last)
+        number, start = (self._next_number(), 0) if is_rewrite else self._file_to_append(last)
+        return Draft(self._disk, self._blobs_path(number), number, start, places, is_rewrite)
+
+    def publish(
+        self,
+        draft: Draft,
+        base_offset: int,
+        removed: Iterable[bytes],
+        meta: bytes,
+        *,
+        durable_floor: int = 0,
+        version: int = MANIFEST_VERSION,
+    ) -> None:
+        """Make what was added to a draft, less the `removed` keys, the newest snapshot. See `write`."""
         last = self._manifests[-1] if self._manifests else _Manifest(0, 0, 0, b"")
         assert base_offset >= last.base_offset, (
             f"a snapshot at {base_offset} behind the last one at {last.base_offset}"
         )
         self._generation += 1
         new = _Manifest(self._generation, base_offset, max(durable_floor, last.durable_floor), meta)
-        for key, place in last.places.items():  # one by one, as others may run meanwhile: a copy lets nobody
-            new.places[key] = place
+        new.places = draft.places
         for key in removed:
             new.places.pop(key, None)
-        for key in changed:
-            new.places.pop(key, None)
-        carried: Iterable[tuple[bytes, bytes]] = ()
-        if self._is_mostly_garbage(new, changed):
-            carried = self._blobs(_Manifest(0, 0, 0, b"", last.lengths, new.places))
-            new.places = {}
-            number, start = self._next_number(), 0
-        else:
-            number, start = self._file_to_append(last)
-        self._append_blobs(new, number, start, carried, changed)
+        if draft.is_rewrite:
+            old = {key: place for key, place in new.places.items() if place.number != draft.number}
+            carried: dict[bytes, Blob] = {}
+            carried_bytes = 0
+            for key, blob in self._blobs(_Manifest(0, 0, 0, b"", last.lengths, old)):
+                carried[key] = blob
+                carried_bytes += len(blob)
+                if carried_bytes >= WRITE_BYTES:
+                    draft.add(carried)
+                    carried, carried_bytes = {}, 0
+            draft.add(carried)
+        if draft.sync():  # the file's name must not come after the manifest's
+            self._disk.sync_directory(self._directory)
+        self._note_lengths(new, draft)
         self._write_manifest(new, version)
         gone = self._manifests[: 1 - MANIFESTS_KEPT]
         self._manifests = [*self._manifests[1 - MANIFESTS_KEPT :], new]
@@ -225,13 +313,9 @@ class SnapshotStore:
                 lengths[number] = max(length, lengths.get(number, 0))
         return lengths
 
-    def _is_mostly_garbage(self, new: _Manifest, changed: Mapping[bytes, Blob]) -> bool:
-        if not self._manifests:
-            return False
-        live = sum(place.length for place in new.places.values())
-        live += sum(len(piece) for blob in changed.values() for piece in _pieces_of(blob))
-        total = sum(self._manifests[-1].lengths.values())
-        return total > max(2 * live, REWRITE_BYTES_MIN)
+    def _is_mostly_garbage(self, last: _Manifest) -> bool:
+        live = sum(place.length for place in last.places.values())
+        return sum(last.lengths.values()) > max(2 * live, REWRITE_BYTES_MIN)
 
     def _next_number(self) -> int:
         numbers = [_number_of(name, BLOBS_SUFFIX) or 0 for name in self._disk.list_directory(self._directory)]
@@ -244,52 +328,22 @@ class SnapshotStore:
                 return number, last.lengths[number]
         return self._next_number(), 0
 
-    def _append_blobs(
-        self,
-        new: _Manifest,
-        number: int,
-        start: int,
-        carried: Iterable[tuple[bytes, Blob]],
-        changed: Mapping[bytes, Blob],
-    ) -> None:
-        position = start
-        pending: list[bytes] = []
-        pending_bytes = 0
-        handle: FileHandle | None = None
-        for source in (carried, changed.items()):
-            for key, blob in source:
-                assert 0 < len(key) <= KEY_BYTES_MAX, "a key has 1 to 65,535 bytes"
-                if handle is None:
-                    handle = self._open_blobs(number, create=start == 0)
-                blob_at, crc = position, 0
-                for piece in _pieces_of(blob):
-                    crc = crc32c(piece, crc)
-                    position += len(piece)
-                    pending.append(piece)
-                    pending_bytes += len(piece)
-                    if pending_bytes >= WRITE_BYTES:
-                        self._disk.write_many(handle.fd, pending, position - pending_bytes)
-                        pending, pending_bytes = [], 0
-                new.places[key] = _Place(number, blob_at, position - blob_at, crc)
-        if handle is not None:
-            if pending:
-                self._disk.write_many(handle.fd, pending, position - pending_bytes)
-            self._disk.sync(handle.fd)
-            if start == 0:  # the file's name must not come after the manifest's
-                self._disk.sync_directory(self._directory)
+    def _note_lengths(self, new: _Manifest, draft: Draft) -> None:
         ends: dict[int, int] = {}
         for place in new.places.values():
             end = place.position + place.length
             if end > ends.get(place.number, 0):
                 ends[place.number] = end
-        if handle is not None:
-            ends[number] = position
+        if draft.is_begun:
+            ends[draft.number] = draft.position
         older = self._manifests[-1].lengths if self._manifests else {}
         new.lengths = {entry: max(end, older.get(entry, 0)) for entry, end in ends.items()}
 
-    def _open_blobs(self, number: int, *, create: bool) -> FileHandle:
-        path = f"{self._directory}/{number:020d}{BLOBS_SUFFIX}"
-        return FileHandle(self._disk, self._disk.open(path, create=create))
+    def _blobs_path(self, number: int) -> str:
+        return f"{self._directory}/{number:020d}{BLOBS_SUFFIX}"
+
+    def _open_blobs(self, number: int) -> FileHandle:
+        return FileHandle(self._disk, self._disk.open(self._blobs_path(number)))
 
     def _write_manifest(self, manifest: _Manifest, version: int) -> None:
         index = {number: place for place, number in enumerate(manifest.lengths)}
@@ -359,7 +413,7 @@ class SnapshotStore:
         for key, place in in_order:
             number, position, length = place.number, place.position, place.length
             if number != opened or handle is None:
-                handle = self._open_blobs(number, create=False)
+                handle = self._open_blobs(number)
                 opened, buffer, buffer_at = number, b"", 0
             start = position - buffer_at
             if start < 0 or start + length > len(buffer):
@@ -384,7 +438,7 @@ class SnapshotStore:
 
     def _cut_to_length(self) -> None:
         for number, length in self._lengths().items():
-            handle = self._open_blobs(number, create=False)
+            handle = self._open_blobs(number)
             if self._disk.size(handle.fd) > length:
                 self._disk.truncate(handle.fd, length)
 
