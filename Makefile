@@ -3,7 +3,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-pipeline run-cluster test check format bench soak spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
+.PHONY: help run run-pipeline run-cluster test test-repeat check format bench soak spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ run-cluster: env-run  ## run a whole cell until Ctrl-C, data in ./quaymaster-clu
 
 test: env-test  ## run every check and test, cheapest first, stop at the first stage that fails
 	@scripts/test
+
+test-repeat:  ## run the whole suite RUNS=10 times from fresh clones, the last STRESS=2 beside other work
+	@RUNS=$(or $(RUNS),10) STRESS=$(or $(STRESS),2) scripts/repeat
 
 check: env  ## run only the static checks: ruff, mypy, import-linter
 	@scripts/test static

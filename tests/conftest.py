@@ -18,6 +18,14 @@ if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 
 EXIT_TIMEOUT_S = 60
+SLOW_FOLDERS = ("process", "nemesis")
+"""Whole processes and cells: slow, each of their tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)
