@@ -161,7 +161,7 @@ class _Lane:
                     continue
                 try:
                     send_all(client, *batch)
-                except BaseException as error:
+                except BaseException as error:  # noqa: BLE001 -- raised again by who sends
                     self.error = error
                     self._failed.set()
 

@@ -40,6 +40,7 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import InvalidParameterValue, TooFewReplicas
 from quaymaster.core.messages import decode_moved, message_id_of, split_payload
+from quaymaster.monitoring.supervision import listen_for_failures
 
 SOURCE, DEAD, OTHER, LOG = 1, 2, 3, 4
 TASK = identity(77)
@@ -504,11 +505,12 @@ async def redriven(directory: Path) -> tuple[MoveTask, int]:
         return await ended(tester), await waiting(tester, SOURCE)
 
 
-def test_a_task_goes_on_after_a_failure_that_nobody_expected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [OSError("a disk that reads badly"), InvalidParameterValue("refused")])
+def test_a_task_goes_on_after_what_journal_or_disk_refused_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.01)
-    failures = iter([RuntimeError("a bug")])
+    failures = iter([failure])
     take = moves.Moves._take
 
     async def failing_once(self: moves.Moves, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
@@ -521,6 +523,29 @@ def test_a_task_goes_on_after_a_failure_that_nobody_expected(
     task, count = asyncio.run(redriven(tmp_path))
 
     assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)
+
+
+def test_a_bug_in_a_task_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Exception] = []
+
+    async def broken(self: moves.Moves, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(moves.Moves, "_take", broken)
+
+    async def run() -> None:
+        listen_for_failures(asyncio.get_running_loop(), ended.append)
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await make_dead(tester, 1, 2)
+            await start_task(tester)
+            async with asyncio.timeout(30):
+                while not ended:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+    assert [str(error) for error in ended] == ["a bug"]
 
 
 def test_a_task_that_starts_again_while_its_work_is_about_to_be_left_to_the_next_leader_goes_on(

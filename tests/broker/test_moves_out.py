@@ -30,6 +30,7 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import NotLeader, TooFewReplicas
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
+from quaymaster.monitoring.supervision import listen_for_failures
 
 JOBS, OTHERS, DEAD = 1, 2, 3
 THERE = 7
@@ -202,7 +203,7 @@ def test_a_leader_begins_with_all_that_is_not_settled() -> None:
 
 
 def test_what_is_not_answered_is_sent_again_and_what_goes_wrong_strands_nobody() -> None:
-    failures: list[Exception] = [NotLeader() for _ in range(7)] + [RuntimeError("broken"), NotLeader()]
+    failures: list[Exception] = [NotLeader() for _ in range(7)] + [OSError("broken"), NotLeader()]
 
     async def answer(command: MoveIn) -> MoveInOutcome:
         if failures:
@@ -222,6 +223,24 @@ def test_what_is_not_answered_is_sent_again_and_what_goes_wrong_strands_nobody()
         assert len({command.messages[0].number for command in carrier.sent}) == 1
 
     asyncio.run(scenario())
+
+
+def test_a_bug_in_what_carries_moves_ends_the_process() -> None:
+    async def broken(command: MoveIn) -> MoveInOutcome:
+        raise AssertionError("a bug")
+
+    async def scenario() -> list[Exception]:
+        ended: list[Exception] = []
+        listen_for_failures(asyncio.get_running_loop(), ended.append)
+        leader = Leader()
+        moves, _, _ = away_of(leader, Carrier(broken))
+        (begun,) = leader.leave(JOBS, 1)
+        moves.begun(JOBS_KEY, begun)
+        await until(lambda: bool(ended))
+        await moves.close()
+        return ended
+
+    assert [str(error) for error in asyncio.run(scenario())] == ["a bug"]
 
 
 def test_what_cannot_be_read_is_withdrawn() -> None:

@@ -760,7 +760,7 @@ def test_rotation_waits_until_every_front_end_has_the_new_key_and_retires_the_ol
             await eventually(lambda: b.master_key_id == new and list(b._provider.key_ids()) == [new])
             assert list(a._provider.key_ids()) == [new]
             for end in (a, b):
-                end.data_keys.data_key.cache_clear()  # type: ignore[attr-defined]
+                end.data_keys._unwrapped.clear()
                 assert end.data_key(queue.data_key_id) == data_key
                 assert end.access_key(key.access_key_id) == key
             for item in (await cell.store.list_prefix(DATA_KEYS)).items:

@@ -33,7 +33,7 @@ class BrokerTasks:
         async def answer() -> None:
             try:
                 await work
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- the call is answered with it
                 if not isinstance(error, NotNow):
                     log_failure(log, "call failed", error, method=call.method)
                 call.fail(error if isinstance(error, NotNow) else InternalFailure(str(error)))

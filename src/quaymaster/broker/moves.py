@@ -28,13 +28,14 @@ from quaymaster.core.commands import (
     Taken,
     TakenForTask,
 )
-from quaymaster.core.errors import NotNow, QueueDoesNotExist
+from quaymaster.core.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.messages import decode_moved, split_payload
 from quaymaster.core.move_tasks import looks_in_vain_max
 from quaymaster.core.partition_moves import UNKNOWN, Place
 from quaymaster.core.queue_definitions import queue_arn
 from quaymaster.core.records import RecordType
 from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.supervision import supervise
 
 if TYPE_CHECKING:
     from quaymaster.broker.moves_out import MoveCarrier
@@ -189,7 +190,7 @@ class Moves:
         partition = self._host.replica.queues.partitions.get(key)
         for task in partition.tasks if partition is not None else ():
             if task.status == "RUNNING" and task.task_id not in self._tasks:
-                work = asyncio.get_running_loop().create_task(self._run(key, task))
+                work = supervise(asyncio.get_running_loop().create_task(self._run(key, task)))
                 self._tasks[task.task_id] = work
                 work.add_done_callback(partial(self._forget, key, task.task_id))
 
@@ -250,8 +251,10 @@ class Moves:
         self._host.submit(command, moved)
 
     def _forget(self, key: int, task_id: bytes, work: asyncio.Task[None]) -> None:
+        if work.cancelled() or work.exception() is not None:
+            return  # it ends, or the process does
         self._tasks.pop(task_id, None)
-        if self._host.replica.is_leading and not work.cancelled():
+        if self._host.replica.is_leading:
             # It may have been started again while this work was about to end, or to be left to the next leader.
             self.start_tasks_of(key)
 
@@ -275,7 +278,7 @@ class Moves:
                     log_event(log, logging.INFO, "move task left to the next leader", source=task.source_arn)
                     return
                 await asyncio.sleep(AWAY_RETRY_S)  # a majority is missing for now
-            except Exception as error:  # a bug must not leave the task running for good with nobody at work
+            except (CallerError, OSError) as error:  # what the journal or its disk refuses now
                 log_failure(log, "move task failed", error, source=task.source_arn)
                 await asyncio.sleep(UNREADABLE_RETRY_S)
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from quaymaster.core.applied_queues import partition_key, parts_of_key
 from quaymaster.core.commands import EndMoves, MoveBegun, MovedMessage, MoveIn, MoveInOutcome
-from quaymaster.core.errors import NotNow
+from quaymaster.core.errors import CallerError, NotNow
 from quaymaster.core.moved_messages import message_to_move
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import MovesOut, OpenMove
 from quaymaster.core.queue_definitions import queue_arn
 from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.supervision import supervise
 
 if TYPE_CHECKING:
     from quaymaster.broker.replica import Body, ReplicaHost
@@ -93,7 +94,7 @@ class MovesAway:
         pair = source_key, begun.target_key
         self._committed[pair] = max(self._committed.get(pair, 0), begun.number)
         if pair not in self._carrying:
-            self._carrying[pair] = asyncio.get_running_loop().create_task(self._carry(pair))
+            self._carrying[pair] = supervise(asyncio.get_running_loop().create_task(self._carry(pair)))
 
     def stop(self) -> None:
         """Send nothing more; whoever leads next begins with all that is not settled."""
@@ -150,7 +151,10 @@ class MovesAway:
                         target_journal=to.journal_id,
                         reason=str(error),
                     )
-            except Exception as error:  # a bug here or there must not strand the others for good
+            except (
+                CallerError,
+                OSError,
+            ) as error:  # what the other journal refuses must not strand the others
                 log_failure(log, "moves failed", error, journal=self._host.files.journal_id)
                 unanswered = max(unanswered, UNANSWERED_TOLD)
             unanswered += 1

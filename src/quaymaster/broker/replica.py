@@ -25,7 +25,7 @@ from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.elections import Elections
 from quaymaster.broker.fetches import Fetches
 from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.broker.journal_state import JournalCorrupt
+from quaymaster.broker.journal_state import JournalClosed, JournalCorrupt
 from quaymaster.broker.segments import RecordGone, RecordUnreadable
 from quaymaster.broker.waiters import Waiter, Waiters
 from quaymaster.broker.writer import JournalWriter
@@ -53,7 +53,15 @@ from quaymaster.core.commands import (
     Taken,
     TakenOutcome,
 )
-from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotLeader, NotNow, Overloaded
+from quaymaster.core.errors import (
+    CallerError,
+    DiskFull,
+    InternalFailure,
+    JournalStopped,
+    NotLeader,
+    NotNow,
+    Overloaded,
+)
 from quaymaster.core.journal import JournalReplica, ToDo
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.messages import message_id_of, prefix_bytes
@@ -269,7 +277,7 @@ class ReplicaHost:
         undecided = iter(inbox)
         try:
             self._decide(undecided)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
             # A broken assumption, or a damaged index. What is undecided is answered as unknown.
             self._fail("decision failed", error)
             for _, token in undecided:
@@ -385,7 +393,7 @@ class ReplicaHost:
             return False
         try:
             event(*arguments)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
             self._fail("replica failed", error)
             return False
         return True
@@ -421,7 +429,7 @@ class ReplicaHost:
         for token, answer in todo.replies:
             try:
                 self._answer(token, answer)
-            except Exception as error:  # one reply that cannot be made must not cost the others theirs
+            except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
                 log_failure(log, "reply failed", error, journal=self.files.journal_id)
         for partition in todo.awake:
             self.waiters.wake(partition)
@@ -440,7 +448,7 @@ class ReplicaHost:
         try:
             self.replica.on_written(written_end, truncations=truncations)
             self.replica.on_durable(durable_end, truncations=truncations)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
             self._fail("replica failed", error)
         else:
             self._carry_out(self.replica.take(self.replica.last_time_ms))
@@ -649,7 +657,7 @@ class ReplicaHost:
         reply, outcome = self._large_replies[0]
         try:
             reply(outcome)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
             log_failure(log, "reply failed", error, journal=self.files.journal_id)
         self._large_replies.popleft()
         if self._large_replies:
@@ -732,7 +740,13 @@ class ReplicaHost:
     ) -> None:
         try:
             found |= await self._links.repaired(damaged)
-        except Exception as error:  # as unreadable as before: nothing else depends on it
+        except (
+            NotNow,
+            CallerError,
+            RecordUnreadable,
+            JournalClosed,
+            OSError,
+        ) as error:  # as unreadable as before
             log_failure(log, "repair failed", error, journal=self.files.journal_id)
         finish(found)
 

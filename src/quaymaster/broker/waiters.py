@@ -159,7 +159,7 @@ class Waiters:
                 continue
             try:
                 self._answer_empty(waiter)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
                 log_failure(log, "reply failed", error)
             self._drop_done(waiter.partition)
 

@@ -57,7 +57,7 @@ from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 from quaymaster.monitoring.loop_watch import LoopWatch
 from quaymaster.monitoring.metrics import Metrics, Sample
-from quaymaster.monitoring.supervision import listen_for_failures
+from quaymaster.monitoring.supervision import listen_for_failures, supervise
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.http_server import HTTPServer, one_by_one
 from quaymaster.settings import Address, Settings
@@ -414,7 +414,7 @@ def start_sealing(
         has_room=has_room,
         interval_s=settings.seal_interval_s,
     )
-    task = asyncio.get_running_loop().create_task(sealing.run())
+    task = supervise(asyncio.get_running_loop().create_task(sealing.run()))
 
     async def end() -> None:
         task.cancel()

@@ -286,7 +286,7 @@ class SQLiteCoordination(Coordination):
     def _run(self) -> None:
         try:
             connection = self._open()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- told to who waits
             self._post(self._note_open, as_unusable(self._path, error))
             return
         try:
@@ -506,7 +506,7 @@ def _run_job(connection: sqlite3.Connection, job: _Job) -> tuple[_Job, Any, Exce
         return job, job.operation(connection), None
     except sqlite3.Error:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- told to who waits
         return job, None, error
 
 

@@ -333,7 +333,7 @@ class Admin:
                 self._probes.handle(request)
         except NotYetKnown as unknown:  # the key that signed it
             unknown.when_known(partial(self._handle_when_known, request))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
             self._refuse(request, None, error)
 
     def _handle_when_known(self, request: HTTPRequest, error: CallerError | NotNow | None) -> None:
@@ -373,7 +373,7 @@ class Admin:
                 act.asked = ({"name": name} if name else {}) | query | fields
             call = AdminCall(name, query, fields, principal.account_id)
             self._start(self._answer(request, route.handler, call, act), is_act=act is not None)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
             self._refuse(request, act, error)
 
     def _start(self, work: Coroutine[Any, Any, None], *, is_act: bool) -> None:
@@ -405,7 +405,7 @@ class Admin:
         except asyncio.CancelledError:
             self._refuse(request, act, _stopping())
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
             self._refuse(request, act, error)
         else:
             body = msgspec.json.encode(answer, enc_hook=str) + b"\n"

@@ -128,13 +128,13 @@ class Calls:
                 rendered.append((call, call.render(outcome)))
             except NotYetKnown as unknown:
                 unknown.when_known(partial(self._render_when_known, call, outcome))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- the request is answered with it
                 call.fail(error)
         encoded: list[tuple[Call, bytes, bytes]] = []
         for call, output in rendered:
             try:
                 encoded.append((call, *call.encode(output)))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- the request is answered with it
                 call.fail(error)
         for call, headers, body in encoded:
             call.request.respond(200, headers, body)
@@ -149,7 +149,7 @@ class Calls:
             call.succeed(call.render(outcome))
         except NotYetKnown as unknown:  # they may be sealed with several
             unknown.when_known(partial(self._render_when_known, call, outcome))
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 -- the request is answered with it
             call.fail(failure)
 
     def may_log_slow(self, now_ms: float) -> int | None:

@@ -23,7 +23,7 @@ from quaymaster.frontend.call import ask
 from quaymaster.frontend.encryption import MessageCipher
 from quaymaster.frontend.log_reader import LogReader
 from quaymaster.frontend.sealed_blocks import SEALED_COLUMNS, BlockPlace, SealedLogs, seal_block
-from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import BrokerClient
 
 BLOCK_ROWS_MAX: Final = 16_384
@@ -78,12 +78,10 @@ class Sealing:
             for partition in definition.partitions:
                 try:
                     await self._seal(definition, partition.number)
-                except (CallerError, NotNow, OSError) as error:
+                except (CallerError, NotNow, OSError, KeyError) as error:  # KeyError: its data key is missing
                     log_event(
                         log, logging.WARNING, "log not sealed", queue=definition.name, reason=str(error)
                     )
-                except Exception as error:
-                    log_failure(log, "sealing failed", error, queue=definition.name)
 
     async def _logs(self) -> list[QueueDefinition]:
         """Return the queues that are logs: a few of perhaps very many."""

@@ -345,7 +345,7 @@ class FrontEnd:
         except NotYetKnown as unknown:
             self._go_on_when_known(unknown, step, call)
             return False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
             call.fail(error)
             return False
         return not call.is_done
@@ -453,7 +453,7 @@ class FrontEnd:
         except asyncio.CancelledError:
             call.fail(Timeout())
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
             call.fail(error)
         else:
             if not call.is_done:  # some answer with more than an output

@@ -27,8 +27,9 @@ from quaymaster.frontend.usage_shipper import RETRY_MAX_S, RETRY_MIN_S, UsageShi
 from quaymaster.frontend.usage_spool import Appended, SpooledBlock, UsageSpool
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
-from quaymaster.protocol.usage_records import DropReason, decode_header
+from quaymaster.protocol.usage_records import CorruptBlock, DropReason, decode_header
 
 STOP_SHIPPING_S: Final = 2.0
 PIPELINE_FILE: Final = "pipeline.json"
@@ -96,14 +97,14 @@ class UsageFeed:
         self.recorder.on_many = self._write_now.set
         # The first block names the epoch: whoever closes hours knows of it from then on.
         await self._write(is_heartbeat=True)
-        self._tasks.append(asyncio.create_task(self._write_for_ever(), name="usage-writer"))
+        self._tasks.append(supervise(asyncio.create_task(self._write_for_ever(), name="usage-writer")))
 
     def ship(self, shipper: UsageShipper) -> None:
         """Begin to ship."""
         self._shipper = shipper
         shipper.wake()
-        self._tasks.append(asyncio.create_task(self._ship_for_ever(shipper), name="usage-shipper"))
-        self._tasks.append(asyncio.create_task(self._keep_epochs_for_ever(), name="usage-epochs"))
+        self._tasks.append(supervise(asyncio.create_task(self._ship_for_ever(shipper), name="usage-shipper")))
+        self._tasks.append(supervise(asyncio.create_task(self._keep_epochs_for_ever(), name="usage-epochs")))
 
     async def stop(self) -> None:
         """Write the last records, seal the epoch, ship what can be shipped at once."""
@@ -225,8 +226,6 @@ class UsageFeed:
                 await self.keep_epochs()
             except (NotNow, CallerError, TimeoutError) as error:
                 log_event(log, logging.WARNING, "usage epochs not kept", reason=str(error))
-            except Exception as error:
-                log_failure(log, "usage epochs not kept", error)
 
     async def _write_for_ever(self) -> None:
         while not self._is_stopping:
@@ -234,10 +233,7 @@ class UsageFeed:
                 async with asyncio.timeout(self._sync_s):
                     await self._write_now.wait()
             self._write_now.clear()
-            try:
-                await self._write(is_heartbeat=time.monotonic() - self._block_s >= self._heartbeat_s)
-            except Exception as error:  # a bug of ours: records are lost, and requests go on
-                log_failure(log, "usage records lost", error)
+            await self._write(is_heartbeat=time.monotonic() - self._block_s >= self._heartbeat_s)
 
     async def _write(self, *, is_heartbeat: bool, is_last: bool = False) -> None:
         taken = self.recorder.take(is_last=is_last)
@@ -268,7 +264,7 @@ class UsageFeed:
         while True:
             try:
                 await shipper.run()
-            except Exception as error:
+            except (CorruptBlock, OSError) as error:  # the spool cannot be read now
                 log_failure(log, "usage records not shipped", error)
                 await asyncio.sleep(RETRY_MAX_S)
 

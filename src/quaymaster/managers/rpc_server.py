@@ -81,7 +81,7 @@ class ManagerCalls:
             raise
         except (CallerError, NotNow) as error:
             call.fail(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the call is answered with it
             log_failure(log, "call failed", error, broker=request.broker)
             call.fail(InternalFailure(str(error)))
         else:

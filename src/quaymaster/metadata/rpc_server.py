@@ -94,7 +94,7 @@ class MetadataCalls:
         except asyncio.CancelledError:
             call.fail(Timeout())
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the call is answered with it
             call.fail(_as_travelling(error))
         else:
             call.reply(answer)

@@ -233,7 +233,7 @@ class BrokerRouter:
         """A leader is known: send what waited for it."""
         try:
             self._send(submission, self._now_s())
-        except Exception as error:  # a bug with one must not strand those behind it
+        except Exception as error:  # noqa: BLE001 -- one command must not cost the others theirs
             log_failure(log, "command could not be sent", error)
             self._answer(submission, InternalFailure())
 
@@ -426,7 +426,7 @@ class BrokerRouter:
         if reply is not None:
             try:
                 reply(outcome)
-            except Exception as error:  # one reply that cannot be made must not cost the others theirs
+            except Exception as error:  # noqa: BLE001 -- one command must not cost the others theirs
                 log_failure(log, "reply failed", error)
 
     def _answer_later(self, submission: Submission, error: Exception) -> None:

@@ -323,7 +323,7 @@ class HTTPServer:
         for connection in dirty:
             try:
                 connection.take_turn(pass_ms)
-            except Exception:
+            except Exception:  # noqa: BLE001 -- costs one connection
                 self._on_failed(connection)
 
     def _read_strangers(self) -> None:
@@ -342,7 +342,7 @@ class HTTPServer:
     def _read(self, connection: Stranger) -> None:
         try:
             connection.read()
-        except Exception:
+        except Exception:  # noqa: BLE001 -- costs one connection
             self._on_failed(connection)
 
     def _on_failed(self, connection: Stranger) -> None:

@@ -256,7 +256,7 @@ class MetadataClient:
             try:
                 data = await node.connection.ask(METHOD, request, patience_ms + grace_ms, counted_as=CHANGES)
                 changes = _decode(data, Changes)
-            except Exception as error:
+            except (NotNow, CallerError) as error:
                 node.failed(error)
                 if self.followed is node:
                     self.followed = None

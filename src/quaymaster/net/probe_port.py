@@ -71,7 +71,7 @@ class ProbePort:
     async def _show_metrics(self, request: HTTPRequest) -> None:
         try:
             text = await self._metrics.render_in_steps()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the scrape is answered with it
             log_failure(log, "metrics not rendered", error)
             request.respond(500, b"Content-Type: text/plain\r\n", b"the metrics cannot be rendered\n")
         else:

@@ -168,7 +168,7 @@ class _ServerConnection(Connection):
             return
         try:
             handler(call)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- the call is answered with it
             _fail((call,), error)
 
     def _deny(self, call: IncomingCall) -> None:
@@ -189,7 +189,7 @@ class _ServerConnection(Connection):
             assert handler is not None, "a run has a handler"
             try:
                 handler(run)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- the call is answered with it
                 _fail(run, error)
 
     def answer(self, call_id: int, kind: int, body: bytes) -> None:
