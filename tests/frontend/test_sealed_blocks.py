@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,9 @@ def test_blocks_are_found_by_their_offsets_also_after_a_restart(tmp_path: Path) 
         assert found.end_of(7, 0, 11) == 20
         assert found.end_of(7, 0, 5) == 5
         assert found.queues() == {7, 8}
-        assert found.read(7, 0, BlockPlace(14, 20), ["timestamp"]).rows == 6
+        data, data_key_id = found.read(7, 0, BlockPlace(14, 20))
+        assert asyncio.run(found.data_key(data_key_id)) == KEY
+        assert open_block(data, ["timestamp"], key_of)[1].rows == 6
     assert not (tmp_path / "7" / "0" / "half.tmp").exists()
 
 
@@ -131,13 +134,17 @@ def test_what_is_gone_from_the_log_is_deleted(tmp_path: Path) -> None:
     for place in (BlockPlace(1, 5), BlockPlace(5, 9), BlockPlace(9, 12)):
         put(logs, place)
 
-    logs.drop_below(7, 0, 6)
+    gone = logs.drop_below(7, 0, 6)
 
     assert logs.find(7, 0, 4) is None
     assert logs.find(7, 0, 5) == BlockPlace(5, 9)
+    assert len(list(tmp_path.glob("7/0/*"))) == 3, "who forgets them need not wait for the disk"
+    logs.delete(gone)
+    logs.delete(gone)
     assert len(list(tmp_path.glob("7/0/*"))) == 2
-    logs.drop_queue(7)
+    gone = logs.drop_queue(7)
     assert logs.queues() == set()
+    logs.delete(gone)
     assert list(tmp_path.glob("7/**/*.qmb")) == []
 
 
@@ -150,9 +157,11 @@ def test_a_file_that_is_missing_or_another_block_is_damaged(tmp_path: Path) -> N
     first.unlink()
 
     with pytest.raises(BlockDamaged, match="No such file"):
-        logs.read(7, 0, BlockPlace(1, 5), ["value"])
+        logs.read(7, 0, BlockPlace(1, 5))
     with pytest.raises(BlockDamaged, match="another block than its name says"):
-        logs.read(7, 0, BlockPlace(5, 9), ["value"])
+        logs.read(7, 0, BlockPlace(5, 9))
+    with pytest.raises(BlockDamaged, match="no data key 4"):
+        asyncio.run(logs.data_key(4))
     logs.drop(7, 0, BlockPlace(1, 5))
     logs.drop(7, 0, BlockPlace(1, 5))
     assert logs.find(7, 0, 1) is None

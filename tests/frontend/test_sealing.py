@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from quaymaster.core.commands import Fetch
+from quaymaster.core.errors import NotYetKnown
 from quaymaster.frontend import sealing
 from quaymaster.frontend.encryption import MessageCipher
-from quaymaster.frontend.sealed_blocks import BlockPlace
+from quaymaster.frontend.sealed_blocks import BlockPlace, SealedLogs
 from quaymaster.frontend.sealing import Sealing
 
 from .support import Service, serving, until
@@ -100,6 +102,66 @@ def test_a_part_of_a_block_and_few_columns_of_it_can_be_read(tmp_path: Path) -> 
             assert [row["offset"] for row in rows(few)] == [9]
             assert fetched(service) == 0
             assert rows(await fetch(service, 9, 9)) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_data_key_that_is_not_known_yet_is_asked_for_on_the_loop(tmp_path: Path) -> None:
+    """A worker's thread has no loop on which a metadata node could be asked."""
+
+    async def scenario() -> None:
+        async with serving(sealed_in=tmp_path) as service:
+            await service.add_queue("log", RetentionMode="Log")
+            await send(service, 9)
+            sealed, loops_thread, asked = service.sealed, threading.get_ident(), 0
+            assert sealed is not None
+
+            def data_key(data_key_id: int) -> bytes:
+                nonlocal asked
+                assert threading.get_ident() == loops_thread
+                asked += 1
+                if asked % 2:
+                    raise NotYetKnown(lambda resume: resume(None))
+                return service.metadata.data_key(data_key_id)
+
+            sealed._data_key = data_key
+            working = job(service)
+            working._data_key = data_key
+            await working.look()
+            answer = await fetch(service, 1, 8)
+
+            assert [row["offset"] for row in rows(answer)] == list(range(1, 8))
+            assert files(tmp_path)
+            assert asked == 4
+
+    asyncio.run(scenario())
+
+
+def test_blocks_of_a_deleted_log_are_not_deleted_on_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    delete = SealedLogs.delete
+
+    def watched(paths: Iterable[Path]) -> None:
+        threads.append(threading.get_ident())
+        delete(paths)
+
+    monkeypatch.setattr(SealedLogs, "delete", staticmethod(watched))
+
+    async def scenario() -> None:
+        async with serving(sealed_in=tmp_path) as service:
+            await service.add_queue("log", RetentionMode="Log")
+            await send(service, 9)
+            await job(service).look()
+            assert files(tmp_path)
+
+            await service.client.json("DeleteQueue", {"QueueUrl": service.client.url("log")})
+            await job(service).look()
+
+            assert files(tmp_path) == []
+            assert threads
+            assert threading.get_ident() not in threads
 
     asyncio.run(scenario())
 

@@ -26,6 +26,7 @@ from quaymaster.frontend.sealed_blocks import (
     BlockPlace,
     SealedLogs,
     block_bytes,
+    open_block,
 )
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import BrokerClient
@@ -206,8 +207,13 @@ class LogActions:
         names = [name for name in wanted.columns if name not in NOT_SEALED]
         loop = asyncio.get_running_loop()
         try:
+            opened = Block(place.stop - place.first, {})
+            if names:
+                data, key_id = await loop.run_in_executor(None, sealed.read, log.queue_id, partition, place)
+                keys = {key_id: await sealed.data_key(key_id)}
+                _, opened = await loop.run_in_executor(None, open_block, data, names, keys.__getitem__)
             return await loop.run_in_executor(
-                None, self._open_sealed, sealed, log, partition, place, names, wanted, stop
+                None, self._part_of_sealed, opened, log, partition, place, wanted, stop
             )
         except BlockDamaged as error:
             log_event(
@@ -223,18 +229,15 @@ class LogActions:
             return None
 
     @staticmethod
-    def _open_sealed(
-        sealed: SealedLogs,
+    def _part_of_sealed(
+        block: Block,
         log: QueueDefinition,
         partition: int,
         place: BlockPlace,
-        names: list[str],
         wanted: validation.FetchLog,
         stop: int,
     ) -> Block:
-        """Read, decrypt and decompress; on a worker's thread, mostly without the interpreter's lock."""
-        whole = Block(place.stop - place.first, {})
-        block = sealed.read(log.queue_id, partition, place, names) if names else whole
+        """Return what is wanted of an opened block; on a worker's thread, for the columns that are not in it."""
         start, size = wanted.from_offset, block_bytes(block)
         if size > wanted.bytes_max:
             stop = min(stop, start + max(1, wanted.bytes_max * block.rows // size))

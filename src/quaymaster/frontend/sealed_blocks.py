@@ -17,6 +17,7 @@ To change the format: raise BLOCK_VERSION. Blocks of another version are damaged
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import struct
@@ -33,6 +34,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from quaymaster.net.metadata_client import when_known
 from quaymaster.protocol.log_columns import COLUMNS, Block, Buffers
 
 BLOCK_VERSION: Final = 1
@@ -213,16 +215,23 @@ class SealedLogs:
             start = place.stop
         return start
 
-    def read(self, queue_id: int, partition: int, place: BlockPlace, names: Iterable[str]) -> Block:
-        """Return columns of a block. Blocks. BlockDamaged when it is not whole, or gone."""
+    def read(self, queue_id: int, partition: int, place: BlockPlace) -> tuple[bytes, int]:
+        """Return a block's file, and the id of its data key. Blocks. BlockDamaged when it is another block, or gone."""
         try:
             data = self._path(queue_id, partition, place).read_bytes()
         except OSError as error:
             raise BlockDamaged(f"{error}") from error
-        head, block = open_block(data, names, self._data_key)
+        head, _ = read_head(memoryview(data))
         if (head.queue_id, head.partition, head.first, head.stop) != (queue_id, partition, *place):
             raise BlockDamaged("it is another block than its name says")
-        return block
+        return data, head.data_key_id
+
+    async def data_key(self, data_key_id: int) -> bytes:
+        """Return a data key, asked for where it is not known; BlockDamaged when there is none, NotNow."""
+        try:
+            return await when_known(lambda: self._data_key(data_key_id))
+        except KeyError:
+            raise BlockDamaged(f"there is no data key {data_key_id}") from None
 
     def write(self, queue_id: int, partition: int, place: BlockPlace, data: bytes) -> None:
         """Put a block there; `add` makes it known. Blocks; OSError."""
@@ -243,17 +252,30 @@ class SealedLogs:
             places.remove(place)
         self._path(queue_id, partition, place).unlink(missing_ok=True)
 
-    def drop_below(self, queue_id: int, partition: int, earliest: int) -> None:
-        """Delete the blocks whose messages are all gone."""
-        for place in list(self._places.get((queue_id, partition), [])):
-            if place.stop <= earliest:
-                self.drop(queue_id, partition, place)
+    def drop_below(self, queue_id: int, partition: int, earliest: int) -> list[Path]:
+        """Forget the blocks whose messages are all gone; return their files, for `delete`."""
+        key = (queue_id, partition)
+        known = self._places.get(key, [])
+        gone = [place for place in known if place.stop <= earliest]
+        if gone:
+            self._places[key] = [place for place in known if place.stop > earliest]
+        return [self._path(queue_id, partition, place) for place in gone]
 
-    def drop_queue(self, queue_id: int) -> None:
-        """Delete all blocks of a queue. Blocks, for a moment."""
+    def drop_queue(self, queue_id: int) -> list[Path]:
+        """Forget all blocks of a queue; return where they are, for `delete`."""
         for key in [key for key in self._places if key[0] == queue_id]:
             del self._places[key]
-        shutil.rmtree(self._directory / str(queue_id), ignore_errors=True)
+        return [self._directory / str(queue_id)]
+
+    @staticmethod
+    def delete(paths: Iterable[Path]) -> None:
+        """Delete files and directories with all that is in them, as far as that goes. Blocks."""
+        for path in paths:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _path(self, queue_id: int, partition: int, place: BlockPlace) -> Path:
         name = f"{place.first:020d}-{place.stop:020d}{SUFFIX}"

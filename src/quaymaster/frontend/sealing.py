@@ -14,6 +14,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 from quaymaster.core.commands import LogBounds, LogBoundsOutcome
@@ -25,6 +26,7 @@ from quaymaster.frontend.log_reader import LogReader
 from quaymaster.frontend.sealed_blocks import SEALED_COLUMNS, BlockPlace, SealedLogs, seal_block
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.broker_client import BrokerClient
+from quaymaster.net.metadata_client import when_known
 
 BLOCK_ROWS_MAX: Final = 16_384
 BLOCK_BYTES_MAX: Final = 3 << 20
@@ -73,7 +75,7 @@ class Sealing:
         """Look once at every log."""
         logs = await self._logs()
         for gone in self._sealed.queues() - {definition.queue_id for definition in logs}:
-            self._sealed.drop_queue(gone)
+            await self._delete(self._sealed.drop_queue(gone))
         for definition in logs:
             for partition in definition.partitions:
                 try:
@@ -101,7 +103,7 @@ class Sealing:
         queue_id = definition.queue_id
         bounds = await ask(self._broker, LogBounds(queue_id, partition))
         assert isinstance(bounds, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
-        self._sealed.drop_below(queue_id, partition, bounds.earliest)
+        await self._delete(self._sealed.drop_below(queue_id, partition, bounds.earliest))
         loop = asyncio.get_running_loop()
         at = self._sealed.end_of(queue_id, partition, bounds.earliest)
         while (stop := self._stop_of(queue_id, partition, at, bounds.end)) is not None:
@@ -116,6 +118,8 @@ class Sealing:
                 return  # there were fewer bytes than it looked like: it is not closed yet
             place = BlockPlace(at, reached)
             times = array("q", bytes(block.columns["timestamp"][0]))
+            # Here, not on the worker: one that is not known is asked for on this loop.
+            data_key = await when_known(lambda: self._data_key(definition.data_key_id))
             data = await loop.run_in_executor(
                 None,
                 lambda: seal_block(
@@ -125,12 +129,16 @@ class Sealing:
                     place=place,  # noqa: B023
                     times_ms=(min(times) // 1_000, max(times) // 1_000),  # noqa: B023
                     data_key_id=definition.data_key_id,
-                    data_key=self._data_key(definition.data_key_id),
+                    data_key=data_key,  # noqa: B023
                 ),
             )
             await loop.run_in_executor(None, self._sealed.write, queue_id, partition, place, data)
             self._sealed.add(queue_id, partition, place)
             at = reached
+
+    async def _delete(self, paths: list[Path]) -> None:
+        if paths:
+            await asyncio.get_running_loop().run_in_executor(None, self._sealed.delete, paths)
 
     def _stop_of(self, queue_id: int, partition: int, at: int, end: int) -> int | None:
         """Return to where the stretch from `at` may be closed; None when it is not yet."""
