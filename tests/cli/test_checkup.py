@@ -103,11 +103,15 @@ def test_a_data_directory_others_can_read_is_a_problem(tmp_path: Path) -> None:
     for path, mode in ((data, 0o700), (data / "keys", 0o700)):
         path.chmod(mode)
     private = checkup.check_permissions(data)
+    metrics = data / "metrics.prom"  # for a node exporter
+    metrics.touch(mode=0o644)
+    metrics.chmod(0o644)
+    with_metrics = checkup.check_permissions(data)
     key.chmod(0o640)
 
     readable = checkup.check_permissions(data)
 
-    assert private.result == OK
+    assert private.result == with_metrics.result == OK
     assert readable.result == PROBLEM
     assert f"{key} has mode 0640" in readable.found
 

@@ -107,6 +107,20 @@ async def running(
 
 
 @on_a_loop
+async def test_a_feed_that_ships_nothing_yet_seals_its_epoch_when_it_stops(tmp_path: Path) -> None:
+    async with cell_of_one() as (broker, metadata):
+        feed = make_usage_feed(load_settings(flags={}, environment={}), tmp_path, node="fe-1")
+        await feed.start(MemoryCoordination(), "us-east-1")
+        await feed.stop()
+
+        async with running(tmp_path, broker, metadata, MemoryCoordination()) as one:
+            await until(lambda: one.shipper.is_idle.is_set())
+
+        seals = [block.header.seal for block in shipped(broker, metadata) if block.header.seal]
+        assert [seal.reason for seal in seals] == ["stopped", "stopped"]
+
+
+@on_a_loop
 async def test_what_is_answered_is_in_the_usage_queue_soon_and_the_epoch_is_sealed(tmp_path: Path) -> None:
     async with cell_of_one() as (broker, metadata):
         async with running(tmp_path, broker, metadata, MemoryCoordination()) as one:

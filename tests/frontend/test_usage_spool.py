@@ -530,6 +530,50 @@ def test_a_front_end_keeps_its_first_name_unless_it_is_given_another(tmp_path: P
     assert names == ["host-1", "host-1", "eu-1", "eu-1"]
 
 
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"a\x00b", b"a\nb", b"x" * 300, b"fe-2\n", b"", None])
+def test_a_damaged_name_is_that_of_the_newest_segment(tmp_path: Path, damage: bytes | None) -> None:
+    spool = open_spool(tmp_path)
+    spool.close(now_us=NOON_US)
+    path = tmp_path / "usage" / "front_end"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+
+    again = UsageSpool(tmp_path / "usage", node="host-9", is_named=False, bytes_max=MIB)
+    again.open()
+
+    assert again.front_end == path.read_text().strip() == "fe-1"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_name_that_nothing_else_tells_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "usage" / "front_end"
+    path.parent.mkdir()
+    path.write_bytes(b"\xff\xfe")
+
+    with pytest.raises(SpoolUnusable, match=r"front_end is damaged.*set `node` to it"):
+        UsageSpool(path.parent, node="host-9", is_named=False, bytes_max=MIB).open()
+
+    named = UsageSpool(path.parent, node="eu-1", is_named=True, bytes_max=MIB)
+    named.open()
+    assert named.front_end == path.read_text().strip() == "eu-1"
+
+
+def test_nothing_of_a_spool_can_be_read_by_others(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.append(taken(1))
+    ship_all(spool)
+    spool.close(now_us=NOON_US)
+    (tmp_path / "usage" / "shipped").chmod(0o644)  # as before
+
+    open_spool(tmp_path)
+
+    files = [*tmp_path.glob("usage/*")]
+    assert {path.name for path in files} >= {"front_end", "shipped"}
+    assert [path for path in (tmp_path / "usage", *files) if path.stat().st_mode & 0o077] == []
+
+
 def test_a_front_end_starts_though_there_is_no_room_for_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

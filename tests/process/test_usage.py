@@ -14,6 +14,7 @@ from harness.load import SQSConnection
 from harness.process import Environment, QuaymasterProcess
 
 from process.support import Client, running
+from quaymaster.cli.checkup import OK, check_permissions
 from quaymaster.protocol.usage_records import UsageBlock, decode_block, parse_block_text
 
 KILLS = 3
@@ -153,10 +154,14 @@ def test_a_server_that_does_not_record_makes_neither_queue_nor_key(tmp_path: Pat
     assert not (tmp_path / "data" / "keys" / "pipeline.json").exists()
 
 
-def test_the_pipelines_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_all_that_a_server_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
     process = QuaymasterProcess(tmp_path / "data")
     with running(process):
         read_usage(process)
+        process.restart()
+        found = {path: path.stat().st_mode for path in (process.data, *process.data.rglob("*"))}
 
-    mode = (tmp_path / "data" / "keys" / "pipeline.json").stat().st_mode
-    assert mode & 0o777 == 0o600
+    names = {path.name for path in found}
+    assert {"pipeline.json", "client.json", "front_end", "shipped", "metadata.sqlite"} <= names
+    assert [path for path, mode in found.items() if mode & 0o077] == []
+    assert check_permissions(process.data).result == OK

@@ -252,8 +252,9 @@ def check_permissions(data: Path) -> Finding:
 
 
 def _contents_of(data: Path) -> Iterator[Path]:
-    yield from sorted(path for path in data.iterdir() if path.is_file())
-    for name in ("keys", "journals"):
+    # Metrics are for others to read: node exporter runs as a user of its own.
+    yield from sorted(path for path in data.iterdir() if path.is_file() and path.suffix != ".prom")
+    for name in ("keys", "journals", "usage"):
         if (data / name).exists():
             yield data / name
             yield from sorted((data / name).iterdir())

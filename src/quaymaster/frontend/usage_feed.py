@@ -63,7 +63,9 @@ class UsageFeed:
         self._now_us = now_us
         self._thread = ThreadPoolExecutor(1, "usage")
         self._write_now = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._shipping: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._shipper: UsageShipper | None = None
         self._is_stopping = False
         self._epochs: FrontEndEpochs | None = None
@@ -97,24 +99,22 @@ class UsageFeed:
         self.recorder.on_many = self._write_now.set
         # The first block names the epoch: whoever closes hours knows of it from then on.
         await self._write(is_heartbeat=True)
-        self._tasks.append(supervise(asyncio.create_task(self._write_for_ever(), name="usage-writer")))
+        self._writing = supervise(asyncio.create_task(self._write_for_ever(), name="usage-writer"))
 
     def ship(self, shipper: UsageShipper) -> None:
         """Begin to ship."""
         self._shipper = shipper
         shipper.wake()
-        self._tasks.append(supervise(asyncio.create_task(self._ship_for_ever(shipper), name="usage-shipper")))
-        self._tasks.append(supervise(asyncio.create_task(self._keep_epochs_for_ever(), name="usage-epochs")))
+        self._shipping = supervise(asyncio.create_task(self._ship_for_ever(shipper), name="usage-shipper"))
+        self._keeping = supervise(asyncio.create_task(self._keep_epochs_for_ever(), name="usage-epochs"))
 
     async def stop(self) -> None:
         """Write the last records, seal the epoch, ship what can be shipped at once."""
-        writing, *shipping = self._tasks
-        for keeping in shipping[1:]:
-            keeping.cancel()  # it might begin another epoch
-        # Not cancelled: what it has taken from the recorder must get to the spool.
+        await _end(self._keeping)  # first: it might begin another epoch
         self._is_stopping = True
         self._write_now.set()
-        await writing
+        if self._writing is not None:
+            await self._writing  # not cancelled: what it has taken from the recorder must get to the spool
         await self._write(is_heartbeat=False, is_last=True)
         try:
             await self._on_thread(lambda: self._spool.close(now_us=self._now_us()))
@@ -127,9 +127,7 @@ class UsageFeed:
                     await self._shipper.is_idle.wait()
             if self._shipper.is_idle.is_set():
                 await self._end_epoch()
-        for task in shipping:
-            task.cancel()
-        await asyncio.gather(*shipping, return_exceptions=True)
+        await _end(self._shipping)
         self._thread.shutdown()
 
     def abandon(self) -> None:
@@ -273,6 +271,12 @@ class UsageFeed:
     ) -> Result:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: call(*args, **kwargs))
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class PipelineAccessKey(Protocol):

@@ -62,6 +62,7 @@ _FRONT_END: Final = "front_end"
 _MAGIC: Final = b"QMS"
 _HEAD = struct.Struct("<B3sII")
 _SEGMENT_HEAD_BYTES_MAX: Final = 4096
+_NAME_CHARS_MAX: Final = 255
 _FREE_BYTES_MIN: Final = 1 << 20
 """Below it the disk counts as full for us: journals come first."""
 
@@ -69,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 class SpoolUnusable(Exception):
-    """The spool was written by a newer program, or cannot be read by this user."""
+    """The spool cannot be gone on with: the message says why, and what to do."""
 
 
 class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
@@ -167,11 +168,10 @@ class UsageSpool:
         """Read what is there, mend it, and seal the epoch that was not.
 
         Raises:
-            SpoolUnusable: a newer program wrote it.
+            SpoolUnusable: a newer program wrote it, or nothing in it tells the front end's name any more.
             OSError: it cannot be read or written.
         """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._take_name()
         numbers = sorted(
             int(path.stem)
             for path in self._directory.glob(f"*{SEGMENT_SUFFIX}")
@@ -182,10 +182,14 @@ class UsageSpool:
             head = self._read_segment_head(number)
             if head is not None:
                 heads.append((number, head))
+        self._take_name(heads[-1][1].front_end if heads else None)
         for at, (number, head) in enumerate(heads):
             following = heads[at + 1][1] if at + 1 < len(heads) else None
             self._mend(number, head, following if following and following.epoch == head.epoch else None)
         self._shipped = self._read_shipped()
+        for name in (_FRONT_END, _SHIPPED):  # made readable for others, once
+            with suppress(OSError):
+                (self._directory / name).chmod(0o600)
         self._drop_shipped_segments()
 
     def begin(self, epoch: int, region: str, *, now_us: int, lost_epoch: int | None = None) -> None:
@@ -309,6 +313,7 @@ class UsageSpool:
         with suppress(
             OSError
         ):  # without it, or with an old one, blocks are shipped again and known by their names
+            temporary.touch(mode=0o600)
             temporary.write_text(f"{block.number} {block.end}\n")
             temporary.replace(self._directory / _SHIPPED)
 
@@ -338,17 +343,27 @@ class UsageSpool:
 
     # Parts of starting
 
-    def _take_name(self) -> None:
+    def _take_name(self, recorded: str | None) -> None:
+        """Take the name that records are under. `recorded`: that of the newest segment, which has a checksum."""
         path = self._directory / _FRONT_END
-        kept = ""
-        with suppress(FileNotFoundError):
-            kept = path.read_text().strip()
-        if kept and not self._is_named:
-            self.front_end = kept
+        kept = _read_name(path)
+        if not self._is_named:
+            if recorded is None and kept is None:
+                raise SpoolUnusable(
+                    f"{path} is damaged, and nothing else here tells this front end's name. `quaymaster pipeline "
+                    f"front-ends` lists the names there are: write the right one into the file, or set `node` to it. "
+                    "Under another name its audit chain and its usage begin again."
+                )
+            self.front_end = recorded or kept or self.front_end
         if kept == self.front_end:
             return
+        if kept is None:
+            log_event(
+                log, logging.WARNING, "front end's name was damaged", path=str(path), name=self.front_end
+            )
         temporary = path.with_suffix(".tmp")
         try:
+            temporary.touch(mode=0o600)
             temporary.write_text(f"{self.front_end}\n")
             temporary.replace(path)
         except OSError as error:
@@ -644,6 +659,17 @@ def _encode_segment_head(head: SegmentHead) -> bytes:
 def segment_head_length(data: bytes) -> int:
     """Return how long the head is that a segment begins with; it was checked when it was opened."""
     return int(_HEAD.unpack_from(data)[2])
+
+
+def _read_name(path: Path) -> str | None:
+    """Return a front end's name as it was kept, "" where none is; None when what is there is no name."""
+    try:
+        name = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError:
+        return None
+    return name if len(name) <= _NAME_CHARS_MAX and name.isprintable() else None
 
 
 def decode_segment_head(data: bytes) -> SegmentHead:
