@@ -6,54 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.etcd import EtcdCluster
-from harness.process import Environment, QuaymasterProcess
-from harness.running_cell import RoleProcess, RunningCell
+from harness.new_cell import new_cell, restore_into, served
+from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
 
 pytestmark = pytest.mark.slow
-
-OTHERS = ("manager", "metadata", "frontend")
-
-
-def quaymaster(process: RoleProcess, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return process.command(*(str(argument) for argument in arguments))
-
-
-@contextmanager
-def new_cell(directory: Path, brokers: int) -> Iterator[RunningCell]:
-    """A cell of which only the brokers run."""
-    directory.mkdir()
-    with EtcdCluster.started(directory) as etcd:
-        cell = RunningCell(directory, etcd, {"broker": brokers, "manager": 1, "metadata": 1, "frontend": 1})
-        try:
-            for process in cell.of_role("broker"):
-                process.launch()
-            for process in cell.of_role("broker"):
-                process.wait_until_ready()
-            yield cell
-        finally:
-            for process in cell.processes.values():
-                process.kill9()
-
-
-def served(cell: RunningCell, keys: Path) -> Environment:
-    """Start the rest of a cell, with master keys; return how it is reached."""
-    shutil.copytree(keys, cell.directory / "keys")
-    for role in OTHERS:
-        for process in cell.of_role(role):
-            process.launch()
-    for role in OTHERS:
-        for process in cell.of_role(role):
-            process.wait_until_ready()
-    cell.wait_until_whole()
-    return cell.environment()
 
 
 def received(sqs: Any, url: str, count: int) -> list[dict[str, Any]]:
@@ -121,13 +82,9 @@ def test_server_becomes_a_cell_with_its_queues_keys_messages_and_windows(
     backed_up: dict[str, Any], tmp_path: Path
 ) -> None:
     with new_cell(tmp_path / "cell", 3) as cell:
-        restored = quaymaster(
-            cell["broker-1"], "cell", "restore", backed_up["copy"], "--keys", backed_up["keys"], "--json"
-        )
+        restored = restore_into(cell, backed_up["copy"], backed_up["keys"])
         assert restored.returncode == 0, restored.stderr + cell["broker-1"].log()
-        again = quaymaster(
-            cell["broker-1"], "cell", "restore", backed_up["copy"], "--keys", backed_up["keys"]
-        )
+        again = restore_into(cell, backed_up["copy"], backed_up["keys"])
         environment = served(cell, backed_up["keys"])
         old = backed_up["environment"]
         assert (environment.access_key_id, environment.secret_access_key, environment.account_id) == (
@@ -193,12 +150,12 @@ def test_restore_that_cannot_be_changes_nothing(backed_up: dict[str, Any], tmp_p
             (copy, tmp_path / "no-keys", ".key is not in"),
             (tmp_path / "no-keys", keys, "it is no backup"),
         ):
-            refused = quaymaster(broker, "cell", "restore", source, "--keys", used)
+            refused = restore_into(cell, source, used)
             assert refused.returncode == 1, refused.stderr
             assert why in refused.stderr
         cell["metadata-1"].launch()
         cell["metadata-1"].wait_until_ready()
-        with_others = quaymaster(broker, "cell", "restore", copy, "--keys", keys)
+        with_others = restore_into(cell, copy, keys)
         cell["metadata-1"].stop()
 
         assert with_others.returncode == 1

@@ -21,7 +21,7 @@ from quaymaster.coordination import watched_prefix
 from quaymaster.core import committed_runs, placement, staged_messages
 from quaymaster.core.cell import broker_of
 from quaymaster.core.cell_view import CellView
-from quaymaster.core.commands import Command, InternalCommand, ListDataKeys, SetQueue
+from quaymaster.core.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
@@ -211,7 +211,7 @@ class Cell:
 
     def journal_for(self, command: Command | InternalCommand) -> int:
         """Return which journal a command goes to: all of a queue is in one."""
-        assert not isinstance(command, ListDataKeys), "it is asked of a journal, not of a queue"
+        assert not isinstance(command, ListDataKeys | WriteBarrier), "they are of a journal, not of a queue"
         queue_id = command.definition.queue_id if isinstance(command, SetQueue) else command.queue_id
         return self.journal_of(queue_id)
 

@@ -122,7 +122,11 @@ class ServerCut:
     ) -> None:
         self._journal_id = broker.files.journal_id
         self._source = CopySource(
-            broker.journal, data / JOURNALS_NAME / str(self._journal_id), reader=READER, idle_s=None
+            broker.journal,
+            data / JOURNALS_NAME / str(self._journal_id),
+            reader=READER,
+            idle_s=None,
+            frees_snapshots=True,
         )
         self._copy_metadata = copy_metadata
         self._data = data

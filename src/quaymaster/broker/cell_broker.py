@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quaymaster.broker import (
+    backup_calls,
     broker_name,
     cell_calls,
     copy_calls,
@@ -25,6 +26,7 @@ from quaymaster.broker import (
     record_repair,
     restore_calls,
 )
+from quaymaster.broker.backup_calls import BackupCalls
 from quaymaster.broker.broker_name import WHO, BrokerName, NameTaken
 from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.cell_calls import CellCalls
@@ -128,12 +130,14 @@ class CellBroker:
         self._copies = CopyCalls(options.name, self._held, self._links, self._tasks)
         calls = CellCalls(self._held, self._tasks, leader_hint=self._leader_hint, make_report=self.report)
         self._moves = MoveCalls(options.name, self._held, self._links, self._tasks)
+        self._backups = BackupCalls(self._held, self._tasks)
         restores = RestoreCalls(self._held, self._tasks)
         self._server = RPCServer(
             {
                 **calls.handlers,
                 **self._copies.handlers,
                 **self._moves.handlers,
+                **self._backups.handlers,
                 **restores.handlers,
                 WHO: self._answer_who,
             },
@@ -147,6 +151,7 @@ class CellBroker:
             callers=cell_calls.CALLERS
             | copy_calls.CALLERS
             | move_calls.CALLERS
+            | backup_calls.CALLERS
             | restore_calls.CALLERS
             | broker_name.CALLERS,
         )
@@ -220,6 +225,7 @@ class CellBroker:
         await asyncio.gather(*(watch.close() for watch in self._watches))
         await self._tasks.close()
         await self._copies.close()
+        await self._backups.close()
         await self._held.close()
         await self._server.drain(DRAIN_MS)
         await self._links.close()

@@ -33,7 +33,7 @@ from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.broker.journal_state import JournalCorrupt, JournalState
 from quaymaster.broker.recovery import INDEX_NAME
-from quaymaster.broker.segments import SegmentDamaged
+from quaymaster.broker.segments import SegmentDamaged, base_offset_of
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.threads import run_to_end
 from quaymaster.core.copy_verdicts import CopyVerdict, judge_copy
@@ -77,14 +77,24 @@ class CopyRead(msgspec.Struct, frozen=True):
 class CopySource:
     """The leader's side of one copy, for the broker `reader` and no other.
 
-    Without `idle_s` it lasts until `end`, whether anybody reads or not.
+    Without `idle_s` it lasts until `end`, whether anybody reads or not. With `frees_snapshots` new ones are written as
+    soon as the first segment is read: the copy is no longer one that a member could go on from.
     """
 
     def __init__(
-        self, journal: JournalService, directory: Path, *, reader: str, idle_s: float | None = IDLE_S
+        self,
+        journal: JournalService,
+        directory: Path,
+        *,
+        reader: str,
+        idle_s: float | None = IDLE_S,
+        frees_snapshots: bool = False,
     ) -> None:
         self.reader = reader
         self._idle_s = idle_s
+        self._frees_snapshots = frees_snapshots
+        self._is_held = False
+        self._is_committed = False
         self._journal = journal
         self._directory = directory
         self._held = AsyncExitStack()
@@ -95,16 +105,31 @@ class CopySource:
         self.bytes_read = 0
         self.is_ended = False
 
-    async def begin(self) -> CopyManifest:
-        """Hold the snapshots as they are, and note what there is; InternalFailure when its end is damaged."""
-        journal = self._journal
+    async def hold(self) -> None:
+        """Hold the snapshots as they are."""
         try:
-            await self._held.enter_async_context(journal.snapshots.held())
+            await self._held.enter_async_context(self._journal.snapshots.held())
+            self._is_held = True
             if self.is_ended:
                 raise Timeout("The copy was given up.")
+        except BaseException:
+            await self.end()
+            raise
+        self._touch()
+
+    async def begin(self, until: int | None = None) -> CopyManifest:
+        """Hold the snapshots, and note what there is, up to an offset that is committed, or all.
+
+        InternalFailure when its end is damaged.
+        """
+        journal = self._journal
+        if not self._is_held:
+            await self.hold()
+        try:
             self._truncations = journal.files.truncations
             self._check_uncut()
-            manifest = await asyncio.get_running_loop().run_in_executor(None, self._open)
+            self._is_committed = until is not None
+            manifest = await asyncio.get_running_loop().run_in_executor(None, self._open, until)
             self._check_uncut()
         except SegmentDamaged as error:
             await self.end()
@@ -121,6 +146,9 @@ class CopySource:
         if fd is None:
             raise Timeout("The copy was given up.")
         self._touch()
+        if self._frees_snapshots and is_segment(name):
+            await self._held.aclose()
+            self._forget_what_changes()
         # With a file of its own: when the copy ends meanwhile, the number of the other may be given to another file.
         piece = await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(fd), position)
         self._check_uncut()
@@ -128,9 +156,17 @@ class CopySource:
         return piece
 
     def _check_uncut(self) -> None:
-        """The log says that it is cut before the disk is: so what was read is of before, if it says nothing yet."""
-        if self._journal.host.replica.log.truncations != self._truncations:
+        """The log says that it is cut before the disk is: so what was read is of before, if it says nothing yet.
+
+        What is committed is never cut.
+        """
+        if not self._is_committed and self._journal.host.replica.log.truncations != self._truncations:
             raise Timeout("The journal was cut.")
+
+    def _forget_what_changes(self) -> None:
+        """Snapshots and index may be written over now: nobody may read them any more."""
+        for name in [name for name in self._files if not is_segment(name)]:
+            os.close(self._files.pop(name))
 
     async def end(self) -> None:
         """Let go."""
@@ -150,14 +186,14 @@ class CopySource:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._idle_s, lambda: loop.create_task(self.end()))
 
-    def _open(self) -> CopyManifest:
+    def _open(self, until: int | None) -> CopyManifest:
         files = self._journal.files
         snapshots = sorted((self._directory / "snapshots").iterdir())
         copied = [self._hold(f"snapshots/{path.name}", path.stat().st_size) for path in snapshots]
         index = self._directory / INDEX_NAME
         if index.exists():
             copied.append(self._hold(INDEX_NAME, index.stat().st_size))
-        start_offset, end, segments = files.segment_files()
+        start_offset, end, segments = files.segment_files(until)
         copied += [self._hold(name, size) for name, size in segments]
         epoch = self._journal.host.replica.epoch
         return CopyManifest(epoch, start_offset, end.end, end.epoch, end.chain, copied)
@@ -217,6 +253,11 @@ class CopyTarget:
             )
         except (JournalCorrupt, SnapshotsDamaged) as error:
             raise InternalFailure(f"The copy is damaged: {error}") from error
+
+
+def is_segment(name: str) -> bool:
+    """Tell whether a file of a copy is a segment; the others come before all of these."""
+    return base_offset_of(name) is not None
 
 
 async def fetch(

@@ -35,6 +35,7 @@ from quaymaster.broker.space import JournalLimits
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.core.applied_queues import partition_key
+from quaymaster.core.backup_cut import BackupBarrier
 from quaymaster.core.cell import ReplicaSeen
 from quaymaster.core.commands import (
     Command,
@@ -43,8 +44,9 @@ from quaymaster.core.commands import (
     MoveIn,
     MoveInOutcome,
     StartMoveTask,
+    WriteBarrier,
 )
-from quaymaster.core.errors import JournalStopped, NotLeader, NotNow
+from quaymaster.core.errors import JournalStopped, NotLeader, NotNow, Overloaded, StaleEpoch, Timeout
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.partition import IN_FLIGHT_MAX
@@ -62,6 +64,8 @@ TAIL_BYTES_MAX = 16 << 20
 ACTIVATION_RETRY_S = 0.2
 REBUILD_RETRY_S = 1.0
 """Making the queues anew is tried again after so long on a full disk."""
+BARRIER_TIMEOUT_S = 5.0
+BARRIER_LOOK_S = 0.002
 LAST_COMMIT_TIMEOUT_S = 1.0
 """How long the last snapshot of a replica with others waits for their answers: they may be closing too."""
 
@@ -143,6 +147,10 @@ class JournalService:
         self.recovery_s = 0.0
         self.rebuilds = 0
         self.leaderships = 0
+        self.moves_hold = 0
+        """What keeps messages of other journals out, by its number; 0 when nothing does."""
+        self._holds = 0
+        self._hold_ends: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Recover the journal and begin to take part in it; it leads when it hears that it is appointed.
@@ -214,6 +222,7 @@ class JournalService:
 
     async def close(self) -> None:
         """Answer parked receives, finish what was decided, write a last snapshot, and let go of the directory."""
+        self.release_moves()
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -254,9 +263,44 @@ class JournalService:
 
     async def take_moved(self, command: MoveIn) -> MoveInOutcome:
         """Take messages that come from another journal; raises NotNow when that may not have happened."""
+        if self.moves_hold:
+            raise Overloaded("Nothing is taken from other journals while a backup finds its cut.")
         outcome: object = await self.host.ask(command)
         assert isinstance(outcome, MoveInOutcome), "a MoveIn is answered by a MoveInOutcome"
         return outcome
+
+    def hold_moves(self, seconds: float) -> None:
+        """Take nothing from other journals for so long, or until `release_moves`; begins another hold each time."""
+        self.release_moves()
+        self._holds += 1
+        self.moves_hold = self._holds
+        self._hold_ends = asyncio.get_running_loop().call_later(seconds, self.release_moves)
+
+    def release_moves(self) -> None:
+        """Take what other journals send again."""
+        self.moves_hold = 0
+        if self._hold_ends is not None:
+            self._hold_ends.cancel()
+            self._hold_ends = None
+
+    async def barrier(self) -> BackupBarrier:
+        """Write a barrier; return it once it is committed and durable here (`core/backup_cut`). Raises NotNow."""
+        host = self.host
+        epoch = host.replica.epoch
+        deadline = time.monotonic() + BARRIER_TIMEOUT_S
+        try:
+            async with asyncio.timeout(BARRIER_TIMEOUT_S):
+                await host.ask(WriteBarrier())
+        except TimeoutError:
+            raise Timeout from None
+        commit = host.replica.commit
+        while host.replica.durable_end < commit:  # a majority may be ahead of this disk
+            if time.monotonic() > deadline:
+                raise Timeout
+            await asyncio.sleep(BARRIER_LOOK_S)
+        if host.replica.epoch != epoch:
+            raise StaleEpoch
+        return BackupBarrier(epoch, self.moves_hold)
 
     @property
     def member(self) -> str:

@@ -345,7 +345,7 @@ class FrontEndOperations:
 
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         """Refuse: a front end has no data."""
-        raise UnsupportedOperation("A front end keeps no messages; copies of them are on other brokers.")
+        raise UnsupportedOperation("A front end keeps no messages: `quaymaster cell backup` copies the cell.")
 
 
 _ROLES: dict[Role, StartRole] = {

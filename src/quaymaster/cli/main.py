@@ -80,6 +80,7 @@ app.command()(pipeline.usage)
 for role in (cell.metadata, cell.manager, cell.frontend):
     app.command()(role)
 app.add_typer(cell_operations.cell_app, name="cell")
+cell_operations.cell_app.command("backup")(cell_backups.cell_backup)
 cell_operations.cell_app.command("restore")(cell_backups.cell_restore)
 app.add_typer(cell_operations.journal_app, name="journal")
 app.command("force-recover")(cell_operations.force_recover)

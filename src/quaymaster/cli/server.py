@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FILES_WANTED = 65_536
 BACKUP_WAIT_MS = 24 * 3600 * 1000
 BACKUP_POLL_S = 0.5
+CLUSTER_FILE = "cluster.json"
+"""What `quaymaster local up` writes: see `cli/local_plan`."""
 
 Config = Annotated[
     Path | None,
@@ -153,15 +155,21 @@ def backup(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Write a consistent copy of the server's data.
+    """Write a consistent copy of the data of a server, or of the cell of `quaymaster local up`.
 
-    The running server writes it, to a path on its own machine.
+    A server writes it itself, to a path on its own machine. A cell on hosts of its own: `quaymaster cell backup`.
     """
+    path = destination.absolute()
+    directory = data_directory(data)
+    if admin_url is None and (directory / CLUSTER_FILE).exists():
+        from quaymaster.cli.cell_cut import local_settings, run_cell_backup
+
+        run_cell_backup(local_settings(directory.absolute()), path, as_json=as_json)
+        return
     from concurrent.futures import ThreadPoolExecutor, wait
 
     from quaymaster.cli.client import AdminClient
 
-    path = destination.absolute()
     connection = find_connection(data, None)
     with (
         AdminClient(connection, admin_url) as admin,

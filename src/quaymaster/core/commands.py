@@ -519,6 +519,10 @@ class EndMoves(msgspec.Struct, gc=False):
     withdrawn: list[int]
 
 
+class WriteBarrier(msgspec.Struct, gc=False):
+    """Write a record that changes nothing: once it is committed, nobody had led the journal since it was asked for."""
+
+
 class TakeForMove(msgspec.Struct, gc=False):
     """Take up to `count_max` visible messages for a move task; with 0, only see whether it is over.
 
@@ -643,7 +647,9 @@ Command = (
 )
 """What a front end or a metadata node may ask."""
 
-InternalCommand = ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves
+InternalCommand = (
+    ExpireMessages | MoveMessage | TakeForMove | FinishMoveTask | MoveIn | EndMoves | WriteBarrier
+)
 Outcome = (
     SendOutcome
     | ReceiveOutcome

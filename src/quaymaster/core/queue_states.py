@@ -71,6 +71,7 @@ from quaymaster.core.commands import (
     Taken,
     TakenForTask,
     TakenOutcome,
+    WriteBarrier,
 )
 from quaymaster.core.errors import (
     InvalidParameterValue,
@@ -172,6 +173,7 @@ class QueueStates(AppliedQueues):
             MoveMessage: self._move,
             MoveIn: self._move_in,
             EndMoves: self._end_moves,
+            WriteBarrier: self._write_barrier,
             TakeForMove: self._take_for_move,
             FinishMoveTask: self._finish_task,
             StageMessages: self._stage,
@@ -731,6 +733,10 @@ class QueueStates(AppliedQueues):
                 self.messages_gone += arrived
             self.messages_moved += arrived
             proposal.awake.add(source)
+        return Done(), Wait.COMMIT
+
+    def _write_barrier(self, command: WriteBarrier, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        proposal.records.append(Record(RecordType.BARRIER, 0, 0, 0, 0, now_ms, 0, b""))
         return Done(), Wait.COMMIT
 
     def _take_for_move(self, command: TakeForMove, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:

@@ -1,0 +1,156 @@
+"""How an operator backs up a cell: every journal's leader fixes an end of it, all of them as one moment, and is read.
+
+    backup.begin   journal id, u64 little-endian ─▶ BackupBarrier: nothing is taken from other journals
+    backup.cut     journal id                    ─▶ CopyManifest: the journal, up to a barrier
+    backup.check   journal id                    ─▶ BackupBarrier; then messages of other journals are taken again
+    backup.read    CopyRead                      ─▶ bytes
+    backup.end     journal id
+
+What makes it one moment: `core/backup_cut`. The end is committed, so what is read never changes: whoever leads
+meanwhile, the broker that was asked goes on giving it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from quaymaster.broker.broker_tasks import BrokerTasks
+from quaymaster.broker.held_journals import HeldJournals
+from quaymaster.broker.journal_copy import CopyManifest, CopyRead, CopySource
+from quaymaster.broker.journal_service import JournalService
+from quaymaster.core.backup_cut import BackupBarrier
+from quaymaster.core.errors import NotLeader, Overloaded
+from quaymaster.net.rpc import CallHandler, IncomingCall
+from quaymaster.protocol.broker_calls import JOURNAL_ID
+
+BACKUP_BEGIN: Final = "backup.begin"
+BACKUP_CUT: Final = "backup.cut"
+BACKUP_CHECK: Final = "backup.check"
+BACKUP_READ: Final = "backup.read"
+BACKUP_END: Final = "backup.end"
+CALLERS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
+    (BACKUP_BEGIN, BACKUP_CUT, BACKUP_CHECK, BACKUP_READ, BACKUP_END), ("operator",)
+)
+"""Which roles may call what."""
+
+HOLD_S: Final = 10.0
+"""Messages of other journals are kept out for so long at most: a backup that needs longer begins again."""
+IDLE_S: Final = 60.0
+"""A backup that nobody reads for so long is given up."""
+
+encode_answer = msgspec.msgpack.Encoder().encode
+decode_barrier = msgspec.msgpack.Decoder(BackupBarrier).decode
+decode_copy = msgspec.msgpack.Decoder(CopyManifest).decode
+encode_read = msgspec.msgpack.Encoder().encode
+_reads = msgspec.msgpack.Decoder(CopyRead)
+
+
+class BackupCalls:
+    """The backups that one broker gives: one of each journal at a time."""
+
+    def __init__(self, held: HeldJournals, tasks: BrokerTasks) -> None:
+        self._held = held
+        self._tasks = tasks
+        self._sources: dict[int, CopySource] = {}
+
+    @property
+    def handlers(self) -> dict[str, CallHandler]:
+        """The calls, by method."""
+        return {
+            BACKUP_BEGIN: self._on_begin,
+            BACKUP_CUT: self._on_cut,
+            BACKUP_CHECK: self._on_check,
+            BACKUP_READ: self._on_read,
+            BACKUP_END: self._on_end,
+        }
+
+    async def close(self) -> None:
+        """Give up the backups that are being read."""
+        for source in self._sources.values():
+            await source.end()
+
+    def _on_begin(self, call: IncomingCall) -> None:
+        number = _journal_of(call)
+
+        async def begin() -> None:
+            journal = self._led(number)
+            before = self._sources.get(number)
+            if before is not None and not before.is_ended:
+                if before.reader != call.peer.node:
+                    raise Overloaded("Another backup of this journal is being made.")
+                await before.end()
+            source = self._sources[number] = CopySource(
+                journal,
+                self._held.directory / str(number),
+                reader=call.peer.node,
+                idle_s=IDLE_S,
+                frees_snapshots=True,
+            )
+            await source.hold()
+            journal.hold_moves(HOLD_S)
+            call.reply(encode_answer(await journal.barrier()))
+
+        self._tasks.answer(call, begin())
+
+    def _on_cut(self, call: IncomingCall) -> None:
+        number = _journal_of(call)
+
+        async def cut() -> None:
+            source = self._source(number, call)
+            journal = self._led(number)
+            barrier = await journal.barrier()
+            commit = journal.host.replica.commit
+            copy = await source.begin(commit)
+            call.reply(encode_answer((barrier, copy)))
+
+        self._tasks.answer(call, cut())
+
+    def _on_check(self, call: IncomingCall) -> None:
+        number = _journal_of(call)
+
+        async def check() -> None:
+            self._source(number, call)
+            journal = self._led(number)
+            barrier = await journal.barrier()
+            journal.release_moves()
+            call.reply(encode_answer(barrier))
+
+        self._tasks.answer(call, check())
+
+    def _on_read(self, call: IncomingCall) -> None:
+        request = _reads.decode(call.body)
+
+        async def read() -> None:
+            call.reply(await self._source(request.journal, call).read(request.name, request.position))
+
+        self._tasks.answer(call, read())
+
+    def _on_end(self, call: IncomingCall) -> None:
+        number = _journal_of(call)
+        source = self._sources.get(number)
+        if source is not None and source.reader == call.peer.node:
+            del self._sources[number]
+            journal = self._held.opened.get(number)
+            if journal is not None:
+                journal.release_moves()
+            self._tasks.run(source.end())
+        call.reply()
+
+    def _led(self, number: int) -> JournalService:
+        journal = self._held.get(number)
+        if not journal.host.replica.is_leading:
+            raise NotLeader
+        return journal
+
+    def _source(self, number: int, call: IncomingCall) -> CopySource:
+        source = self._sources.get(number)
+        if source is None or source.is_ended or source.reader != call.peer.node:
+            raise NotLeader
+        return source
+
+
+def _journal_of(call: IncomingCall) -> int:
+    (number,) = JOURNAL_ID.unpack_from(call.body)
+    return int(number)
