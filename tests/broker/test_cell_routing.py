@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from harness.broker_support import define, message, number_of, options
+from harness.broker_support import define, identity, message, number_of, options
 from harness.waiting import PATIENCE_S
 
+from quaymaster.broker import data_key_lists
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import Command, Outcome, Receive, ReceiveOutcome, Send, SendOutcome, SetQueue
+from quaymaster.core.commands import (
+    Command,
+    ListDataKeys,
+    NewMessage,
+    Outcome,
+    Receive,
+    ReceiveOutcome,
+    Send,
+    SendOutcome,
+    SetQueue,
+)
+from quaymaster.core.errors import NotLeader
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.leader_table import LeaderTable
+from quaymaster.core.messages import encode_message_head
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.net.broker_router import BrokerRouter
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import JOURNAL_ID, PREPARE, TRANSFER, TransferRequest
+from quaymaster.protocol.command_codec import encode_command
 from quaymaster.protocol.frames import Hello
 
 JOURNAL = 0
@@ -234,5 +250,34 @@ def test_a_client_that_went_while_its_receive_was_parked_is_handed_nothing(tmp_p
         assert isinstance(outcome, ReceiveOutcome)
         assert [(one.sequence, one.delivery_count) for one in outcome.deliveries] == [(1, 1)]
         assert answers == []
+
+    run(tmp_path, story)
+
+
+def test_leader_of_a_journal_lists_its_data_keys_and_a_journal_without_one_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_key_lists, "list_data_keys", partial(data_key_lists.list_data_keys, page_max=2))
+
+    async def story(cell: Cell) -> None:
+        journal = BrokerQueueJournal(cell.router)
+        assert await journal.data_keys(JOURNAL) == set()
+        for number, key_id in enumerate((9, 3, 7, 1, 8), 1):
+            body = encode_message_head(identity(number), key_id, b"startid8", 1, number) + bytes(16)
+            await cell.ask(Send(1, 0, [NewMessage(identity(number), body, 0)]))
+        await cell.transfer("a", "b")
+
+        assert await journal.data_keys(JOURNAL) == {1, 3, 7, 8, 9}
+
+        host, _, port = cell.brokers["c"].address.rpartition(":")
+        follower = RPCClient((host, int(port)), FRONT_END)
+        with pytest.raises(NotLeader):
+            await follower.ask(
+                "command", JOURNAL_ID.pack(JOURNAL) + encode_command(ListDataKeys(JOURNAL)), 10_000
+            )
+        await follower.close()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):  # it waits for a leader for as long as any command does
+                await journal.data_keys(JOURNAL + 1)
 
     run(tmp_path, story)
