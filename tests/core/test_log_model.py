@@ -27,6 +27,8 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import QueueDoesNotExist
 from quaymaster.core.queue_definitions import group_definition, replace_definition
 
+pytestmark = pytest.mark.uncovered
+
 LOGS = {"jobs": ["jobs@a", "jobs@b"], "steps.fifo": ["steps.fifo@a", "steps.fifo@b"]}
 GROUPS = ["jobs@a", "steps.fifo@a", "jobs@b", "steps.fifo@b"]
 

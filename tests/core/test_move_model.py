@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, replay, snapshot_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -46,6 +47,8 @@ from quaymaster.core.partition_snapshots import load_partition
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
+
+pytestmark = pytest.mark.uncovered
 
 IS_LONG = os.environ.get("QUAYMASTER_HYPOTHESIS") == "long"
 

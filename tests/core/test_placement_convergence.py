@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from harness.plan_rules import check_plan
 from harness.planned_cell import POLL_MS, PlannedCell
 from hypothesis import given, note, settings
@@ -18,6 +19,8 @@ from quaymaster.core.cell import (
 )
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication import Role
+
+pytestmark = pytest.mark.uncovered
 
 SETTLED_MS = PlacementSettings().settle_ms + 1_000
 DROP_MS = PlacementSettings().drop_grace_ms

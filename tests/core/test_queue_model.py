@@ -63,6 +63,8 @@ from quaymaster.core.queue_definitions import (
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import RecordType
 
+pytestmark = pytest.mark.uncovered
+
 IS_LONG = os.environ.get("QUAYMASTER_HYPOTHESIS") == "long"
 
 SMALL = [

@@ -12,6 +12,8 @@ from quaymaster.core.index import IndexEntry, MemoryChunks, SequenceIndex
 from quaymaster.core.partition import Partition
 from quaymaster.core.standard_order import SCAN_MAX
 
+pytestmark = pytest.mark.uncovered
+
 NOW_MS = 1_000_000
 BACKLOG = 200_000
 

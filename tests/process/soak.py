@@ -45,6 +45,7 @@ SETTINGS = {
     "queue_name_reuse_s": "0",
     "slow_request_ms": "0",
 }
+ACKNOWLEDGED_PER_S_MIN = 20
 DRAIN_TIMEOUT_S = 900.0
 START_TIMEOUT_S = 120.0
 REST_S = 2.0
@@ -339,14 +340,18 @@ class Soak:
         began = time.monotonic()
         load.start()
         until = began + self._stretch_s
-        while (left_s := until - time.monotonic()) > 0:
+        # However slow the machine is, processes end and the load does something.
+        owes_an_end = not self._is_quiet(number)
+        while (left_s := until - time.monotonic()) > 0 or owes_an_end:
             life_s = self._life_s * self._random.uniform(0.5, 1.5)
-            if self._is_quiet(number) or life_s > left_s:
-                time.sleep(left_s)
-            else:
+            if owes_an_end or not (self._is_quiet(number) or life_s > left_s):
                 time.sleep(life_s)
                 self._end_and_restart(load, stretch)
+                owes_an_end = False
+            else:
+                time.sleep(left_s)
             load.raise_errors()
+        load.work_until(round(ACKNOWLEDGED_PER_S_MIN * self._stretch_s))
         load.stop()
         stretch.load_s = round(time.monotonic() - began, 1)
         began = time.monotonic()
