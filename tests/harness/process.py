@@ -139,6 +139,20 @@ class QuaymasterProcess:
         if code != 0:
             raise ProcessFailed(f"ended with exit code {code}, not 0\n{self.log()}")
 
+    def ended_with(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait until the process has ended by itself, and return its exit code.
+
+        Raises:
+            ProcessFailed: it goes on.
+        """
+        assert self._child is not None, "the process is not started"
+        try:
+            code = self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ProcessFailed(f"still running after {timeout_s:g} s\n{self.log()}") from None
+        self._child = None
+        return code
+
     def kill9(self) -> None:
         """End the process as a crash does: SIGKILL, nothing flushed, nothing drained."""
         assert self._child is not None, "the process is not started"

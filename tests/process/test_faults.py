@@ -65,6 +65,46 @@ def killed_with(process: QuaymasterProcess, count: int, connect: Connect) -> lis
     return sent
 
 
+# A disk that fails
+
+FAILING_FSYNC = """
+import errno, os
+real = os.fdatasync
+def fdatasync(fd):
+    if os.path.exists({switch!r}):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    real(fd)
+os.fdatasync = fdatasync
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fdatasync"), reason="the journal calls fsync here")
+def test_a_failed_fsync_ends_the_process_by_itself_and_the_next_start_has_all_that_was_acknowledged(
+    process: QuaymasterProcess, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch, patches = tmp_path / "fails", tmp_path / "patches"
+    patches.mkdir()
+    (patches / "sitecustomize.py").write_text(FAILING_FSYNC.format(switch=str(switch)))
+    monkeypatch.setenv("PYTHONPATH", str(patches))
+    sent = bodies(20)
+    with running(process):
+        client = connect(process)
+        client.create("q")
+        client.send("q", sent)
+
+        switch.touch()
+        assert client.call("SendMessage", "q", MessageBody="one more").status in (0, 503)
+        assert process.ended_with() == 1
+        assert "server stopped" in process.log()
+
+        switch.unlink()
+        process.start()
+        found = connect(process).take_all("q")
+
+        assert "was copied to fresh files" in process.log()
+        assert [body for body in found if body != "one more"] == sorted(sent)
+
+
 # Ends and pauses
 
 
