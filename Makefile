@@ -3,7 +3,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-pipeline run-cluster test test-repeat check format bench soak spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
+.PHONY: help run run-pipeline run-cluster test test-repeat check format bench soak strangers spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ bench: env  ## run the benchmarks; ARGS="..." goes to them
 
 soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load, NEMESIS_MINUTES=60 of faults
 	@scripts/test soak
+
+strangers: env  ## attack both ports of a server for SECONDS=30 with each attack, and print what it costs signed clients
+	@PYTHONPATH=tests .venv/bin/python -m process.strangers --seconds $(or $(SECONDS),30)
 
 spark-faults: env  ## kill a Spark cluster, its driver, the server and a cell's leaders for BATCHES=120 batches
 	@SPARK_FAULT_BATCHES=$(or $(BATCHES),120) scripts/test spark-faults

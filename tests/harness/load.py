@@ -171,6 +171,8 @@ class SQSConnection:
         except (OSError, EOFError):
             self._turn_away()
             return Answer(0, {}, is_broken=True)
+        if content and not content.startswith(b"{"):  # what the HTTP server says by itself is text
+            return Answer(status, {"message": content.decode()})
         return Answer(status, _decode(content) if content else {})
 
     def call_until_answered(self, action: str, fields: Mapping[str, Any]) -> Answer:

@@ -27,7 +27,12 @@ class Connection:
         self._strangers = strangers
         strangers.add(self, peer)
 
-    def read(self) -> None: ...
+    @property
+    def has_much(self) -> bool:
+        return self.counted_bytes > 0
+
+    def read(self) -> int:
+        return 0
 
     def abort(self) -> None: ...
 
@@ -140,6 +145,20 @@ def test_peers_take_turns_however_many_connections_each_has() -> None:
 
     assert turns == [many[0], one, many[1], many[2], many[3], None]
     assert not strangers.is_waiting
+
+
+def test_connections_that_sent_much_do_not_keep_those_waiting_that_sent_little() -> None:
+    strangers = Strangers(LIMITS)
+    heavy = [Connection(strangers) for _ in range(3)]
+    light = [Connection(strangers) for _ in range(2)]
+    for connection in heavy:
+        strangers.keep(connection, 1)
+    for connection in (*heavy, *light):
+        strangers.wait_for_turn(connection)
+
+    turns = [strangers.next_turn() for _ in range(5)]
+
+    assert turns == [light[0], heavy[0], light[1], heavy[1], heavy[2]]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ class HTTPConnection(asyncio.Protocol):
         "_chunks",
         "_close_after_replies",
         "_continue_due",
+        "_dropped_bytes",
         "_end_of_input",
         "_head",
         "_is_lingering",
@@ -197,6 +198,7 @@ class HTTPConnection(asyncio.Protocol):
         self._continue_due = False
         """The client waits for `100 Continue`."""
         self._is_read_due = False
+        self._dropped_bytes = 0
         self._received_ms = 0.0
         """When the first of what waits for a pass came in."""
         self._turn_scheduled = False
@@ -236,6 +238,7 @@ class HTTPConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._phase == _NOTHING_MORE:
+            self._drop(len(data))
             return
         self._unread = self._unread + data if self._unread else data
         if self._is_read_due or self._stalled:
@@ -289,8 +292,11 @@ class HTTPConnection(asyncio.Protocol):
         self._received_ms = received_ms
         self._server.schedule_read(self)
 
-    def read(self) -> None:
-        """Take requests from what is unread until it is used up, or until others should have their turn."""
+    def read(self) -> int:
+        """Take requests from what is unread until it is used up, or until others should have their turn.
+
+        Return how many bytes were taken.
+        """
         self._is_read_due = False
         received_ms = self._received_ms
         data = self._unread
@@ -337,6 +343,9 @@ class HTTPConnection(asyncio.Protocol):
             self._update_reading()
         if not self.is_known:
             self._settle()
+        if self._dropped_bytes:
+            size, self._dropped_bytes = self._dropped_bytes, 0
+        return size - len(self._unread)
 
     def _read_head(self, data: bytes, position: int, received_ms: float) -> int:
         """Take one head, and its body too if all of it is there; return the new position."""
@@ -466,6 +475,17 @@ class HTTPConnection(asyncio.Protocol):
         self._pending.append(request)
         request.respond(status, headers, body)
 
+    def _drop(self, size: int) -> None:
+        """Forget what came after a refusal. What is forgotten was read all the same, so others have their turn."""
+        if size <= UNCOUNTED_BYTES or self.is_known:
+            return
+        if self._is_lost:  # it was turned away
+            self._transport.pause_reading()
+        elif self._is_lingering and not self._is_read_due:
+            self._dropped_bytes = size
+            self._schedule_read(0.0)
+            self._update_reading()
+
     def _update_reading(self) -> None:
         unread_max = UNREAD_BYTES_MAX if self.is_known else STALLED_UNREAD_BYTES_MAX
         pause = (
@@ -473,7 +493,7 @@ class HTTPConnection(asyncio.Protocol):
             or not self._pipeline_max
             or (self._stalled and len(self._unread) > STALLED_UNREAD_BYTES_MAX)
             or (self._refused and not self._is_lingering)
-            or (self._is_read_due and len(self._unread) > unread_max)
+            or (self._is_read_due and (len(self._unread) > unread_max or self._is_lingering))
         )
         if pause == self._reading_paused or self._is_lost or self._transport.is_closing():
             return
@@ -630,6 +650,11 @@ class HTTPConnection(asyncio.Protocol):
         if not self._is_lost:
             self.is_known = False
             self._server.strangers.add(self, self.peer)
+
+    @property
+    def has_much(self) -> bool:
+        """Whether it sent much, or is only read so that it sees why it was refused."""
+        return self.counted_bytes > 0 or self._is_lingering
 
     def can_be_closed(self) -> bool:
         """Tell whether no request of it waits for an answer."""

@@ -77,8 +77,8 @@ PASS_REQUESTS_MAX = 128
 loop looks after everything else in between, however much comes in."""
 PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
-UNSIGNED_PASS_BODY_BYTES_MAX = 256 * 1024
-"""Of strangers' bodies, a pass takes so many; see `net/strangers`."""
+UNSIGNED_PASS_BYTES_MAX = 512 * 1024
+"""A pass reads so much of strangers, or hands over so much of their bodies; see `net/strangers`."""
 TURNED_AWAY_MAX = 256
 """Clients that were refused, and are let see why before their connection is closed."""
 HOLD_STEP_S = 0.05
@@ -330,20 +330,26 @@ class HTTPServer:
         """Read on with some whose signature is not known to be valid; the others wait for the next pass."""
         turns = self.limits.unsigned_requests_per_pass
         requests_max = len(self._arrived) + turns
-        bytes_max = self._arrived_bytes + UNSIGNED_PASS_BODY_BYTES_MAX
+        bytes_max = self._arrived_bytes + UNSIGNED_PASS_BYTES_MAX
+        read_bytes = 0
         for _ in range(turns):
             connection = self.strangers.next_turn()
             if connection is None:
                 return
-            self._read(connection)
-            if len(self._arrived) >= requests_max or self._arrived_bytes >= bytes_max:
+            read_bytes += self._read(connection)
+            if (
+                len(self._arrived) >= requests_max
+                or self._arrived_bytes >= bytes_max
+                or read_bytes >= UNSIGNED_PASS_BYTES_MAX
+            ):
                 return
 
-    def _read(self, connection: Stranger) -> None:
+    def _read(self, connection: Stranger) -> int:
         try:
-            connection.read()
+            return connection.read()
         except Exception:  # noqa: BLE001 -- costs one connection
             self._on_failed(connection)
+            return 0
 
     def _on_failed(self, connection: Stranger) -> None:
         """A bug of ours costs the connection it was met on, not the server."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,7 +21,14 @@ from quaymaster.monitoring.logs import log_failure
 from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
 from quaymaster.net.http_message import HTTPRequest
 
-SCRAPES_MAX: Final = 8
+SCRAPES_MAX: Final = 64
+"""Scrapes that wait at once; one rendering answers all of them."""
+PEER_SCRAPES_MAX: Final = 8
+"""Of these, those of one address."""
+RENDERING_SHARE: Final = 0.1
+"""Anyone may ask for metrics, and rendering takes milliseconds: no more of the time than this."""
+SPACING_S_MAX: Final = 1.0
+"""Longest wait between two renderings."""
 _GET_ONLY: Final = 405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n"
 
 log = logging.getLogger(__name__)
@@ -32,13 +40,16 @@ class ProbePort:
     def __init__(self, metrics: Metrics, health: Health) -> None:
         self._metrics = metrics
         self._health = health
-        self._scrapes: set[asyncio.Task[None]] = set()
+        self._waiting: list[HTTPRequest] = []
+        self._renderer: asyncio.Task[None] | None = None
+        self._next_s = 0.0
+        """When metrics may be rendered again."""
 
     async def stop(self) -> None:
         """End what is in progress; call after the HTTP server was drained."""
-        for scrape in list(self._scrapes):
-            scrape.cancel()
-        await asyncio.gather(*self._scrapes, return_exceptions=True)
+        if self._renderer is not None:
+            self._renderer.cancel()
+            await asyncio.gather(self._renderer, return_exceptions=True)
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes]:
         """Refuse a request whose body is still to come: nothing here has one."""
@@ -61,21 +72,37 @@ class ProbePort:
             request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
 
     def _scrape(self, request: HTTPRequest) -> None:
-        if len(self._scrapes) >= SCRAPES_MAX:
+        waiting = self._waiting
+        of_peer = sum(other.peer == request.peer for other in waiting)
+        if len(waiting) >= SCRAPES_MAX or of_peer >= PEER_SCRAPES_MAX:
             request.respond(503, b"Content-Type: text/plain\r\n", b"too many scrapes at once\n")
             return
-        scrape = asyncio.get_running_loop().create_task(self._show_metrics(request))
-        self._scrapes.add(scrape)
-        scrape.add_done_callback(self._scrapes.discard)
+        waiting.append(request)
+        if self._renderer is None:
+            self._renderer = asyncio.get_running_loop().create_task(self._render_for_all())
 
-    async def _show_metrics(self, request: HTTPRequest) -> None:
+    async def _render_for_all(self) -> None:
+        """Answer those who wait, as often as some do."""
+        while self._waiting:
+            await asyncio.sleep(self._next_s - time.monotonic())
+            requests, self._waiting = self._waiting, []
+            began_s = time.monotonic()
+            await self._show_metrics(requests)
+            ended_s = time.monotonic()
+            spacing_s = (ended_s - began_s) * (1 / RENDERING_SHARE - 1)
+            self._next_s = ended_s + min(spacing_s, SPACING_S_MAX)
+        self._renderer = None
+
+    async def _show_metrics(self, requests: list[HTTPRequest]) -> None:
+        status, headers = 200, f"Content-Type: {CONTENT_TYPE}\r\n".encode()
         try:
             text = await self._metrics.render_in_steps()
         except Exception as error:  # noqa: BLE001 -- the scrape is answered with it
             log_failure(log, "metrics not rendered", error)
-            request.respond(500, b"Content-Type: text/plain\r\n", b"the metrics cannot be rendered\n")
-        else:
-            request.respond(200, f"Content-Type: {CONTENT_TYPE}\r\n".encode(), text)
+            status, headers = 500, b"Content-Type: text/plain\r\n"
+            text = b"the metrics cannot be rendered\n"
+        for request in requests:
+            request.respond(status, headers, text)
 
 
 def _respond(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:

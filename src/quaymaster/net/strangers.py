@@ -33,7 +33,7 @@ LOOKS_MAX: Final = 256
 class PeerShare:
     """What the strangers of one peer have."""
 
-    __slots__ = ("connections", "holders", "kept_bytes", "name", "readable")
+    __slots__ = ("connections", "heavy", "holders", "is_heavy_next", "kept_bytes", "light", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,8 +42,11 @@ class PeerShare:
         self.holders: dict[Stranger, None] = {}
         """Those whose memory is counted, the one heard least lately first."""
         self.kept_bytes = 0
-        self.readable: deque[Stranger] = deque()
-        """Those that wait for their turn."""
+        self.light: deque[Stranger] = deque()
+        """Those that wait for their turn and sent little so far: who signs is known after one turn."""
+        self.heavy: deque[Stranger] = deque()
+        """And those that sent much; they and the others are read alternately."""
+        self.is_heavy_next = False
 
 
 class Stranger(Protocol):
@@ -54,7 +57,14 @@ class Stranger(Protocol):
     counted_bytes: int
     """What `Strangers.keep` was told last."""
 
-    def read(self) -> None: ...
+    @property
+    def has_much(self) -> bool:
+        """Whether it sent much, or is only read so that it sees why it was refused."""
+        ...
+
+    def read(self) -> int:
+        """Take what came in; return how many bytes that were."""
+        ...
 
     def abort(self) -> None: ...
 
@@ -136,12 +146,15 @@ class Strangers:
             self._relieve(self._holders, None)
 
     def wait_for_turn(self, connection: Stranger) -> None:
-        """Have a connection read when its turn comes: peers take turns, and so do the connections of each."""
+        """Have a connection read when its turn comes: peers take turns, and so do the connections of each.
+
+        Those of a peer that sent much do not keep those waiting that sent little.
+        """
         share = connection.share
         assert share is not None, "known connections do not wait among strangers"
-        share.readable.append(connection)
-        if len(share.readable) == 1:
+        if not (share.light or share.heavy):
             self._turns.append(share)
+        (share.heavy if connection.has_much else share.light).append(connection)
 
     @property
     def is_waiting(self) -> bool:
@@ -153,8 +166,10 @@ class Strangers:
         if not self._turns:
             return None
         share = self._turns.popleft()
-        connection = share.readable.popleft()
-        if share.readable:
+        is_heavy = bool(share.heavy) and (share.is_heavy_next or not share.light)
+        connection = (share.heavy if is_heavy else share.light).popleft()
+        share.is_heavy_next = not is_heavy
+        if share.light or share.heavy:
             self._turns.append(share)
         return connection
 

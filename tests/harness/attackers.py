@@ -1,0 +1,191 @@
+"""Clients that sign nothing, and want all they can get: run as a process of their own, until told to stop.
+
+    python -m harness.attackers KIND PORT KEY_ID CONNECTIONS     (with tests/ on the path; ends with its standard input)
+
+They know the id of an access key, which is no secret, but not its secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+MIB: Final = 1 << 20
+PAUSE_S: Final = 0.02
+HOLD_S: Final = 30.0
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Target:
+    """Where to, and as whom."""
+
+    def __init__(self, port: int, key_id: str) -> None:
+        self.port = port
+        self.key_id = key_id
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Stream]:
+        """Connect; the server may hang up at any time."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+    def head(self, method: str, framing: str, path: str = "/") -> bytes:
+        """Return the head of a request with a signature that is not one."""
+        day = datetime.now(UTC)
+        return (
+            f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\n"
+            f"x-amz-date: {day:%Y%m%dT%H%M%SZ}\r\nx-amz-target: AmazonSQS.SendMessage\r\n"
+            f"content-type: application/x-amz-json-1.0\r\n{framing}\r\n"
+            f"authorization: AWS4-HMAC-SHA256 Credential={self.key_id}/{day:%Y%m%d}/us-east-1/sqs/aws4_request, "
+            f"SignedHeaders=host;x-amz-date, Signature={'0' * 64}\r\n\r\n"
+        ).encode()
+
+
+async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send all of it; ends by an error once the server has hung up."""
+    writer.write(data)
+    await writer.drain()
+    if writer.is_closing():
+        raise ConnectionError
+
+
+async def dribble_chunks(target: Target) -> None:
+    """Send a body in chunks of one byte, as many as are taken."""
+    async with target.connected() as (_, writer):
+        await send(writer, target.head("POST", "transfer-encoding: chunked"))
+        for _ in range(64):
+            await send(writer, b"1\r\nx\r\n" * 10_000)
+            await asyncio.sleep(PAUSE_S)
+
+
+async def dribble_bytes(target: Target) -> None:
+    """Send a body byte by byte."""
+    async with target.connected() as (_, writer):
+        await send(writer, target.head("POST", "content-length: 1000000"))
+        for _ in range(2_000):
+            await send(writer, b"x")
+            await asyncio.sleep(PAUSE_S)
+
+
+async def stall_bodies(target: Target) -> None:
+    """Send large bodies with any method, all but the last byte, and wait."""
+    async with target.connected() as (reader, writer):
+        method = random.choice(["GET", "PUT", "DELETE", "POST", "POST"])
+        await send(writer, target.head(method, f"content-length: {8 * MIB}"))
+        for _ in range(127):
+            await send(writer, bytes(MIB // 16))
+            await asyncio.sleep(0)
+        async with asyncio.timeout(HOLD_S):
+            await reader.read()
+
+
+async def send_whole_bodies(target: Target) -> None:
+    """Send large bodies whole, with a signature that is none."""
+    async with target.connected() as (reader, writer):
+        body = bytes(4 * MIB)
+        for _ in range(8):
+            await send(writer, target.head("POST", f"content-length: {len(body)}") + body)
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(PAUSE_S)
+
+
+async def sit_idle(target: Target) -> None:
+    """Connect, and say nothing."""
+    async with target.connected() as (reader, _), asyncio.timeout(HOLD_S):
+        await reader.read()
+
+
+async def dribble_heads(target: Target) -> None:
+    """Send a head byte by byte."""
+    async with target.connected() as (_, writer):
+        for byte in target.head("POST", "content-length: 0") * 4:
+            await send(writer, bytes([byte]))
+            await asyncio.sleep(PAUSE_S)
+
+
+async def change_agents(target: Target) -> None:
+    """Ask unsigned, each time as somebody else."""
+    async with target.connected() as (reader, writer):
+        for _ in range(200):
+            agent = f"user-agent: {random.getrandbits(128):x}"
+            await send(writer, f"GET /?Action=ListQueues HTTP/1.1\r\nhost: q\r\n{agent}\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            at = head.lower().index(b"content-length:")
+            await reader.readexactly(int(head[at + 15 :].split(b"\r\n")[0]))
+            await asyncio.sleep(PAUSE_S)
+
+
+async def send_garbage(target: Target) -> None:
+    """Send bytes at random, at once and in pipelines."""
+    async with target.connected() as (_, writer):
+        for _ in range(50):
+            await send(
+                writer, random.choice([b"GET / HTTP/1.1\r\nhost: q\r\n\r\n" * 50, random.randbytes(5_000)])
+            )
+            await asyncio.sleep(PAUSE_S)
+
+
+async def read_nothing(target: Target) -> None:
+    """Ask for what is large, and do not read it."""
+    async with target.connected() as (_, writer):
+        for _ in range(100):
+            await send(writer, b"GET /metrics HTTP/1.1\r\nhost: q\r\n\r\n" * 10)
+            await asyncio.sleep(PAUSE_S)
+
+
+KINDS: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {
+    "chunks": dribble_chunks,
+    "bytes": dribble_bytes,
+    "stalled-bodies": stall_bodies,
+    "whole-bodies": send_whole_bodies,
+    "idle": sit_idle,
+    "heads": dribble_heads,
+    "agents": change_agents,
+    "garbage": send_garbage,
+    "unread": read_nothing,
+}
+
+
+async def attack(kind: str, target: Target, connections: int) -> None:
+    """Attack until standard input ends; whoever is thrown out comes back."""
+
+    async def again_and_again() -> None:
+        while True:
+            with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+                await KINDS[kind](target)
+            await asyncio.sleep(PAUSE_S)
+
+    attackers = [asyncio.create_task(again_and_again()) for _ in range(connections)]
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    for attacker in attackers:
+        attacker.cancel()
+    await asyncio.gather(*attackers, return_exceptions=True)
+
+
+@contextmanager
+def attacking(kind: str, port: int, key_id: str, connections: int) -> Iterator[None]:
+    """Have a port attacked while the block runs."""
+    command = [sys.executable, "-m", "harness.attackers", kind, str(port), key_id, str(connections)]
+    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | path) as child:
+        try:
+            yield
+            assert child.poll() is None, f"the attackers ended by themselves: {kind}"
+        finally:
+            child.communicate()
+
+
+if __name__ == "__main__":
+    asyncio.run(attack(sys.argv[1], Target(int(sys.argv[2]), sys.argv[3]), int(sys.argv[4])))
