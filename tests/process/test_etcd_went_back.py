@@ -27,8 +27,8 @@ def create_when_possible(client: CellClient, queue: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_queues_made_after_etcd_was_restored_have_nothing_of_those_it_has_forgotten(tmp_path: Path) -> None:
-    roles = {"broker": 2, "manager": 1, "metadata": 1, "frontend": 1}
-    with RunningCell.started(tmp_path, roles) as cell:
+    roles = {"broker": 3, "manager": 1, "metadata": 1, "frontend": 1}
+    with RunningCell.started(tmp_path, roles, settings={"usage": "false"}) as cell:
         with closing(CellClient(cell)) as client:
             create_when_possible(client, "kept")
             client.send("kept", bodies(10, "kept"))
