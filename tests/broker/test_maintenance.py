@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from quaymaster.broker.snapshots import Blob, Draft
 from quaymaster.broker.state_store import encode_partition
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.commands import CountMessages, Delete, DeleteQueue, Purge
-from quaymaster.core.errors import InternalFailure, QueueDoesNotExist
+from quaymaster.core.errors import InternalFailure, JournalStopped, QueueDoesNotExist
 
 BIG = b"x" * 300
 
@@ -237,6 +238,24 @@ def test_a_journal_that_does_not_come_on_fails_a_snapshot_and_nothing_else(
             return tester.broker.snapshots.failed, host.stopped
 
     assert asyncio.run(run()) == (1, None)
+
+
+def test_a_bug_in_a_snapshot_stops_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **named: Any) -> Iterator[bytes]:
+        raise AssertionError("a bug")
+
+    async def run() -> list[Exception]:
+        stopped: list[Exception] = []
+        async with running(tmp_path, stopped=stopped, snapshot_interval_s=0.01, snapshot_records=1) as tester:
+            await tester.set_queue(define(1))
+            await until(lambda: tester.broker.snapshots.written)
+            monkeypatch.setattr(maintenance, "encode_partition", broken)
+            with suppress(JournalStopped):  # it may stop before it answers
+                await tester.send(1, message(1))
+            await until(lambda: stopped)
+        return stopped
+
+    assert [str(error) for error in asyncio.run(run())] == ["a bug"]
 
 
 def test_snapshot_waits_until_the_journal_is_durable_here_too(

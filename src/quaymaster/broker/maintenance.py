@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from quaymaster.broker.chunk_store import ChunkLost, ChunkStore
+from quaymaster.broker.chunk_store import ChunkStore
 from quaymaster.broker.disk import is_full
 from quaymaster.broker.journal_reading import SegmentInfo
 from quaymaster.broker.journal_state import JournalCorrupt
@@ -259,8 +259,8 @@ class Snapshots:
             queues.removed |= removed
             host.records_since_snapshot += 1
             self.failed += 1
-            if isinstance(error, ChunkLost) or not isinstance(error, Exception):
-                raise
+            if not isinstance(error, _NotCommitted | OSError):
+                raise  # a chunk that is lost, or a bug: the journal stops
             log_event(log, logging.WARNING, "snapshot not written", error=str(error))
             if isinstance(error, OSError) and not is_full(error):
                 host.stop(error)
