@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cell_broker import JOURNAL, Cell, cell_of
 
-from quaymaster.broker import cell_calls, copy_calls, restore_calls
+from quaymaster.broker import backup_calls, cell_calls, copy_calls, restore_calls
 from quaymaster.broker.cell_calls import COMMAND
 from quaymaster.broker.peer_links import REPLICATE
 from quaymaster.core.commands import (
@@ -40,7 +40,7 @@ from quaymaster.protocol.broker_calls import (
 from quaymaster.protocol.command_codec import encode_command
 from quaymaster.protocol.replication_codec import encode_envelope
 
-CALLERS = cell_calls.CALLERS | copy_calls.CALLERS | restore_calls.CALLERS
+CALLERS = cell_calls.CALLERS | copy_calls.CALLERS | backup_calls.CALLERS | restore_calls.CALLERS
 WHICH = JOURNAL_ID.pack(JOURNAL)
 SENSIBLE = (
     *(

@@ -125,3 +125,27 @@ def test_ctrl_c_stops_everything_that_up_started_and_up_goes_on_with_its_data(tm
         child.wait()
         child.stdout.close()
         cluster.kill_all()
+
+
+@pytest.mark.timeout(300)
+def test_a_local_cell_is_backed_up_by_naming_its_directory(tmp_path: Path) -> None:
+    with LocalCluster.started(tmp_path / "cluster", "--port", "0", *SMALL) as cluster:
+        client = cluster.client()
+        url = client.create_queue(QueueName="orders")["QueueUrl"]
+        send(client, url, ["one", "two"])
+        done = subprocess.run(
+            [cluster.command("up")[0], "backup", "copy", "--data", str(cluster.directory), "--json"],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    manifest = json.loads((tmp_path / "copy" / "backup.json").read_text())
+    assert made["path"] == str(tmp_path / "copy")
+    assert (manifest["kind"], manifest["cell"]) == ("cell", "local")
+    assert manifest["journals"]["0"]["end"] > 2

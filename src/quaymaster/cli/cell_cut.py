@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -37,7 +37,7 @@ from quaymaster.coordination.cell_keys import (
     decode_registration,
     journal_of,
 )
-from quaymaster.coordination.etcd import EtcdCoordination
+from quaymaster.coordination.interface import KeyValue
 from quaymaster.core.backup_cut import BackupBarrier, why_no_cut
 from quaymaster.core.cell import broker_of
 from quaymaster.core.errors import CallerError, DiskFull, InternalFailure, NotNow
@@ -61,12 +61,22 @@ class NoCut(NotNow):
     message = "No moment was found at which all journals could be cut."
 
 
+class BackedUpStore(Protocol):
+    """What a backup asks of the store."""
+
+    async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
+        """See `Coordination`."""
+
+    async def backup(self, target: Path) -> int:
+        """See `EtcdCoordination`."""
+
+
 class CellCut:
     """One attempt."""
 
     kind: Literal["server", "cell"] = "cell"
 
-    def __init__(self, settings: Settings, store: EtcdCoordination) -> None:
+    def __init__(self, settings: Settings, store: BackedUpStore) -> None:
         self.cell = settings.cell
         self._settings = settings
         self._store = store

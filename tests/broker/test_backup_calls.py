@@ -1,0 +1,270 @@
+"""Ends of several journals as one moment: moves wait, leaders change, whoever was asked goes on giving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from harness.waiting import PATIENCE_S
+from test_cell_broker import until
+from test_moves_between_journals import (
+    DEAD,
+    JOBS,
+    SOURCE_JOURNAL,
+    TARGET_JOURNAL,
+    TwoJournals,
+    messages,
+    two_journals,
+)
+
+from quaymaster.broker import backup_calls
+from quaymaster.broker.backup import backup, read_manifest
+from quaymaster.broker.backup_calls import (
+    BACKUP_BEGIN,
+    BACKUP_CHECK,
+    BACKUP_CUT,
+    BACKUP_END,
+    BACKUP_READ,
+    decode_barrier,
+    encode_read,
+)
+from quaymaster.broker.journal_copy import CopyRead, fetch
+from quaymaster.broker.threads import run_to_end
+from quaymaster.cli.cell_cut import BackedUpStore, CellCut, _decode_cut
+from quaymaster.cli.cell_restoring import _give, _offer_of
+from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
+from quaymaster.coordination.interface import Coordination, KeyValue
+from quaymaster.core.backup_cut import BackupBarrier, why_no_cut
+from quaymaster.core.commands import CountMessages, MoveIn, MoveInOutcome, QueueCounts
+from quaymaster.core.errors import AccessDenied, NotLeader, NotNow, Overloaded
+from quaymaster.core.formats import CellFormat
+from quaymaster.core.restored_cell import restored_configuration
+from quaymaster.net.rpc import RPCClient
+from quaymaster.protocol.broker_calls import JOURNAL_ID
+from quaymaster.settings import load_settings
+
+TIMEOUT_MS = 10_000
+SETTINGS = load_settings(flags={"cell": "test", "node": "me"}, environment={})
+TARGET = JOURNAL_ID.pack(TARGET_JOURNAL)
+
+
+class Rows:
+    """The store of a cell in memory, which can be copied."""
+
+    def __init__(self, coordination: Coordination) -> None:
+        self._coordination = coordination
+
+    async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
+        return await self._coordination.list_all(prefix)
+
+    async def backup(self, target: Path) -> int:
+        await run_to_end(target.touch)
+        return 1
+
+
+@asynccontextmanager
+async def operator(cell: TwoJournals, name: str, node: str = "me") -> AsyncIterator[RPCClient]:
+    client = cell.client(name, "operator", node)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def told(tmp_path: Path, story: Callable[[TwoJournals], Awaitable[None]]) -> None:
+    async def tell() -> None:
+        async with two_journals(tmp_path / "cell") as cell:
+            for number in (SOURCE_JOURNAL, TARGET_JOURNAL):
+                await until(lambda number=number: cell.leader_of(number) is not None)  # type: ignore[misc]
+            await story(cell)
+
+    asyncio.run(tell())
+
+
+async def barrier(client: RPCClient, method: str) -> BackupBarrier:
+    return decode_barrier(await client.ask(method, TARGET, TIMEOUT_MS))
+
+
+async def backed_up(store: BackedUpStore, to: Path) -> None:
+    """Back up, as often as it takes."""
+    while True:
+        try:
+            await backup(CellCut(SETTINGS, store), to, lambda done, total: None)
+            return
+        except NotNow:
+            await asyncio.sleep(0.05)
+
+
+async def restored_numbers(source: Path, directory: Path, old: TwoJournals) -> list[int]:
+    """Restore a backup into two other brokers; return which messages there are once all moves have ended."""
+    cell = TwoJournals(directory, CellFormat(2))
+    cell.queues = old.queues
+    manifest = read_manifest(source)
+    try:
+        for name, number in (("y", SOURCE_JOURNAL), ("z", TARGET_JOURNAL)):
+            await cell.start(name)
+            root = f"journals/{number}/"
+            files = [file for file in manifest.files if file.path.startswith(root)]
+            async with operator(cell, name) as client:
+                member = await _give(client, source, _offer_of(manifest, number, files), lambda length: None)
+            led_epoch = manifest.journals[str(number)].epoch
+            configuration = restored_configuration(member, led_epoch=led_epoch, known=None)
+            await cell.coordination.compare_and_swap(
+                configuration_key(number), 0, encode_configuration(configuration)
+            )
+        while True:
+            counts = await cell.tell(SOURCE_JOURNAL, CountMessages(JOBS))
+            assert isinstance(counts, QueueCounts)
+            if not counts.in_flight:
+                break
+            await asyncio.sleep(0.02)
+        return sorted(await cell.numbers(SOURCE_JOURNAL, JOBS) + await cell.numbers(TARGET_JOURNAL, DEAD))
+    finally:
+        for name in list(cell.brokers):
+            await cell.stop(name)
+
+
+def test_every_message_is_once_in_backups_made_while_dead_letters_move_and_leaders_change(
+    tmp_path: Path,
+) -> None:
+    async def story(cell: TwoJournals) -> None:
+        store = Rows(cell.coordination)
+        await cell.wear_out(JOBS, messages(1, 400))
+        moving = asyncio.create_task(cell.move_all(JOBS, DEAD, 400))
+        for number, (journal, name) in enumerate(
+            ((SOURCE_JOURNAL, "b"), (TARGET_JOURNAL, "c"), (TARGET_JOURNAL, "a"))
+        ):
+            backing_up = asyncio.create_task(backed_up(store, tmp_path / f"copy-{number}"))
+            await asyncio.sleep(0.05 * number)
+            await cell.hand_to(journal, name)
+            await backing_up
+        await moving
+        await backed_up(store, tmp_path / "copy-3")
+
+        for number in range(4):
+            found = await restored_numbers(tmp_path / f"copy-{number}", tmp_path / f"new-{number}", cell)
+            assert found == list(range(1, 401)), number
+
+    told(tmp_path, story)
+
+
+def test_nothing_comes_from_other_journals_between_begin_and_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(cell: TwoJournals) -> None:
+        async with operator(cell, "b") as client:
+            first = await barrier(client, BACKUP_BEGIN)
+            await cell.wear_out(JOBS, messages(1, 20))
+            target = cell.leader_of(TARGET_JOURNAL)
+            assert target is not None
+            take_moved, refused = target.take_moved, []
+
+            async def counted(command: MoveIn) -> MoveInOutcome:
+                try:
+                    return await take_moved(command)
+                except Overloaded:
+                    refused.append(command)
+                    raise
+
+            monkeypatch.setattr(target, "take_moved", counted)
+            await cell.receive(SOURCE_JOURNAL, JOBS)
+            await until(lambda: len(refused) > 2)
+            second, copy = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
+            assert await cell.visible(TARGET_JOURNAL, DEAD) == 0
+            third = await barrier(client, BACKUP_CHECK)
+            await cell.move_all(JOBS, DEAD, 20)
+            await client.ask(BACKUP_END, TARGET, TIMEOUT_MS)
+
+        assert why_no_cut({8: first}, {8: second}, {8: third}) is None
+        assert copy.end > 0
+
+    told(tmp_path, story)
+
+
+def test_hold_that_ended_by_itself_is_told_and_moves_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup_calls, "HOLD_S", 0.01)
+
+    async def story(cell: TwoJournals) -> None:
+        async with operator(cell, "b") as client:
+            first = await barrier(client, BACKUP_BEGIN)
+            await cell.wear_out(JOBS, messages(1, 20))
+            await cell.move_all(JOBS, DEAD, 20)
+            second, _ = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
+            third = await barrier(client, BACKUP_CHECK)
+            await client.ask(BACKUP_END, TARGET, TIMEOUT_MS)
+
+        assert why_no_cut({8: first}, {8: second}, {8: third}) is not None
+
+    told(tmp_path, story)
+
+
+def test_broker_that_leads_no_longer_gives_what_it_had(tmp_path: Path) -> None:
+    async def story(cell: TwoJournals) -> None:
+        await cell.wear_out(JOBS, messages(1, 20))
+        await cell.move_all(JOBS, DEAD, 20)
+        async with operator(cell, "b") as client:
+            await barrier(client, BACKUP_BEGIN)
+            _, copy = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
+            await barrier(client, BACKUP_CHECK)
+            await cell.hand_to(TARGET_JOURNAL, "c")
+            await until(lambda: cell.brokers["c"].journals[TARGET_JOURNAL].host.replica.is_leading)
+            with pytest.raises(NotLeader):
+                await barrier(client, BACKUP_CHECK)
+
+            async def read(name: str, position: int) -> bytes:
+                return await client.ask(
+                    BACKUP_READ, encode_read(CopyRead(TARGET_JOURNAL, name, position)), TIMEOUT_MS
+                )
+
+            await fetch(tmp_path / "copy", TARGET_JOURNAL, copy, read)
+            # Snapshots go on from the first segment on: what they are in may have changed.
+            with pytest.raises(NotNow):
+                await read(copy.files[0].name, 0)
+            await cell.brokers["b"].journals[TARGET_JOURNAL].snapshots.write()
+            await client.ask(BACKUP_END, TARGET, TIMEOUT_MS)
+
+    told(tmp_path, story)
+
+
+def test_journal_is_backed_up_by_one_operator_from_its_leader(tmp_path: Path) -> None:
+    async def story(cell: TwoJournals) -> None:
+        async with (
+            operator(cell, "b") as client,
+            operator(cell, "b", "you") as other,
+            operator(cell, "a") as follower,
+        ):
+            await barrier(client, BACKUP_BEGIN)
+            with pytest.raises(NotLeader):
+                await barrier(follower, BACKUP_BEGIN)
+            with pytest.raises(Overloaded):
+                await barrier(other, BACKUP_BEGIN)
+            with pytest.raises(NotLeader):
+                await other.ask(BACKUP_CUT, TARGET, TIMEOUT_MS)
+            assert (await barrier(client, BACKUP_BEGIN)).hold == 2
+            await client.ask(BACKUP_END, TARGET, TIMEOUT_MS)
+            await barrier(other, BACKUP_BEGIN)
+            await other.ask(BACKUP_END, TARGET, TIMEOUT_MS)
+        stranger = cell.client("b", "frontend", "me")
+        with pytest.raises(AccessDenied):
+            await stranger.ask(BACKUP_BEGIN, TARGET, TIMEOUT_MS)
+        await stranger.close()
+
+    told(tmp_path, story)
+
+
+def test_cell_without_a_leader_for_each_journal_has_no_moment(tmp_path: Path) -> None:
+    async def story(cell: TwoJournals) -> None:
+        await cell.stop("b")
+        with pytest.raises(NotNow):
+            async with asyncio.timeout(PATIENCE_S):
+                await backup(
+                    CellCut(SETTINGS, Rows(cell.coordination)), tmp_path / "copy", lambda done, total: None
+                )
+        assert not (tmp_path / "copy").exists()
+
+    told(tmp_path, story)
