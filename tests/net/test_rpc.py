@@ -694,6 +694,32 @@ def test_connections_over_their_bound_are_refused_with_the_reason(run: Run) -> N
     run(scenario)
 
 
+def test_connections_that_say_nothing_leave_room_for_peers(run_on_sockets: Run) -> None:
+    async def scenario(cell: Cell) -> None:
+        limits = replace(LIMITS, connections_max=5, unknown_max=3, silence_ms=60_000)
+        server = RPCServer({"echo": echo}, BROKER, limits=limits)
+        address = await cell.serve(server)
+        known = cell.client(address)
+        await known.ask("echo", b"before", LONG_MS)
+        silent = [await asyncio.open_connection(*address) for _ in range(20)]
+        await until(lambda: len(server.unknown) == 3)
+
+        later = cell.client(address)
+
+        assert await later.ask("echo", b"later", LONG_MS) == b"later"
+        assert await known.ask("echo", b"still", LONG_MS) == b"still"
+        assert len(server.connections) == 2
+        assert len(server.open) <= 5
+        for reader, _ in silent[:17]:
+            assert await reader.read() == b""
+        for _, writer in silent:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    run_on_sockets(scenario)
+
+
 def test_a_peer_that_does_not_read_is_not_read_and_in_the_end_given_up(run_on_sockets: Run) -> None:
     async def scenario(cell: Cell) -> None:
         ended: list[str] = []

@@ -60,6 +60,8 @@ class RPCLimits:
     read."""
     connections_max: int = 2_048
     """Connections of a server."""
+    unknown_max: int = 1_024
+    """Of these, connections whose peer has not said who it is; one more closes the oldest such."""
     partial_bytes_max: int = 256 * 1024 * 1024
     """Bytes that a server keeps of frames that have come in part; whoever sends more of one is refused."""
     frame_timeout_ms: int = 30_000

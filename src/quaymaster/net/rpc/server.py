@@ -83,6 +83,7 @@ class _ServerConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._server.open.add(self)
+        self._server.add_unknown(self)
         if len(self._server.open) > self.limits.connections_max:
             self.refuse(f"there are {self.limits.connections_max} connections already")
         elif self._server.is_draining:
@@ -90,6 +91,7 @@ class _ServerConnection(Connection):
 
     def on_ready(self) -> None:
         assert self.peer is not None, "who is ready has been heard"
+        self._server.unknown.pop(self, None)
         self.stats = self._server.metrics.of("server", self.peer.role)
         self.stats.opened += 1
         self._handlers, self._batch_handlers = self._server.handlers_for(self.peer.role)
@@ -214,6 +216,7 @@ class _ServerConnection(Connection):
 
     def on_lost(self, reason: str) -> None:
         self._server.open.discard(self)
+        self._server.unknown.pop(self, None)
         self._keep(0)
         if self.peer is None:
             self.stats.failed += 1
@@ -274,6 +277,8 @@ class RPCServer:
         self.on_closed = on_closed
         self.is_draining = False
         self.open: set[_ServerConnection] = set()
+        self.unknown: dict[_ServerConnection, None] = {}
+        """Those whose peer has not said who it is, the oldest first."""
         self.partial_bytes = 0
         """Of frames that have come in part."""
         self.address = ("", 0)
@@ -319,6 +324,15 @@ class RPCServer:
         if self._sweeper is None:
             self._sweep()
         return _ServerConnection(self)
+
+    def add_unknown(self, connection: _ServerConnection) -> None:
+        """Note that it is not known yet whose this is: anyone may connect, so peers are left their room."""
+        if len(self.unknown) >= self.limits.unknown_max:
+            oldest = next(iter(self.unknown))
+            del self.unknown[oldest]
+            self.open.discard(oldest)
+            oldest.abort("others connected, and it had not said who it is")
+        self.unknown[connection] = None
 
     def _sweep(self) -> None:
         self._sweeper = None
