@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from botocore.exceptions import ClientError
+from harness.waiting import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -75,14 +76,14 @@ def send_to_groups(sqs: Any, url: str, *messages: str) -> None:
         sqs.send_message(QueueUrl=url, MessageBody=body, MessageGroupId=body[0], MessageDeduplicationId=body)
 
 
-def receive_one(sqs: Any, url: str, *, wait_s: int = 5, **more: Any) -> Any:
+def receive_one(sqs: Any, url: str, *, wait_s: int = 20, **more: Any) -> Any:
     """Return the next message; fails when none comes within `wait_s`."""
     response = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=wait_s, **more)
     assert response.get("Messages"), "no message came"
     return response["Messages"][0]
 
 
-def receive_all(sqs: Any, url: str, count: int, *, timeout_s: float = 15.0, **more: Any) -> list[Any]:
+def receive_all(sqs: Any, url: str, count: int, *, timeout_s: float = PATIENCE_S, **more: Any) -> list[Any]:
     """Return `count` messages received in one or several calls; fails when fewer come in time."""
     messages: list[Any] = []
     deadline = time.monotonic() + timeout_s

@@ -12,14 +12,15 @@ from .support import bodies, counts_of, receive_all, receive_none, receive_one, 
 
 
 def test_message_of_a_delay_queue_comes_after_the_delay(sqs: Any, make_queue: MakeQueue) -> None:
-    url = make_queue(DelaySeconds="1")
+    long, short = make_queue(DelaySeconds="900"), make_queue(DelaySeconds="1")
 
-    send(sqs, url, "m")
+    send(sqs, long, "m")
+    send(sqs, short, "m")
 
-    assert counts_of(sqs, url) == (0, 0, 1)
-    receive_none(sqs, url)
-    assert receive_one(sqs, url)["Body"] == "m"
-    assert counts_of(sqs, url) == (0, 1, 0)
+    assert counts_of(sqs, long) == (0, 0, 1)
+    receive_none(sqs, long)
+    assert receive_one(sqs, short)["Body"] == "m"
+    assert counts_of(sqs, short) == (0, 1, 0)
 
 
 def test_timer_of_a_message_goes_before_the_delay_of_the_queue(sqs: Any, make_queue: MakeQueue) -> None:
@@ -47,7 +48,7 @@ def test_messages_of_a_batch_have_their_own_timers(sqs: Any, queue: str) -> None
         QueueUrl=queue,
         Entries=[
             {"Id": "now", "MessageBody": "now"},
-            {"Id": "soon", "MessageBody": "soon", "DelaySeconds": 1},
+            {"Id": "soon", "MessageBody": "soon", "DelaySeconds": 5},
             {"Id": "late", "MessageBody": "late", "DelaySeconds": 900},
         ],
     )
@@ -89,13 +90,16 @@ def test_changed_delay_of_a_fifo_queue_is_for_all_messages(sqs: Any, make_fifo_q
 
 
 def test_delay_of_a_fifo_queue_keeps_the_order(sqs: Any, make_fifo_queue: MakeQueue) -> None:
-    url = make_fifo_queue(DelaySeconds="1", ContentBasedDeduplication="true")
+    long, short = (
+        make_fifo_queue(DelaySeconds=seconds, ContentBasedDeduplication="true") for seconds in ("900", "1")
+    )
 
-    send(sqs, url, "1", "2", "3", MessageGroupId="g")
+    for url in (long, short):
+        send(sqs, url, "1", "2", "3", MessageGroupId="g")
 
-    receive_none(sqs, url)
+    receive_none(sqs, long)
     time.sleep(1.5)
-    assert bodies(sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)) == ["1", "2", "3"]
+    assert bodies(sqs.receive_message(QueueUrl=short, MaxNumberOfMessages=10)) == ["1", "2", "3"]
 
 
 def test_sent_time_of_a_delayed_message_is_the_time_it_was_sent(sqs: Any, queue: str) -> None:

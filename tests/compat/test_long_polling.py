@@ -15,7 +15,7 @@ from .conftest import MakeQueue
 from .support import Background, bodies, hide, in_parallel, receive_one, refused, send
 
 # A waiting receive asks for 20 s; one that is woken is back long before this.
-WOKEN_S = 10.0
+WOKEN_S = 18.0
 
 
 def waiting(sqs: Any, url: str, **more: Any) -> Background:

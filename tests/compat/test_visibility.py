@@ -12,6 +12,8 @@ import pytest
 from harness.process import QuaymasterProcess
 from harness.sqs import JSON_TYPE
 
+from quaymaster.settings import load_settings
+
 from .conftest import MakeQueue, endpoint_of
 from .support import (
     attributes_of,
@@ -310,12 +312,13 @@ def test_count_in_flight_follows_receive_timeout_and_delete(sqs: Any, queue: str
     assert counts_of(sqs, queue) == (3, 0, 0)
 
     first = receive_one(sqs, queue)
-    receive_one(sqs, queue, VisibilityTimeout=1)
+    second = receive_one(sqs, queue, VisibilityTimeout=300)
     assert counts_of(sqs, queue) == (1, 2, 0)
 
     delete(sqs, queue, first)
     assert counts_of(sqs, queue) == (1, 1, 0)
 
+    hide(sqs, queue, second, 1)
     time.sleep(1.3)
     assert counts_of(sqs, queue) == (2, 0, 0)
 
@@ -345,6 +348,7 @@ def test_short_poll_is_refused_over_the_limit_in_flight_and_a_long_poll_is_empty
 
     delete(sqs, url, messages[0])
     assert bodies(sqs.receive_message(QueueUrl=url, WaitTimeSeconds=0))
+    assert load_settings(environment={}).in_flight_max == 120_000
 
 
 def test_limit_in_flight_is_no_error_on_a_fifo_queue(
@@ -361,8 +365,8 @@ def test_limit_in_flight_is_no_error_on_a_fifo_queue(
     assert bodies(sqs.receive_message(QueueUrl=url, WaitTimeSeconds=0)) == ["d1"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_short_poll_is_refused_over_120000_in_flight_and_a_long_poll_is_empty(
     start_process: Callable[..., QuaymasterProcess],
 ) -> None:
@@ -373,7 +377,7 @@ def test_short_poll_is_refused_over_120000_in_flight_and_a_long_poll_is_empty(
     in_parallel([lambda: _repeat(process, "SendMessageBatch", {"QueueUrl": url, "Entries": batch}, 6001)] * 2)
     in_parallel(
         [lambda: _repeat(process, "ReceiveMessage", {"QueueUrl": url, "MaxNumberOfMessages": 10}, 6000)] * 2,
-        timeout_s=250,
+        timeout_s=800,
     )
     assert attributes_of(sqs, url, "ApproximateNumberOfMessagesNotVisible") == {
         "ApproximateNumberOfMessagesNotVisible": "120000"
