@@ -117,7 +117,7 @@ def test_a_cell_is_upgraded_one_by_one_taken_back_and_upgraded_again_without_los
                 change(cell, process, newer)
             refused = cell["manager-1"].command("cell", "upgrade")
             assert refused.returncode == EXIT_REFUSED
-            assert f"Format 4 cannot be read by frontend {last.name} (version 0.1.0" in refused.stderr
+            assert f"Format 5 cannot be read by frontend {last.name} (version 0.1.0" in refused.stderr
             change(cell, cell["broker-1"], None)
             change(cell, cell["manager-1"], None)
             change(cell, cell["metadata-1"], None)
