@@ -12,7 +12,15 @@ import msgspec
 import pytest
 from harness.broker_support import define, message, number_of, options
 
-from quaymaster.broker import broker_name, cell_calls, copy_calls, journal_service, move_calls
+from quaymaster.broker import (
+    backup_calls,
+    broker_name,
+    cell_calls,
+    copy_calls,
+    journal_service,
+    move_calls,
+    restore_calls,
+)
 from quaymaster.broker.broker_name import WHO
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
@@ -542,10 +550,14 @@ OF_REPLICAS = (
     MOVE,
 )
 """What is none of the business of those who only send commands."""
+OF_OPERATORS = (*backup_calls.CALLERS, *restore_calls.CALLERS)
 DENIED = {
-    "frontend": OF_REPLICAS,
-    "metadata": OF_REPLICAS,
-    "manager": (WHO, COMMAND, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+    "frontend": (*OF_REPLICAS, *OF_OPERATORS),
+    "metadata": (*OF_REPLICAS, *OF_OPERATORS),
+    "manager": (
+        *(WHO, COMMAND, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+        *OF_OPERATORS,
+    ),
     "operator": (
         COMMAND,
         PREPARE,
@@ -559,7 +571,7 @@ DENIED = {
         COPY_END,
         MOVE,
     ),
-    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP),
+    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP, *OF_OPERATORS),
 }
 
 
@@ -579,6 +591,7 @@ def test_every_call_of_a_broker_says_who_may_make_it(tmp_path: Path) -> None:
     async def story(cell: Cell) -> None:
         server = cell.brokers["a"]._server
         callers = cell_calls.CALLERS | copy_calls.CALLERS | move_calls.CALLERS | broker_name.CALLERS
+        callers |= backup_calls.CALLERS | restore_calls.CALLERS
         assert callers.keys() == server.handlers.keys() | server.batch_handlers.keys()
         assert callers.keys() - {REPLICATE} == {method for denied in DENIED.values() for method in denied}
 
