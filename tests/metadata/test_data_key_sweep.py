@@ -77,6 +77,9 @@ def test_key_of_a_deleted_queue_goes_after_nine_days_without_a_use(tmp_path: Pat
 
         assert await keys_in(world) == {}
         assert world.journal.calls > 0
+        samples = {(sample.name, *sample.labels): sample.value for sample in service.data_key_sweep.samples()}
+        assert samples["quaymaster_data_keys_deleted_total",] == 1
+        assert samples["quaymaster_data_keys", "retiring"] == 0
 
     run_sweeps(scenario, tmp_path)
 

@@ -169,6 +169,7 @@ class Server:
         admin_server = HTTPServer(one_by_one(admin.handle), limits, name="admin", admit=admin.admit)
         admin_address = await listen_on(admin_server, settings.admin_address, "admin")
         stack.push_async_callback(admin_server.drain, 1.0)
+        metrics.add_source(metadata.data_key_sweep.samples)
         await metadata.start()
         stack.push_async_callback(metadata.close)
         health.add_check(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -35,6 +36,7 @@ from quaymaster.metadata.rows import (
     row_decoder,
 )
 from quaymaster.monitoring.logs import log_event
+from quaymaster.monitoring.metrics import Sample
 
 SWEEP_INTERVAL_MS: Final = 86_400_000
 RETRY_MS: Final = 3_600_000
@@ -48,8 +50,17 @@ CHANGED_AT_A_TIME: Final = 50
 
 log = logging.getLogger(__name__)
 
+_STATES: Final = ("in_use", "unused", "retiring", "deleted")
 _decode_key = row_decoder(DataKeyRow)
 _decode_sweep = row_decoder(KeySweepRow)
+
+
+def _state_of(life: KeyLife | None) -> str:
+    if life is None:
+        return "deleted"
+    if life.retiring_since_ms:
+        return "retiring"
+    return "unused" if life.unused_sweeps else "in_use"
 
 
 class DataKeySweep:
@@ -69,6 +80,16 @@ class DataKeySweep:
         self._now_ms = now_ms
         self._cell_format = cell_format
         self._account_keys = queues.account_keys
+        self._found: Counter[str] = Counter()
+        """Data keys by their state, as of the last sweep here."""
+        self._deleted = 0
+
+    def samples(self) -> list[Sample]:
+        """Give the sweep's metrics: a source for `Metrics`. Only the node that swept last has current ones."""
+        return [
+            *(Sample("quaymaster_data_keys", self._found[state], (state,)) for state in _STATES[:-1]),
+            Sample("quaymaster_data_keys_deleted_total", self._deleted),
+        ]
 
     async def run_if_due(self) -> None:
         """Sweep if the last one was a day ago, and no other node does. Raises NotNow when it is stopped."""
@@ -101,7 +122,7 @@ class DataKeySweep:
         named = await self._named_in_journals()
         accounts = {row.key_id: account_id for account_id, row in self._account_keys.items()}
         now_ms = self._now_ms()
-        kept = deleted = 0
+        found: Counter[str] = Counter()
         after = ""
         while True:
             page = await self._store.list_prefix(DATA_KEYS, after=after)
@@ -116,8 +137,7 @@ class DataKeySweep:
                     continue
                 life = KeyLife(row.unused_sweeps, row.retiring_since_ms)
                 next_life = after_sweep(life, is_in_use=is_used, now_ms=now_ms)
-                kept += next_life is not None
-                deleted += next_life is None
+                found[_state_of(next_life)] += 1
                 if next_life is None:
                     changes.append((item, None))
                 elif next_life != life:
@@ -130,7 +150,9 @@ class DataKeySweep:
             if not page.more:
                 break
             after = page.items[-1].key
-        log_event(log, logging.INFO, "data keys looked at", kept=kept, deleted=deleted)
+        self._deleted += found["deleted"]
+        self._found = found
+        log_event(log, logging.INFO, "data keys looked at", **{state: found[state] for state in _STATES})
 
     async def _named_in_journals(self) -> set[int]:
         rows, _ = await self._store.list_all(JOURNALS)

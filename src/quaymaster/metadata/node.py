@@ -231,6 +231,7 @@ class MetadataNode:
             Sample("quaymaster_metadata_node_age_seconds", self.age_ms / 1000),
             Sample("quaymaster_metadata_node_rows", len(self.feed)),
             Sample("quaymaster_metadata_queues", len(self.queues)),
+            *self.data_key_sweep.samples(),
         ]
 
     async def beat(self) -> int:

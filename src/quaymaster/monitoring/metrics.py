@@ -77,6 +77,14 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_metadata_node_rows": Declaration(
         "gauge", "Rows of the store in this metadata node's memory.", is_of_cells=True
     ),
+    "quaymaster_data_keys": Declaration(
+        "gauge",
+        "Data keys by state, in_use, unused or retiring, as of the last daily sweep that this process did.",
+        ("state",),
+    ),
+    "quaymaster_data_keys_deleted_total": Declaration(
+        "counter", "Data keys that this process deleted because nothing needed them any more."
+    ),
     "quaymaster_metadata_lookups_total": Declaration(
         "counter",
         "Look-ups of what was not in memory, by what came of them: found, absent, failed.",
