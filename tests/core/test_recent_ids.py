@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quaymaster.core import recent_ids
-from quaymaster.core.recent_ids import FILTER_BITS, SLOT_ENTRIES, RecentIds
+from quaymaster.core.recent_ids import DIGESTED_AT_ONCE, FILTER_BITS, SLOT_ENTRIES, RecentIds
 
 WINDOW_MS = 300_000
 
@@ -227,3 +228,83 @@ def test_the_filter_of_a_full_slot_takes_a_few_bytes_an_id_and_answers_almost_ev
 
     assert len(slot.filter.serialize()) < 3 * SLOT_ENTRIES
     assert looked_further < 20
+
+
+def in_a_run(ids: RecentIds, numbers: range, offset: int, time_ms: int) -> None:
+    ids.add_run(b"".join(map(identity, numbers)), offset, time_ms)
+
+
+def test_ids_that_come_at_once_are_those_that_come_one_by_one() -> None:
+    rng = random.Random(7)
+    at_once, one_by_one = RecentIds(WINDOW_MS), RecentIds(WINDOW_MS)
+    time_ms, offset, last = 1_000, 0, 0
+    for _ in range(30):
+        time_ms += rng.choice((0, 1, WINDOW_MS // 10))
+        count = rng.choice((1, 5, 700, 6_000))
+        if rng.random() < 0.5:
+            in_a_run(at_once, range(last, last + count), offset, time_ms)
+        else:
+            for number in range(count):
+                at_once.add(identity(last + number), offset + number, time_ms)
+        for number in range(count):
+            one_by_one.add(identity(last + number), offset + number, time_ms)
+        for number in rng.sample(range(last + count), min(last + count, rng.choice((0, 0, 3, 20)))):
+            assert at_once.find(identity(number), time_ms) == one_by_one.find(identity(number), time_ms)
+        if rng.random() < 0.3:
+            at_once.digest(rng.randrange(3_000))
+        last += count
+        offset += count + 1
+
+    assert at_once.entries(time_ms) == one_by_one.entries(time_ms)
+    assert b"".join(at_once.pieces()) == b"".join(one_by_one.pieces())
+
+
+def test_an_id_is_found_while_it_waits_to_be_sorted_and_the_newest_one_counts() -> None:
+    ids = RecentIds(WINDOW_MS)
+    in_a_run(ids, range(5_000), 0, 1_000)
+    in_a_run(ids, range(4_000, 9_000), 10_000, 1_001)
+
+    assert len(ids) == 10_000
+    assert ids.find(identity(4_500), 1_001) == 10_500
+    assert ids.find(identity(10), 1_001) == 10
+    assert ids.find(identity(8_999), 1_001) == 14_999
+    assert ids.find(identity(9_000), 1_001) is None
+    assert ids.find(identity(10), 1_000 + WINDOW_MS) is None
+    assert ids.find(identity(8_999), 1_000 + WINDOW_MS) == 14_999
+    assert len(ids) == 10_000
+
+
+def test_an_id_is_not_found_across_two_neighbours_of_a_run() -> None:
+    ids = RecentIds(WINDOW_MS)
+    first, second = bytes(range(16)), bytes(range(16, 32))
+    ids.add_run((first + second) * 2_000, 0, 1_000)
+    ids.add_run(first + second, 9_000, 1_000)
+
+    assert ids.find(first[8:] + second[:8], 1_000) is None
+    assert ids.find(second, 1_000) == 9_001
+    assert ids.find(first, 1_000) == 9_000
+
+
+def test_each_step_sorts_some_of_what_waits() -> None:
+    ids = RecentIds(WINDOW_MS)
+    in_a_run(ids, range(5 * DIGESTED_AT_ONCE), 0, 1_000)
+
+    assert sum(1 for _ in ids.digesting()) == 4
+    assert sum(1 for _ in ids.digesting()) == 0
+    assert not ids.digest(1)
+
+
+def test_one_question_tells_of_many_ids_whether_any_is_known() -> None:
+    ids = RecentIds(WINDOW_MS)
+    unknown = b"".join(identity(number) for number in range(100_000, 101_000))
+    assert not ids.has_any(unknown, 1_000)
+    in_a_run(ids, range(6_000), 0, 1_000)
+
+    for _ in range(2):  # while they wait, and when they are sorted
+        assert not ids.has_any(unknown, 1_000)
+        assert ids.has_any(unknown + identity(17), 1_000)
+        assert ids.has_any(identity(5_999), 1_000)
+        assert not ids.has_any(identity(17), 1_000 + WINDOW_MS)
+        ids.digest(6_000)
+    ids.add(identity(7_000), 7_000, 1_000 + WINDOW_MS // 2)
+    assert ids.has_any(identity(7_000), 1_000 + WINDOW_MS)

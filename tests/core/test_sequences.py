@@ -157,3 +157,14 @@ def test_many_numbers_survive_a_snapshot() -> None:
     assert list(rebuilt) == list(MANY)
     assert rebuilt.add(1)
     assert len(rebuilt) == len(MANY) + 1
+
+
+def test_small_updates_join_what_is_there_in_front_between_and_behind() -> None:
+    found = SequenceSet([5, 9])
+
+    found.update(BitMap64([20, 30]))
+    found.update(BitMap64([1, 7, 30]))
+    found.update(BitMap64())
+
+    assert list(found) == [1, 5, 7, 9, 20, 30]
+    assert len(found) == 6

@@ -15,6 +15,7 @@ from quaymaster.core import commands
 from quaymaster.core.applied_queues import partition_key
 from quaymaster.core.commands import (
     AbortTransaction,
+    AskMarks,
     CancelMoveTask,
     ChangeVisibility,
     Command,
@@ -45,6 +46,7 @@ from quaymaster.core.commands import (
     StageMessages,
     StartMoveTask,
     TakeForMove,
+    WriteBarrier,
 )
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.partition import Partition
@@ -87,6 +89,8 @@ STEPS: list[Command | InternalCommand] = [
     ExpireMessages(JOBS, 0),
     Purge(JOBS),
     DeleteQueue(NEW),
+    WriteBarrier(),
+    AskMarks(0),
 ]
 
 

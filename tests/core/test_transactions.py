@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from harness.replica_host import (
     replay,
     snapshot_of,
 )
+from harness.steps import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -418,6 +420,60 @@ def test_delays_count_from_the_commit() -> None:
     host.now_ms += 4_000
     assert receive(host) == [1]
     assert_restarts_the_same(host)
+
+
+@pytest.mark.parametrize("kind", ["standard", "delayed", "log"])
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_messages_with_delays_of_a_commit_are_visible_when_those_of_sends_are(
+    kind: str, with_ids: bool
+) -> None:
+    rng = random.Random(kind)
+    messages = [
+        message(
+            number,
+            delay_ms=rng.choice((-1, -1, 0, 1_000, 1_030, 3_000, 8_000)),
+            dedup=identity(number) if with_ids and rng.random() < 0.9 else None,
+        )
+        for number in range(1, 301)
+    ]
+    committed, sent = host_of(kind), host_of(kind)
+    stage(committed, messages[:200])
+    stage(committed, messages[200:], name="1")
+    now_ms = committed.now_ms = sent.now_ms = max(committed.now_ms, sent.now_ms)
+
+    commit(committed, {"0": 200, "1": 100})
+    sent.ask(Send(QUEUE, 0, messages))
+
+    for at_ms in range(now_ms, now_ms + 9_000, 500):
+        committed.now_ms = sent.now_ms = at_ms
+        counts = [host.ask(CountMessages(consumed(kind))) for host in (committed, sent)]
+        assert counts[0].visible == counts[1].visible  # type: ignore[union-attr]
+        assert sorted(receive(committed, consumed(kind))) == sorted(receive(sent, consumed(kind)))
+    for host in (committed, sent):
+        assert host.replayed().state_hash(host.now_ms) == host.states.state_hash(host.now_ms)
+    again = sent.ask(Send(QUEUE, 0, [messages[5], messages[250]]))
+    twice = committed.ask(Send(QUEUE, 0, [messages[5], messages[250]]))
+    assert [type(one) for one in again.results] == [type(one) for one in twice.results]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["standard", "queue.fifo"])
+def test_a_commit_of_many_takes_one_or_two_steps_a_message(kind: str) -> None:
+    """Of messages with delays, and of messages of FIFO groups with deduplication ids."""
+    host = host_of(kind)
+    count = 20_000
+    for first in range(0, count, 500):
+        some = [
+            message(number, delay_ms=number % 901 * 1_000)
+            if kind == "standard"
+            else message(number, group=number + 1, dedup=identity(number + 1))
+            for number in range(first, first + 500)
+        ]
+        stage(host, some, first=first)
+
+    # A group of a FIFO queue is told of, by a call that does nothing.
+    steps = calls_of(lambda: commit(host, {"0": count}))
+
+    assert steps < count * (2 if kind == "standard" else 1.2)
 
 
 def test_groups_of_a_log_see_delays_of_single_messages() -> None:

@@ -133,6 +133,11 @@ class SimDisk:
         """Let the next write to a file whose path contains `name_part` do so much, then return ENOSPC."""
         self._full_writes.append((name_part, kept_bytes))
 
+    @property
+    def is_to_refuse(self) -> bool:
+        """Whether a write that is to find no room has not come yet."""
+        return bool(self._full_writes)
+
     def refuse_next_creation(self, name_part: str) -> None:
         """Let the next file whose path contains `name_part` find no room for its name: ENOSPC."""
         self._full_creations.append(name_part)

@@ -67,6 +67,8 @@ DIRECTORY = Path("/data/journals")
 INDEX_DATA_AT = 4096
 CAPACITY_BYTES = 1 << 40
 JOURNAL_ID = 0
+ROOM_NOTICED_S = 3.0
+"""The keeper looks every second, and the simulated threads are late."""
 DEDUP_WINDOW_MS = 300_000
 RETRY_WINDOW_MS = 120_000
 VISIBILITY_MS = 5_000
@@ -213,6 +215,9 @@ class Life:
         self.is_over = False
         self.is_failing = False
         """Something will stop the journal in this life: from then on outcomes are unknown."""
+        self.roomy_since_s: float | None = None
+        """Since when the disk has had room again, after it had none."""
+        self.hiccups = Random(f"{run.seed}-{run.lives}-hiccups")  # its own: other draws stay what they were
         self.broker = Broker(
             JournalOptions(
                 directory=DIRECTORY,
@@ -650,11 +655,39 @@ class Life:
     def fill_disk(self) -> None:
         """Leave almost no room on the disk for some seconds."""
         self.run.has_been_full = True
+        self.roomy_since_s = None
         self.disk.capacity_bytes = self.disk._used_bytes + self.rng.choice((0, 3_000, 20_000))
         self.world.loop.call_later(self.rng.choice((0.1, 3.0)), self.free_disk)
 
     def free_disk(self) -> None:
         self.disk.capacity_bytes = CAPACITY_BYTES
+        self.roomy_since_s = self.world.loop.now_s
+        self.world.loop.call_later(ROOM_NOTICED_S, self.check_room)
+
+    def refuse_one_write(self) -> None:
+        """Let one write find no room, on a disk that has some."""
+        if self.disk.capacity_bytes == CAPACITY_BYTES:
+            self.run.has_been_full = True
+            self.disk.fill_up_in_next_write(".seg", kept_bytes=self.hiccups.randrange(2_000))
+            self.note_refused()
+
+    def note_refused(self) -> None:
+        """Once a write was refused, the disk has room again."""
+        if self.disk.is_to_refuse:
+            self.world.loop.call_later(0.1, self.note_refused)
+        else:
+            self.free_disk()
+
+    def check_room(self) -> None:
+        """Sends are not refused any more once the disk has had room for a while."""
+        since_s, host = self.roomy_since_s, self.broker.host
+        is_up = not (self.is_over or self.world.is_dead or self.is_failing) and host.stopped is None
+        if is_up and since_s is not None and self.world.loop.now_s - since_s >= ROOM_NOTICED_S:
+            try:
+                require(not host.writer.disk_low, "sends are refused though the disk has room again")
+            except Violation as violation:
+                self.world.errors.append(violation)
+                self.world.loop.stop()
 
     async def settle(self) -> None:
         """Wait until every command is answered."""
@@ -859,8 +892,9 @@ def replay_all(files: JournalFiles) -> QueueStates:
 class Run:
     """One seed: several lives of one broker on one disk."""
 
-    def __init__(self, seed: int, *, lying: bool = False) -> None:
+    def __init__(self, seed: int, *, lying: bool = False, has_hiccups: bool = False) -> None:
         self.seed = seed
+        self.has_hiccups = has_hiccups
         self.rng = Random(seed)
         self.lying = lying
         self.model = Model()
@@ -871,6 +905,7 @@ class Run:
         self.on_stopped: Callable[[Exception], None] = self.stopped.append
         self.is_checking_replay = False
         self.has_been_full = False
+        self.lives = 0
         self.power_cuts = 0
         self.full_replays = 0
         self.live_replays = 0
@@ -898,7 +933,10 @@ class Run:
         if end == "power":
             disk.lose_power_after(int(rng.expovariate(1 / rng.choice((15, 60, 250)))))
         with world.installed():
+            self.lives += 1
             life = Life(self, world, disk)
+            if self.has_hiccups:
+                world.loop.call_later(life.hiccups.random() * 2, life.refuse_one_write)
             if end == "index":
                 life.is_failing = self.damage_index(disk)
             elif end == "fsync":

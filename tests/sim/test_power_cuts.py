@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from quaymaster.broker.space import SpaceKeeper
 from sim.power_cuts import FOUND, Run
 
 BLOCKS = 8
@@ -40,6 +41,24 @@ def test_a_disk_that_lies_about_fsync_is_caught() -> None:
             caught += 1
 
     assert caught >= 9
+
+
+def test_sends_are_taken_again_after_a_write_that_found_no_room() -> None:
+    for seed in range(300, 312):
+        Run(seed, has_hiccups=True).go(lives=1)
+
+
+def test_a_broker_that_stays_cramped_for_good_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpaceKeeper, "note_written", lambda keeper: None)
+    caught = 0
+
+    for seed in range(300, 312):
+        try:
+            Run(seed, has_hiccups=True).go(lives=1)
+        except FOUND:
+            caught += 1
+
+    assert caught >= 4
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

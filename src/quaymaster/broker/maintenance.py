@@ -28,6 +28,7 @@ from quaymaster.core.commands import ExpireMessages
 from quaymaster.core.expiry import may_find_expired
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.partition import Partition
+from quaymaster.core.recent_ids import DIGESTED_AT_ONCE
 from quaymaster.core.records import MESSAGE_TYPES, iterate_rows
 from quaymaster.monitoring.logs import log_event
 
@@ -232,6 +233,10 @@ class Snapshots:
                 found = queues.partitions.get(key)
                 if found is None or not found.dirty:
                     continue
+                while found.dedup is not None and found.dedup.digest(DIGESTED_AT_ONCE):
+                    if time.perf_counter() > until:
+                        await asyncio.sleep(0)
+                        until = time.perf_counter() + STEP_S
                 partitions[key] = found
                 pieces: list[bytes] = []
                 for piece in encode_partition(found, host.replica.end_offset, version=blob_version):

@@ -248,6 +248,11 @@ class AppliedQueues:
         """Take what is left of messages that are gone, to be freed by `empty_some`."""
         self._to_empty.extend(emptied)
 
+    def digest_later(self, partition: Partition) -> None:
+        """Have `empty_some` sort what a commit has brought to a partition, too, some with each step."""
+        if partition.dedup is not None:
+            self._to_empty.append(partition.dedup.digesting())
+
     def empty_some(self, steps: int) -> bool:
         """Free as much of what is gone as `steps` steps do; return whether there is more."""
         while steps > 0 and self._to_empty:
@@ -453,6 +458,7 @@ class AppliedQueues:
         partition = self._to_apply(row)
         if partition is not None:
             apply_commit(partition, committed, row.sequence, row.due_after_ms, row.time_ms)
+            self.digest_later(partition)
         log = self.partitions.get(row.queue_id << 16 | row.partition)
         if log is not None:
             one_delay = bool(row.flags & ONE_DELAY)

@@ -176,10 +176,23 @@ class SequenceIndex:
             self._seal()
 
     def append_run(
-        self, offset: int, count: int, sent_ms: int, delay_ms: int, groups: array[int] | None
+        self,
+        offset: int,
+        count: int,
+        sent_ms: int,
+        delay_ms: int,
+        groups: array[int] | None,
+        delays_ms: Sequence[int] | None = None,
     ) -> None:
-        """Add the entries of the next `count` sequence numbers: at consecutive offsets, all sent at once."""
-        packed = array("Q", (sent_ms << _DELAY_BITS | delay_ms // SLOT_MS,))
+        """Add the entries of the next `count` sequence numbers: at consecutive offsets, all sent at once.
+
+        `delays_ms`: that of each, where they differ.
+        """
+        if delays_ms is None:
+            times = array("Q", (sent_ms << _DELAY_BITS | delay_ms // SLOT_MS,)) * count
+        else:
+            packed = {each_ms: sent_ms << _DELAY_BITS | each_ms // SLOT_MS for each_ms in set(delays_ms)}
+            times = array("Q", map(packed.__getitem__, delays_ms))
         done = 0
         while done < count:
             tail = self._tail
@@ -192,7 +205,7 @@ class SequenceIndex:
             elif tail.groups is not None:
                 tail.groups.frombytes(bytes(8 * some))
             tail.offsets.extend(range(offset + done, offset + done + some))
-            tail.times.extend(packed * some)
+            tail.times.extend(times[done : done + some])
             self.next_sequence += some
             done += some
             if len(tail.offsets) >= TAIL_ENTRIES_MAX:
@@ -447,7 +460,13 @@ class GroupIndex(SequenceIndex):
             self.has_groups = True
 
     def append_run(
-        self, offset: int, count: int, sent_ms: int, delay_ms: int, groups: array[int] | None
+        self,
+        offset: int,
+        count: int,
+        sent_ms: int,
+        delay_ms: int,
+        groups: array[int] | None,
+        delays_ms: Sequence[int] | None = None,
     ) -> None:
         """The log has so many more entries."""
         self.next_sequence += count

@@ -430,15 +430,44 @@ class Partition:
             self.dedup = RecentIds(DEDUP_WINDOW_MS)
         self.dedup.add(dedup, offset, time_ms)
 
+    def remember_run(self, dedups: bytes, offset: int, time_ms: int) -> None:
+        """Messages with deduplication ids were stored at consecutive offsets."""
+        if self.dedup is None:
+            self.dedup = RecentIds(DEDUP_WINDOW_MS)
+        self.dedup.add_run(dedups, offset, time_ms)
+
     def apply_send_run(
-        self, offset: int, count: int, time_ms: int, delay_ms: int, groups: array[int] | None
+        self,
+        offset: int,
+        count: int,
+        time_ms: int,
+        delay_ms: int,
+        groups: array[int] | None,
+        delays_ms: Sequence[int] | None = None,
     ) -> None:
-        """Messages were stored at consecutive offsets, with the queue's delay. Groups and ids are noted apart."""
-        self.index.append_run(offset, count, time_ms, delay_ms, groups)
+        """Messages were stored at consecutive offsets, with the queue's delay, or with `delays_ms`.
+
+        Groups, ids and delays of their own are noted apart.
+        """
+        self.index.append_run(offset, count, time_ms, delay_ms, groups, delays_ms)
         self.alive += count
         self.dirty = True
         if self.sizes is not None and delay_ms:
             self.sizes.last_due_ms = max(self.sizes.last_due_ms, round_up_to_slot_ms(time_ms + delay_ms))
+
+    def defer_run(self, by_due_ms: dict[int, list[int]], surfaced: list[int]) -> None:
+        """The newest messages have delays of their own: by when they are due, and those that are visible at once."""
+        if self.sizes is not None:
+            self.sizes.last_due_ms = max(self.sizes.last_due_ms, *by_due_ms, 0)
+            return
+        assert isinstance(self.order, StandardOrder), "a FIFO queue has no delays of single messages"
+        delayed = BitMap64()
+        for due_ms, sequences in by_due_ms.items():
+            sequences.sort()
+            delayed.update(sequences)
+            self.timers.add_all(sequences, due_ms)
+        self.timed.update(delayed)
+        self.order.stored_apart(delayed, BitMap64(surfaced))
 
     def follow_send(
         self, sequence: int, offset: int, time_ms: int, delay_ms: int, own_delay: bool, group: int

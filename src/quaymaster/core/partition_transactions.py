@@ -98,7 +98,7 @@ def apply_commit(
     duplicates = frozenset(committed.duplicates)
     for number in committed.numbers:
         stage = staged.stage(number)
-        if stage.delays or duplicates:
+        if duplicates:
             _send_each(partition, staged, stage, duplicates, delay_ms, time_ms)
         else:
             _send_runs(partition, staged, stage, delay_ms, time_ms)
@@ -113,17 +113,55 @@ def _send_runs(
     first = partition.next_sequence
     staged.runs.add(Run(place_of(stage.number, 0), first, stage.count, time_ms, delay_ms))
     groups = stage.groups
+    delays_ms = None
+    if stage.delays:
+        own = {each: _own_delay(each, delay_ms, time_ms) for each in set(stage.delays)}
+        effective = {each: delay_ms if found is None else found for each, found in own.items()}
+        delays_ms = list(map(effective.__getitem__, stage.delays))
+    has_all_dedups = stage.has_all_dedups
+    dedups = bytes(stage.dedups) if has_all_dedups else b""
     done = 0
     for offset, count in zip(stage.offsets, stage.counts, strict=True):
         some = groups[done : done + count] if groups else None
-        partition.apply_send_run(offset, count, time_ms, delay_ms, some)
+        each = delays_ms[done : done + count] if delays_ms is not None else None
+        partition.apply_send_run(offset, count, time_ms, delay_ms, some, each)
+        if has_all_dedups:
+            partition.remember_run(dedups[16 * done : 16 * (done + count)], offset, time_ms)
         done += count
     for group in set(groups):
         partition.order.sent(group, time_ms)
-    for _, offset, dedup in stage.deduplicated():
-        partition.remember(dedup, offset, time_ms)
+    if not has_all_dedups:
+        for _, offset, dedup in stage.deduplicated():
+            partition.remember(dedup, offset, time_ms)
+    if stage.delays:
+        _defer_run(partition, first, stage.delays, own, time_ms)
     if partition.sizes is not None:
         partition.sizes.add_run(first, stage.sizes)
+
+
+def _own_delay(asked_ms: int, queue_delay_ms: int, time_ms: int) -> int | None:
+    """Return the delay of its own that a message has, None where it has the queue's."""
+    if asked_ms < 0 or not (asked_ms or queue_delay_ms):
+        return None
+    return delay_from(time_ms, asked_ms)
+
+
+def _defer_run(
+    partition: Partition, first: int, asked_ms: array[int], own: dict[int, int | None], time_ms: int
+) -> None:
+    """Note when the messages from `first` on are due that have delays of their own."""
+    by_asked: dict[int, list[int]] = {each: [] for each in own}
+    for sequence, asked in enumerate(asked_ms, first):
+        by_asked[asked].append(sequence)
+    by_due_ms: dict[int, list[int]] = {}
+    surfaced: list[int] = []
+    for asked, sequences in by_asked.items():
+        delay_ms = own[asked]
+        if delay_ms:
+            by_due_ms.setdefault(time_ms + delay_ms, []).extend(sequences)
+        elif delay_ms == 0:
+            surfaced += sequences
+    partition.defer_run(by_due_ms, surfaced)
 
 
 def _send_each(
@@ -143,10 +181,11 @@ def _send_each(
             start, first = place + 1, partition.next_sequence
             continue
         sequence = partition.next_sequence
-        own_delay = message.delay_ms >= 0 and bool(message.delay_ms or queue_delay_ms)
-        delay_ms = delay_from(time_ms, message.delay_ms) if own_delay else queue_delay_ms
+        own_ms = _own_delay(message.delay_ms, queue_delay_ms, time_ms)
+        delay_ms = queue_delay_ms if own_ms is None else own_ms
+        is_own = own_ms is not None
         partition.apply_send(
-            sequence, message.offset, time_ms, delay_ms, own_delay, message.group, message.dedup, None
+            sequence, message.offset, time_ms, delay_ms, is_own, message.group, message.dedup, None
         )
         if partition.sizes is not None:
             partition.sizes.add(sequence, message.payload_bytes)

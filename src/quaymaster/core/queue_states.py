@@ -667,7 +667,9 @@ class QueueStates(AppliedQueues):
     def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
         check_has_transactions(partition, self.cell_format)
-        return commit_transaction(partition, command, now_ms, proposal), Wait.COMMIT
+        outcome = commit_transaction(partition, command, now_ms, proposal)
+        self.digest_later(partition)
+        return outcome, Wait.COMMIT
 
     def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)

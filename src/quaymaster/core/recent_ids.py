@@ -11,6 +11,10 @@ A window may have a thousand slots, and to ask each would cost more than the res
     slots:   ▢▢▢▢▢▢▢▢▢▢▢▢▢▢▢▢ ▢▢▢▢▢▢▢▢▢▢▢▢▢▢▢▢ ▢▢▢▢▢▢  ▢ filling
     unions:  └──── first ───┘ └──── second ──┘ none yet: each is asked
 
+Ids may come by the hundred thousand at once, with a commit. To sort them into slots takes tens of milliseconds. So
+they wait in a *backlog*, where they are found too, and go into slots some at a time: with each question, and in steps
+between requests.
+
     slot:  count u64 · hash high half u64[] (sorted when full) · low half u64[] · offset u64[] · time u64[]
 """
 
@@ -19,6 +23,8 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pyroaring import BitMap
 
@@ -29,6 +35,8 @@ UNION_BITS = 26
 UNION_SLOTS = 256
 UNION_SLOTS_MIN = 16
 """With fewer there is no union: it would take as much memory as they."""
+DIGESTED_AT_ONCE = 1_024
+"""So many ids of the backlog go into slots in one step: at most one slot is sealed."""
 _HALVES = struct.Struct("<QQ")
 _SLOT_HEAD = struct.Struct("<Q")
 
@@ -176,13 +184,28 @@ def _filter_of(packed: bytes, count: int, bits: int) -> BitMap:
     return BitMap(array("I", shifted.to_bytes(4 * count, "little")))
 
 
+class _Waiting(NamedTuple):
+    """Ids of the backlog, one behind the other, of records at consecutive offsets."""
+
+    identities: bytes
+    offset: int
+    time_ms: int
+
+    def find(self, identity: bytes, first: int) -> int | None:
+        """Return the offset of an id, if it is among those from a place on."""
+        at = self.identities.rfind(identity, first * ID_BYTES)
+        while at >= 0 and at % ID_BYTES:
+            at = self.identities.rfind(identity, first * ID_BYTES, at + ID_BYTES - 1)
+        return self.offset + at // ID_BYTES if at >= 0 else None
+
+
 class RecentIds:
     """16-byte ids -> the offset of the record that used them, for `window_ms` of record time.
 
     With `entries_max` the oldest slots go when there are more entries, whatever their age.
     """
 
-    __slots__ = ("_left_union", "_slots", "_unions", "entries_max", "window_ms")
+    __slots__ = ("_backlog", "_digested", "_left_union", "_slots", "_unions", "entries_max", "window_ms")
 
     def __init__(self, window_ms: int, entries_max: int | None = None) -> None:
         self.window_ms = window_ms
@@ -191,34 +214,119 @@ class RecentIds:
         self._unions: tuple[BitMap, ...] = ()
         self._left_union = 0
         """How many slots of the first union are gone."""
+        self._backlog: list[_Waiting] = []
+        self._digested = 0
+        """How many ids of the first of the backlog are in slots already."""
 
     def __len__(self) -> int:
-        return sum(len(slot) for slot in self._slots)
+        waiting = sum(len(run.identities) // ID_BYTES for run in self._backlog) - self._digested
+        return sum(len(slot) for slot in self._slots) + waiting
 
     def add(self, identity: bytes, offset: int, time_ms: int) -> None:
         """Remember an id from `time_ms` on, and forget what is past the window."""
+        if self._backlog and self.digest(DIGESTED_AT_ONCE):
+            self._backlog.append(_Waiting(identity, offset, time_ms))
+            return
         slots = self._slots
         slot = slots[-1] if slots else None
         if type(slot) is not _OpenSlot:
-            slot = _OpenSlot()
-            slots.append(slot)
-            while slots[0].newest_ms and slots[0].newest_ms <= time_ms - self.window_ms:
-                self._drop_oldest()
-            while (
-                self.entries_max is not None and len(slots) * SLOT_ENTRIES > self.entries_max + SLOT_ENTRIES
-            ):
-                self._drop_oldest()
+            slot = self._begun(time_ms)
         slot.identities += identity
         slot.offsets.append(offset)
         slot.times.append(time_ms)
         slot.newest_ms = time_ms
         if len(slot.offsets) >= SLOT_ENTRIES:
-            slots[-1] = sealed = slot.sealed()
-            self._unite(sealed)
+            self._seal(slot)
+
+    def add_run(self, identities: bytes, offset: int, time_ms: int) -> None:
+        """Remember ids that follow one another, used by records at consecutive offsets."""
+        self._backlog.append(_Waiting(identities, offset, time_ms))
+
+    def digest(self, entries_max: int) -> bool:
+        """Put so many ids of the backlog into slots, or all there are; return whether there are more."""
+        while entries_max > 0 and self._backlog:
+            run, start = self._backlog[0], self._digested
+            stop = min(len(run.identities) // ID_BYTES, start + entries_max)
+            self._put(run.identities[start * ID_BYTES : stop * ID_BYTES], run.offset + start, run.time_ms)
+            entries_max -= stop - start
+            self._digested = stop
+            if stop * ID_BYTES == len(run.identities):
+                del self._backlog[0]
+                self._digested = 0
+        return bool(self._backlog)
+
+    def digesting(self) -> Iterator[None]:
+        """Put all of the backlog into slots, some with each step."""
+        while self.digest(DIGESTED_AT_ONCE):
+            yield
+
+    def _put(self, identities: bytes, offset: int, time_ms: int) -> None:
+        done, count = 0, len(identities) // ID_BYTES
+        while done < count:
+            slot = self._slots[-1] if self._slots else None
+            if type(slot) is not _OpenSlot:
+                slot = self._begun(time_ms)
+            some = min(count - done, SLOT_ENTRIES - len(slot.offsets))
+            slot.identities += identities[done * ID_BYTES : (done + some) * ID_BYTES]
+            slot.offsets.extend(range(offset + done, offset + done + some))
+            slot.times.extend(array("Q", (time_ms,)) * some)
+            slot.newest_ms = time_ms
+            done += some
+            if len(slot.offsets) >= SLOT_ENTRIES:
+                self._seal(slot)
+
+    def _begun(self, time_ms: int) -> _OpenSlot:
+        slots = self._slots
+        slot = _OpenSlot()
+        slots.append(slot)
+        while slots[0].newest_ms and slots[0].newest_ms <= time_ms - self.window_ms:
+            self._drop_oldest()
+        while self.entries_max is not None and len(slots) * SLOT_ENTRIES > self.entries_max + SLOT_ENTRIES:
+            self._drop_oldest()
+        return slot
+
+    def _seal(self, slot: _OpenSlot) -> None:
+        self._slots[-1] = sealed = slot.sealed()
+        self._unite(sealed)
+
+    def has_any(self, identities: bytes, now_ms: int) -> bool:
+        """Tell whether one of the ids, which follow one another, was noted less than a window ago.
+
+        The filters answer for most of them at once.
+        """
+        filters: list[BitMap] = []
+        for slot in reversed(self._slots):
+            if slot.newest_ms <= now_ms - self.window_ms:
+                break
+            if type(slot) is _OpenSlot:
+                slot.complete_filter()
+            filters.append(slot.filter)
+        if self._backlog:
+            asked = {identity for (identity,) in struct.iter_unpack("16s", identities)}
+            for run in self._backlog:
+                if run.time_ms > now_ms - self.window_ms and not asked.isdisjoint(
+                    [identity for (identity,) in struct.iter_unpack("16s", run.identities)]
+                ):
+                    return True
+        if not filters:
+            return False
+        tops = [high >> 64 - FILTER_BITS for high in array("Q", identities)[::2]]
+        common = BitMap(tops) & BitMap.union(*filters)
+        return bool(common) and any(
+            self.find(identities[at * ID_BYTES : (at + 1) * ID_BYTES], now_ms) is not None
+            for at, top in enumerate(tops)
+            if top in common
+        )
 
     def find(self, identity: bytes, now_ms: int) -> int | None:
         """Return the offset noted for the id less than a window ago, or None. The newest one counts."""
         since_ms = now_ms - self.window_ms + 1
+        if self._backlog and self.digest(DIGESTED_AT_ONCE):
+            for at in range(len(self._backlog) - 1, -1, -1):
+                run = self._backlog[at]
+                waiting = run.find(identity, 0 if at else self._digested) if run.time_ms >= since_ms else None
+                if waiting is not None:
+                    return waiting
         high = _HALVES.unpack(identity)[0]
         slots = self._slots
         full = len(slots)
@@ -239,10 +347,15 @@ class RecentIds:
     def entries(self, now_ms: int) -> list[tuple[int, bytes, int]]:
         """Return (time, id, offset) of all within the window, in a canonical order."""
         since_ms = now_ms - self.window_ms + 1
+        self.digest(len(self))
         return sorted(row for slot in self._slots for row in slot.rows() if row[0] >= since_ms)
 
     def pieces(self) -> list[bytes]:
-        """Return the entries for a snapshot, as pieces that follow one another; only the newest is made now."""
+        """Return the entries for a snapshot, as pieces that follow one another; only the newest is made now.
+
+        Of a backlog all are made: who has time digests that before, in steps.
+        """
+        self.digest(len(self))
         return [slot.to_bytes() for slot in self._slots]
 
     @classmethod

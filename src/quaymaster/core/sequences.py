@@ -80,7 +80,12 @@ class SequenceSet:
 
     def update(self, numbers: BitMap64) -> None:
         """Add every number of a bitmap."""
-        if self._bitmap is None and len(numbers) + self._size <= ARRAY_LENGTH_MAX:
+        known = self._numbers
+        if known is not None and len(numbers) + self._size <= ARRAY_LENGTH_MAX:
+            if numbers and (not known or numbers.min() > known[-1]):
+                known.extend(numbers)
+                self._size = len(known)
+                return
             for number in numbers:
                 self.add(number)
         elif numbers:

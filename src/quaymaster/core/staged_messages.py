@@ -129,6 +129,11 @@ class Stage:
                 )
                 index += 1
 
+    @property
+    def has_all_dedups(self) -> bool:
+        """Whether each of its messages surely has a deduplication hash."""
+        return len(self.dedups) == 16 * self.count and _NO_DEDUP not in self.dedups
+
     def deduplicated(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield place, offset and deduplication hash of each message that has one, in the order they came."""
         if not self.dedups:

@@ -205,6 +205,11 @@ class StandardOrder:
         self.own.add(sequence)
         self.passed.add(sequence)
 
+    def stored_apart(self, delayed: BitMap64, surfaced: BitMap64) -> None:
+        """The newest messages wait for delays of their own, or are visible at once: the cursor skips them."""
+        self.own.update(delayed | surfaced)
+        self.passed.update(surfaced)
+
     def settle(self, sequence: int, now_ms: int, received_ms: int) -> None:
         """A message that was in flight since `received_ms` is gone for good."""
         if not self.tenants:

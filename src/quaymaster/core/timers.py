@@ -7,9 +7,11 @@ not rounded: their slots are of a millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
+
+from pyroaring import BitMap64
 
 from quaymaster.core.sequences import SequenceSet
 
@@ -53,13 +55,20 @@ class TimerWheel:
 
     def add(self, sequence: int, due_ms: int) -> None:
         """Note that something about `sequence` is due at `due_ms` (of most timers a slot end)."""
+        self._opened(due_ms).add(sequence)
+
+    def add_all(self, sequences: Sequence[int], due_ms: int) -> None:
+        """Note the same about several sequences, in ascending order."""
+        self._opened(due_ms).update(BitMap64(sequences))
+
+    def _opened(self, due_ms: int) -> SequenceSet:
         slot = self._slots.get(due_ms)
         if slot is None:
             slot = self._slots[due_ms] = SequenceSet()
             heappush(self._due_times, due_ms)
         elif due_ms in self._frozen:
             self._thaw(due_ms)
-        slot.add(sequence)
+        return slot
 
     def discard(self, sequence: int, due_ms: int) -> None:
         """Forget the entry, if it is there."""

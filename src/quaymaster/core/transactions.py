@@ -6,6 +6,7 @@ A transaction concerns one partition, which is a whole queue, and so is decided 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import iter_unpack
 
 from quaymaster.core.applied_queues import OWN_DELAY
 from quaymaster.core.commands import (
@@ -223,6 +224,13 @@ def _find_duplicates(partition: Partition, stages: list[Stage], now_ms: int) -> 
     places: list[int] = []
     seen: set[bytes] = set()
     for stage in stages:
+        if stage.has_all_dedups:
+            dedups = bytes(stage.dedups)
+            hashes = {dedup for (dedup,) in iter_unpack("16s", dedups)}
+            is_known = partition.dedup is not None and partition.dedup.has_any(dedups, now_ms)
+            if len(hashes) == stage.count and hashes.isdisjoint(seen) and not is_known:
+                seen |= hashes
+                continue
         for place, _, dedup in stage.deduplicated():
             if dedup in seen or partition.find_duplicate(dedup, None, now_ms) is not None:
                 places.append(place)
