@@ -3,7 +3,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-pipeline run-cluster test test-repeat check format bench soak strangers spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
+.PHONY: help run run-pipeline run-cluster test test-repeat check format bench soak strangers fuzz spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, S
 
 strangers: env  ## attack both ports of a server for SECONDS=30 with each attack, and print what it costs signed clients
 	@PYTHONPATH=tests .venv/bin/python -m process.strangers --seconds $(or $(SECONDS),30)
+
+fuzz: env  ## send nonsense to both ports next to signed load for MINUTES=120, from SEED=1 on
+	@PYTHONPATH=tests .venv/bin/python -m process.fuzz_ports --minutes $(or $(MINUTES),120) --seed $(or $(SEED),1)
 
 spark-faults: env  ## kill a Spark cluster, its driver, the server and a cell's leaders for BATCHES=120 batches
 	@SPARK_FAULT_BATCHES=$(or $(BATCHES),120) scripts/test spark-faults
