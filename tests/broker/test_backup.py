@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from crc32c import crc32c
@@ -184,3 +186,44 @@ def test_what_is_no_backup_of_a_server_is_refused_and_leaves_nothing(
         restore(tmp_path, tmp_path / "new")
 
     assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_manifest_is_refused_in_a_sentence_or_harmless(tmp_path: Path) -> None:
+    """Whichever byte of it is another one: nothing but the errors that a command tells."""
+
+    async def make(to: Path) -> None:
+        data = tmp_path / "data"
+        async with running(data / "journals") as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1))
+            await backed_up(tester, data, to)
+
+    to = tmp_path / "copy"
+    asyncio.run(make(to))
+    path = to / MANIFEST_NAME
+    whole = path.read_bytes()
+    random = Random(1)
+    damaged = [whole[:size] for size in range(0, len(whole), 200)]
+    for at in random.sample(range(len(whole)), 250):
+        byte = random.choice((whole[at] ^ 1 << random.randrange(8), *b'0-9"/.\\{[n\0\xff'))
+        damaged.append(whole[:at] + bytes([byte]) + whole[at + 1 :])
+    damaged += [
+        b"null",
+        b"[]",
+        b"1",
+        b'{"backup_format": []}',
+        b'{"backup_format": "2"}',
+        b"\xef\xbb\xbf" + whole,
+    ]
+
+    refused = 0
+    for number, text in enumerate(damaged):
+        path.write_bytes(text)
+        target = tmp_path / "new" / str(number)
+        try:
+            restore(to, target)
+        except (BackupUnusable, OSError):
+            refused += not target.exists()
+        else:
+            shutil.rmtree(target)
+    assert refused > len(damaged) / 2
