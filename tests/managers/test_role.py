@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple, cast
@@ -82,10 +83,14 @@ def test_operators_are_told_how_the_cell_is() -> None:
     serve(scenario)
 
 
-def test_operators_let_a_broker_drain() -> None:
+def test_operators_let_a_broker_drain_and_the_log_says_who(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(served: Served) -> None:
         request = encode_state_request(BrokerStateRequest("a", "draining"))
-        await served.client.ask(SET_BROKER_STATE, request, 5_000)
+        with caplog.at_level(logging.INFO, "quaymaster.managers.rpc_server"):
+            await served.client.ask(SET_BROKER_STATE, request, 5_000)
+        (record,) = [one for one in caplog.records if one.message == "operator set state of broker"]
+        by = vars(record)["fields"]["by"]
+        assert by.startswith(f"{served.client.hello} at 127.0.0.1:")
 
         found = await served.store.get(registration_key("a"))
         assert found is not None
@@ -108,6 +113,8 @@ def test_wrong_requests_are_refused() -> None:
 
 class Call:
     """A call that has come in, and what came of it."""
+
+    caller = "test/operator/o1 at 127.0.0.1:1"
 
     def __init__(self, body: bytes) -> None:
         self.body = body

@@ -17,7 +17,7 @@ import msgspec
 from quaymaster.core.errors import CallerError, InternalFailure, MalformedInput, NotNow
 from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.managers.in_cluster import InClusterManager
-from quaymaster.monitoring.logs import log_failure
+from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.protocol.manager_calls import (
     SET_BROKER_STATE,
     STATUS,
@@ -34,6 +34,9 @@ class Incoming(Protocol):
     """A call that has come in (net/rpc's)."""
 
     body: bytes
+
+    @property
+    def caller(self) -> str: ...
 
     def reply(self, body: bytes = b"") -> None: ...
 
@@ -85,4 +88,10 @@ class ManagerCalls:
             log_failure(log, "call failed", error, broker=request.broker)
             call.fail(InternalFailure(str(error)))
         else:
+            log_event(
+                *(log, logging.INFO, "operator set state of broker"),
+                broker=request.broker,
+                state=request.state,
+                by=call.caller,
+            )
             call.reply()

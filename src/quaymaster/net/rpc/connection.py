@@ -127,6 +127,11 @@ class IncomingCall:
         return peer
 
     @property
+    def caller(self) -> str:
+        """Who calls and from where, for logs."""
+        return f"{self.peer} at {self.connection.address}"
+
+    @property
     def version(self) -> int:
         """The RPC version that this peer and we speak."""
         return self.connection.version
@@ -350,7 +355,7 @@ class Connection(asyncio.Protocol):
     def refuse(self, reason: str) -> None:
         """Tell the peer why, and close."""
         if self._reason is None and self.is_up:
-            log.info("connection refused peer=%s reason=%s", self.peer or self._address(), reason)
+            log.info("connection refused peer=%s reason=%s", self.peer or self.address, reason)
             self._out.append(render_goodbye(Goodbye("refused", reason)))
             self.end(f"refused: {reason}")
 
@@ -391,7 +396,9 @@ class Connection(asyncio.Protocol):
         # Of a peer that we do not read because it does not, taking bytes is a sign of life.
         return has_heard or self._unsent_bytes < unsent_before
 
-    def _address(self) -> str:
+    @property
+    def address(self) -> str:
+        """Where the peer is, as host:port."""
         name = self.transport.get_extra_info("peername")
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) >= 2 else "unknown"
 
