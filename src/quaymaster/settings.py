@@ -162,6 +162,9 @@ class Settings(BaseSettings):
     """Consumer groups of all log-retained queues of one account; one more is refused with `OverLimit`."""
     account_policies_max: Count = Field(100_000, json_schema_extra=QUOTAS)
     """Queues of one account that have a `Policy`; one more is refused with `OverLimit`."""
+    account_stages_max: Count = Field(100_000, json_schema_extra=QUOTAS)
+    """Open stages of transactions that the queues of one account have in one journal; one more is refused with
+    `OverLimit`."""
     account_access_keys_max: Count = Field(1_000, json_schema_extra=QUOTAS)
     """Access keys of one account, temporary credentials included; one more is refused with `LimitExceeded`."""
 
@@ -452,11 +455,11 @@ class Settings(BaseSettings):
         }
 
     def account_quotas(self) -> dict[str, int]:
-        """Return what an account may have, under the names of `metadata.quotas.Quotas`."""
+        """Return what an account may have, under the names of `metadata.quotas.Quotas`; stages are the brokers'."""
         return {
             name: getattr(self, name)
             for name in type(self).model_fields
-            if name.startswith("account_") and name.endswith("_max")
+            if name.startswith("account_") and name.endswith("_max") and name != "account_stages_max"
         }
 
     @classmethod

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from harness.replica_host import (
+    ACCOUNT,
     RETRY_WINDOW_MS,
     Host,
     identity,
@@ -153,12 +154,23 @@ def copy_of(partition: Partition, states: QueueStates) -> Partition:
 def assert_restarts_the_same(host: Host) -> None:
     """A replay of all records, and of none behind a snapshot of now, are what the leader has."""
     expected = host.states.state_hash(host.now_ms)
-    assert host.replayed().state_hash(host.now_ms) == expected
+    replayed = host.replayed()
+    assert replayed.state_hash(host.now_ms) == expected
+    assert_counts_open_stages(host.states, replayed)
     states = QueueStates(host.states._keeper, retry_window_ms=RETRY_WINDOW_MS)
     for queue_id, definition in host.states.definitions.items():
         states.load(definition, [copy_of(host.partition(queue_id), host.states)])
     states.attach_groups()
     assert states.state_hash(host.now_ms) == expected
+    assert_counts_open_stages(states)
+
+
+def assert_counts_open_stages(*each: QueueStates) -> None:
+    """What an account has open is what its partitions have."""
+    for states in each:
+        staged = [partition.staged for partition in states.partitions.values()]
+        expected = sum(one.open_stages for one in staged if one is not None)
+        assert states.open_stages.of_account(ACCOUNT) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -657,12 +669,49 @@ def test_a_snapshot_of_transactions_takes_the_version_that_has_them() -> None:
     assert state_version_min(host.partition(QUEUE)) == STATE_VERSION
 
 
+def test_account_has_as_many_open_stages_as_it_may_over_all_its_queues() -> None:
+    host = host_of()
+    host.ask(SetQueue(queue(9, "other")))
+    host.states._account_stages_max = 3
+    stage(host, plain([1]), name="a")
+    stage(host, plain([2]), name="b", batch=2)
+    host.ask(StageMessages(9, 0, "sink", 1, "a", 0, plain([3])))
+
+    for full in (
+        StageMessages(QUEUE, 0, "sink", 1, "new", 0, plain([4])),
+        StageMessages(QUEUE, 0, "sink", 3, "a", 0, plain([4])),
+        StageMessages(9, 0, "other", 1, "a", 0, plain([4])),
+    ):
+        with pytest.raises(OverLimit, match=r"may have 3 open stages in a journal \(account_stages_max\)"):
+            host.ask(full)
+    assert stage(host, plain([5]), name="a", first=1) == StagedOutcome(2)  # one that is open takes more
+
+    host.ask(DeleteQueue(9))
+    stage(host, plain([6]), name="c")
+    with pytest.raises(OverLimit):
+        stage(host, plain([7]), name="d")
+    abort(host, batch=1)
+    stage(host, plain([8]), batch=3)
+    commit(host, {"0": 1}, batch=3)
+    assert_restarts_the_same(host)
+    assert host.states.open_stages.of_account(ACCOUNT) == 0
+
+
+def test_queue_without_stages_is_refused_the_first_one_where_the_account_is_full() -> None:
+    host = host_of()
+    host.states._account_stages_max = 0
+
+    with pytest.raises(OverLimit, match="account_stages_max"):
+        stage(host, plain([1]))
+
+
 def test_a_deleted_queue_takes_its_transactions_along() -> None:
     host = host_of()
     stage(host, plain([1]))
 
     host.ask(DeleteQueue(QUEUE))
 
+    assert_counts_open_stages(host.states)
     assert not host.states.is_live(staged_rows(host)[0])
     assert host.replayed().state_hash(host.now_ms) == {}
 

@@ -49,6 +49,7 @@ from quaymaster.core.commands import (
 from quaymaster.core.errors import JournalStopped, NotLeader, NotNow, Overloaded, StaleEpoch, Timeout
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.journal import JournalReplica
+from quaymaster.core.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition import IN_FLIGHT_MAX
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.records import Batch
@@ -87,6 +88,7 @@ class JournalOptions:
     retry_window_ms: int
     retry_ids_max: int | None = None
     in_flight_max: int = IN_FLIGHT_MAX
+    account_stages_max: int = ACCOUNT_STAGES_MAX
     compaction_age_min_ms: int = COMPACT_AFTER_MS
     cell_format: CellFormat = field(default_factory=CellFormat)
     """What is written goes by it, at every moment; a server that is no cell writes the newest."""
@@ -389,6 +391,7 @@ class JournalService:
             retry_window_ms=options.retry_window_ms,
             retry_ids_max=options.retry_ids_max,
             in_flight_max=options.in_flight_max,
+            account_stages_max=options.account_stages_max,
             is_replicated=self._peers is not None,
             cell_format=options.cell_format,
         )
@@ -451,6 +454,7 @@ class JournalService:
             retry_window_ms=options.retry_window_ms,
             retry_ids_max=options.retry_ids_max,
             in_flight_max=options.in_flight_max,
+            account_stages_max=options.account_stages_max,
             cell_format=options.cell_format,
         )
 

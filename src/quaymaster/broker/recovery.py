@@ -37,6 +37,7 @@ from quaymaster.core.fifo_order import FIFOOrder
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.index import IndexRebuild, NoRoomForChunk, ScatteredRebuild
 from quaymaster.core.log_tail import Position
+from quaymaster.core.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition import IN_FLIGHT_MAX, Partition
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.records import MESSAGE_TYPES, iterate_rows
@@ -132,6 +133,7 @@ def recover(
     retry_window_ms: int,
     retry_ids_max: int | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    account_stages_max: int = ACCOUNT_STAGES_MAX,
     is_replicated: bool = False,
     cell_format: CellFormat | None = None,
 ) -> Recovered:
@@ -145,6 +147,7 @@ def recover(
         retry_window_ms=retry_window_ms,
         retry_ids_max=retry_ids_max,
         in_flight_max=in_flight_max,
+        account_stages_max=account_stages_max,
         is_replicated=is_replicated,
         cell_format=cell_format or CellFormat(),
     )
@@ -163,6 +166,7 @@ def _recover(
     retry_window_ms: int,
     retry_ids_max: int | None,
     in_flight_max: int,
+    account_stages_max: int,
     is_replicated: bool,
     cell_format: CellFormat,
 ) -> Recovered:
@@ -193,6 +197,7 @@ def _recover(
             retry_window_ms=retry_window_ms,
             retry_ids_max=retry_ids_max,
             in_flight_max=in_flight_max,
+            account_stages_max=account_stages_max,
             cell_format=cell_format,
         )
     except (ChunkLost, OSError):
@@ -210,6 +215,7 @@ def rebuild(
     retry_window_ms: int,
     retry_ids_max: int | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    account_stages_max: int = ACCOUNT_STAGES_MAX,
     cell_format: CellFormat | None = None,
 ) -> Recovered:
     """Make the queues of an open journal anew, up to where it ends now. Blocks; batches may be written meanwhile.
@@ -224,6 +230,7 @@ def rebuild(
         retry_window_ms=retry_window_ms,
         retry_ids_max=retry_ids_max,
         in_flight_max=in_flight_max,
+        account_stages_max=account_stages_max,
         cell_format=cell_format or CellFormat(),
     )
     with suppress(ChunkLost):
@@ -239,6 +246,7 @@ def _load(
     retry_window_ms: int,
     retry_ids_max: int | None,
     in_flight_max: int,
+    account_stages_max: int,
     cell_format: CellFormat,
 ) -> Recovered:
     """Load the newest snapshot and replay what is behind it. `open_files` takes the floor that the snapshot knows."""
@@ -250,6 +258,7 @@ def _load(
         retry_window_ms=retry_window_ms,
         retry_ids_max=retry_ids_max,
         in_flight_max=in_flight_max,
+        account_stages_max=account_stages_max,
     )
     base_offset = last_time_ms = durable_floor = 0
     if snapshot is not None:

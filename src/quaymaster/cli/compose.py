@@ -457,6 +457,7 @@ def journal_options(settings: Settings, data: Path) -> JournalOptions:
         retry_window_ms=settings.retry_window_ms,
         retry_ids_max=settings.retry_ids_max,
         in_flight_max=settings.in_flight_max,
+        account_stages_max=settings.account_stages_max,
         compaction_age_min_ms=settings.compaction_age_min_s * 1000,
     )
 

@@ -44,6 +44,7 @@ from quaymaster.core.errors import QueueDoesNotExist
 from quaymaster.core.formats import UnknownFormat
 from quaymaster.core.index import ChunkKeeper, IndexEntry
 from quaymaster.core.messages import decode_moved, split_payload, split_prefix
+from quaymaster.core.open_stages import OpenStages
 from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import OpenMove
 from quaymaster.core.partition_transactions import (
@@ -161,6 +162,7 @@ class AppliedQueues:
         """The highest ids there ever were."""
         self.removed: set[int] = set()
         self.running_tasks = RunningTasks()
+        self.open_stages = OpenStages()
         self.sending_away: set[int] = set()
         """The partitions with messages on their way to other journals."""
         self.messages_gone = 0
@@ -438,6 +440,7 @@ class AppliedQueues:
         if partition is not None:
             sink, batch, name = split_transaction(payload)
             apply_stage_begin(partition, sink, batch, row.sequence, name.decode(), row.time_ms)
+            self.open_stages.note(partition)
 
     def _apply_stage(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -459,6 +462,7 @@ class AppliedQueues:
         if partition is not None:
             apply_commit(partition, committed, row.sequence, row.due_after_ms, row.time_ms)
             self.digest_later(partition)
+            self.open_stages.note(partition)
         log = self.partitions.get(row.queue_id << 16 | row.partition)
         if log is not None:
             one_delay = bool(row.flags & ONE_DELAY)
@@ -473,6 +477,7 @@ class AppliedQueues:
         if partition is not None:
             sink, batch, _ = split_transaction(payload)
             opened_staged(partition).drop(sink, batch)
+            self.open_stages.note(partition)
 
     def _apply_task(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -490,6 +495,7 @@ class AppliedQueues:
         for partition in partitions:
             self.partitions[partition.key] = partition
             self.running_tasks.note(partition.key, partition)
+            self.open_stages.note(partition)
             if partition.is_sending_away:
                 self.sending_away.add(partition.key)
 
@@ -560,6 +566,7 @@ class AppliedQueues:
                 self.messages_gone += partition.alive
             self.empty_later(partition.emptied())
             self.running_tasks.forget(key)
+            self.open_stages.forget(key)
             self.sending_away.discard(key)
             self.removed.add(key)
 

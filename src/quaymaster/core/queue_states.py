@@ -95,6 +95,7 @@ from quaymaster.core.move_tasks import (
     start_task,
 )
 from quaymaster.core.moved_messages import begin_move, message_to_move, store_moved, take_in
+from quaymaster.core.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition import (
     IN_FLIGHT_MAX,
     Partition,
@@ -108,6 +109,7 @@ from quaymaster.core.records import Record, RecordType
 from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
 from quaymaster.core.transactions import (
     abort_transaction,
+    check_begins_no_stage,
     check_has_transactions,
     commit_transaction,
     expire_transactions,
@@ -136,9 +138,11 @@ class QueueStates(AppliedQueues):
         retry_window_ms: int,
         retry_ids_max: int | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
+        account_stages_max: int = ACCOUNT_STAGES_MAX,
     ) -> None:
         super().__init__(keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max)
         self._in_flight_max = in_flight_max
+        self._account_stages_max = account_stages_max
         self.messages_moved = 0
         self.messages_expired = 0
         self._due_left = WorkLeft(DUE_PER_MS_MAX)
@@ -490,6 +494,7 @@ class QueueStates(AppliedQueues):
         if not self.expiry_is_held:
             self._expire_some(partition, now_ms, proposal)
             expire_transactions(partition, now_ms, proposal)
+            self.open_stages.note(partition)
         return Done(), Wait.NOTHING
 
     def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
@@ -662,19 +667,26 @@ class QueueStates(AppliedQueues):
     def _stage(self, command: StageMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
         check_has_transactions(partition, self.cell_format)
-        return stage_messages(partition, command, now_ms, proposal), Wait.COMMIT
+        if self.open_stages.of_account(partition.definition.account_id) >= self._account_stages_max:
+            check_begins_no_stage(partition, command, self._account_stages_max)
+        outcome = stage_messages(partition, command, now_ms, proposal)
+        self.open_stages.note(partition)
+        return outcome, Wait.COMMIT
 
     def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
         check_has_transactions(partition, self.cell_format)
         outcome = commit_transaction(partition, command, now_ms, proposal)
         self.digest_later(partition)
+        self.open_stages.note(partition)
         return outcome, Wait.COMMIT
 
     def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
         check_has_transactions(partition, self.cell_format)
-        return abort_transaction(partition, command, now_ms, proposal), Wait.COMMIT
+        outcome = abort_transaction(partition, command, now_ms, proposal)
+        self.open_stages.note(partition)
+        return outcome, Wait.COMMIT
 
     # Moves
 

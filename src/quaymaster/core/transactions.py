@@ -93,6 +93,16 @@ def stage_messages(
     return StagedOutcome(stage.count)
 
 
+def check_begins_no_stage(partition: Partition, command: StageMessages, account_stages_max: int) -> None:
+    """Raise OverLimit if a command would begin a stage: the account has as many as it may have."""
+    staged = partition.staged
+    transaction = staged.find(command.sink, command.batch) if staged is not None else None
+    if transaction is None or command.stage not in transaction.stages:
+        raise OverLimit(
+            f"An account may have {account_stages_max} open stages in a journal (account_stages_max)."
+        )
+
+
 def _check_size(
     partition: Partition, transaction: Transaction | None, messages: Sequence[NewMessage]
 ) -> None:
