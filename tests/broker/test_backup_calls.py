@@ -27,6 +27,7 @@ from quaymaster.broker.backup_calls import (
     BACKUP_CHECK,
     BACKUP_CUT,
     BACKUP_END,
+    BACKUP_HOLD,
     BACKUP_READ,
     decode_barrier,
     encode_read,
@@ -82,6 +83,11 @@ def told(tmp_path: Path, story: Callable[[TwoJournals], Awaitable[None]]) -> Non
             await story(cell)
 
     asyncio.run(tell())
+
+
+async def held(client: RPCClient) -> BackupBarrier:
+    await client.ask(BACKUP_BEGIN, TARGET, TIMEOUT_MS)
+    return await barrier(client, BACKUP_HOLD)
 
 
 async def barrier(client: RPCClient, method: str) -> BackupBarrier:
@@ -156,7 +162,7 @@ def test_nothing_comes_from_other_journals_between_begin_and_check(
 ) -> None:
     async def story(cell: TwoJournals) -> None:
         async with operator(cell, "b") as client:
-            first = await barrier(client, BACKUP_BEGIN)
+            first = await held(client)
             await cell.wear_out(JOBS, messages(1, 20))
             target = cell.leader_of(TARGET_JOURNAL)
             assert target is not None
@@ -191,7 +197,7 @@ def test_hold_that_ended_by_itself_is_told_and_moves_go_on(
 
     async def story(cell: TwoJournals) -> None:
         async with operator(cell, "b") as client:
-            first = await barrier(client, BACKUP_BEGIN)
+            first = await held(client)
             await cell.wear_out(JOBS, messages(1, 20))
             await cell.move_all(JOBS, DEAD, 20)
             second, _ = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
@@ -208,7 +214,7 @@ def test_broker_that_leads_no_longer_gives_what_it_had(tmp_path: Path) -> None:
         await cell.wear_out(JOBS, messages(1, 20))
         await cell.move_all(JOBS, DEAD, 20)
         async with operator(cell, "b") as client:
-            await barrier(client, BACKUP_BEGIN)
+            await held(client)
             _, copy = _decode_cut(await client.ask(BACKUP_CUT, TARGET, TIMEOUT_MS))
             await barrier(client, BACKUP_CHECK)
             await cell.hand_to(TARGET_JOURNAL, "c")
@@ -238,16 +244,16 @@ def test_journal_is_backed_up_by_one_operator_from_its_leader(tmp_path: Path) ->
             operator(cell, "b", "you") as other,
             operator(cell, "a") as follower,
         ):
-            await barrier(client, BACKUP_BEGIN)
+            await held(client)
             with pytest.raises(NotLeader):
-                await barrier(follower, BACKUP_BEGIN)
+                await held(follower)
             with pytest.raises(Overloaded):
-                await barrier(other, BACKUP_BEGIN)
+                await held(other)
             with pytest.raises(NotLeader):
                 await other.ask(BACKUP_CUT, TARGET, TIMEOUT_MS)
-            assert (await barrier(client, BACKUP_BEGIN)).hold == 2
+            assert (await held(client)).hold == 2
             await client.ask(BACKUP_END, TARGET, TIMEOUT_MS)
-            await barrier(other, BACKUP_BEGIN)
+            await held(other)
             await other.ask(BACKUP_END, TARGET, TIMEOUT_MS)
         stranger = cell.client("b", "frontend", "me")
         with pytest.raises(AccessDenied):

@@ -1,6 +1,7 @@
 """How an operator backs up a cell: every journal's leader fixes an end of it, all of them as one moment, and is read.
 
-    backup.begin   journal id, u64 little-endian ─▶ BackupBarrier: nothing is taken from other journals
+    backup.begin   journal id, u64 little-endian ─▶ a snapshot is written, and stays as it is
+    backup.hold    journal id                    ─▶ BackupBarrier: nothing is taken from other journals
     backup.cut     journal id                    ─▶ CopyManifest: the journal, up to a barrier
     backup.check   journal id                    ─▶ BackupBarrier; then messages of other journals are taken again
     backup.read    CopyRead                      ─▶ bytes
@@ -26,12 +27,13 @@ from quaymaster.net.rpc import CallHandler, IncomingCall
 from quaymaster.protocol.broker_calls import JOURNAL_ID
 
 BACKUP_BEGIN: Final = "backup.begin"
+BACKUP_HOLD: Final = "backup.hold"
 BACKUP_CUT: Final = "backup.cut"
 BACKUP_CHECK: Final = "backup.check"
 BACKUP_READ: Final = "backup.read"
 BACKUP_END: Final = "backup.end"
 CALLERS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
-    (BACKUP_BEGIN, BACKUP_CUT, BACKUP_CHECK, BACKUP_READ, BACKUP_END), ("operator",)
+    (BACKUP_BEGIN, BACKUP_HOLD, BACKUP_CUT, BACKUP_CHECK, BACKUP_READ, BACKUP_END), ("operator",)
 )
 """Which roles may call what."""
 
@@ -60,6 +62,7 @@ class BackupCalls:
         """The calls, by method."""
         return {
             BACKUP_BEGIN: self._on_begin,
+            BACKUP_HOLD: self._on_hold,
             BACKUP_CUT: self._on_cut,
             BACKUP_CHECK: self._on_check,
             BACKUP_READ: self._on_read,
@@ -89,10 +92,20 @@ class BackupCalls:
                 frees_snapshots=True,
             )
             await source.hold()
+            call.reply()
+
+        self._tasks.answer(call, begin())
+
+    def _on_hold(self, call: IncomingCall) -> None:
+        number = _journal_of(call)
+
+        async def hold() -> None:
+            self._source(number, call)
+            journal = self._led(number)
             journal.hold_moves(HOLD_S)
             call.reply(encode_answer(await journal.barrier()))
 
-        self._tasks.answer(call, begin())
+        self._tasks.answer(call, hold())
 
     def _on_cut(self, call: IncomingCall) -> None:
         number = _journal_of(call)

@@ -1,6 +1,6 @@
 """The cut of a cell, as an operator's command takes it (`core/backup_cut`): journals by their leaders, then the store.
 
-who leads ─▶ begin, cut, check: every leader, at once ─▶ store, as of one revision ─▶ bytes, from the same brokers
+who leads ─▶ begin; hold, cut, check: every leader, at once ─▶ store, as of one revision ─▶ bytes, from the same brokers
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from quaymaster.broker.backup_calls import (
     BACKUP_CHECK,
     BACKUP_CUT,
     BACKUP_END,
+    BACKUP_HOLD,
     BACKUP_READ,
     decode_barrier,
     encode_read,
@@ -45,8 +46,8 @@ from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import JOURNAL_ID
 from quaymaster.settings import Settings, load_settings
 
-BEGIN_TIMEOUT_MS = 60_000
-"""A leader writes a snapshot first."""
+BEGIN_TIMEOUT_MS = 50_000
+"""A leader writes a snapshot first. Those that have done so wait no longer than `IDLE_S` for the others."""
 STEP_TIMEOUT_MS = 30_000
 END_TIMEOUT_MS = 2_000
 ATTEMPTS_MAX = 20
@@ -86,10 +87,11 @@ class CellCut:
     async def take(self, destination: Path) -> dict[int, JournalCopy]:
         """See `Cut`."""
         await self._find_leaders()
-        begun = await self._all(self._begin)
+        await self._all(self._begin)
+        held = await self._all(self._hold)
         cuts = await self._all(self._cut)
         checked = await self._all(self._check)
-        why = why_no_cut(begun, {number: cut[0] for number, cut in cuts.items()}, checked)
+        why = why_no_cut(held, {number: cut[0] for number, cut in cuts.items()}, checked)
         if why is not None:
             raise NoCut(f"{NoCut.message} {why}.")
         await self._store.backup(destination / STORE_NAME)
@@ -135,8 +137,11 @@ class CellCut:
                 raise answer
         return dict(zip(self._leaders, answers, strict=True))
 
-    async def _begin(self, number: int, client: RPCClient) -> BackupBarrier:
-        return decode_barrier(await client.ask(BACKUP_BEGIN, JOURNAL_ID.pack(number), BEGIN_TIMEOUT_MS))
+    async def _begin(self, number: int, client: RPCClient) -> bytes:
+        return await client.ask(BACKUP_BEGIN, JOURNAL_ID.pack(number), BEGIN_TIMEOUT_MS)
+
+    async def _hold(self, number: int, client: RPCClient) -> BackupBarrier:
+        return decode_barrier(await client.ask(BACKUP_HOLD, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
 
     async def _cut(self, number: int, client: RPCClient) -> tuple[BackupBarrier, CopyManifest]:
         return _decode_cut(await client.ask(BACKUP_CUT, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))

@@ -4,12 +4,12 @@ A message that goes from journal A to journal B leaves three records: OUT in A, 
 before the next one is proposed. A restored cell has it once if its cut holds END only with MOVE, and MOVE only with
 OUT: with OUT alone it is sent again, under its number. So between the first and the last end no MOVE may be written:
 
-    begin   all leaders take nothing from other journals any more, and write a barrier
+    hold    all leaders take nothing from other journals any more, and write a barrier
     cut     each writes a barrier: there its journal ends in the backup
     check   each writes a barrier, and says whether it took nothing all the time; then they take again
 
 A barrier is committed only if nobody had led the journal in a later epoch when it was asked for. So whoever wrote all
-three in one epoch was alone, and its hold is the journal's. What was acknowledged before `begin` lies before `cut`.
+three in one epoch was alone, and its hold is the journal's. What was acknowledged before `hold` lies before `cut`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class BackupBarrier(msgspec.Struct, frozen=True):
 
 
 def why_no_cut(
-    begun: Mapping[int, BackupBarrier], cut: Mapping[int, BackupBarrier], checked: Mapping[int, BackupBarrier]
+    held: Mapping[int, BackupBarrier], cut: Mapping[int, BackupBarrier], checked: Mapping[int, BackupBarrier]
 ) -> str | None:
     """Return why the ends of these journals are not of one moment, None if they are."""
-    for number in sorted(begun):
-        first, second, third = begun[number], cut[number], checked[number]
+    for number in sorted(held):
+        first, second, third = held[number], cut[number], checked[number]
         if not first.epoch == second.epoch == third.epoch:
             return f"journal {number} got another leader"
         if not first.hold == second.hold == third.hold or not first.hold:
