@@ -3,7 +3,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-pipeline run-cluster test test-repeat check format bench soak strangers fuzz spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
+.PHONY: help run run-pipeline run-cluster test test-repeat check format bench soak damages strangers fuzz spark-faults sim mutants pipeline-faults docs build clean env env-run env-test env-pipeline
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ format: env  ## format the code and fix what ruff can fix
 
 bench: env  ## run the benchmarks; ARGS="..." goes to them
 	@.venv/bin/python -m bench $(ARGS)
+
+damages: env-test  ## flip bits and remove files at every kind of place of a data directory, and start a server from each
+	@QUAYMASTER_DAMAGES=0 PYTHONPATH=tests .venv/bin/pytest -q -s tests/process/test_damaged_directories.py
 
 soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load, NEMESIS_MINUTES=60 of faults
 	@scripts/test soak

@@ -19,6 +19,7 @@ from quaymaster.core.applied_queues import partition_key
 from quaymaster.core.commands import Delete, Receipt, Receive, Send, SetQueue
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.proposals import Proposal
+from quaymaster.core.queue_marks import QueueMarks
 from quaymaster.core.queue_states import QueueStates
 
 NOW_MS = 1_000_000
@@ -96,3 +97,8 @@ def test_a_blob_that_is_none_is_refused_with_the_queue_it_is_of() -> None:
 
 def test_the_meta_of_a_snapshot_is_read_back() -> None:
     assert decode_meta(encode_meta(SnapshotMeta(123))) == SnapshotMeta(123)
+    assert decode_meta(encode_meta(SnapshotMeta(9, QueueMarks(7, 8)))).marks == QueueMarks(7, 8)
+
+
+def test_meta_of_a_snapshot_without_marks_is_read() -> None:
+    assert decode_meta(b"\x91\x7b") == SnapshotMeta(123, QueueMarks())

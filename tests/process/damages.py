@@ -1,0 +1,155 @@
+"""Damages of a data directory: what is flipped or removed, and what a server may do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.load import SQSConnection
+from harness.process import ProcessFailed, QuaymasterProcess
+
+from .support import EXIT_UNUSABLE, Client, bodies
+
+SETTINGS = {"usage": "false", "seal_interval_s": "0", "segment_bytes_max": str(2 << 20)}
+LEFT_OUT = ("lock", "client.json")
+"""Files that say nothing of what was stored, and are written anew at each start."""
+
+
+class Damage(NamedTuple):
+    """A file of the directory (or a directory), and the byte of it that gets another bit; None: it is removed."""
+
+    path: str
+    place: int | None
+
+    def do(self, data: Path) -> None:
+        """Harm a copy of the directory."""
+        target = data / self.path
+        if self.place is not None:
+            with target.open("r+b") as file:
+                file.seek(self.place)
+                byte = file.read(1)[0]
+                file.seek(self.place)
+                file.write(bytes([byte ^ (1 << (self.place % 8))]))
+        elif target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink()
+
+
+def damages_of(data: Path, chance: random.Random, flips_per_file: int) -> list[Damage]:
+    """Return the removal of each file and directory, and flips at the ends, in headers, and anywhere in each file."""
+    found: list[Damage] = []
+    for path in sorted(data.rglob("*")):
+        name = str(path.relative_to(data))
+        if path.name in LEFT_OUT or path.suffix == ".tmp":
+            continue
+        found.append(Damage(name, None))
+        if path.is_file() and (used := len(path.read_bytes().rstrip(b"\0"))):
+            places = {0, used - 1, min(used, 64) // 2, used // 2}
+            places |= {chance.randrange(used) for _ in range(flips_per_file)}
+            found += [Damage(name, place) for place in sorted(places)[: flips_per_file + 4]]
+    return found
+
+
+class World:
+    """A data directory with something of everything, and what is true of it."""
+
+    def __init__(self, directory: Path, *, killed: bool = False) -> None:
+        """`killed`: SQLite's log is there, and the journal's end is not written down."""
+        self.data = directory / "data"
+        process = QuaymasterProcess(self.data, settings=SETTINGS)
+        process.start()
+        try:
+            with closing(Client(process)) as client:
+                for queue in ("kept", "sent-later", "gone"):
+                    client.create(queue)
+                    client.send(queue, bodies(20, queue))
+                client.create("ordered.fifo", FifoQueue="true", ContentBasedDeduplication="true")
+                assert client.call("DeleteQueue", "gone").status == 200
+                changed = client.call("SetQueueAttributes", "kept", Attributes={"VisibilityTimeout": "77"})
+                assert changed.status == 200, changed
+            made = _command(self.data, "key", "create", "--json")
+            self.deleted_key = str(made["access_key_id"])
+            self.deleted_secret = str(made["secret_access_key"])
+            process.restart()  # there is a snapshot, and records behind it
+            _command(self.data, "key", "delete", self.deleted_key)
+            with closing(Client(process)) as client:
+                client.send("sent-later", bodies(20, "second"))
+            if not killed:
+                process.stop()
+        finally:
+            if process.is_running:
+                process.kill9()
+
+    def outcome(self, damage: Damage, directory: Path) -> str:
+        """Harm a copy, start a server from it, and say what came of that: `refused` or `served`.
+
+        Raises AssertionError when it is neither: a traceback, something acknowledged that is lost, something deleted
+        that is back.
+        """
+        copied = directory / "data"
+        shutil.copytree(self.data, copied)
+        damage.do(copied)
+        process = QuaymasterProcess(copied, settings=SETTINGS)
+        try:
+            refusal = _why_refused(process)
+            if refusal is not None:
+                assert f"ended with exit code {EXIT_UNUSABLE} " in refusal, (damage, refusal)
+                assert "server not started reason=" in process.log(), (damage, process.log())
+                assert "Traceback" not in process.log(), (damage, process.log())
+                return "refused"
+            self._check(process, damage)
+            return "served"
+        finally:
+            if process.is_running:
+                process.kill9()
+            shutil.rmtree(directory)
+
+    def _check(self, process: QuaymasterProcess, damage: Damage) -> None:
+        with closing(Client(process)) as client:
+            assert client.call("GetQueueUrl", QueueName="gone").status == 400, damage
+            attributes = client.call("GetQueueAttributes", "kept", AttributeNames=["VisibilityTimeout"])
+            assert attributes.fields["Attributes"] == {"VisibilityTimeout": "77"}, (damage, attributes)
+            assert client.take_all("kept") == bodies(20, "kept"), damage
+            wanted = sorted(bodies(20, "sent-later") + bodies(20, "second"))
+            assert client.take_all("sent-later") == wanted, damage
+            client.create("new")
+            assert client.take_all("new") == [], damage
+        deleted = process.env()._replace(
+            access_key_id=self.deleted_key, secret_access_key=self.deleted_secret
+        )
+        with closing(SQSConnection(deleted, process.listen_port)) as connection:
+            assert connection.call("GetQueueUrl", {"QueueName": "kept"}).status == 403, damage
+
+
+def _why_refused(process: QuaymasterProcess) -> str | None:
+    try:
+        process.start()
+    except ProcessFailed as error:
+        return str(error)
+    return None
+
+
+def _command(data: Path, *arguments: str) -> dict[str, object]:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("quaymaster")), *arguments, "--data", str(data)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    found: dict[str, object] = json.loads(done.stdout) if "--json" in arguments else {}
+    return found
+
+
+def sample_size() -> int:
+    """Return how many damages are tried (QUAYMASTER_DAMAGES, 0 for all)."""
+    return int(os.environ.get("QUAYMASTER_DAMAGES", "4"))
