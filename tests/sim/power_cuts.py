@@ -29,7 +29,7 @@ import quaymaster.core.journal as journal
 import quaymaster.core.recent_ids as recent_ids
 import quaymaster.core.standard_order as standard_order
 from quaymaster.broker import maintenance, moves, snapshots
-from quaymaster.broker.broker import Broker, NotActivated
+from quaymaster.broker.broker import Broker, JournalWentBack, NotActivated
 from quaymaster.broker.disk import Disk
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalOptions
@@ -1049,7 +1049,7 @@ def quiet_logs() -> Iterator[None]:
         logger.setLevel(before)
 
 
-FOUND = (Violation, JournalCorrupt, SnapshotsDamaged, AssertionError)
+FOUND = (Violation, JournalCorrupt, JournalWentBack, SnapshotsDamaged, AssertionError)
 """What a broken promise looks like."""
 
 
