@@ -246,7 +246,9 @@ def test_message_takes_10_attributes(sqs: Any, queue: str) -> None:
         sqs.send_message(QueueUrl=queue, MessageBody="m", MessageAttributes=attributes)
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 256, "A-b_9.c"], ids=["one", "longest", "signs"])
+@pytest.mark.parametrize(
+    "name", ["a", "x" * 256, "A-b_9.c", "attr.1øßä"], ids=["one", "longest", "signs", "letters"]
+)
 def test_attribute_names_that_are_taken(sqs: Any, queue: str, name: str) -> None:
     attributes = {name: {"DataType": "String", "StringValue": "v"}}
 

@@ -492,6 +492,15 @@ def test_key_of_kms_takes_the_place_of_sqs_managed_encryption(sqs: Any, queue: s
     }
 
 
+def test_reuse_period_at_its_default_goes_with_the_key_of_kms(sqs: Any, make_queue: MakeQueue) -> None:
+    url = make_queue(KmsMasterKeyId="alias/mine", KmsDataKeyReusePeriodSeconds="6000")
+
+    given = {"KmsMasterKeyId": "", "KmsDataKeyReusePeriodSeconds": "300"}
+    sqs.set_queue_attributes(QueueUrl=url, Attributes=given)
+
+    assert attributes_of(sqs, url, "KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds") == {}
+
+
 def test_key_of_kms_is_removed_by_an_empty_string(sqs: Any, make_queue: MakeQueue) -> None:
     url = make_queue(KmsMasterKeyId="alias/mine")
 
