@@ -318,6 +318,8 @@ class Settings(BaseSettings):
     that cannot be reached again is suspected at once."""
     replacement_grace_s: Count = Field(300, json_schema_extra=BETWEEN)
     """A broker that is silent for so long is given up: its replicas are copied to others, if there are."""
+    broker_clock_skew_max_ms: Annotated[int, Field(ge=50)] = Field(500, json_schema_extra=BETWEEN)
+    """A broker whose wall clock is further from the median of its cell's leads nothing while another one can."""
     moves_max: Count = Field(2, json_schema_extra=BETWEEN)
     """Journals of a cell that get another member or leader for order's sake at once. Lost leaders do not wait."""
     metadata_listen: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)

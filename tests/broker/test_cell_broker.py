@@ -24,12 +24,12 @@ from quaymaster.broker import (
 from quaymaster.broker.broker_name import WHO
 from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell_calls import COMMAND
+from quaymaster.broker.clock import monotonic_ms, wall_ms
 from quaymaster.broker.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_COPY
 from quaymaster.broker.disk import Disk
 from quaymaster.broker.move_calls import MOVE
 from quaymaster.broker.peer_links import REPLICATE
 from quaymaster.broker.record_repair import RECORD, STRETCH
-from quaymaster.broker.replica import monotonic_ms
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import (
     LIST_LIMIT_MAX,
@@ -55,6 +55,7 @@ from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope, Resign
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.broker_calls import (
+    ACCEPT_CLOCK,
     DROP,
     JOURNAL_ID,
     PREPARE,
@@ -420,6 +421,54 @@ def test_brokers_report_how_their_replicas_are(tmp_path: Path) -> None:
     assert follower.replicas[JOURNAL].role == "follower"
     assert set(leader.replicas[JOURNAL].lag.values()) == {0}
     assert leader.disk_free_bytes > 0
+    assert abs(leader.wall_ms - wall_ms()) < 60_000
+
+
+DAYS_MS = 5 * 86_400_000
+
+
+@pytest.mark.parametrize("ahead_ms", [DAYS_MS, -DAYS_MS])
+def test_a_new_leader_whose_clock_is_days_off_goes_on_with_the_time_of_the_journal(
+    tmp_path: Path, ahead_ms: int
+) -> None:
+    async def story(cell: Cell) -> tuple[int, bool, set[int]]:
+        await cell.ask("a", SetQueue(define(2, MessageRetentionPeriod=60)))
+        await cell.ask("a", Send(2, 0, [message(1)]))
+        clock = cell.brokers["b"].journals[JOURNAL].host.clock
+        clock._wall_ms = lambda: wall_ms() + ahead_ms
+        await until(lambda: abs(clock.gap_ms) > DAYS_MS // 2)
+        await cell.appoint("b")
+        await cell.led_by("b")
+        await until(lambda: abs(clock.gap_ms) < 10_000)  # the clocks of the others are heard
+        off_ms = clock.time_ms() - wall_ms()
+        outcome = await cell.ask("b", Receive(2, 0, 10))
+        assert isinstance(outcome, ReceiveOutcome)
+        found = {number_of(one.flags, one.payload)[0] for one in outcome.deliveries}
+        return off_ms, clock.expiry_is_held, found
+
+    off_ms, held, found = run(tmp_path, story)
+
+    assert abs(off_ms) < 10_000
+    assert (held, found) == (False, {1})
+
+
+def test_an_operator_says_that_the_clocks_of_a_cell_are_right(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> tuple[bool, bool, int]:
+        for broker in cell.brokers.values():
+            broker.journals[JOURNAL].host.clock._wall_ms = lambda: wall_ms() + DAYS_MS
+        clock = cell.brokers["a"].journals[JOURNAL].host.clock
+        await until(lambda: clock.expiry_is_held)
+        held = cell.brokers["a"].report().replicas[JOURNAL].expiry_held
+        for name in cell.brokers:
+            client = cell.client(name, "operator")
+            await client.ask(ACCEPT_CLOCK, b"", 10_000)
+            await client.close()
+        return held, clock.expiry_is_held, clock.time_ms() - wall_ms() - DAYS_MS
+
+    held, held_after, off_ms = run(tmp_path, story)
+
+    assert (held, held_after) == (True, False)
+    assert abs(off_ms) < 10_000
 
 
 def test_member_that_lacks_what_is_compacted_gets_a_copy(
@@ -541,6 +590,7 @@ OF_REPLICAS = (
     PREPARE,
     TRANSFER,
     DROP,
+    ACCEPT_CLOCK,
     RECORD,
     STRETCH,
     FETCH_COPY,
@@ -555,7 +605,7 @@ DENIED = {
     "frontend": (*OF_REPLICAS, *OF_OPERATORS),
     "metadata": (*OF_REPLICAS, *OF_OPERATORS),
     "manager": (
-        *(WHO, COMMAND, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
+        *(WHO, COMMAND, ACCEPT_CLOCK, RECORD, STRETCH, FETCH_COPY, COPY_BEGIN, COPY_READ, COPY_END, MOVE),
         *OF_OPERATORS,
     ),
     "operator": (
@@ -571,7 +621,7 @@ DENIED = {
         COPY_END,
         MOVE,
     ),
-    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP, *OF_OPERATORS),
+    "broker": (COMMAND, REPORT, PREPARE, TRANSFER, DROP, ACCEPT_CLOCK, *OF_OPERATORS),
 }
 
 

@@ -1,21 +1,27 @@
-"""Queue time: it never goes back, follows small steps of the wall clock, and mistrusts large ones."""
+"""A host's clocks, read for queue time: it never goes back, and mistrusts large steps of the wall clock."""
 
 from __future__ import annotations
 
-from quaymaster.broker.clock import HOLD_MS, JUMP_MS, QueueClock
+from quaymaster.broker.clock import QueueClock, monotonic_ms, wall_ms
 
 WALL_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
 
 
 class Clocks:
+    """A wall clock and a monotonic one, and a replica that alone leads its journal."""
+
     def __init__(self, *, last_stamp_ms: int = 0) -> None:
         self.wall_ms = WALL_MS
         self.monotonic_ms = 12_345
         self.queue = QueueClock(
             last_stamp_ms=last_stamp_ms, wall_ms=lambda: self.wall_ms, monotonic_ms=lambda: self.monotonic_ms
         )
+        self.queue.queue_time.elected("a", ("a",), last_stamp_ms, self.monotonic_ms)
+        self.queue.queue_time.activated(self.monotonic_ms)
 
     def pass_ms(self, ms: int) -> None:
+        """Let time pass on both clocks."""
         self.wall_ms += ms
         self.monotonic_ms += ms
 
@@ -30,12 +36,13 @@ def test_a_new_journal_starts_at_the_wall_clock() -> None:
 
 
 def test_time_goes_on_from_the_last_stamp_when_the_wall_clock_is_behind_it() -> None:
-    clocks = Clocks(last_stamp_ms=WALL_MS + 5_000)
+    clocks = Clocks(last_stamp_ms=WALL_MS + 4_000)
 
     clocks.pass_ms(10)
+    clocks.queue.follow_wall()
 
-    assert clocks.queue.time_ms() == WALL_MS + 5_010
-    assert clocks.queue.ahead_of_wall_ms() == 5_000
+    assert clocks.queue.time_ms() == WALL_MS + 4_010
+    assert clocks.queue.gap_ms == -4_000
     assert not clocks.queue.expiry_is_held
 
 
@@ -43,32 +50,14 @@ def test_a_step_of_the_wall_clock_changes_nothing_by_itself() -> None:
     clocks = Clocks()
 
     clocks.wall_ms += 10_000
-
-    assert clocks.queue.time_ms() == WALL_MS
-
-
-def test_a_small_step_forwards_is_taken_up() -> None:
-    clocks = Clocks()
-    clocks.wall_ms += 10_000
-
-    clocks.queue.follow_wall()
-
-    assert clocks.queue.time_ms() == WALL_MS + 10_000
-    assert not clocks.queue.expiry_is_held
-
-
-def test_a_small_step_backwards_never_turns_time_back() -> None:
-    clocks = Clocks()
-    clocks.wall_ms -= 10_000
-
     clocks.queue.follow_wall()
 
     assert clocks.queue.time_ms() == WALL_MS
-    assert not clocks.queue.expiry_is_held
+    assert clocks.queue.gap_ms == 10_000
 
 
 def test_a_jump_holds_expiry_and_is_not_followed() -> None:
-    for step_ms in (JUMP_MS + 1, -JUMP_MS - 1):
+    for step_ms in (2 * HOUR_MS, -2 * HOUR_MS):
         clocks = Clocks()
         clocks.wall_ms += step_ms
 
@@ -78,41 +67,21 @@ def test_a_jump_holds_expiry_and_is_not_followed() -> None:
         assert clocks.queue.time_ms() == WALL_MS
 
 
-def test_a_start_far_from_the_last_stamp_holds_expiry() -> None:
-    assert Clocks(last_stamp_ms=WALL_MS - JUMP_MS - 1).queue.expiry_is_held
-    assert Clocks(last_stamp_ms=WALL_MS + JUMP_MS + 1).queue.expiry_is_held
-    assert not Clocks(last_stamp_ms=WALL_MS - JUMP_MS).queue.expiry_is_held
-
-
-def test_expiry_goes_on_when_both_clocks_have_agreed_for_an_hour() -> None:
-    clocks = Clocks(last_stamp_ms=WALL_MS - 2 * JUMP_MS)
-
-    clocks.pass_ms(HOLD_MS)
-    clocks.queue.follow_wall()
-    held = clocks.queue.expiry_is_held
-    clocks.pass_ms(1)
-    clocks.queue.follow_wall()
-
-    assert held
-    assert not clocks.queue.expiry_is_held
-
-
-def test_the_hour_begins_anew_while_the_clocks_disagree() -> None:
-    clocks = Clocks()
-    clocks.wall_ms += 2 * JUMP_MS
-    for _ in range(5):
-        clocks.pass_ms(HOLD_MS)
-        clocks.queue.follow_wall()
-
-    assert clocks.queue.expiry_is_held
-
-
 def test_an_operator_can_say_that_the_wall_clock_is_right() -> None:
     clocks = Clocks()
-    clocks.wall_ms += 2 * JUMP_MS
+    clocks.wall_ms += 2 * HOUR_MS
+
+    clocks.queue.accept()
     clocks.queue.follow_wall()
 
-    clocks.queue.release_expiry()
-
     assert not clocks.queue.expiry_is_held
-    assert clocks.queue.time_ms() == WALL_MS + 2 * JUMP_MS
+    assert clocks.queue.time_ms() == WALL_MS + 2 * HOUR_MS
+
+
+def test_the_clocks_of_this_host_are_read_in_milliseconds() -> None:
+    clock = QueueClock(last_stamp_ms=0)
+
+    clock.follow_wall()
+
+    assert clock.queue_time.wall_at(monotonic_ms()) <= wall_ms() + 1_000
+    assert wall_ms() > WALL_MS

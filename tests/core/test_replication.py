@@ -702,7 +702,7 @@ def test_member_is_compared_on_disk_where_it_says_its_log_ends() -> None:
     leader.on_read("c", 40, 4, known, is_gone=False, truncations=0)
 
     (append,) = said(leader, "c")
-    assert append == Append(5, 40, 4, known, leader.commit, NOW_MS)
+    assert append == Append(5, 40, 4, known, leader.commit, NOW_MS, time_ms=leader.time.told_ms(NOW_MS))
 
 
 def test_member_whose_log_differs_on_disk_is_fed_from_its_commit_on() -> None:

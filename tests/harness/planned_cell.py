@@ -57,6 +57,7 @@ class Host:
     connected_ms: int = 0
     heard_ms: int | None = None
     storage: int = 1
+    clock_ahead_ms: int | None = None
     replicas: dict[int, ReplicaSeen] = field(default_factory=dict)
 
     def report(self) -> BrokerReport:
@@ -130,6 +131,9 @@ class PlannedCell:
                     heard_ms=host.heard_ms,
                     connected_ms=host.connected_ms,
                     report=host.report(),
+                    clock_ms=None
+                    if host.clock_ahead_ms is None
+                    else (host.clock_ahead_ms - 20, host.clock_ahead_ms + 20),
                 )
             )
         return CellSeen(self.now_ms, tuple(brokers), dict(self.journals), self.settings)

@@ -18,12 +18,12 @@ def stuck_ms(broker: WatchedBroker, at_ms: int, *, end: int, lag: int, copied: i
     replica = ReplicaSeen(
         "a@1", "leading", 1, 1, 1, end, hears_leader=True, lag={LEARNER: lag}, copied_bytes={"b": copied}
     )
-    broker.take(BrokerReport({7: replica}), at_ms)
+    broker.take(BrokerReport({7: replica}), at_ms, at_ms)
     return broker.report.replicas[7].stuck_ms[LEARNER]
 
 
 def unheard_ms(broker: WatchedBroker, at_ms: int, *, hears_leader: bool) -> int:
-    broker.take(BrokerReport({7: ReplicaSeen("a@1", "follower", 1, 1, 1, 9, hears_leader)}), at_ms)
+    broker.take(BrokerReport({7: ReplicaSeen("a@1", "follower", 1, 1, 1, 9, hears_leader)}), at_ms, at_ms)
     return broker.report.replicas[7].unheard_ms
 
 
@@ -57,7 +57,7 @@ def test_learner_with_everything_is_stuck_from_when_there_was_more() -> None:
 def test_learner_that_was_given_up_begins_anew() -> None:
     broker = watched()
     stuck_ms(broker, 0, end=100, lag=100)
-    broker.take(BrokerReport({}), 1_000)
+    broker.take(BrokerReport({}), 1_000, 1_000)
 
     assert stuck_ms(broker, 2_000, end=100, lag=100) == 0
 
@@ -69,3 +69,14 @@ def test_replica_is_unheard_from_when_it_first_said_so() -> None:
     assert unheard_ms(broker, 2_000, hears_leader=False) == 1_000
     assert unheard_ms(broker, 3_000, hears_leader=True) == 0
     assert unheard_ms(broker, 4_000, hears_leader=False) == 0
+
+
+def test_clock_of_a_broker_is_known_as_well_as_its_answer_was_quick() -> None:
+    broker = watched()
+    broker.take(BrokerReport({}), 1_000, 1_300)
+    untold = broker.seen().clock_ms
+
+    broker.take(BrokerReport({}, wall_ms=900_000), 2_000, 2_040)
+
+    assert untold is None
+    assert broker.seen().clock_ms == (897_960, 898_000)

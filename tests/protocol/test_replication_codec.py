@@ -80,6 +80,8 @@ def appends(draw: st.DrawFn) -> Append:
         draw(NUMBER),
         draw(st.booleans()),
         draw(st.booleans()),
+        draw(st.booleans()),
+        draw(NUMBER),
     )
 
 
@@ -94,7 +96,7 @@ PLAIN = [Prepare, Promise, Fetch, Mismatch, Stale, Resign]
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     appends(),
     tails(),
-    st.builds(Appended, NUMBER, NUMBER, NUMBER, NUMBER, st.sampled_from(Room)),
+    st.builds(Appended, NUMBER, NUMBER, NUMBER, NUMBER, st.sampled_from(Room), NUMBER),
     *(st.builds(kind, **dict.fromkeys(kind.__struct_fields__, NUMBER)) for kind in PLAIN),
 )
 ENVELOPES = st.builds(Envelope, NAME, NAME, MESSAGES)
@@ -217,6 +219,23 @@ def test_batches_are_taken_only_one_behind_the_other_and_as_first_written() -> N
         for body in ([5, 3, start, 0, datas, 0, 1_000, False], [4, 3, start, datas, False]):
             with pytest.raises(ReplicationMessageUnreadable):
                 decode_envelope(sealed(msgspec.msgpack.encode([7, "a", "b", body])))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([2, 3, 2, 20], Promise(3, 2, 20, time_ms=0, wall_ms=0)),
+        ([5, 3, 20, 7, [], 10, 1_000, True, False, True], Append(3, 20, 7, [], 10, 1_000, True, time_ms=0)),
+        ([6, 3, 20, 10, 1_000, 0], Appended(3, 20, 10, 1_000, wall_ms=0)),
+    ],
+)
+def test_message_that_tells_no_time_is_read_as_one_that_does_not_know_it(
+    fields: list[object], message: Message
+) -> None:
+    """As programs wrote it before clocks were told."""
+    read = decode_envelope(sealed(msgspec.msgpack.encode([7, "a@1", "b@2", fields])))
+
+    assert read == (7, Envelope("a@1", "b@2", message))
 
 
 def test_append_that_says_nothing_of_the_lease_is_read_as_one_of_a_leader_that_has_it() -> None:

@@ -50,6 +50,7 @@ from quaymaster.core.partition import Partition
 from quaymaster.core.placement import _Planner
 from quaymaster.core.proposals import Proposal, Wait
 from quaymaster.core.queue_states import QueueStates
+from quaymaster.core.queue_time import QueueTime
 from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
 from quaymaster.core.replication import LogReplica
 from quaymaster.core.replication_messages import Append, Mismatch
@@ -687,8 +688,67 @@ class _DeadLetterStays(QueueStates):
 @plant("time-goes-back", "a new leader stamps records with its own clock, whatever the last stamp", "queues")
 class _TimeGoesBack(JournalReplica):
     def _stamp(self, time_ms: int) -> int:
-        self.last_time_ms = time_ms
-        return time_ms
+        self.last_time_ms = self.log.time.wall_at(self.log._now_ms)
+        return self.last_time_ms
+
+
+@plant("clock-of-host", "a new leader's time is what its own wall clock says, if that is later", "clocks")
+class _ClockOfHost(QueueTime):
+    def elected(self, node: str, members: tuple[str, ...], last_stamp_ms: int, now_ms: int) -> int:
+        found_ms = super().elected(node, members, last_stamp_ms, now_ms)
+        self._offset_ms = max(found_ms, self.wall_at(now_ms)) - now_ms
+        return self.at(now_ms)
+
+
+@plant("stamp-stands-still", "queue time waits for the leader's wall clock to pass the last stamp", "clocks")
+class _StampStandsStill(QueueTime):
+    def at(self, now_ms: int) -> int:
+        return self.wall_at(now_ms)
+
+
+@plant(
+    "hold-skips-empty-disk", "a replica that began with an empty disk believes its own wall clock", "clocks"
+)
+class _HoldSkipsEmptyDisk(QueueTime):
+    __slots__ = ("_is_new",)
+
+    def __init__(self, last_stamp_ms: int = 0, now_ms: int = 0) -> None:
+        super().__init__(last_stamp_ms, now_ms)
+        self._is_new = last_stamp_ms == 0
+
+    def elected(self, node: str, members: tuple[str, ...], last_stamp_ms: int, now_ms: int) -> int:
+        found_ms = super().elected(node, members, last_stamp_ms, now_ms)
+        if self._is_new and last_stamp_ms:
+            self._offset_ms = max(found_ms, self.wall_at(now_ms)) - now_ms
+        return self.at(now_ms)
+
+
+@plant("first-stamp-of-one", "the first stamp of a journal is what one clock says", "clocks")
+class _FirstStampOfOne(QueueTime):
+    def _agreed_offset_ms(self, now_ms: int, *, fewer: bool = False) -> int | None:
+        return self._wall_offset_ms if fewer else super()._agreed_offset_ms(now_ms)
+
+
+@plant("steps-while-leading", "a leader steps to the wall clocks whenever they are ahead", "clocks")
+class _StepsWhileLeading(QueueTime):
+    def _slew(self, gap_ms: int, passed_ms: int) -> int:
+        self._offset_ms += max(0, gap_ms)
+        return max(0, gap_ms)
+
+
+@plant("follows-its-own-clock", "a leader approaches its own wall clock without end", "clocks")
+class _FollowsItsOwnClock(QueueTime):
+    def _slew(self, gap_ms: int, passed_ms: int) -> int:
+        assert self._wall_offset_ms is not None, "it was looked at"
+        own_ms = self._wall_offset_ms - self._offset_ms
+        self._offset_ms += max(-passed_ms // 2, min(passed_ms // 2, own_ms))
+        return 0
+
+
+@plant("skewed-leader", "brokers lead whatever their clocks say", "clocks")
+class _SkewedLeader(CellView):
+    def why_astray(self, name: str) -> str | None:
+        return None
 
 
 @plant("purge-in-front-only", "a follower purges only what was there at the oldest message", "more queues")

@@ -206,7 +206,12 @@ class Cell:
     def checker_of(self, journal: int) -> LogChecker:
         """Return the judge of a journal."""
         if journal not in self.checkers:
-            self.checkers[journal] = LogChecker(self.kernel, self.store.key_of(journal))
+            self.checkers[journal] = LogChecker(
+                self.kernel,
+                self.store.key_of(journal),
+                clock_error_ms=self._clock_error_ms(),
+                clock_drift=self.faults.clock_drift,
+            )
         return self.checkers[journal]
 
     def journal_for(self, command: Command | InternalCommand) -> int:
@@ -324,9 +329,17 @@ class Cell:
             logger.setLevel(level)
             logger.propagate = propagates
 
+    def _clock_error_ms(self) -> int | None:
+        """Return how far the clocks of a majority may be ahead of real time, None if there is no telling."""
+        profile = self.faults
+        if "clock jump" in profile.intervals_us or (profile.wrong_clocks and profile.wrong_clocks.all_ms):
+            return None
+        return profile.clock_skew_ms
+
     def _run(self) -> None:
         kernel, profile = self.kernel, self.faults
         hosts = list(self.hosts.values())
+        self.nemesis.set_clocks_wrong()
         for host in hosts[: profile.hosts - profile.late_hosts]:
             host.start()
         for host in hosts[profile.hosts - profile.late_hosts :]:
@@ -357,6 +370,9 @@ class Cell:
         kernel.run_until(kernel.now_us + SETTLE_US)
         kernel.run_until(kernel.now_us + SETTLE_US, self._all_agree)  # a leader may just have gone home
         for number, key in self.store.journals.items():
+            leader = broker_of(key.configuration.leader)
+            if self.nemesis.is_astray(leader):
+                raise Violation("L6", f"journal {number} is led by {leader}, whose clock is off")
             members = key.configuration.members
             if len(members) != profile.placement.replicas or key.configuration.learners:
                 raise Violation(

@@ -309,6 +309,7 @@ class Host:
             is_disk_low=self.room is not Room.PLENTY,
             has_space=self.room < Room.RESERVE,
             coordination_silent_ms=silent_ms,
+            wall_ms=self.clock.wall_ms(),
         )
         self._answer(sender, number, report)
 

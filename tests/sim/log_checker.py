@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from quaymaster.core.commands import Command, Send
 from quaymaster.core.queue_definitions import Durability
-from quaymaster.core.records import Batch, decode_header
+from quaymaster.core.queue_time import SLEW
+from quaymaster.core.records import Batch, RecordType, decode_header, iterate_rows
 from quaymaster.core.replication_messages import Appended, Envelope, Promise
-from sim.kernel import Kernel, Violation
+from sim.kernel import MS, START_MS, Kernel, Violation
 from sim.messages import Sent
 from sim.store import JournalKey
 
@@ -21,10 +22,18 @@ if TYPE_CHECKING:
     from sim.replica import Replica
 
 
+STAMP_SLACK_MS = 500
+"""What is decided in a turn is stamped with when the turn began."""
+
+
 class LogChecker:
     """One for each journal of a run."""
 
-    def __init__(self, kernel: Kernel, key: JournalKey) -> None:
+    def __init__(
+        self, kernel: Kernel, key: JournalKey, *, clock_error_ms: int | None, clock_drift: float
+    ) -> None:
+        """`clock_error_ms`: how far the clocks of any majority may be ahead of real time, None if there is no telling;
+        `clock_drift`: how much faster or slower than real time a monotonic clock may run."""
         self.kernel = kernel
         self.key = key
         self.ends: list[int] = []
@@ -32,6 +41,10 @@ class LogChecker:
         self.hashes: dict[tuple[int, int], tuple[str, dict[int, int]]] = {}
         self.hashes_compared = 0
         self.activations = 0
+        self._clock_error_ms = clock_error_ms
+        self._pace_error = clock_drift + 1 / SLEW
+        self._stamped: tuple[int, int, int] = (0, 0, 0)
+        """Epoch, real time and queue time of the newest batch but for barriers."""
         self._barriers: dict[int, str] = {}
         self._appended: dict[tuple[int, int], int] = {}
 
@@ -57,10 +70,37 @@ class LogChecker:
         before = node.batch_before(batch.base_offset)
         if before is not None and decode_header(batch.data).time_ms < decode_header(before.data).time_ms:
             raise Violation("I20", f"queue time goes back at {batch.base_offset}", batch.base_offset)
+        self._check_time(batch)
         if self.kernel.story is not None:
             node.tell(
                 f"appends {batch.base_offset}-{batch.next_offset} in epoch {batch.epoch}",
                 (batch.base_offset, batch.next_offset),
+            )
+
+    def _check_time(self, batch: Batch) -> None:
+        """I24: queue time passes as real time does, and never is what a minority's clocks claim."""
+        header = decode_header(batch.data)
+        stamp_ms, now_ms = header.time_ms, self.kernel.now_us // MS
+        if self._clock_error_ms is not None:
+            ahead_ms = stamp_ms - START_MS - now_ms
+            if ahead_ms > self._clock_error_ms + self._pace_error * now_ms + STAMP_SLACK_MS:
+                raise Violation(
+                    "I24", f"queue time is {ahead_ms} ms ahead at {batch.base_offset}", batch.base_offset
+                )
+        if next(iterate_rows(batch.data, header)).type == RecordType.BARRIER:
+            return
+        epoch, before_ms, before_stamp_ms = self._stamped
+        self._stamped = batch.epoch, now_ms, stamp_ms
+        passed_ms = now_ms - before_ms
+        if (
+            epoch == batch.epoch
+            and abs(stamp_ms - before_stamp_ms - passed_ms) > self._pace_error * passed_ms + STAMP_SLACK_MS
+        ):
+            raise Violation(
+                "I24",
+                f"in {passed_ms} ms of real time, {stamp_ms - before_stamp_ms} ms of queue time "
+                f"pass up to {batch.base_offset}",
+                batch.base_offset,
             )
 
     def on_commit(self, node: Replica, before: int, commit: int) -> None:

@@ -38,6 +38,9 @@ class Nemesis:
         self._is_over = False
         self._doomed: set[str] = set()
         self._asked_for_state: set[str] = set()
+        self._clocks = cell.kernel.random_for("wrong clocks")
+        self._astray: list[Host] = []
+        """Hosts whose wall clocks are far off."""
         self._faults: dict[str, Callable[[], None]] = {
             "appointment": self._appoint,
             "blackout": self._blackout,
@@ -62,8 +65,57 @@ class Nemesis:
             "transfer": self._transfer,
         }
 
+    def set_clocks_wrong(self) -> None:
+        """Before anybody starts: put the wall clocks wrong that are to be."""
+        wrong = self.cell.faults.wrong_clocks
+        if wrong is None:
+            return
+        hosts = list(self.cell.hosts.values())
+        if wrong.all_ms:
+            for host in hosts:
+                host.clock.offset_ms += wrong.all_ms
+            return
+        self._astray = self._clocks.sample(hosts, (self.cell.faults.placement.replicas - 1) // 2)
+        for host in self._astray:
+            self._shift_clock(host)
+
+    def _shift_clock(self, host: Host) -> None:
+        wrong = self.cell.faults.wrong_clocks
+        assert wrong is not None, "only clocks that are to be wrong are shifted"
+        host.clock.offset_ms = self._clocks.choice((-1, 1)) * self._clocks.choice(wrong.shifts_ms)
+        self._kernel.tell("nemesis", f"the clock of {host.name} is off by {host.clock.offset_ms} ms")
+
+    def is_astray(self, name: str) -> bool:
+        """Tell whether a host's wall clock is so far off that its broker is to lead nothing."""
+        host = self.cell.hosts[name]
+        limit_ms = self.cell.faults.placement.clock_skew_max_ms
+        return host in self._astray and abs(host.clock.offset_ms) > 2 * limit_ms
+
+    def _begin_with_clocks(self) -> None:
+        wrong = self.cell.faults.wrong_clocks
+        if wrong is None:
+            return
+        if wrong.all_ms:
+            self._kernel.after(self.cell.faults.fire_us // 2, self._set_clocks_right)
+        for host in self._astray:
+            self._kernel.after(wrong.interval_us, self._shift_again, host, wrong.interval_us)
+
+    def _set_clocks_right(self) -> None:
+        wrong = self.cell.faults.wrong_clocks
+        assert wrong is not None, "only clocks that were wrong are set right"
+        self._kernel.fault("clocks set right")
+        for host in self.cell.hosts.values():
+            host.clock.offset_ms -= wrong.all_ms
+
+    def _shift_again(self, host: Host, interval_us: int) -> None:
+        if not self._is_over:
+            self._kernel.after(interval_us, self._shift_again, host, interval_us)
+            self._kernel.fault("clock shift")
+            self._shift_clock(host)
+
     def begin(self) -> None:
         """Start every kind of fault that the profile has."""
+        self._begin_with_clocks()
         for name, interval_us in self.cell.faults.intervals_us.items():
             self._kernel.after(self._gap(interval_us), self._strike, name, interval_us)
 

@@ -39,6 +39,29 @@ FAULTS = (
 """What the nemesis does, by name."""
 
 
+SHIFTS_MS = (3_000, 60_000, 400_000, 1_200_000, 18_000_000, 432_000_000, 94_608_000_000, 1_261_440_000_000)
+"""How far wall clocks are wrong, ahead and behind: seconds, minutes, hours, days, years, forty years."""
+SHIFTS_OF_ALL_MS = (-60_000, -60_000, 60_000, 400_000, 1_200_000, 18_000_000)
+"""How far all are wrong together. Where they are behind, and all stop after they were set right, they are believed:
+windows of deduplication, five minutes long, must outlast that."""
+
+
+CLOCK_SKEW_MAX_MS = PlacementSettings().clock_skew_max_ms
+CLOCK_SKEW_UNLIMITED_MS = 1 << 50
+"""Where clocks jump about by seconds, leadership does not follow them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongClocks:
+    """Wall clocks that are far off, from before the first message on: those of a minority, whose members change them
+    every `interval_us`. `all_ms`: or all are off by the same until, in the middle of the run, somebody sets them
+    right."""
+
+    interval_us: int
+    shifts_ms: tuple[int, ...]
+    all_ms: int = 0
+
+
 @dataclass(slots=True)
 class Profile:
     """A run: its cell, its load, its faults. `intervals_us`: how far apart the faults of each kind are on average."""
@@ -56,6 +79,7 @@ class Profile:
     store: StoreFaults = field(default_factory=StoreFaults)
     clock_skew_ms: int = 0
     clock_drift: float = 0.0
+    wrong_clocks: WrongClocks | None = None
     producers: int = 3
     consumers: int = 4
     gap_us: int = 100 * MS
@@ -89,6 +113,7 @@ def draw(seed: int) -> Profile:
             settle_ms=random.choice((1_000, 10_000)),
             learner_lag_max=random.choice((50, 1_000)),
             drop_grace_ms=random.choice((3_000, 60_000)),
+            clock_skew_max_ms=CLOCK_SKEW_UNLIMITED_MS,
         ),
         fire_us=random.choice((20, 40, 60)) * SECOND,
         producers=random.randint(2, 4),
@@ -138,7 +163,31 @@ def draw(seed: int) -> Profile:
     profile.has_moves = random.random() < 0.4
     profile.has_logs = random.random() < 0.2
     profile.has_transactions = random.random() < 0.2
+    set_clocks(profile, draw_wrong_clocks(seed, members, chance=0.35))
     return profile
+
+
+def set_clocks(profile: Profile, wrong_clocks: WrongClocks | None) -> None:
+    """Let these clocks be wrong in a run, or none but those that jump about."""
+    profile.wrong_clocks = wrong_clocks
+    limit_ms = CLOCK_SKEW_UNLIMITED_MS
+    if wrong_clocks is not None:
+        profile.intervals_us.pop("clock jump", None)  # which spares no majority
+        profile.clock_skew_ms = min(profile.clock_skew_ms, CLOCK_SKEW_MAX_MS // 3)
+        profile.clock_drift = min(profile.clock_drift, 0.0001)  # or the others drift apart, too
+        limit_ms = CLOCK_SKEW_MAX_MS
+    profile.placement = msgspec.structs.replace(profile.placement, clock_skew_max_ms=limit_ms)
+
+
+def draw_wrong_clocks(seed: int, members: int, *, chance: float) -> WrongClocks | None:
+    """Draw what is wrong with the clocks: in so many of the runs in which a majority can be right."""
+    random = Random(f"{seed}/wrong clocks")
+    if members < 3 or random.random() >= chance:
+        return None
+    interval_us = random.choice((3, 10, 1_000)) * SECOND
+    shifts_ms = tuple(random.sample(SHIFTS_MS, 3))
+    all_ms = random.choice((0, 0, 1)) * random.choice(SHIFTS_OF_ALL_MS)
+    return WrongClocks(interval_us, shifts_ms, all_ms)
 
 
 HUNTS: dict[str, dict[str, int]] = {
@@ -162,6 +211,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
+    "clocks": {"kill": 4, "leader cut off": 4, "disk lost": 8, "power cut": 6, "blackout": 12, "transfer": 8},
 }
 """Profiles in which one kind of bug shows soonest: the mean distance in seconds of each fault they add."""
 
@@ -180,6 +230,9 @@ def draw_for(hunt: str, seed: int) -> Profile:
         profile.managers = 2
     if hunt == "unattended":
         profile.managers = 1
+    set_clocks(profile, draw_wrong_clocks(seed, 3, chance=1.0) if hunt == "clocks" else None)
+    if hunt == "clocks":
+        profile.late_hosts = seed % 2
     profile.has_more_queues = hunt == "more queues"
     profile.has_moves = hunt == "moves"
     profile.has_logs = hunt == "logs"

@@ -37,6 +37,7 @@ from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import Position
 from quaymaster.core.messages import message_id_of, prefix_bytes
 from quaymaster.core.queue_states import QueueStates
+from quaymaster.core.queue_time import QueueTime
 from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows, record_at
 from quaymaster.core.replication import LogReplica
 from quaymaster.core.replication_effects import ReadLog, Truncate, Write
@@ -103,15 +104,18 @@ class Replica:
             for batch in self.batches
             if batch.next_offset > base
         ]
+        queues, _, last_time_ms = self._replayed()
+        self.queue_time = cell.bugs.variant(QueueTime)(last_time_ms, self.clock.monotonic_ms())
+        self._look_at_clock()
         log = cell.bugs.variant(LogReplica)(
             self.member,
             promised_epoch=disk.promised,
             start=start,
             positions=positions,
             now_ms=self.clock.monotonic_ms(),
+            time=self.queue_time,
         )
         log.room = host.room
-        queues, _, last_time_ms = self._replayed()
         self.journal = cell.bugs.variant(JournalReplica)(
             log, queues, last_time_ms=last_time_ms, unapplied_bytes_max=UNAPPLIED_BYTES_MAX
         )
@@ -216,11 +220,21 @@ class Replica:
             if now_us - sent_us > COPY_AGAIN_US:
                 self._send_copy(member)
         self.on_tick()
+        self._look_at_clock()
+        self.queue_time.follow(self.clock.monotonic_ms())
+        self.journal.queues.expiry_is_held = self.queue_time.expiry_is_held
         log = self.log
         self.journal.on_tick(self.clock.monotonic_ms())
         self._maintain()
         self.cell.manager_checker.on_tick(self.journal_id, self.member, log.epoch, hears=self.hears_leader())
         self._settle()
+
+    def _look_at_clock(self) -> None:
+        self.queue_time.note_wall(self.clock.wall_ms(), self.clock.monotonic_ms())
+
+    def time_ms(self) -> int:
+        """Return the journal's time, as far as it is known here."""
+        return self.queue_time.at(self.clock.monotonic_ms())
 
     def hears_leader(self) -> bool:
         """Tell whether it hears its leader; a leader, whether a majority answered it."""
@@ -292,7 +306,7 @@ class Replica:
         """Carry out one `ToDo`; return whether commands were proposed that come of it."""
         log = self.log
         checker = self.checker
-        todo = self.journal.take(self.clock.wall_ms())
+        todo = self.journal.take(self.time_ms())
         if todo.operations:
             self._follow(todo.operations)
             self.writer.carry_out(todo.operations)
@@ -349,7 +363,7 @@ class Replica:
                 put_back = MoveMessage(
                     partition.definition.queue_id, partition.number, sequence, 0, 0, 0, None, None
                 )
-                self.journal.propose(put_back, None, self.clock.wall_ms())
+                self.journal.propose(put_back, None, self.time_ms())
         return is_any
 
     def propose_inside(self, command: InternalCommand, on_answer: Callable[[object], None]) -> None:
@@ -362,7 +376,7 @@ class Replica:
         if self.host.is_paused:
             self.host.deferred.append((self._decide_inside, (command, token)))
             return
-        self.journal.propose(command, token, self.clock.wall_ms())
+        self.journal.propose(command, token, self.time_ms())
         self._settle()
 
     def _follow(self, operations: list[Any]) -> None:
@@ -557,7 +571,7 @@ class Replica:
         self._is_turn_due = False
         inbox, self._inbox = self._inbox, []
         journal = self.journal
-        time_ms = self.clock.wall_ms()
+        time_ms = self.time_ms()
         for asked in inbox:
             is_storing = isinstance(asked.command, Send | StageMessages)
             if journal.log.refuses_sends and is_storing and journal.is_leading:
@@ -643,7 +657,7 @@ class Replica:
             None,
             target_journal_id=None if is_here else self.cell.journal_of(letter.target_queue_id),
         )
-        self.journal.propose(move, letter, self.clock.wall_ms())
+        self.journal.propose(move, letter, self.time_ms())
 
     def _move(self, letter: DeadLetter) -> None:
         """Try once more to move a dead letter."""
@@ -675,7 +689,7 @@ class Replica:
         if every_us and self._random.random() < TICK_US / every_us:
             self._compact()
         if self.cell.faults.has_transactions and self.journal.is_leading:
-            now_ms = self.clock.wall_ms()
+            now_ms = self.time_ms()
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.staged is not None and partition.staged.expired(now_ms):
                     expire = ExpireMessages(partition.definition.queue_id, partition.number)
@@ -684,7 +698,7 @@ class Replica:
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.alive and partition.definition.retention_ms < RETENTION_SHORT_MS:
                     expire = ExpireMessages(partition.definition.queue_id, partition.number)
-                    self.journal.propose(expire, None, self.clock.wall_ms())
+                    self.journal.propose(expire, None, self.time_ms())
 
     def _compact(self) -> None:
         """Judge what is kept below the log: what is dead goes once all that it was judged by is committed."""

@@ -3,6 +3,7 @@
 other brokers ──replicate──▶ replicas                         record ──▶ a record that is damaged there
 front ends ──command──▶ the journal's replica ──▶ outcome (NotLeader, with a hint, where it does not lead)
 manager ──report, prepare, transfer, drop──▶
+operator ──report, accept_clock──▶
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from quaymaster.core.replication_messages import Envelope
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.net.rpc import BatchHandler, CallHandler, IncomingCall
 from quaymaster.protocol.broker_calls import (
+    ACCEPT_CLOCK,
     DROP,
     JOURNAL_ID,
     PREPARE,
@@ -43,6 +45,7 @@ CALLERS: Final[dict[str, tuple[str, ...]]] = {
     PREPARE: ("manager",),
     TRANSFER: ("manager",),
     DROP: ("manager",),
+    ACCEPT_CLOCK: ("operator",),
     RECORD: ("broker",),
     STRETCH: ("broker",),
     REPLICATE: ("broker",),
@@ -80,6 +83,7 @@ class CellCalls:
             PREPARE: self._on_prepare,
             TRANSFER: self._on_transfer,
             DROP: self._on_drop,
+            ACCEPT_CLOCK: self._on_accept_clock,
             RECORD: self._on_record,
             STRETCH: self._on_stretch,
         }
@@ -164,6 +168,19 @@ class CellCalls:
 
     def _on_report(self, call: IncomingCall) -> None:
         call.reply(_encode(self._make_report()))
+
+    def _on_accept_clock(self, call: IncomingCall) -> None:
+        for number, journal in self._held.opened.items():
+            log_event(
+                log,
+                logging.WARNING,
+                "clock accepted",
+                journal=number,
+                clocks_ahead_ms=journal.host.clock.gap_ms,
+                peer=str(call.peer),
+            )
+            journal.host.clock.accept()
+        call.reply()
 
     def _on_prepare(self, call: IncomingCall) -> None:
         (number,) = JOURNAL_ID.unpack_from(call.body)

@@ -1,63 +1,62 @@
-"""Queue time: the wall clock, carried by the monotonic one, and what a jump of it holds up.
-
-Stamps never go back (`core/journal` sees to that); between two looks at the wall clock they advance with the
-monotonic one, so a step of the wall clock changes nothing at once. A start that finds the wall clock more than an
-hour ahead of the journal's last stamp, and a jump that large while running, hold expiry back: a machine that boots
-in 2099 deletes nothing. Expiry goes on when an operator says that the clock is right, or by itself when queue time
-and wall clock have agreed for an hour (a server that was switched off overnight).
-"""
+"""The clocks of a host, read for the queue time of a replica of a journal (`core/queue_time` says what follows)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-JUMP_MS = 3_600_000
-HOLD_MS = 3_600_000
+from quaymaster.core.queue_time import QueueTime
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def monotonic_ms() -> int:
+    """Return the time of a clock that does not jump, and goes on while the machine is suspended."""
+    return time.clock_gettime_ns(_CLOCK) // 1_000_000
+
+
+def wall_ms() -> int:
+    """Return the milliseconds since 1970, as this host believes."""
+    return time.time_ns() // 1_000_000
 
 
 class QueueClock:
-    """Milliseconds since 1970 that pass evenly. `last_stamp_ms` is the journal's, 0 when it is empty."""
+    """Queue time as this host reads it. `last_stamp_ms` is the journal's, 0 when it is empty."""
 
     def __init__(
         self,
         *,
         last_stamp_ms: int,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        wall_ms: Callable[[], int] = wall_ms,
+        monotonic_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._wall_ms = wall_ms
         self._monotonic_ms = monotonic_ms
-        self._offset_ms = max(last_stamp_ms, wall_ms()) - monotonic_ms()
-        self._held_since_ms: int | None = None
-        if last_stamp_ms and abs(wall_ms() - last_stamp_ms) > JUMP_MS:
-            self._held_since_ms = monotonic_ms()
+        self.queue_time = QueueTime(last_stamp_ms, monotonic_ms())
+        self.queue_time.note_wall(wall_ms(), monotonic_ms())
 
     @property
     def expiry_is_held(self) -> bool:
-        """Whether messages must not expire, because the clock may be wrong."""
-        return self._held_since_ms is not None
+        """Whether messages must not expire, because a clock may be wrong."""
+        return self.queue_time.expiry_is_held
+
+    @property
+    def gap_ms(self) -> int:
+        """How far wall clocks were ahead of queue time at the last look (negative: behind)."""
+        return self.queue_time.gap_ms
 
     def time_ms(self) -> int:
         """Return the present queue time."""
-        return self._offset_ms + self._monotonic_ms()
-
-    def ahead_of_wall_ms(self) -> int:
-        """Return how far queue time is ahead of the wall clock (negative: behind)."""
-        return self.time_ms() - self._wall_ms()
+        return self.queue_time.at(self._monotonic_ms())
 
     def follow_wall(self) -> None:
-        """Take up small differences to the wall clock (its discipline); hold expiry while they are large."""
-        ahead_ms = self.ahead_of_wall_ms()
-        if abs(ahead_ms) > JUMP_MS:
-            self._held_since_ms = self._monotonic_ms()
-            return
-        if ahead_ms < 0:
-            self._offset_ms -= ahead_ms
-        if self._held_since_ms is not None and self._monotonic_ms() - self._held_since_ms > HOLD_MS:
-            self._held_since_ms = None
+        """Look at the wall clock; approach it, or hold expiry when it is far."""
+        now_ms = self._monotonic_ms()
+        self.queue_time.note_wall(self._wall_ms(), now_ms)
+        self.queue_time.follow(now_ms)
 
-    def release_expiry(self) -> None:
-        """An operator says that the wall clock is right: follow it, and let messages expire again."""
-        self._offset_ms = max(self._offset_ms, self._wall_ms() - self._monotonic_ms())
-        self._held_since_ms = None
+    def accept(self) -> None:
+        """An operator says that the wall clocks are right: follow them, and let messages expire again."""
+        now_ms = self._monotonic_ms()
+        self.queue_time.note_wall(self._wall_ms(), now_ms)
+        self.queue_time.accept(now_ms)

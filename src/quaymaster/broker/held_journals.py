@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from quaymaster.broker import journal_copy
+from quaymaster.broker.clock import wall_ms
 from quaymaster.broker.disk import Disk, is_full
 from quaymaster.broker.journal_service import JournalOptions, JournalService, Peers
 from quaymaster.broker.journal_state import JournalCorrupt, JournalState
@@ -259,6 +260,7 @@ class HeldJournals:
                     for segment in journal.files.segments()
                 ),
             ),
+            wall_ms=wall_ms(),
         )
 
     def why_stopped(self) -> str | None:

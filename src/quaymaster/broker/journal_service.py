@@ -19,7 +19,7 @@ import msgspec
 
 from quaymaster.broker import data_key_lists, record_repair
 from quaymaster.broker.chunk_store import ChunkStore
-from quaymaster.broker.clock import QueueClock
+from quaymaster.broker.clock import QueueClock, monotonic_ms
 from quaymaster.broker.disk import Disk, RealDisk, is_full
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_state import JournalCorrupt
@@ -28,7 +28,7 @@ from quaymaster.broker.moves import Moves
 from quaymaster.broker.queue_places import QueuePlaces
 from quaymaster.broker.record_repair import RECORDS_MAX, FoundRecord
 from quaymaster.broker.recovery import Recovered, rebuild, recover
-from quaymaster.broker.replica import Body, ReplicaHost, monotonic_ms
+from quaymaster.broker.replica import Body, ReplicaHost
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
@@ -171,14 +171,6 @@ class JournalService:
         for warning in recovered.warnings:
             log_event(log, logging.WARNING, "recovery warning", journal=options.journal_id, warning=warning)
         clock = QueueClock(last_stamp_ms=recovered.last_time_ms)
-        if clock.expiry_is_held:
-            log_event(
-                log,
-                logging.WARNING,
-                "expiry held",
-                journal=options.journal_id,
-                reason="the clock is more than an hour from the journal's last stamp",
-            )
         replicated_log = LogReplica(
             self.member,
             promised_epoch=self.files.promised_epoch,
@@ -186,6 +178,7 @@ class JournalService:
             positions=recovered.positions,
             now_ms=monotonic_ms(),
             tail_bytes_max=0 if self._peers is None else TAIL_BYTES_MAX,
+            time=clock.queue_time,
         )
         replica = JournalReplica(
             replicated_log,
@@ -336,6 +329,8 @@ class JournalService:
             is_rebuilding=not replica.is_ready,
             is_tainted=self.host.stopped is not None,
             lag=replicated_log.lag_of() if replica.role in ("activating", "leading") else {},
+            expiry_held=self.host.clock.expiry_is_held,
+            clock_ahead_ms=self.host.clock.gap_ms,
         )
 
     async def status(self) -> dict[str, Any]:
@@ -373,6 +368,7 @@ class JournalService:
             "in_flight": in_flight,
             "long_polls": host.waiters.parked,
             "expiry_held": host.clock.expiry_is_held,
+            "clock_ahead_ms": host.clock.gap_ms,
             "recovery_s": round(self.recovery_s, 3),
             "replayed_records": self.replayed_records,
             "rebuilds": self.rebuilds,

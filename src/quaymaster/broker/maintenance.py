@@ -79,6 +79,7 @@ class Expiry:
         self._keys: tuple[int, ...] = ()
         self._next = 0
         self._round_began = -EXPIRY_ROUND_S
+        self._is_held = False
 
     async def run(self) -> None:
         """Go round for ever."""
@@ -86,10 +87,25 @@ class Expiry:
             await asyncio.sleep(EXPIRY_STEP_S)
             self._host.clock.follow_wall()
             queues = self._host.replica.queues
-            queues.expiry_is_held = self._host.clock.expiry_is_held
+            self._tell_if_held(self._host.clock.expiry_is_held)
+            queues.expiry_is_held = self._is_held
             queues.empty_some(EMPTIED_PER_STEP)
             if self._host.replica.is_leading and not queues.expiry_is_held:
                 self.step()
+
+    def _tell_if_held(self, is_held: bool) -> None:
+        if is_held == self._is_held:
+            return
+        self._is_held = is_held
+        clock = self._host.clock
+        log_event(
+            log,
+            logging.WARNING if is_held else logging.INFO,
+            "expiry held" if is_held else "expiry goes on",
+            journal=self._host.files.journal_id,
+            queue_time=clock.time_ms(),
+            clocks_ahead_ms=clock.gap_ms,
+        )
 
     def step(self) -> None:
         """Look at the next few partitions, and propose an end to what has expired."""

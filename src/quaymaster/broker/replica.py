@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from quaymaster.broker.bodies import BodyCache
-from quaymaster.broker.clock import QueueClock
+from quaymaster.broker.clock import QueueClock, monotonic_ms
 from quaymaster.broker.elections import Elections
 from quaymaster.broker.fetches import Fetches
 from quaymaster.broker.journal_files import JournalFiles
@@ -102,7 +101,6 @@ DAMAGED_RETRY_S = 10.0
 READ_BYTES_MAX = 1 << 20
 """So much of the log is read from disk at once for a member that is behind."""
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _MOVE = int(RecordType.MOVE)
 _STORING = (Send, MoveIn, StageMessages)
 """What brings messages into the journal, and is refused while the disk cannot take more."""
@@ -164,11 +162,6 @@ class ReplicaLinks(Protocol):
 
     def stopped(self, error: Exception) -> None:
         """The replica stopped for good."""
-
-
-def monotonic_ms() -> int:
-    """Return the time of a clock that does not jump, and goes on while the machine is suspended."""
-    return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
 
 class ReplicaHost:

@@ -52,7 +52,7 @@ def cell_status(
         acting = status["acting_manager"] or "nobody"
         print_line(f"manager {status['manager']} says; {acting} acts")
         print_table(
-            ("BROKER", "ZONE", "STATE", "REACHABLE", "LEADS", "REPLICAS", "DISK FREE", "ADDRESS"),
+            ("BROKER", "ZONE", "STATE", "REACHABLE", "LEADS", "REPLICAS", "DISK FREE", "CLOCK", "ADDRESS"),
             [
                 (
                     broker["name"],
@@ -62,6 +62,7 @@ def cell_status(
                     broker["leads"],
                     broker["replicas"],
                     bytes_as_text(broker["disk_free_bytes"]),
+                    _clock_as_text(broker["clock_ahead_ms"]),
                     broker["address"],
                 )
                 for broker in status["brokers"]
@@ -84,6 +85,34 @@ def cell_status(
             note(f"problem: {problem}")
     if status["problems"]:
         raise typer.Exit(EXIT_REFUSED)
+
+
+def _clock_as_text(ahead_ms: int | None) -> str:
+    return "?" if ahead_ms is None else f"{ahead_ms / 1000:+.1f} s"
+
+
+@cell_app.command("accept-clock")
+def cell_accept_clock(
+    managers: Managers = None,
+    config: Config = None,
+    overrides: Overrides = None,
+) -> None:
+    """Say that the brokers' clocks are right: journals whose time is behind step to them, and messages expire again."""
+    import asyncio
+
+    from quaymaster.protocol.broker_calls import ACCEPT_CLOCK
+
+    settings = _settings(config, overrides)
+    missing = []
+    for broker in _ask_status(managers, config, overrides)["brokers"]:
+        try:
+            asyncio.run(_ask(settings, broker["address"], "broker", ACCEPT_CLOCK, b""))
+        except NoServer:
+            missing.append(broker["name"])
+        else:
+            print_line(f"{broker['name']} has accepted its clock")
+    if missing:
+        raise NoServer(f"not told, for they do not answer: {', '.join(missing)}")
 
 
 @cell_app.command("upgrade")

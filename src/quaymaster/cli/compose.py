@@ -248,7 +248,7 @@ class ServerOperations:
 
     def accept_clock(self) -> None:
         """Let messages expire again although the clock jumped: an operator says that it is right."""
-        self._broker.host.clock.release_expiry()
+        self._broker.host.clock.accept()
 
     async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
         """Write a consistent copy of all data but the master keys; see `broker.backup`.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell_broker import CellBroker
+from quaymaster.broker.clock import QueueClock
 from quaymaster.broker.elections import PHASES
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.core.cell import broker_of
@@ -32,6 +33,7 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     yield Sample("quaymaster_journal_leader_changes_total", 1)
     is_durable = host.stopped is None and host.replica.is_leading
     yield Sample("quaymaster_journal_durable_replicas", int(is_durable))
+    yield from _of_clocks([host.clock])
     yield Sample("quaymaster_log_append_bytes_total", counters.appended_bytes)
     yield Sample("quaymaster_log_append_records_total", broker.records_appended)
     yield Sample("quaymaster_log_segments", len(segments))
@@ -92,6 +94,7 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
         max((lag for journal in led for lag in journal.host.replica.log.lag_of().values()), default=0),
     )
     yield from _of_each_journal(journals)
+    yield from _of_clocks([journal.host.clock for journal in led])
     counters = [journal.host.writer.counters for journal in journals]
     yield Sample("quaymaster_log_append_bytes_total", sum(one.appended_bytes for one in counters))
     yield Sample("quaymaster_log_append_records_total", sum(journal.records_appended for journal in journals))
@@ -115,6 +118,12 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
     for state, number in totals.items():
         yield Sample("quaymaster_queue_messages", number, (state,))
     yield Sample("quaymaster_staged_messages", staged)
+
+
+def _of_clocks(clocks: Iterable[QueueClock]) -> Iterator[Sample]:
+    gaps_ms = [clock.gap_ms for clock in clocks]
+    yield Sample("quaymaster_expiry_held_journals", sum(clock.expiry_is_held for clock in clocks))
+    yield Sample("quaymaster_clock_ahead_seconds", max(gaps_ms, key=abs, default=0) / 1000)
 
 
 def _of_each_journal(journals: Iterable[JournalService]) -> Iterator[Sample]:

@@ -39,6 +39,7 @@ def placement_settings(settings: Settings) -> PlacementSettings:
         replicas=settings.replicas,
         suspicion_ms=settings.suspicion_ms,
         replacement_grace_ms=settings.replacement_grace_s * 1000,
+        clock_skew_max_ms=settings.broker_clock_skew_max_ms,
         moves_max=settings.moves_max,
     )
 

@@ -24,9 +24,11 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     `last_epoch` and `end` are where its log ends. `lag`: of each follower and learner, in records, told by a leader,
     activated or about to be. `is_ready`: it is recovered and takes part. `is_tainted`: its disk failed, and nothing
     on it counts any more. `is_rebuilding`: its queues are being made anew; it promises and stores, and cannot serve
-    yet. `unheard_ms`: for how long it has told that it hears no leader (a leader: no majority); the manager's own
-    count. `copied_bytes`: how much of a copy each broker has got that copies from here. `stuck_ms`: for how long a
-    follower or learner that is behind has got no more, by what its leader told; the manager's own count as well.
+    yet. `expiry_held`: it leads, and nothing expires because wall clocks are, or were, `clock_ahead_ms` ahead of the
+    journal's time (negative: behind). `unheard_ms`: for how long it has told that it hears no leader (a leader: no
+    majority); the manager's own count. `copied_bytes`: how much of a copy each broker has got that copies from here.
+    `stuck_ms`: for how long a follower or learner that is behind has got no more, by what its leader told; the
+    manager's own count as well.
     """
 
     member: str
@@ -43,6 +45,8 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     unheard_ms: int = 0
     copied_bytes: dict[str, int] = {}
     stuck_ms: dict[str, int] = {}
+    expiry_held: bool = False
+    clock_ahead_ms: int = 0
 
 
 class BrokerLoad(msgspec.Struct, frozen=True):
@@ -59,6 +63,7 @@ class BrokerReport(msgspec.Struct, frozen=True):
 
     `is_disk_low`: it refuses sends, the rest goes on. `has_space`: false when there is no room to write at all.
     `coordination_silent_ms`: for how long coordination has not answered it; till it does, it can activate nothing.
+    `wall_ms`: its wall clock, 0 when it does not tell.
     """
 
     replicas: dict[int, ReplicaSeen]
@@ -67,6 +72,7 @@ class BrokerReport(msgspec.Struct, frozen=True):
     load: BrokerLoad = BrokerLoad()
     has_space: bool = True
     coordination_silent_ms: int = 0
+    wall_ms: int = 0
 
 
 class BrokerSeen(msgspec.Struct, frozen=True):
@@ -74,7 +80,8 @@ class BrokerSeen(msgspec.Struct, frozen=True):
 
     `is_reachable`: its connection is open, or not yet known to be impossible. `since_ms`: when the manager began to
     look for it. `heard_ms`: when the question was sent that it answered last, None if there is none; so the report is
-    no older. `connected_ms`: since when it has answered without a break.
+    no older. `connected_ms`: since when it has answered without a break. `clock_ms`: how far its wall clock is ahead of
+    the manager's clock, at least and at most, for the answer was on its way for some time; None when it does not tell.
     """
 
     name: str
@@ -86,6 +93,7 @@ class BrokerSeen(msgspec.Struct, frozen=True):
     heard_ms: int | None = None
     connected_ms: int = 0
     report: BrokerReport = BrokerReport({})
+    clock_ms: tuple[int, int] | None = None
 
 
 class JournalSeen(msgspec.Struct, frozen=True):
@@ -123,6 +131,8 @@ class PlacementSettings(msgspec.Struct, frozen=True):
     """A replica that no configuration names is dropped after so long."""
     coordination_patience_ms: int = 3_000
     """A broker that coordination has not answered for so long is to lead nothing new while another one can."""
+    clock_skew_max_ms: int = 500
+    """A broker whose wall clock is further from the others' leads nothing while another one can."""
     moves_max: int = 2
     """Journals of a cell that change members or hand over leadership at once."""
 

@@ -7,9 +7,13 @@ it says so itself, of the very configuration that coordination holds.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from quaymaster.core.cell import BrokerSeen, CellSeen, JournalSeen, ReplicaSeen, broker_of, is_majority
 from quaymaster.core.journal_configuration import JournalConfiguration
+
+CLOCKS_MIN: Final = 3
+"""Of fewer wall clocks that differ nobody can tell which is wrong."""
 
 
 class CellView:
@@ -20,6 +24,8 @@ class CellView:
         self.brokers = {broker.name: broker for broker in sorted(seen.brokers, key=lambda seen: seen.name)}
         self.journals = dict(sorted(seen.journals.items()))
         self._settings = seen.settings
+        self.skews_ms = self._skews_ms()
+        """How far the wall clocks of brokers are ahead of the others', where that is known."""
 
     # Brokers
 
@@ -73,6 +79,35 @@ class CellView:
         if report.coordination_silent_ms >= self._settings.coordination_patience_ms:
             return f"broker {name} does not reach coordination"
         return None
+
+    def why_astray(self, name: str) -> str | None:
+        """Return how a broker's clock is off so far that it should lead nothing while another one can."""
+        skew_ms = self.skews_ms.get(name, 0)
+        if abs(skew_ms) <= self._settings.clock_skew_max_ms:
+            return None
+        direction = "ahead of" if skew_ms > 0 else "behind"
+        return f"the clock of broker {name} is {abs(skew_ms) / 1000:.1f} s {direction} the others"
+
+    def why_not_lead(self, name: str) -> str | None:
+        """Return why a broker that is heard should get no leadership while another one can have it."""
+        return self.why_unfit(name) or self.why_astray(name)
+
+    def _skews_ms(self) -> dict[str, int]:
+        """Return how far the wall clock of each broker that is heard is ahead of the median, at least.
+
+        Where no majority of them agrees, there is no telling who is wrong.
+        """
+        spans = {
+            name: broker.clock_ms
+            for name, broker in self.brokers.items()
+            if broker.clock_ms is not None and self.is_heard(name)
+        }
+        if len(spans) < CLOCKS_MIN:
+            return {}
+        median_ms = sorted(sum(span) // 2 for span in spans.values())[(len(spans) - 1) // 2]
+        skews = {name: _outside(median_ms, low, high) for name, (low, high) in spans.items()}
+        near = sum(abs(skew_ms) <= self._settings.clock_skew_max_ms for skew_ms in skews.values())
+        return skews if 2 * near > len(skews) else {}
 
     def usable_count(self) -> int:
         """Return how many brokers may have journals for good."""
@@ -227,6 +262,11 @@ class CellView:
             if (broker.heard_ms or 0) >= lost_ms + self._settings.suspicion_ms // 2
         }
         return not is_majority(heard_since, configuration.members)
+
+
+def _outside(value: int, low: int, high: int) -> int:
+    """Return how far a stretch lies above a value (negative: below), 0 when the value is in it."""
+    return max(0, low - value) + min(0, high - value)
 
 
 def takes_part(replica: ReplicaSeen) -> bool:

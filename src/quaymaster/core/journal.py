@@ -238,6 +238,7 @@ class JournalReplica:
         self._apply([batch for batch in unapplied if batch.base_offset >= applied_end])
         if self._was_leading:
             queues.commit_all()
+            queues.expiry_is_held = self.log.time.expiry_is_held
 
     def stop(self, reason: NotNow) -> None:
         """Take part no longer, for good; whoever waits learns that the outcome is unknown."""
@@ -269,9 +270,13 @@ class JournalReplica:
             self._on_received.append((token, outcome))
 
     def take(self, time_ms: int = 0) -> ToDo:
-        """Return what is to be done now, and forget it here. A new epoch's first record is stamped `time_ms`."""
+        """Return what is to be done now, and forget it here.
+
+        A new epoch's first record is stamped `time_ms`, or later: queue time goes on from the log's last stamp.
+        """
         log = self.log
         if log.wants_barrier:
+            time_ms = max(time_ms, log.carry_time_on(self.last_time_ms))
             self._proposal = Proposal(log.end.end, log.epoch)
             self._proposal.records.append(
                 Record(RecordType.BARRIER, 0, 0, 0, 0, self._stamp(time_ms), 0, b"")
@@ -307,6 +312,7 @@ class JournalReplica:
                 self._led_epoch = log.epoch
                 self._was_leading = True
                 self._proposal = Proposal(log.end.end, log.epoch)
+                self.queues.expiry_is_held = log.time.expiry_is_held
                 if self.is_ready:
                     self.queues.commit_all()
         elif self._was_leading and log.role == "follower":
@@ -333,6 +339,10 @@ class JournalReplica:
         """Keep batches for when the queues are there, and forget the oldest beyond the limit."""
         unapplied = self._unapplied
         unapplied += batches
+        for (
+            batch
+        ) in batches:  # who is elected before the queues are there goes on from the log's last stamp, too
+            self.last_time_ms = max(self.last_time_ms, decode_header(batch.data).time_ms)
         size = self._unapplied_bytes + sum([len(batch.data) for batch in batches])
         count = 0
         while size > self._unapplied_bytes_max:

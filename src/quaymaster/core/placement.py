@@ -97,7 +97,7 @@ class _Planner:
         for broker in self._brokers.values():
             if self._cell.is_suspect(broker.name):
                 self.problems.append(f"broker {broker.name} cannot be reached")
-            elif (why := self._cell.why_unfit(broker.name)) is not None:
+            elif (why := self._cell.why_not_lead(broker.name)) is not None:
                 self.problems.append(why)
             elif broker.report.is_disk_low:
                 self.problems.append(f"broker {broker.name} is short of disk space")
@@ -121,7 +121,18 @@ class _Planner:
                     f"journal {number} cannot be written: {len(self._cell.voters(number, members))} of its "
                     f"{len(members)} members take part"
                 )
+            else:
+                self._tell_if_held(number, journal)
         self._touched |= self._asking  # nothing else is done there
+
+    def _tell_if_held(self, number: int, journal: JournalSeen) -> None:
+        leader = self._cell.leader_seen(number, journal)
+        if leader is not None and leader.expiry_held:
+            seconds = leader.clock_ahead_ms / 1000
+            self.problems.append(
+                f"nothing expires in journal {number}: clocks are {abs(seconds):.1f} s "
+                f"{'ahead of' if seconds > 0 else 'behind'} its time, or were lately"
+            )
 
     def finish_moves(self) -> None:
         """Promote learners that are ready; give up those that are of no use."""
@@ -149,6 +160,8 @@ class _Planner:
                 self._transfer_to_any(number, journal, f"broker {leader.name} is {leader.state}")
             elif leader.report.is_disk_low or not leader.report.has_space:
                 self._transfer_to_any(number, journal, f"broker {leader.name} is short of disk space")
+            elif (why := self._cell.why_astray(leader.name)) is not None:
+                self._transfer_to_any(number, journal, why)
 
     def replace_members(self) -> None:
         """Look for successors of members that are lost, dead or leaving, and for members that are missing."""
@@ -325,9 +338,15 @@ class _Planner:
         )
 
     def _fit_candidates(self, number: int, configuration: JournalConfiguration) -> list[str]:
-        """Return those candidates that nothing keeps from being activated."""
-        candidates = self._candidates(number, configuration)
-        return [member for member in candidates if self._cell.why_unfit(broker_of(member)) is None]
+        """Return those candidates that nothing speaks against: those with a right clock, if there are any."""
+        candidates = [
+            member
+            for member in self._candidates(number, configuration)
+            if self._cell.why_unfit(broker_of(member)) is None
+        ]
+        return [
+            member for member in candidates if self._cell.why_not_lead(broker_of(member)) is None
+        ] or candidates
 
     def _others_could_serve(self, number: int, configuration: JournalConfiguration) -> bool:
         """Tell whether another than the leader could be appointed and has its queues."""
@@ -408,7 +427,7 @@ class _Planner:
             and broker is not None
             and broker.state == "active"
             and not broker.report.is_disk_low
-            and self._cell.why_unfit(broker.name) is None
+            and self._cell.why_not_lead(broker.name) is None
             and self._cell.follows(number, journal, member, self._settings.transfer_lag_max)
         )
 

@@ -33,6 +33,7 @@ from typing import Final, Literal
 from quaymaster.core.followers import LEASE_MS, MESSAGE_BYTES_MAX, Followers, Portion
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import LogTail, Position
+from quaymaster.core.queue_time import QueueTime
 from quaymaster.core.records import Batch, follows_chain
 from quaymaster.core.replication_effects import Effects, PersistPromise, ReadLog, Truncate, Write
 from quaymaster.core.replication_messages import (
@@ -70,10 +71,11 @@ class LogReplica:
         positions: Iterable[Position],
         now_ms: int,
         tail_bytes_max: int = 16 << 20,
+        time: QueueTime | None = None,
     ) -> None:
         """Take up a log as it was recovered: `start` is a committed position, `positions` the batches behind it.
 
-        All of it is durable.
+        All of it is durable. `time` is told what other replicas say of queue time and of their clocks.
         """
         self.node = node
         self.role: Role = "follower"
@@ -98,6 +100,7 @@ class LogReplica:
         """The newest that was seen."""
         self.room = Room.PLENTY
         """What the own disk has room for; the host says it."""
+        self.time = time or QueueTime(0, now_ms)
         self._durable_promise = promised_epoch
         self._heard_ms = now_ms if promised_epoch else now_ms - LEASE_MS
         """When the leader was last heard; after a start it may just have been."""
@@ -142,8 +145,13 @@ class LogReplica:
 
     @property
     def wants_barrier(self) -> bool:
-        """Whether it was elected: the owner appends the epoch's first batch now."""
-        return self.role == "elected"
+        """Whether it was elected and can tell the queue time: the owner appends the epoch's first batch now."""
+        return self.role == "elected" and self.time.may_begin(
+            self.node,
+            self._members,
+            self._now_ms - self._elected_ms,
+            is_empty=self.end.end == 0,
+        )
 
     def hears_leader(self, now_ms: int) -> bool:
         """Tell whether its leader was heard lately; a leader hears itself while a majority answers it."""
@@ -189,6 +197,7 @@ class LogReplica:
         self.role = "leading"
         self._is_activated = True
         self.has_lease = True
+        self.time.activated(self._now_ms)
         self._advance_commit()
         self._is_feed_due = True
 
@@ -198,10 +207,10 @@ class LogReplica:
         """A promise, and all that was written before it, is durable."""
         self._durable_promise = max(self._durable_promise, epoch)
         if self.role == "preparing" and epoch == self.epoch:
-            self._promises[self.node] = Promise(epoch, self.end.epoch, self.end.end)
+            self._promises[self.node] = self._promise(epoch)
             self._look_at_promises()
         elif self._owes_promise is not None and epoch == self.promised_epoch:
-            self._say(self._owes_promise, Promise(epoch, self.end.epoch, self.end.end))
+            self._say(self._owes_promise, self._promise(epoch))
             self._owes_promise = None
         self._tell_leader()
 
@@ -299,11 +308,19 @@ class LogReplica:
                 self._ask_for_promises()
         elif self.role == "fetching":
             self._fetch_again()
+        elif self.role == "elected":
+            if now_ms - self._asked_ms >= RETRY_MS and not self.wants_barrier:
+                self._promises = {}  # the clocks that were heard differ: ask all again, and so who was not heard
+                self._ask_for_promises()
         else:
             self.has_lease = self._followers.lease_until_ms() > now_ms
             self._is_feed_due = True
 
     # Commands of the owner
+
+    def carry_time_on(self, last_stamp_ms: int) -> int:
+        """As the elected replica of a log with this last stamp, return the queue time of the epoch's first record."""
+        return self.time.elected(self.node, self._members, last_stamp_ms, self._now_ms)
 
     def append(self, batch: Batch, *, tell_received: bool = False) -> None:
         """Append a batch of the own epoch: as elected replica its barrier, then whatever is proposed."""
@@ -408,6 +425,12 @@ class LogReplica:
         self._tell_received_end = 0
         self._effects.operations.append(PersistPromise(epoch))
 
+    def _promise(self, epoch: int) -> Promise:
+        now_ms = self._now_ms
+        return Promise(
+            epoch, self.end.epoch, self.end.end, self.time.told_ms(now_ms), self.time.wall_at(now_ms)
+        )
+
     def _leads_or_wants(self) -> bool:
         return self.role not in ("follower", "stopped")
 
@@ -420,6 +443,7 @@ class LogReplica:
         self._promises = {}
         self._fetching = None
         self._effects.activate = None
+        self.time.deposed()
 
     # Becoming the leader
 
@@ -456,9 +480,12 @@ class LogReplica:
                 self._say(member, Prepare(self.epoch))
 
     def _on_promise(self, sender: str, message: Promise) -> None:
-        if message.epoch == self.epoch and self.role == "preparing":
-            self._promises[sender] = message
-            self._look_at_promises()
+        if message.epoch == self.epoch and self._leads_or_wants():
+            is_serving = self.role in ("activating", "leading")
+            self.time.hear_member(sender, 0 if is_serving else message.time_ms, message.wall_ms, self._now_ms)
+            if self.role == "preparing":
+                self._promises[sender] = message
+                self._look_at_promises()
 
     def _look_at_promises(self) -> None:
         promised = self._promises.keys()
@@ -499,7 +526,7 @@ class LogReplica:
         self._fetching = None
         self._verified_end = 0
         self.role = "preparing"
-        own = Promise(self.epoch, self.end.epoch, self.end.end)
+        own = self._promise(self.epoch)
         if self.durable_end == self.end.end:
             self._promises[self.node] = own
         else:  # a part of a tail was written: it counts when it is durable
@@ -592,6 +619,7 @@ class LogReplica:
         self.epoch = message.epoch
         self._withheld = None
         self._owes_promise = None  # who asked was elected without it, and the log may grow from here
+        self.time.hear_leader(message.time_ms, self._now_ms)
         if message.has_lease:
             self._heard_ms = self._now_ms
         self._heartbeat_ms = message.sent_ms
@@ -667,7 +695,8 @@ class LogReplica:
         told = (min(self.written_end, self._verified_end), min(self.durable_end, self._verified_end))
         if always or told > self._told:
             self._told = told
-            self._say(self.leader, Appended(self.epoch, *told, self._heartbeat_ms, self.room))
+            wall_ms = self.time.wall_at(self._now_ms)
+            self._say(self.leader, Appended(self.epoch, *told, self._heartbeat_ms, self.room, wall_ms))
 
     # Leading
 
@@ -676,6 +705,7 @@ class LogReplica:
         if message.epoch != self.epoch or follower is None:
             return
         follower.hear(message)
+        self.time.hear_member(sender, 0, message.wall_ms, self._now_ms)
         if follower.room is Room.NONE or (follower.room is Room.RESERVE and not self.refuses_sends):
             follower.ask_from(self.end.end)  # it takes nothing: until it has room, only where its log ends
         if not follower.is_copying:
@@ -719,6 +749,7 @@ class LogReplica:
         now_ms = self._now_ms
         commit = self.commit if self._is_activated else 0
         refuses_sends = self.refuses_sends
+        time_ms = self.time.told_ms(now_ms)
         # A leader that only speaks must not keep its followers from another one.
         is_answered = now_ms < max(self._followers.lease_until_ms(), self._elected_ms + LEASE_MS)
         for member, previous_end, previous_chain, batches, is_heartbeat in portions:
@@ -732,6 +763,7 @@ class LogReplica:
                 self._tell_received and not is_heartbeat,
                 refuses_sends,
                 is_answered,
+                time_ms,
             )
             self._say(member, message)
 

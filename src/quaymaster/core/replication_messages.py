@@ -35,11 +35,16 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The promise is durable, and so is the whole log: it ends at `end`, with a batch of `last_epoch`."""
+    """The promise is durable, and so is the whole log: it ends at `end`, with a batch of `last_epoch`.
+
+    `time_ms`: the queue time, if it is known; `wall_ms`: the wall clock. 0 stands for unknown, as in older programs'.
+    """
 
     epoch: int
     last_epoch: int
     end: int
+    time_ms: int = 0
+    wall_ms: int = 0
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -64,7 +69,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     `commit` is the leader's commit index. `sent_ms` is the leader's clock, to be sent back. `tell_received`:
     answer once when they are written, before they are durable. `sends_refused`: the leader takes no sends for want of
     room, so what comes from now on is worth the reserve. `has_lease`: a majority answers the leader; without that it is
-    followed, and nobody waits for it.
+    followed, and nobody waits for it. `time_ms`: the queue time, 0 if it is not known.
     """
 
     epoch: int
@@ -76,12 +81,13 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     tell_received: bool = False
     sends_refused: bool = False
     has_lease: bool = True
+    time_ms: int = 0
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """My log is the leader's up to `received_end`, as far as it is written, and durable up to `durable_end`.
 
-    Who has no room takes no batches, and says so with `room`.
+    Who has no room takes no batches, and says so with `room`. `wall_ms`: its wall clock, 0 if that is unknown.
     """
 
     epoch: int
@@ -89,6 +95,7 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, tag=6):
     durable_end: int
     sent_ms: int
     room: Room = Room.PLENTY
+    wall_ms: int = 0
 
 
 class Mismatch(msgspec.Struct, frozen=True, array_like=True, tag=7):

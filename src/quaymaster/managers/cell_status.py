@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quaymaster.core.cell import BrokerLoad, BrokerState, CellSeen, JournalSeen, ReplicaSeen, broker_of
+from quaymaster.core.cell_view import CellView
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
@@ -21,6 +22,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     disk_free_bytes: int
     is_disk_low: bool
     load: BrokerLoad
+    clock_ahead_ms: int | None = None
+    """How far its wall clock is ahead of the others' (negative: behind); None where that is not known."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -66,6 +69,7 @@ def status_of(
     problems: tuple[str, ...],
 ) -> CellStatus:
     """Return what is seen in the words of the status."""
+    skews_ms = CellView(seen).skews_ms
     journals = tuple(
         _journal_status(seen, number, journal) for number, journal in sorted(seen.journals.items())
     )
@@ -82,6 +86,7 @@ def status_of(
             broker.report.disk_free_bytes,
             broker.report.is_disk_low,
             broker.report.load,
+            skews_ms.get(broker.name),
         )
         for broker in sorted(seen.brokers, key=lambda broker: broker.name)
     )

@@ -65,6 +65,7 @@ from quaymaster.core.cell import (
     first_configuration,
     with_learner,
 )
+from quaymaster.core.cell_view import CellView
 from quaymaster.core.errors import CallerError, NotNow, ResourceNotFound, Unreachable
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.placement import plan
@@ -224,6 +225,8 @@ class InClusterManager:
         moving = sum(bool(journal.configuration.learners) for journal in seen.journals.values())
         yield Sample("quaymaster_cell_journals_moving", float(moving))
         yield Sample("quaymaster_cell_problems", float(len(self._problems)))
+        for name, skew_ms in CellView(seen).skews_ms.items():
+            yield Sample("quaymaster_broker_clock_skew_seconds", skew_ms / 1000, (name,))
         for (action, result), count in sorted(self._actions_done.items()):
             yield Sample("quaymaster_manager_actions_total", float(count), (action, result))
 
@@ -326,7 +329,7 @@ class InClusterManager:
                 if not broker.is_reachable or broker.registration.name in self._suspects:
                     broker.connected_ms = asked_ms
                 broker.is_reachable = True
-                broker.take(report, asked_ms)
+                broker.take(report, asked_ms, self._now_ms())
                 self._replan.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_ms / 1000):

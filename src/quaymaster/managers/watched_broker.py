@@ -29,14 +29,16 @@ class WatchedBroker:
         self.heard_ms: int | None = None
         self.connected_ms = since_ms
         self.report = BrokerReport({})
+        self._clock_ms: tuple[int, int] | None = None
         self._unheard_since_ms: dict[int, int] = {}
         """Since when its replicas tell that they hear no leader."""
         self._progress: dict[tuple[int, str], tuple[tuple[int, int], int]] = {}
         """How far the followers of what it leads are, and since when: records, and bytes of a copy."""
 
-    def take(self, report: BrokerReport, asked_ms: int) -> None:
-        """Take over a report: how it was when it was asked for, or later."""
+    def take(self, report: BrokerReport, asked_ms: int, answered_ms: int) -> None:
+        """Take over a report: how it was when it was asked for, or later, until it was answered."""
         self.heard_ms = asked_ms
+        self._clock_ms = (report.wall_ms - answered_ms, report.wall_ms - asked_ms) if report.wall_ms else None
         self._progress = {
             (number, member): self._progress_of(number, replica, member, asked_ms)
             for number, replica in report.replicas.items()
@@ -64,6 +66,7 @@ class WatchedBroker:
             self.heard_ms,
             self.connected_ms,
             self.report,
+            self._clock_ms,
         )
 
     def _unheard_ms(self, number: int, replica: ReplicaSeen, asked_ms: int) -> int:

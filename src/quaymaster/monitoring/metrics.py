@@ -273,6 +273,21 @@ METRICS: Final[dict[str, Declaration]] = {
         ("phase",),
         is_of_cells=True,
     ),
+    "quaymaster_expiry_held_journals": Declaration(
+        "gauge",
+        "Journals led here in which nothing expires, because wall clocks are far from the journal's time.",
+    ),
+    "quaymaster_clock_ahead_seconds": Declaration(
+        "gauge",
+        "How far wall clocks (a majority's in a cell) are ahead of the time of the journal led here that is furthest "
+        "from them; negative: behind.",
+    ),
+    "quaymaster_broker_clock_skew_seconds": Declaration(
+        "gauge",
+        "How far a broker's wall clock is ahead of the median of its cell's, as a manager sees it; negative: behind.",
+        ("broker",),
+        is_of_cells=True,
+    ),
     "quaymaster_log_append_bytes_total": Declaration("counter", "Bytes written to the journal."),
     "quaymaster_log_append_records_total": Declaration("counter", "Records written to the journal."),
     "quaymaster_log_fsync_duration_seconds": Declaration(

@@ -5,6 +5,10 @@
     transfer   TransferRequest              ─▶ bool: the leader has resigned, and the member has everything
     drop       DropRequest                  ─▶ bool: the replica is gone; false: a configuration names it
 
+And an operator:
+
+    accept_clock                            ─▶ nothing: wall clocks are right, in all journals that it has
+
 Structs and bools are MessagePack; fields are only ever appended, with defaults.
 """
 
@@ -21,6 +25,7 @@ REPORT: Final = "report"
 PREPARE: Final = "prepare"
 TRANSFER: Final = "transfer"
 DROP: Final = "drop"
+ACCEPT_CLOCK: Final = "accept_clock"
 
 JOURNAL_ID: Final = struct.Struct("<Q")
 

@@ -54,7 +54,8 @@ class _Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     tell_received: bool
     sends_refused: bool = False
     has_lease: bool = True
-    """Absent in what programs before it sent; those pass it over."""
+    time_ms: int = 0
+    """These are absent in what programs before them sent; those pass them over."""
 
 
 class _Tail(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -90,6 +91,7 @@ def encode_envelope(journal_id: int, envelope: Envelope, *, version: int = REPLI
             message.tell_received,
             message.sends_refused,
             message.has_lease,
+            message.time_ms,
         )
     elif type(message) is Tail:
         batches = [batch.data for batch in message.batches]
@@ -130,6 +132,7 @@ def _message(
             sent.tell_received,
             sent.sends_refused,
             sent.has_lease,
+            sent.time_ms,
         )
     if type(sent) is _Tail:
         return Tail(sent.epoch, sent.start, _batches(sent.batches, sent.start, None), sent.is_gone)
