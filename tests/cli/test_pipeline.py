@@ -65,7 +65,7 @@ def test_usage_of_a_directory_without_tables_is_an_empty_list_and_says_what_to_r
     for_people = run("usage", "--data", tmp_path)
 
     assert (as_json.code, as_json.json) == (0, [])
-    assert "pipeline run --once" in for_people.err
+    assert "`quaymaster pipeline run`" in for_people.err
 
 
 def test_usage_that_nothing_matches_is_not_called_missing(run: Run, tmp_path: Path) -> None:

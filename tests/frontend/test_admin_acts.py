@@ -61,7 +61,8 @@ def test_every_act_leaves_an_event_with_who_from_where_and_what_came_of_it() -> 
             for path, act in routes_of(port.admin).items():
                 asked = "/".join(path[1:]).replace("*", "missing")
 
-                answer = await port.call(path[0], asked, None if path[0] == "GET" else {})
+                # A request with a body where there is none is refused before it is read.
+                answer = await port.call(path[0], asked, {} if path[0] in ("POST", "PUT") else None)
 
                 if not act:
                     assert records_of(usage) == []
