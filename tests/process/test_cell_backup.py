@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from harness.new_cell import new_cell, restore_into, served
-from harness.running_cell import RunningCell
+from harness.running_cell import RunningCell, is_whole
 from harness.sqs import Endpoint
 
 pytestmark = pytest.mark.slow
@@ -138,7 +138,7 @@ def test_backup_of_a_cell_under_load_has_every_message_once(tmp_path: Path) -> N
     (tmp_path / "old").mkdir()
     roles = {"broker": 3, "manager": 1, "metadata": 1, "frontend": 1}
     with RunningCell.started(tmp_path / "old", roles) as cell:
-        status = cell.wait_until(lambda status: len(status["journals"]) == PAIRS and not status["problems"])
+        status = cell.wait_until(lambda status: len(status["journals"]) == PAIRS and is_whole(status))
         load = Load(cell)
         load.start()
         try:
