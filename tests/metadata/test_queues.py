@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -789,9 +790,11 @@ def test_a_name_that_is_used_again_keeps_no_other_row_from_being_dropped(tmp_pat
     async def scenario(world: World) -> None:
         store = world.store = world.memory = CountingStore()
         await delete_many(world, 10)
-        async with world.service() as service, world.service() as other:
-            for each in (service, other):
-                without_upkeep(each)
+        async with AsyncExitStack() as stack:
+            service = await stack.enter_async_context(world.service())
+            without_upkeep(service)  # before the other starts, or it begins meanwhile
+            other = await stack.enter_async_context(world.service())
+            without_upkeep(other)
 
             async def use_again(deletes: Sequence[str]) -> None:
                 if any(key.startswith("/deleted/") for key in deletes):
