@@ -28,7 +28,6 @@ CAUGHT_BY: dict[str, int] = {
     "serves-early": 9,
     "answer-rests-on-nothing": 0,
     "duplicate-uncommitted": 0,
-    "delete-uncommitted": 7,
     "send-on-received": 0,
     "hands-out-uncommitted": 2,
     "dedup-forgotten": 0,
@@ -60,12 +59,10 @@ CAUGHT_BY: dict[str, int] = {
     "moves-forgotten": 0,
     "activated-again": 29,
     "volpromise": 31,
-    "longack": 102,
     "compacted-by-a-group": 2,
     "group-not-told": 0,
     "commit-forgotten": 0,
     "commit-of-a-part": 0,
-    "commit-uncommitted": 0,
     "staged-compacted": 3,
     "runs-forgotten": 0,
     "abort-undone": 0,
@@ -81,8 +78,8 @@ CAUGHT_BY: dict[str, int] = {
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
 `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,
-`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early` and
-`fifo-receive-uncommitted`.
+`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early`,
+`fifo-receive-uncommitted`, `delete-uncommitted`, `longack` and `commit-uncommitted`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
 `protocol_model`.
