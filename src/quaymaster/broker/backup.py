@@ -75,7 +75,10 @@ class BackedUpJournal(msgspec.Struct, frozen=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup says of itself. `kind`: of one server, or of a cell with this name."""
+    """What a backup says of itself. `kind`: of one server, or of a cell with this name.
+
+    `crc32c` is of this manifest's own compact JSON with 0 in its place; format 1 has none.
+    """
 
     backup_format: int
     created_ms: int
@@ -83,6 +86,11 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["server", "cell"] = "server"
     cell: str = ""
     journals: dict[str, BackedUpJournal] = {}
+    crc32c: int = 0
+
+    def checksum(self) -> int:
+        """Return what `crc32c` must be."""
+        return crc32c(msgspec.json.encode(msgspec.structs.replace(self, crc32c=0)))
 
     @property
     def total_bytes(self) -> int:
@@ -226,7 +234,8 @@ def _finish(cut: Cut, journals: Mapping[int, JournalCopy], destination: Path) ->
     disk = RealDisk()
     for directory in [path for path in destination.rglob("*") if path.is_dir()]:
         disk.sync_directory(str(directory))
-    written = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    checked = msgspec.structs.replace(manifest, crc32c=manifest.checksum())
+    written = msgspec.json.format(msgspec.json.encode(checked), indent=1)
     write_file_durably(disk, str(destination), MANIFEST_NAME, written)
     return {
         "path": str(destination),
@@ -298,6 +307,8 @@ def read_manifest(source: Path) -> BackupManifest:
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
         raise BackupUnusable(f"{path} is damaged") from None
+    if manifest.crc32c != (0 if version == 1 else manifest.checksum()):
+        raise BackupUnusable(f"{path} is damaged: its checksum is not that of its contents")
     for file in manifest.files:
         inside = Path(file.path)
         if inside.is_absolute() or ".." in inside.parts:
