@@ -72,8 +72,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
             return st.one_of(*map(values_of, inner))
         case origin if origin is list:
             return st.lists(values_of(inner[0]), max_size=3)
-        case origin if origin is tuple:
+        case origin if origin is tuple and inner[-1] is ...:
             return st.lists(values_of(inner[0]), max_size=3).map(tuple)
+        case origin if origin is tuple:
+            return st.tuples(*map(values_of, inner))
         case origin if origin is dict:
             return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=3)
     fields = get_type_hints(kind)

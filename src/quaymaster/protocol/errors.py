@@ -120,6 +120,7 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     # Not now
     errors.NotLeader: _UNAVAILABLE,
     errors.StaleEpoch: _UNAVAILABLE,
+    errors.QueueIdTaken: _UNAVAILABLE,
     errors.TooFewReplicas: _UNAVAILABLE,
     errors.Timeout: _UNAVAILABLE,
     errors.Unreachable: _UNAVAILABLE,
