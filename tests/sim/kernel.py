@@ -24,6 +24,11 @@ class Violation(AssertionError):
         super().__init__(f"{invariant}: {message}")
         self.invariant = invariant
         self.offset = offset
+        self._message = message
+
+    def __reduce__(self) -> tuple[type[Violation], tuple[str, str, int | None]]:
+        """Let it go from one process to another whole."""
+        return Violation, (self.invariant, self._message, self.offset)
 
 
 class Story:

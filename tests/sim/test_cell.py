@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -41,6 +42,15 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     outcome = hunt_seed(CAUGHT_BY[bug], bug=bug, profile=BUGS[bug].profile)
 
     assert outcome.violation is not None, BUGS[bug].what
+
+
+def test_what_another_process_found_is_told_whole() -> None:
+    found = hunt_seed(CAUGHT_BY["earlyack"], bug="earlyack", profile=BUGS["earlyack"].profile).violation
+    assert found is not None
+
+    told = pickle.loads(pickle.dumps(found))
+
+    assert (str(told), told.invariant, told.offset) == (str(found), found.invariant, found.offset)
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
