@@ -20,6 +20,7 @@ import base64
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from harness.wall_clock import WallClock
 
 from quaymaster.cli.local_etcd import EtcdMember, etcd_command
 from quaymaster.coordination.cell_keys import JOURNALS, decode_configuration, journal_of
+from quaymaster.core.cell import broker_of
 from quaymaster.core.journal_configuration import JournalConfiguration
 
 Role = Literal["etcd", "broker", "metadata", "manager", "frontend"]
@@ -65,6 +67,7 @@ SETTINGS: dict[str, object] = {
     "purge_interval_s": 0,
     "queue_name_reuse_s": 0,
     "drain_grace_s": 2,
+    "replacement_grace_s": 5,
 }
 START_TIMEOUT_S = PATIENCE_S
 STOP_TIMEOUT_S = PATIENCE_S
@@ -278,6 +281,31 @@ class Cell:
                 for row in found
             }
         return {}
+
+    def replicas_on(self, broker: Member) -> dict[int, str]:
+        """Return what a broker has of each journal, as etcd says: its name, and that of its disk."""
+        while not (found := self.configurations()):
+            time.sleep(POLL_INTERVAL_S)
+        return {
+            journal: member
+            for journal, one in found.items()
+            for member in one.members
+            if broker_of(member) == broker.name
+        }
+
+    def has_replaced(self, given_up: Mapping[int, str]) -> bool:
+        """Whether these journals have as many members as there are brokers, and others than these."""
+        found = self.configurations()
+        return all(
+            journal in found
+            and member not in found[journal].members
+            and len(found[journal].members) == len(self.disks)
+            for journal, member in given_up.items()
+        )
+
+    def empty_disk(self, broker: Member) -> None:
+        """Remove all that a broker, which does not run, has on its disk."""
+        shutil.rmtree(self.disks[broker.name].path / "data")
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when every process says that it serves.

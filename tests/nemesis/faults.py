@@ -25,11 +25,15 @@ RESTART_S = (0.0, 4.0)
 QUIET_S = (0.2, 4.0)
 SETTLE_TIMEOUT_S = 120.0
 SLOW_BYTES_PER_S = (4_000, 60_000)
-CLOCK_BACK_S = (1.0, 600.0)
-CLOCK_AHEAD_S = (1.0, 800.0)
-"""Below the skew that signatures may have. Brokers' clocks go back only: a leader ahead ends timeouts early."""
+BROKER_CLOCK_OFF_S = (1.0, 20 * 365 * 86_400.0)
+"""Ahead or behind. One broker's at a time: what a majority's clocks say is right."""
+OTHER_CLOCK_OFF_S = (1.0, 800.0)
+"""Below the skew that signatures may have."""
 DISK_LEFT_BYTES = 64 << 10
 DISK_FULL = "disk full"
+CLOCK_SET = "broker's clock set"
+CLOCK_WRONG_AT_START = "broker started with a wrong clock"
+DISK_LOST = "disk lost, clock wrong"
 
 
 class Fault(NamedTuple):
@@ -83,7 +87,9 @@ class Nemesis:
             DISK_FULL: (3, self._fill_disk),
             "disk slow": (3, self._slow_disk),
             "disk stalled": (2, self._stall_disk),
-            "broker's clock set back": (2, self._set_broker_clock),
+            CLOCK_SET: (3, self._set_broker_clock),
+            CLOCK_WRONG_AT_START: (2, self._start_with_wrong_clock),
+            DISK_LOST: (2, self._lose_disk),
             "other clock set": (2, self._set_other_clock),
         }
 
@@ -306,13 +312,47 @@ class Nemesis:
         return f"{name} for {held_s:.1f} s"
 
     def _set_broker_clock(self) -> str:
+        member = self._random.choice((self._any("broker"), self._leader()))
+        return f"{member.name} by {self._make_clock_wrong(member)} for {self._hold():.1f} s"
+
+    def _start_with_wrong_clock(self) -> str:
+        member = self._random.choice((self._any("broker"), self._leader()))
+        member.kill9()
+        off = self._make_clock_wrong(member)
+        time.sleep(self._random.uniform(0, RESTART_S[1] / self._shorter))
+        member.launch()
+        return f"{member.name} by {off} for {self._hold():.1f} s"
+
+    def _lose_disk(self) -> str:
+        """Start a broker with an empty disk and a wrong clock, and wait until it has copies of all journals."""
         member = self._any("broker")
-        offset_s = -self._between(CLOCK_BACK_S)
+        given_up = self._cell.replicas_on(member)
+        member.kill9()
+        self._cell.empty_disk(member)
+        off = self._make_clock_wrong(member)
+        member.launch()
+        began = time.monotonic()
+        # The next fault may take another broker's disk.
+        while not self._cell.has_replaced(given_up):
+            if member.has_failed:
+                raise ProcessFailed(f"{member.name} ended with an empty disk\n{member.log()}")
+            if time.monotonic() > began + SETTLE_TIMEOUT_S:
+                raise ProcessFailed(
+                    f"{member.name} has no copies {SETTLE_TIMEOUT_S:g} s after it lost its disk, clock off by {off}\n"
+                    f"{self._cell.configurations()}\n{self._cell.logs()}"
+                )
+            time.sleep(0.1)
+        return f"{member.name}, off by {off}, copies after {time.monotonic() - began:.1f} s, {self._hold():.1f} s more"
+
+    def _make_clock_wrong(self, member: Member) -> str:
+        """Set it off by seconds to years, ahead or behind; return by how much."""
+        low, high = map(math.log, BROKER_CLOCK_OFF_S)
+        offset_s = math.exp(self._random.uniform(low, high)) * self._random.choice((-1, 1))
         member.clock.set(offset_s)
-        return f"{member.name} by {offset_s:.0f} s for {self._hold():.1f} s"
+        return f"{offset_s:+,.0f} s"
 
     def _set_other_clock(self) -> str:
         member = self._any("metadata", "manager", "frontend")
-        offset_s = self._between(CLOCK_AHEAD_S) * self._random.choice((-1, 1))
+        offset_s = self._between(OTHER_CLOCK_OFF_S) * self._random.choice((-1, 1))
         member.clock.set(offset_s)
         return f"{member.name} by {offset_s:.0f} s for {self._hold():.1f} s"

@@ -32,7 +32,7 @@ from harness.process import ProcessFailed
 from process.kill_storm import put_away
 
 from .cell import Cell
-from .faults import Fault, Nemesis
+from .faults import CLOCK_SET, DISK_LOST, Fault, Nemesis
 from .probes import Probes
 
 DRAIN_TIMEOUT_S = 600.0
@@ -46,6 +46,7 @@ LEFT_OUT = frozenset({"memory", "short", "emptied", "remade-1", "remade-2"})
 SHORT_FAULTS = (
     *("leader killed", "broker paused", "broker cut off", "pause, kill, resume, restart", "disk full"),
     *("broker cut off one way", "etcd killed", "disk slow", "manager killed", "front end killed"),
+    *(CLOCK_SET, DISK_LOST),
 )
 
 Say = Callable[[str], None]
