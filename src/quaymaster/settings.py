@@ -198,7 +198,7 @@ class Settings(BaseSettings):
     http_body_bytes_max: Count = Field(8 * MIB, json_schema_extra=HTTP)
     """A request body as sent. JSON may need six bytes for one of a message's, so it is more than 1 MiB."""
     http_body_bytes_total_max: Count = Field(256 * MIB, json_schema_extra=HTTP)
-    """Memory for all bodies together that have come in part. Above it their requests get 503."""
+    """Memory for all bodies together that have come in part. Above it those heard least lately get 503."""
     http_header_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)
     """From the first byte of a request to the end of its headers."""
     http_body_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import pytest
+from harness.waiting import PATIENCE_S
 
-from quaymaster.core.errors import NotYetKnown, Overloaded
-from quaymaster.frontend import server as front_end_server
+from quaymaster.core.errors import CallerError, NotNow, NotYetKnown, Overloaded
+from quaymaster.frontend import authentication
 
 from .support import Answer, Client, Service, read_answer, serving, until
 from .test_admin import administered
@@ -101,28 +101,47 @@ def test_the_admin_port_knows_who_signs_too() -> None:
     asyncio.run(scenario())
 
 
+Waiting = list[Callable[[CallerError | NotNow | None], None]]
+
+
+def look_up_later(signed: authentication.Authentication) -> Waiting:
+    """Have keys that are made up looked for in metadata; return what is called when it is known."""
+    waiting: Waiting = []
+    assert isinstance(signed, authentication.Signed)
+    find = signed._find_key
+
+    def find_later(key_id: str) -> authentication.AccessKey | None:
+        if key_id.startswith("AKIAMADEUP"):
+            raise NotYetKnown(waiting.append)
+        return find(key_id)
+
+    signed._find_key = find_later
+    return waiting
+
+
+async def ask_with_made_up_keys(talkers: list[Talker], port: int, path: str, body: bytes) -> list[Answer]:
+    """Ask by each connection; return what those get that do not wait, which are all after the third."""
+    for number, talker in enumerate(talkers):
+        made_up = Client(port, f"AKIAMADEUP{number:010}", "x")
+        talker.writer.write(made_up.render("POST", path, TARGET, body))
+    return await asyncio.gather(
+        *(asyncio.wait_for(read_answer(talker.reader), PATIENCE_S) for talker in talkers[3:])
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("UNKNOWN_KEYS_WAITING_MAX", 3), ("UNKNOWN_KEYS_BYTES_MAX", 300)]
+)
 def test_look_ups_of_keys_that_anybody_can_make_up_do_not_take_those_of_signed_requests(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    monkeypatch.setattr(front_end_server, "UNKNOWN_KEYS_WAITING_MAX", 3)
+    monkeypatch.setattr(authentication, limit, most)
 
     async def scenario() -> None:
         async with serving() as service, connected(service.client, 5) as talkers:
-            waiting: list[Any] = []
-            find = service.front_end._authentication._find_key  # type: ignore[union-attr]
+            waiting = look_up_later(service.front_end._authentication)
 
-            def find_later(key_id: str) -> Any:
-                if key_id.startswith("AKIAMADEUP"):
-                    raise NotYetKnown(waiting.append)
-                return find(key_id)
-
-            service.front_end._authentication._find_key = find_later  # type: ignore[union-attr]
-            for number, talker in enumerate(talkers):
-                made_up = Client(service.client.port, f"AKIAMADEUP{number:010}", "x")
-                talker.writer.write(made_up.render("POST", "/", TARGET, b"{}"))
-            refused = await asyncio.gather(
-                *(asyncio.wait_for(read_answer(talker.reader), 5) for talker in talkers[3:])
-            )
+            refused = await ask_with_made_up_keys(talkers, service.client.port, "/", b"x" * 100)
             signed = await listed(service)
 
             assert len(waiting) == 3
@@ -130,6 +149,31 @@ def test_look_ups_of_keys_that_anybody_can_make_up_do_not_take_those_of_signed_r
             assert signed.status == 200
             for resume in waiting:
                 resume(Overloaded())
+            assert (service.front_end._unjudged.requests, service.front_end._unjudged.bytes) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("UNKNOWN_KEYS_WAITING_MAX", 3), ("UNKNOWN_KEYS_BYTES_MAX", 300)]
+)
+def test_the_admin_port_lets_as_few_requests_wait_for_keys_that_anybody_can_make_up(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(authentication, limit, most)
+
+    async def scenario() -> None:
+        async with administered() as port, connected(port.client, 5) as talkers:
+            waiting = look_up_later(port.admin._authentication)
+
+            refused = await ask_with_made_up_keys(talkers, port.client.port, "/admin/v1/queues", b"x" * 100)
+
+            assert len(waiting) == 3
+            assert [answer.status for answer in refused] == [503, 503]
+            assert (await port.call("GET", "queues")).status == 200
+            for resume in waiting:
+                resume(Overloaded())
+            assert (port.admin._unjudged.requests, port.admin._unjudged.bytes) == (0, 0)
 
     asyncio.run(scenario())
 

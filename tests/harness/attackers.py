@@ -115,6 +115,27 @@ async def dribble_heads(target: Target) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
+async def send_lines(target: Target) -> None:
+    """Send what is much to parse for its size: thousands of empty headers, and empty lines."""
+    async with target.connected() as (_, writer):
+        line = random.choice([b"a:\r\n", b"\r\n"])
+        await send(
+            writer, (b"GET / HTTP/1.1\r\nhost: q\r\n" if line[0] == 97 else b"") + line * 7_500 + b"\r\n"
+        )
+        await send(writer, b"\r\n" * 100_000)
+
+
+async def forge_sends(target: Target) -> None:
+    """Send whole requests of 256 KB, several at once, with a signature that is none."""
+    async with target.connected() as (reader, writer):
+        body = bytes(MIB // 4)
+        request = target.head("POST", f"content-length: {len(body)}") + body
+        for _ in range(20):
+            await send(writer, request * 4)
+            for _ in range(4):
+                await reader.readuntil(b"\r\n\r\n")
+
+
 async def change_agents(target: Target) -> None:
     """Ask unsigned, each time as somebody else."""
     async with target.connected() as (reader, writer):
@@ -152,6 +173,8 @@ KINDS: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {
     "whole-bodies": send_whole_bodies,
     "idle": sit_idle,
     "heads": dribble_heads,
+    "lines": send_lines,
+    "forged": forge_sends,
     "agents": change_agents,
     "garbage": send_garbage,
     "unread": read_nothing,

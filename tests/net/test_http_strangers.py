@@ -9,15 +9,16 @@ import pytest
 from test_http_server import PATIENT, Client, RunOnLoop, echo, post, run, serving
 
 from quaymaster.net import http_server
-from quaymaster.net.http_connection import STRANGER_HEADS_PER_TURN
+from quaymaster.net.http_connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_TURN, HTTPConnection
 from quaymaster.net.http_parse import (
     CHUNK_BYTES_MEAN_MIN,
     CHUNK_STEPS_PER_TURN,
     SMALL_CHUNKS_MAX,
     ChunkedBody,
+    HeadParser,
     RequestRefused,
 )
-from quaymaster.net.http_server import HTTPLimits, HTTPRequest
+from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer
 
 __all__ = ["run"]
 
@@ -101,6 +102,32 @@ def test_a_body_of_chunks_as_programs_make_them_is_taken(run: RunOnLoop) -> None
             assert (many[0], len(many[2])) == (200, SMALL_CHUNKS_MAX + 3000 * CHUNK_BYTES_MEAN_MIN)
 
     run(scenario)
+
+
+def test_empty_lines_before_a_request_are_few(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(echo) as served:
+            client = await served.connect()
+            few = await client.ask(b"\r\n" * EMPTY_LINES_MAX + GET)
+            client.send(b"\r\n" * (EMPTY_LINES_MAX + 1) + GET)
+
+            many = await client.reply()
+
+            assert (few[0], many[0], many[1][b"Connection"]) == (200, 400, b"close")
+
+    run(scenario)
+
+
+def test_headers_are_counted_before_they_are_parsed() -> None:
+    class Unheard(HeadParser):
+        def on_header(self, name: bytes, value: bytes) -> None:
+            raise AssertionError("a header was parsed")
+
+    sink = HTTPConnection(HTTPServer(lambda _: None, HTTPLimits(), name="test"))
+    limits = HTTPLimits(header_count_max=2)
+
+    with pytest.raises(RequestRefused, match="over 2 headers"):
+        Unheard(limits).read(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 3 + b"\r\n", 0, "", 0.0, sink)
 
 
 def test_chunks_and_trailers_are_taken_a_few_at_a_time() -> None:
@@ -269,6 +296,26 @@ def test_bodies_of_strangers_leave_those_of_signed_clients_their_room(run: RunOn
             assert answer[0] == 200
             assert served.events["rejected_bodies_full"] == 0
             assert served.server.strangers.kept_bytes <= 200_000
+
+    run(scenario)
+
+
+def test_bodies_that_stall_on_connections_that_a_proxy_lends_give_way_to_one_that_comes_in(
+    run: RunOnLoop,
+) -> None:
+    async def scenario() -> None:
+        async with serving(judge, replace(PATIENT, body_bytes_total_max=400_000)) as served:
+            *lent, signed = [await served.connect() for _ in range(4)]
+            for client in (*lent, signed):
+                await client.ask(SIGNED)
+            for number, client in enumerate(lent):
+                client.send(HEAD + b"Content-Length: 150000\r\n\r\n" + b"a" * 120_000)
+                await served.hold((number + 1) * 120_000)
+
+            answer = await signed.ask(HEAD + b"Content-Length: 300000\r\n\r\n" + b"s" * 300_000)
+
+            assert answer[0] == 200
+            assert 1 <= served.events["rejected_bodies_full"] <= len(lent)
 
     run(scenario)
 

@@ -125,6 +125,33 @@ def test_of_all_peers_the_one_heard_least_lately_gives_its_memory_back() -> None
     assert strangers.kept_bytes == 90
 
 
+def test_where_all_hold_too_much_the_peer_that_holds_most_gives_it_back_though_it_was_heard_last() -> None:
+    strangers = Strangers(LIMITS)
+    slow = Connection(strangers, "2.2.2.2")
+    strangers.keep(slow, 20)
+    first, second = Connection(strangers), Connection(strangers)
+    other = Connection(strangers, "3.3.3.3")
+    strangers.keep(first, 30)
+    strangers.keep(second, 25)
+
+    strangers.keep(other, 40)
+
+    assert [connection.ended for connection in (slow, first, second, other)] == ["", "gave", "", ""]
+    assert strangers.kept_bytes == 85
+
+
+def test_the_search_for_the_peer_that_holds_most_has_an_end() -> None:
+    strangers = Strangers(replace(LIMITS, unsigned_bytes_max=LOOKS_MAX + 10, unsigned_peer_bytes_max=60))
+    small = [Connection(strangers, f"1.1.{number}.1") for number in range(LOOKS_MAX)]
+    for connection in small:
+        strangers.keep(connection, 1)
+    large = Connection(strangers, "2.2.2.2")
+
+    strangers.keep(large, 11)
+
+    assert (small[0].ended, large.ended) == ("gave", "")
+
+
 def test_one_that_has_too_much_alone_gives_it_back_itself() -> None:
     strangers = Strangers(LIMITS)
     connection = Connection(strangers)

@@ -55,7 +55,7 @@ from quaymaster.core.errors import (
 from quaymaster.core.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition, group_name
 from quaymaster.frontend.admin_acts import Act, AdminActs
-from quaymaster.frontend.authentication import AccessKey, Signed
+from quaymaster.frontend.authentication import AccessKey, Signed, Unjudged
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
 from quaymaster.frontend.group_admin import GroupAdmin, traffic_of
@@ -258,6 +258,7 @@ class Admin:
         self._operations = operations
         self._epochs = epochs
         self._authentication = authentication
+        self._unjudged = Unjudged()
         # Only opens messages; those who send have ciphers of their own.
         self._cipher = MessageCipher(metadata.data_key)
         self._groups = GroupAdmin(broker, metadata)
@@ -332,11 +333,17 @@ class Admin:
             else:
                 self._probes.handle(request)
         except NotYetKnown as unknown:  # the key that signed it
-            unknown.when_known(partial(self._handle_when_known, request))
+            try:
+                self._unjudged.enter(request)
+            except Overloaded as error:
+                self._refuse(request, None, error)
+            else:
+                unknown.when_known(partial(self._handle_when_known, request))
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             self._refuse(request, None, error)
 
     def _handle_when_known(self, request: HTTPRequest, error: CallerError | NotNow | None) -> None:
+        self._unjudged.leave(request)
         if error is None:
             self.handle(request)
         else:

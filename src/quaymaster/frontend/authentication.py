@@ -20,11 +20,16 @@ from quaymaster.core.errors import (
     InvalidClientTokenId,
     MissingAuthenticationToken,
     NotNow,
+    Overloaded,
 )
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.sigv4 import SigningKeys
 
 REMEMBERED_PRINCIPALS_MAX: Final = 16_384
+UNKNOWN_KEYS_WAITING_MAX: Final = 128
+"""Requests of strangers that wait at once for the key that they name: anybody can make one up."""
+UNKNOWN_KEYS_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Their bodies, which no share of a connection counts any more."""
 _CREDENTIAL: Final = b"Credential="
 
 
@@ -151,6 +156,27 @@ class Signed:
             raise InvalidClientTokenId
         if key.expires_ms is not None and now_ms >= key.expires_ms:
             raise ExpiredToken
+
+
+class Unjudged:
+    """The requests of one port that wait until metadata was asked for the key that they name."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.bytes = 0
+
+    def enter(self, request: HTTPRequest) -> None:
+        """Let one wait; Overloaded when too many do, or their bodies are too large."""
+        body_bytes = len(request.body)
+        if self.requests >= UNKNOWN_KEYS_WAITING_MAX or self.bytes + body_bytes > UNKNOWN_KEYS_BYTES_MAX:
+            raise Overloaded
+        self.requests += 1
+        self.bytes += body_bytes
+
+    def leave(self, request: HTTPRequest) -> None:
+        """It waits no more."""
+        self.requests -= 1
+        self.bytes -= len(request.body)
 
 
 class Open:

@@ -35,7 +35,7 @@ from quaymaster.core.errors import (
     UnknownOperation,
 )
 from quaymaster.frontend.admission import GUARD_MS, Admission
-from quaymaster.frontend.authentication import Authentication
+from quaymaster.frontend.authentication import Authentication, Unjudged
 from quaymaster.frontend.call import NOBODY, UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
@@ -67,8 +67,6 @@ _ALLOWED: Final = (
 _PREFLIGHT_MAX_AGE_S: Final = 3600
 UNKNOWN_WAITING_MAX: Final = 10_000
 """Requests that wait at once until metadata has been asked for what they name."""
-UNKNOWN_KEYS_WAITING_MAX: Final = 128
-"""Of those, requests of strangers that wait for the key that they name: anybody can make one up."""
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +232,7 @@ class FrontEnd:
         self._unknown = metrics.action(UNKNOWN_ACTION.name)
         self._unknown_waiting = 0
         """Requests for what is not in memory, and is being asked for."""
-        self._unknown_keys_waiting = 0
+        self._unjudged = Unjudged()
         self._next_id = RequestIds().next
         metrics.add_source(self._samples)
 
@@ -352,19 +350,21 @@ class FrontEnd:
 
     def _go_on_when_known(self, unknown: NotYetKnown, step: Callable[[Call], None], call: Call) -> None:
         """Take the step again, and those after it, when what it looked for has been asked for."""
-        of_stranger = int(call.principal is NOBODY)
-        if (
-            self._unknown_waiting >= UNKNOWN_WAITING_MAX
-            or self._unknown_keys_waiting + of_stranger > UNKNOWN_KEYS_WAITING_MAX
-        ):
-            call.fail(Overloaded())
+        is_strangers = call.principal is NOBODY
+        try:
+            if self._unknown_waiting >= UNKNOWN_WAITING_MAX:
+                raise Overloaded
+            if is_strangers:
+                self._unjudged.enter(call.request)
+        except Overloaded as error:
+            call.fail(error)
             return
         self._unknown_waiting += 1
-        self._unknown_keys_waiting += of_stranger
 
         def go_on(error: CallerError | NotNow | None) -> None:
             self._unknown_waiting -= 1
-            self._unknown_keys_waiting -= of_stranger
+            if is_strangers:
+                self._unjudged.leave(call.request)
             if error is not None:
                 call.fail(error)
                 return

@@ -38,6 +38,8 @@ UNREAD_BYTES_MAX = 256 * 1024
 STALLED_UNREAD_BYTES_MAX = 16 * 1024
 """Nor one whose earlier requests wait, or that is a stranger's and waits for its turn, with more than this. With less
 it is read, to see when the client goes: its long polls must not take messages for nobody."""
+EMPTY_LINES_MAX = 8
+"""So many empty lines are let pass at once before a request; more would hold the loop and mean nothing."""
 STRANGER_HEADS_PER_TURN = 4
 """Requests that a stranger's connection may have taken in one turn."""
 UNCOUNTED_BYTES = 4 * 1024
@@ -76,6 +78,8 @@ class ConnectionOwner(Protocol):
     is_draining: bool
     body_bytes: int
     """Memory that bodies take that have come in part."""
+    bodies: dict[HTTPConnection, None]
+    """Connections that have such a body, the one heard least lately first."""
     strangers: Strangers
     reply_starts: dict[int, bytes]
     """By status, how a reply begins; those that are not there, `reply_start` makes."""
@@ -304,6 +308,7 @@ class HTTPConnection(asyncio.Protocol):
         position = 0
         size = len(data)
         turns = self._pipeline_max if self.is_known else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
+        empty_lines = 0
         try:
             while position < size:
                 phase = self._phase
@@ -313,6 +318,9 @@ class HTTPConnection(asyncio.Protocol):
                             break
                         if data[position + 1] == 10:
                             position += 2
+                            empty_lines += 1
+                            if empty_lines > EMPTY_LINES_MAX:
+                                raise RequestRefused(400, "rejected_malformed", "These are only empty lines.")
                             continue
                     if not turns or len(self._pending) >= self._pipeline_max or self._write_paused:
                         self._stalled = True
@@ -417,16 +425,28 @@ class HTTPConnection(asyncio.Protocol):
         return end
 
     def _keep(self, kept_bytes: int) -> None:
-        """Note the memory that the body takes now; RequestRefused when all such bodies take too much."""
+        """Note the memory that the body takes now. Where all such bodies take too much, those heard least lately go.
+
+        RequestRefused: it takes too much alone.
+        """
         server = self._server
         server.body_bytes += kept_bytes - self._kept_bytes
         self._kept_bytes = kept_bytes
-        if server.body_bytes > self._limits.body_bytes_total_max:
-            raise RequestRefused(503, "rejected_bodies_full", "The server is receiving too many bodies.")
+        bodies = server.bodies
+        bodies.pop(self, None)
+        bodies[self] = None
+        while server.body_bytes > self._limits.body_bytes_total_max:
+            stalled = next(iter(bodies))
+            refusal = RequestRefused(503, "rejected_bodies_full", "The server is receiving too many bodies.")
+            if stalled is self:
+                raise refusal
+            stalled._refuse(refusal)
 
     def _forget_body(self) -> None:
         """Let go of a body that has come in part, and of its request."""
-        self._server.body_bytes -= self._kept_bytes
+        server = self._server
+        server.body_bytes -= self._kept_bytes
+        server.bodies.pop(self, None)
         self._kept_bytes = 0
         self._body_parts = []
         self._request = self._chunks = None

@@ -156,6 +156,11 @@ class HeadParser:
             )
         if end == -1:
             return None
+        # Counted before they are parsed: 8,000 empty headers of 32 KiB take milliseconds.
+        if data.count(b"\n", line_end + 1, end + 2) > self._header_count_max:
+            raise RequestRefused(
+                431, "rejected_header_too_large", f"There are over {self._header_count_max} headers."
+            )
         self.end = end = end + 4
         if self._is_spent:
             self.reset()
@@ -174,10 +179,6 @@ class HeadParser:
         target = self._target
         if len(target) > self._target_bytes_max:
             raise self._target_too_large()
-        if len(headers) > self._header_count_max:
-            raise RequestRefused(
-                431, "rejected_header_too_large", f"There are over {self._header_count_max} headers."
-            )
         first = dict(headers)
         if len(first) != len(headers):
             _refuse_repeated(headers)

@@ -146,6 +146,8 @@ class HTTPServer:
         self._releaser: asyncio.TimerHandle | None = None
         self.body_bytes = 0
         """Memory that bodies take that have come in part."""
+        self.bodies: dict[HTTPConnection, None] = {}
+        """Connections that have such a body, the one heard least lately first."""
         self.reply_starts: dict[int, bytes] = {}
         self._reply_starts_s = 0
         self._listener: asyncio.Server | None = None

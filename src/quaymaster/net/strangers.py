@@ -6,7 +6,8 @@ A connection is a *stranger's* until a request that came by it was found signed,
     accepted ──▶ stranger ──signed──▶ known ──not signed──▶ stranger
                     │
                     ├── its peer has too many of them, or there is no room ──▶ the oldest is closed
-                    └── they hold too much memory ──▶ the one heard least lately gives its back
+                    └── they hold too much memory ──▶ the one heard least lately gives its back:
+                        of its peer, or of the peer that holds most where all hold too much
 ```
 
 So an attacker pushes out his own connections before those of others, and what stalls goes before what comes in. A
@@ -27,7 +28,7 @@ from typing import Final, Protocol
 from quaymaster.net.http_message import HTTPLimits
 
 LOOKS_MAX: Final = 256
-"""So many of the oldest are looked at for one that can be closed; the others wait for an answer of ours."""
+"""So many of the oldest are looked at for one that can be closed, or for one of the peer that holds most."""
 
 
 class PeerShare:
@@ -189,11 +190,19 @@ class Strangers:
             self.kept_bytes > limits.unsigned_bytes_max
             or (share is not None and share.kept_bytes > limits.unsigned_peer_bytes_max)
         ):
-            victim = next(iter(holders))
+            victim = next(iter(holders)) if share is not None else _of_largest_peer(holders)
             owner = victim.share
             assert owner is not None, "strangers have a share"
             self._count(victim, owner, 0)
             victim.give_memory_back()
+
+
+def _of_largest_peer(holders: Iterable[Stranger]) -> Stranger:
+    """Return the one heard least lately of the peer that holds most, among the first that are looked at."""
+    return max(
+        islice(holders, LOOKS_MAX),
+        key=lambda holder: 0 if holder.share is None else holder.share.kept_bytes,
+    )
 
 
 def peer_name(address: str) -> str:
