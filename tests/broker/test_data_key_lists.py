@@ -51,6 +51,11 @@ async def send(tester: BrokerTester, queue_id: int, key_id: int, first: int, cou
         await tester.send(queue_id, *[sealed_with(key_id, number) for number in range(start, start + 10)])
 
 
+async def send_ones(tester: BrokerTester, key_id: int, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        await tester.send(1, sealed_with(key_id, number))
+
+
 def flip(path: str, place: float) -> None:
     """Change a bit of a segment's data."""
     data = bytearray(Path(path).read_bytes())
@@ -201,6 +206,37 @@ def test_list_of_a_segment_that_was_compacted_meanwhile_changes_no_file(tmp_path
             assert content_of(old) == before
             assert files.segments_held[0].data_key_ids is None
             assert files.segments_held[-1].data_key_ids is None
+
+    asyncio.run(run())
+
+
+def test_segment_that_is_sealed_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = data_key_lists.data_keys_in
+
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, sealed_with(5, 1))
+            files, disk = tester.broker.files, tester.broker.journal._disk
+            loop = asyncio.get_running_loop()
+
+            def slowly(disk: Any, segment: Segment) -> set[int]:
+                found = original(disk, segment)
+                monkeypatch.setattr(data_key_lists, "data_keys_in", original)
+                asyncio.run_coroutine_threadsafe(send_ones(tester, 9, 11, 60), loop).result(30)
+                assert segment.is_sealed
+                return found
+
+            monkeypatch.setattr(data_key_lists, "data_keys_in", slowly)
+            await loop.run_in_executor(None, list_data_keys, files, disk, 0)
+            (first, *_) = files.segments_held
+
+            assert first.data_key_ids is None
+            assert await keys_of(tester) == [5, 9]
+            assert first.data_key_ids is not None
+            assert list(first.data_key_ids) == [5, 9]
 
     asyncio.run(run())
 

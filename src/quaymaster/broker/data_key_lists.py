@@ -42,8 +42,11 @@ def list_data_keys(
         if known is None:
             if time.monotonic() >= until_s:
                 return DataKeysOutcome([], after, is_whole=False)
+            was_sealed = (
+                segment.is_sealed
+            )  # before it is read: what is sealed meanwhile may have become longer
             known = array("Q", sorted(data_keys_in(disk, segment)))
-            if segment.is_sealed:
+            if was_sealed:
                 files.list_data_keys(segment, known)
         found.update(known)
     key_ids = sorted(found)
