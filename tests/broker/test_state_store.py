@@ -37,7 +37,8 @@ def states_in_use() -> QueueStates:
             for number in range(1, 10)
         ]
         states.decide(Send(queue_id, 0, sent), NOW_MS, proposal)
-    states.commit_all()
+    for partition in proposal.sent_to:
+        partition.note_commit(partition.next_sequence)
     states.decide(Receive(1, 0, 3, 30_000), NOW_MS + 1, proposal)
     states.decide(Receive(2, 0, 2, 0), NOW_MS + 1, proposal)
     states.decide(Receive(2, 0, 2, 30_000), NOW_MS + 2, proposal)

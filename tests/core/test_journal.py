@@ -428,6 +428,32 @@ def test_decision_that_was_taken_is_durable_when_it_is_answered(host: Host) -> N
     assert [row.type for row, _, _ in records_of(host.durable_batches())][-1] == RecordType.PURGE
 
 
+def test_leader_that_leads_again_gives_what_it_had_sent_before() -> None:
+    """It resigned before that was committed, and another leader committed it."""
+    host = Host(is_slow=True)
+    host.ask(SetQueue(queue(JOBS, "jobs")))
+    host.propose(Send(JOBS, 0, [message(1)]))
+    host.propose(Send(JOBS, 0, [message(2)]))
+    host.make_durable(1)
+    partition = host.partition(JOBS)
+    assert (partition.committed, partition.next_sequence) == (2, 3)
+
+    host.replica.on_configuration(configuration(2, leader="b", members=("a", "b")), 0)
+    host.replica.take()
+    assert not host.replica.is_leading
+    assert partition.committed == 3
+
+    host.replica.on_configuration(configuration(3, members=("a",), previous=("a",)), 0)
+    host.replica.take()
+    host.replica.on_promise_durable(3)
+    host._carry_out()
+    host.make_durable()
+
+    taken = host.ask(Receive(JOBS, 0, 10))
+    assert isinstance(taken, TakenOutcome)
+    assert [found.sequence for found in taken.taken] == [1, 2]
+
+
 def test_leader_that_missed_an_epoch_in_between_gives_what_was_sent_in_it() -> None:
     """It led, somebody else did for a moment, and it leads again without having heard of that."""
     members = ("a", "b", "c")

@@ -36,11 +36,9 @@ class Closed(MemoryChunks):
 
 
 def partition(*, keeper: MemoryChunks | None = None, name: str = "jobs", **attributes: int) -> Partition:
-    made = Partition(
+    return Partition(
         queue(1, name, attributes=attributes), 0, keeper or MemoryChunks(), retry_window_ms=120_000
     )
-    made.committed = 10**9
-    return made
 
 
 def send(
@@ -56,7 +54,6 @@ def receive(
     of: Partition, count_max: int = 10, *, now_ms: int = NOW_MS, timeout_ms: int = 30_000
 ) -> list[int]:
     of.advance(now_ms)
-    of.committed = of.next_sequence
     taken = of.take_visible(count_max, now_ms)
     counts = [row.delivery_count if (row := of.returned.get(sequence)) else 0 for sequence in taken]
     messages = [(sequence, count + 1) for sequence, count in zip(taken, counts, strict=True)]
@@ -255,11 +252,11 @@ def test_oldest_messages_expire_as_a_stretch_and_only_committed_ones() -> None:
     found = partition(MessageRetentionPeriod=60)
     send(found, 3)
     send(found, 2, now_ms=NOW_MS + 10_000)
-    found.committed = 3
+    found.uncommitted_from = 3
 
     assert find_expired(found, NOW_MS + 59_999, 10) == (1, [])
     assert find_expired(found, NOW_MS + 60_000, 10) == (3, [])
-    found.committed = 6
+    found.note_commit(6)
     assert find_expired(found, NOW_MS + 60_000, 10) == (4, [])
     found.apply_delete_below(6)
     assert find_expired(found, 10**12, 10) == (6, [])
@@ -486,7 +483,6 @@ def test_a_snapshot_comes_in_small_pieces_and_says_what_was_when_it_was_begun(na
         own_delay = name == "jobs" and sequence > count - 300
         delay_ms = 50 * (sequence % 300) if own_delay else 0
         found.apply_send(sequence, sequence, NOW_MS, delay_ms, own_delay, group, None, retry)
-    found.committed = count + 1
     while receive(found):
         pass
     for sequence in range(1, count, 2):

@@ -67,7 +67,6 @@ def send(to: Partition, count: int, *, own_delay_ms: int = 0, group: int = 0, no
     delay_ms = own_delay_ms or to.definition.delay_ms
     for sequence in range(to.next_sequence, to.next_sequence + count):
         to.apply_send(sequence, sequence, now_ms, delay_ms, own_delay_ms > 0, group, None, None)
-    to.committed = to.next_sequence
 
 
 def receive(of: Partition, count_max: int = 10, *, now_ms: int = NOW_MS) -> list[int]:

@@ -181,6 +181,13 @@ def test_what_a_new_leader_looks_through_are_sets_of_what_is_under_way() -> None
     assert host.states.sending_away == set()
 
 
+def test_a_leader_that_begins_to_serve_walks_through_no_partitions() -> None:
+    host = Host(states=with_others(FEW).states)
+
+    assert host.replica.is_leading
+    host.ask(Send(JOBS, 0, [message(1)]))
+
+
 def test_a_walk_is_noticed() -> None:
     host = with_others(FEW)
 

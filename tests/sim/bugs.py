@@ -545,11 +545,6 @@ class _ServesEarly(JournalReplica):
     def is_leading(self) -> bool:
         return self.log.role in ("activating", "leading") and self.is_ready
 
-    def propose(self, command: Command | InternalCommand, token: object, time_ms: int) -> None:
-        if self.log.role == "activating":
-            self.queues.commit_all()
-        super().propose(command, token, time_ms)
-
 
 @plant("unknown-is-done", "who waits for a leader that is deposed is told that it is done")
 class _UnknownIsDone(JournalReplica):
@@ -616,7 +611,7 @@ class _HandsOutUncommitted(QueueStates):
     def _send(self, command: Send, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         decided = super()._send(command, now_ms, proposal)
         partition = self.partition(command.queue_id, command.partition)
-        partition.committed = partition.next_sequence
+        partition.uncommitted_from = 0
         return decided
 
 

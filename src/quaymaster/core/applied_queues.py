@@ -231,11 +231,6 @@ class AppliedQueues:
             return partition.is_kept(row.sequence)
         return partition.is_live(row.sequence)
 
-    def commit_all(self) -> None:
-        """Take every message there is as committed (a leader that begins to serve)."""
-        for partition in self.partitions.values():
-            partition.committed = partition.next_sequence
-
     def state_hash(self, now_ms: int) -> dict[int, int]:
         """Return a hash of each partition's state as of `now_ms`."""
         return {key: partition_hash(partition, now_ms) for key, partition in self.partitions.items()}

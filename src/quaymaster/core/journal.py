@@ -20,6 +20,7 @@ With one member, a majority is this replica's own fsync; the steps are the same.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -237,7 +238,6 @@ class JournalReplica:
         self._unapplied, self._unapplied_bytes, self._forgotten_end = [], 0, 0
         self._apply([batch for batch in unapplied if batch.base_offset >= applied_end])
         if self._was_leading:
-            queues.commit_all()
             queues.expiry_is_held = self.log.time.expiry_is_held
 
     def stop(self, reason: NotNow) -> None:
@@ -313,8 +313,8 @@ class JournalReplica:
                 self._was_leading = True
                 self._proposal = Proposal(log.end.end, log.epoch)
                 self.queues.expiry_is_held = log.time.expiry_is_held
-                if self.is_ready:
-                    self.queues.commit_all()
+                # Of an earlier epoch of its own: it may never have heard that this one ended.
+                _leave_to_others(partition for pending in self._pending for partition in pending.sent_to)
         elif self._was_leading and log.role == "follower":
             self._was_leading = False
             self._fail_waiting(StaleEpoch())
@@ -366,6 +366,8 @@ class JournalReplica:
         for pending in self._pending:
             waiting += pending.on_commit
             waiting += pending.on_received
+            _leave_to_others(pending.sent_to)
+        _leave_to_others(self._proposal.sent_to)
         self._pending.clear()
         self._on_commit, self._on_received = [], []
         self._proposal = Proposal(self.log.end.end, self.log.epoch)
@@ -444,9 +446,15 @@ class JournalReplica:
             if done.on_received:
                 replies += done.on_received
             for partition, next_sequence in done.sent_to.items():
-                partition.committed = next_sequence
+                partition.note_commit(next_sequence)
                 if partition.watched:
                     awake.add(partition)
+
+
+def _leave_to_others(sent_to: Iterable[Partition]) -> None:
+    """What was sent here and is not committed is up to those who lead later: all that they know is committed."""
+    for partition in sent_to:
+        partition.uncommitted_from = 0
 
 
 def _in_batches(records: list[Record]) -> list[list[Record]]:

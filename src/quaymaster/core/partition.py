@@ -59,7 +59,6 @@ class Partition:
         "alive",
         "applied",
         "attempts",
-        "committed",
         "counted_from",
         "dedup",
         "definition",
@@ -85,6 +84,7 @@ class Partition:
         "tasks",
         "timed",
         "timers",
+        "uncommitted_from",
         "watched",
         "wheel",
     )
@@ -133,8 +133,9 @@ class Partition:
         """The offset from which on these two were counted: not 0 where a program before did not count them."""
         self.moves: PartitionMoves | None = None
         self.staged: StagedMessages | None = None
-        # Only the leader's: what is committed, what is on its way to another queue, who waits for messages.
-        self.committed = 1
+        # Only the leader's: what is not committed, what is on its way to another queue, who waits for messages.
+        self.uncommitted_from = 0
+        """The first of those that this leader decided to send and that are not committed; 0: all are."""
         self.moving: dict[int, int] = {}
         self.watched = False
         self.expiry_scan = 1
@@ -149,6 +150,15 @@ class Partition:
     def next_sequence(self) -> int:
         """The sequence number the next message gets."""
         return self.index.next_sequence
+
+    @property
+    def committed(self) -> int:
+        """The sequence number behind the last committed message, as the leader knows it."""
+        return self.uncommitted_from or self.index.next_sequence
+
+    def note_commit(self, next_sequence: int) -> None:
+        """Messages below `next_sequence` are committed."""
+        self.uncommitted_from = next_sequence if next_sequence < self.index.next_sequence else 0
 
     @property
     def oldest_sent_ms(self) -> int:
@@ -310,7 +320,6 @@ class Partition:
         self.head = self.expiry_scan = head
         self.deleted = deleted
         self.alive = index.next_sequence - head - len(deleted)
-        self.committed = index.next_sequence
         self.order = self._new_order()
 
     # Time

@@ -41,6 +41,11 @@ class Proposal:
         """The offset the next record gets."""
         return self.base_offset + len(self.records)
 
+    def note_sent(self, partition: Partition, first: int) -> None:
+        """A partition got messages, from `first` on, that nobody is handed before they are committed."""
+        partition.uncommitted_from = partition.uncommitted_from or first
+        self.sent_to[partition] = partition.next_sequence
+
     def add(
         self,
         record_type: RecordType,

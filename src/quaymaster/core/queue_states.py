@@ -208,6 +208,7 @@ class QueueStates(AppliedQueues):
         offset = proposal.base_offset + len(records)
         stored = False
         duplicate = False
+        first = partition.index.next_sequence
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
             if dedup is not None or (retry is not None and message.may_be_retry):
@@ -238,9 +239,9 @@ class QueueStates(AppliedQueues):
             stored = True
             results.append(SendResult(sequence, message.message_id))
         if stored:
-            proposal.sent_to[partition] = partition.index.next_sequence
+            proposal.note_sent(partition, first)
             for group in partition.groups.values():
-                proposal.sent_to[group] = partition.index.next_sequence
+                proposal.note_sent(group, first)
         # What a duplicate was told is stored must be so, whatever this queue's durability.
         wait = Wait.COMMIT if duplicate else WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
@@ -536,7 +537,9 @@ class QueueStates(AppliedQueues):
                 proposal.awake.update(self.partitions_of(queue_id))
             for partition in self.partitions_of(definition.queue_id) if starts else ():
                 proposal.sent_to[partition] = partition.next_sequence
-                partition.committed = partition.log.committed if partition.log is not None else 0
+                partition.uncommitted_from = (
+                    partition.log.uncommitted_from if partition.log is not None else 0
+                )
         return Done(), Wait.COMMIT
 
     @staticmethod

@@ -208,10 +208,10 @@ def commit_transaction(
     apply_commit(partition, committed, first, delay_ms, now_ms)
     count = committed.messages - len(duplicates)
     if count:
-        proposal.sent_to[partition] = partition.next_sequence
+        proposal.note_sent(partition, first)
     for group in partition.groups.values():
         follow_commit(group, partition, first, count, delay_ms, now_ms, one_delay=one_delay)
-        proposal.sent_to[group] = partition.next_sequence
+        proposal.note_sent(group, first)
     return CommittedOutcome(committed.messages, duplicates=len(duplicates))
 
 
