@@ -76,6 +76,17 @@ class _Message:
     """Somebody asked to change its visibility: on a standard queue that may still come, whoever holds it by then."""
 
 
+@dataclass(slots=True)
+class _Hold:
+    """When a leader let nothing expire, in queue time. `until_ms` is None while it does."""
+
+    since_ms: int
+    until_ms: int | None = None
+
+    def has(self, time_ms: int) -> bool:
+        return self.since_ms <= time_ms and (self.until_ms is None or time_ms <= self.until_ms)
+
+
 class QueueChecker:
     """One for a run. Message numbers are unique over all queues."""
 
@@ -92,6 +103,19 @@ class QueueChecker:
         """Sequences of a FIFO group that are known to be in the queue and that nobody asked to delete."""
         self._floors: dict[int, int] = {}
         self._handed: set[tuple[int, int, int, int]] = set()
+        self._holds: dict[tuple[int, int], list[_Hold]] = {}
+        """By journal and epoch: when its leader let nothing expire."""
+
+    # What leaders do
+
+    def look_at_hold(self, journal: int, epoch: int, *, is_held: bool, before_ms: int, now_ms: int) -> None:
+        """A leader looked at its clocks, before that at `before_ms` of the queue time."""
+        holds = self._holds.setdefault((journal, epoch), [])
+        if holds and holds[-1].until_ms is None:
+            if not is_held:
+                holds[-1].until_ms = now_ms
+        elif is_held:
+            holds.append(_Hold(before_ms))
 
     # What clients say
 
@@ -314,7 +338,9 @@ class QueueChecker:
                 f"message {message.number} was received {age_ms} ms after it was sent; its delay is "
                 f"{message.delay_ms} ms",
             )
-        if age_ms > queue.retention_ms:
+        if age_ms > queue.retention_ms and not any(
+            hold.has(delivery.received_ms) for hold in self._holds.get((queue.journal, delivery.epoch), ())
+        ):
             raise Violation(
                 "I21", f"message {message.number} was received {age_ms} ms after it was sent and had expired"
             )

@@ -107,6 +107,8 @@ class Replica:
         queues, _, last_time_ms = self._replayed()
         self.queue_time = cell.bugs.variant(QueueTime)(last_time_ms, self.clock.monotonic_ms())
         self._look_at_clock()
+        self._looked_ms = 0
+        """The queue time at the last tick."""
         log = cell.bugs.variant(LogReplica)(
             self.member,
             promised_epoch=disk.promised,
@@ -224,6 +226,15 @@ class Replica:
         self.queue_time.follow(self.clock.monotonic_ms())
         self.journal.queues.expiry_is_held = self.queue_time.expiry_is_held
         log = self.log
+        looked_ms, self._looked_ms = self._looked_ms, self.time_ms()
+        if log.role == "leading":
+            self.cell.queue_checker.look_at_hold(
+                self.journal_id,
+                log.epoch,
+                is_held=self.queue_time.expiry_is_held,
+                before_ms=looked_ms,
+                now_ms=self._looked_ms,
+            )
         self.journal.on_tick(self.clock.monotonic_ms())
         self._maintain()
         self.cell.manager_checker.on_tick(self.journal_id, self.member, log.epoch, hears=self.hears_leader())

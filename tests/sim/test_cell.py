@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import re
@@ -14,9 +15,11 @@ import pytest
 from sim.__main__ import main
 from sim.bugs import BUGS
 from sim.cell import Outcome, run_seed, tell
+from sim.kernel import MS, Violation
 from sim.mutants import hunt_seed
 from sim.mutants import main as hunt
 from sim.pinned import CAUGHT_BY
+from sim.queue_checker import Delivery, QueueChecker, QueueKind
 
 BLOCKS = 9
 SEEDS = int(os.environ.get("SOAK_RUNS", "0")) or 2
@@ -106,3 +109,24 @@ def test_the_hunt_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert missed == 0
     assert "1 caught, 0 missed" in capsys.readouterr().out
+
+
+def test_a_message_may_outlive_its_retention_only_while_its_leader_lets_nothing_expire() -> None:
+    def received_after(age_ms: int) -> None:
+        checker.delivered(
+            1, [Delivery(1, 1, next(counts), 7, 1_000 + age_ms, 0)], asked_us=0, now_us=age_ms * MS
+        )
+
+    counts = itertools.count(1)
+    checker = QueueChecker([QueueKind(1, "short", journal=3, retention_ms=4_000)])
+    checker.send_asked(1, 1, group=0, dedup=0, delay_ms=0, now_us=0)
+    checker.send_acked(1, 1, 1, 0, sent_ms=1_000)
+
+    checker.look_at_hold(3, 7, is_held=True, before_ms=5_500, now_ms=5_600)
+    received_after(5_000)
+    checker.look_at_hold(3, 7, is_held=False, before_ms=6_400, now_ms=6_500)
+    received_after(5_500)
+
+    for age_ms in (4_400, 5_501):
+        with pytest.raises(Violation, match=f"I21: message 1 was received {age_ms} ms after it was sent"):
+            received_after(age_ms)
