@@ -11,7 +11,7 @@ from quaymaster.cli import checkup
 from quaymaster.cli.checkup import OK, PROBLEM, WARNING, Finding
 from quaymaster.settings import Settings, load_settings, parse_address
 
-from .conftest import PlayedServer, Run
+from .conftest import PlayedServer, Run, write_client_file
 
 
 def settings_of(data: Path, **flags: object) -> Settings:
@@ -171,6 +171,34 @@ def test_a_port_taken_by_the_server_of_other_data_is_a_problem(
     address = parse_address(server.url.removeprefix("http://"))
 
     assert checkup.check_port("admin", address, tmp_path / "other").result == PROBLEM
+
+
+def test_what_a_running_server_tells_operators_is_shown(data: Path, server: PlayedServer) -> None:
+    server.is_verified = False
+    server.answers["GET /health/ready"] = [
+        {"status": "ready"},
+        {"status": "ready", "notices": ["nothing expires in journal 0: clocks are 9.0 s ahead of its time"]},
+        {"status": "not ready", "reason": "The process is draining."},
+    ]
+
+    (fine,), (held,), (away,) = (list(checkup.check_server(data)) for _ in range(3))
+
+    assert fine.result == OK
+    assert (held.result, held.found) == (
+        WARNING,
+        "nothing expires in journal 0: clocks are 9.0 s ahead of its time",
+    )
+    assert "accept-clock" in held.advice
+    assert (away.result, away.found) == (WARNING, "The process is draining.")
+
+
+def test_of_a_server_that_does_not_run_nothing_is_said(tmp_path: Path) -> None:
+    assert list(checkup.check_server(tmp_path / "new")) == []
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and nobody listens
+        write_client_file(tmp_path, *[f"http://127.0.0.1:{silent.getsockname()[1]}"] * 2)
+
+        assert list(checkup.check_server(tmp_path)) == []
 
 
 def test_doctor_ends_with_one_when_something_is_wrong(run: Run, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from .etcd import EtcdCluster
 from .load import SQSConnection
 from .process import Environment, ProcessFailed, free_port
 from .waiting import PATIENCE_S
+from .wall_clock import WallClock
 
 START_TIMEOUT_S = PATIENCE_S
 STOP_TIMEOUT_S = PATIENCE_S
@@ -44,7 +45,10 @@ PREFIX = "quaymaster/test/"
 
 
 class RoleProcess:
-    """One process of the cell. `python_path` holds the package that the next start runs; None: the installed one."""
+    """One process of the cell. `python_path` holds the package that the next start runs; None: the installed one.
+
+    `clock` is its wall clock from the next start on; None: the machine's.
+    """
 
     def __init__(self, directory: Path, name: str, role: str, settings: Mapping[str, str]) -> None:
         self.name = name
@@ -54,6 +58,7 @@ class RoleProcess:
         self.data = directory / name
         self.log_path = directory / f"{name}.log"
         self.python_path: Path | None = None
+        self.clock: WallClock | None = None
         listen = {"frontend": "listen"}.get(role, f"{role}_listen")
         self.settings = {
             **settings,
@@ -99,6 +104,8 @@ class RoleProcess:
         }
         if self.python_path is not None:
             found["PYTHONPATH"] = str(self.python_path)
+        if self.clock is not None:
+            found |= self.clock.environment()
         return found | {f"QUAYMASTER_{name.upper()}": value for name, value in self.settings.items()}
 
     def wait_until_ready(self) -> None:

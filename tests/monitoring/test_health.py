@@ -19,6 +19,19 @@ def test_a_process_is_ready_only_while_it_serves() -> None:
     assert draining == "The process is draining."
 
 
+def test_notices_are_shown_while_they_hold_and_do_not_keep_requests_away() -> None:
+    health = Health()
+    held = ["nothing expires in journal 0"]
+    health.add_notices(lambda: held)
+    health.add_notices(lambda: ["another"])
+    health.set_state("serving")
+
+    assert health.why_not_ready() is None
+    assert health.notices() == ["nothing expires in journal 0", "another"]
+    held.clear()
+    assert health.notices() == ["another"]
+
+
 def test_a_check_that_fails_makes_it_not_ready_until_it_holds_again() -> None:
     health = Health()
     reasons: list[str | None] = ["The journal has stopped."]

@@ -41,7 +41,7 @@ from quaymaster.cli.compose import (
     write_client_file,
 )
 from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
-from quaymaster.cli.figures import cell_broker_histograms, cell_broker_samples
+from quaymaster.cli.figures import cell_broker_histograms, cell_broker_samples, held_expiry
 from quaymaster.cli.file_limit import admin_limits
 from quaymaster.cli.garbage import GarbageCollection
 from quaymaster.cli.manager_role import start_manager
@@ -235,6 +235,9 @@ async def _start_broker(process: CellProcess) -> None:
     process.metrics.add_source(lambda: cell_broker_samples(broker, process.data))
     process.metrics.add_histograms(lambda: cell_broker_histograms(broker))
     process.health.add_check(broker.why_not_ready)
+    process.health.add_notices(
+        lambda: held_expiry({number: journal.host.clock for number, journal in broker.journals.items()})
+    )
 
 
 async def _start_metadata(process: CellProcess) -> None:

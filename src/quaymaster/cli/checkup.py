@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import platform
 import resource
@@ -54,6 +55,7 @@ FUTURE_MAX_S = 120
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
 SPOOL_PROBLEMS_SHOWN = 5
+HELD_ADVICE = "Set the clock right; if it is right, `quaymaster accept-clock`."
 CLOCK_UNSYNCHRONISED = 0x40
 """STA_UNSYNC of adjtimex(2)."""
 
@@ -80,6 +82,7 @@ def check_up(settings: Settings) -> list[Finding]:
         *check_etcd(settings),
         check_port("listen", settings.listen_address, settings.data),
         check_port("admin", settings.admin_address, settings.data),
+        *check_server(settings.data),
     ]
 
 
@@ -376,6 +379,30 @@ def check_port(name: str, address: Address, data: Path) -> Finding:
             f"Stop what listens there, or serve with another --{name}.",
         )
     return Finding(check, OK, f"{address} is free")
+
+
+def check_server(data: Path) -> Iterator[Finding]:
+    """The server of this data directory, if it runs, is ready and has nothing to tell."""
+    try:
+        admin = urlsplit(read_client_file(data).admin_url or "")
+    except NoServer:
+        return
+    if admin.hostname is None:
+        return
+    connection = HTTPConnection(admin.hostname, admin.port, timeout=2)
+    try:
+        connection.request("GET", "/health/ready")
+        said = json.loads(connection.getresponse().read())
+    except (OSError, HTTPException, ValueError):
+        return  # it does not run, or something else listens there
+    finally:
+        connection.close()
+    if reason := said.get("reason"):
+        yield Finding("server", WARNING, reason, "It takes no requests yet, or no longer: its log says more.")
+    for notice in said.get("notices", ()):
+        yield Finding("server", WARNING, notice, HELD_ADVICE)
+    if not reason and not said.get("notices"):
+        yield Finding("server", OK, "it is ready")
 
 
 def _is_used_by_our_server(address: Address, data: Path) -> bool:

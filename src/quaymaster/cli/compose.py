@@ -30,7 +30,7 @@ from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
 from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory
-from quaymaster.cli.figures import broker_samples
+from quaymaster.cli.figures import broker_samples, held_expiry
 from quaymaster.cli.file_limit import admin_limits, sqs_limits
 from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.settling import DataContradicts, is_to_settle, settle
@@ -183,6 +183,7 @@ class Server:
         health.add_check(
             lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
         )
+        health.add_notices(lambda: held_expiry({0: broker.host.clock}))
         journal = BrokerQueueJournal(broker)
         metadata.attach_journal(journal)
         await settle(data, metadata, broker, journal)

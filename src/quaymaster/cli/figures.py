@@ -14,6 +14,7 @@ from quaymaster.broker.elections import PHASES
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.core.cell import broker_of
 from quaymaster.core.partition import Partition
+from quaymaster.core.queue_time import say_held
 from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 
@@ -118,6 +119,13 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
     for state, number in totals.items():
         yield Sample("quaymaster_queue_messages", number, (state,))
     yield Sample("quaymaster_staged_messages", staged)
+
+
+def held_expiry(clocks: Mapping[int, QueueClock]) -> list[str]:
+    """Return what an operator should know of journals, by number, in which nothing expires."""
+    return [
+        say_held(journal, clock.gap_ms) for journal, clock in sorted(clocks.items()) if clock.expiry_is_held
+    ]
 
 
 def _of_clocks(clocks: Iterable[QueueClock]) -> Iterator[Sample]:

@@ -43,6 +43,7 @@ from quaymaster.core.cell import (
 from quaymaster.core.cell_view import CellView, takes_part
 from quaymaster.core.journal_configuration import JournalConfiguration, activated_members, named_members
 from quaymaster.core.journal_homes import choose_homes
+from quaymaster.core.queue_time import say_held
 
 LEARNING_MS = 600_000
 """A learner that is not ready after so long is told of."""
@@ -128,11 +129,7 @@ class _Planner:
     def _tell_if_held(self, number: int, journal: JournalSeen) -> None:
         leader = self._cell.leader_seen(number, journal)
         if leader is not None and leader.expiry_held:
-            seconds = leader.clock_ahead_ms / 1000
-            self.problems.append(
-                f"nothing expires in journal {number}: clocks are {abs(seconds):.1f} s "
-                f"{'ahead of' if seconds > 0 else 'behind'} its time, or were lately"
-            )
+            self.problems.append(say_held(number, leader.clock_ahead_ms))
 
     def finish_moves(self) -> None:
         """Promote learners that are ready; give up those that are of no use."""

@@ -243,6 +243,15 @@ class QueueTime:
         return step_ms
 
 
+def say_held(journal: int, ahead_ms: int) -> str:
+    """Tell an operator that a journal holds expiry up: wall clocks are, or were, so far ahead of its queue time."""
+    seconds = ahead_ms / 1000
+    return (
+        f"nothing expires in journal {journal}: clocks are {abs(seconds):.1f} s "
+        f"{'ahead of' if seconds > 0 else 'behind'} its time, or were lately"
+    )
+
+
 def _nearer_zero(settled_ms: int, gap_ms: int) -> int:
     """Return what is left of an accepted gap, now that it is `gap_ms`."""
     return max(0, min(settled_ms, gap_ms)) if settled_ms > 0 else min(0, max(settled_ms, gap_ms))

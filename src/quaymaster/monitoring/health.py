@@ -4,7 +4,8 @@
                   │  ▲
        a check fails  and holds again: the journal stopped, the disk is full, ...
 
-*Live* is a process that answers at all. *Ready* is one that is serving and whose checks all hold.
+*Live* is a process that answers at all. *Ready* is one that is serving and whose checks all hold. It may have notices:
+what an operator should look at, though requests are served.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ State = Literal["starting", "serving", "draining"]
 Check = Callable[[], str | None]
 """Returns why requests cannot be served, or None."""
 
+Notices = Callable[[], list[str]]
+"""Returns what an operator should know."""
+
 log = logging.getLogger(__name__)
 
 
@@ -28,6 +32,7 @@ class Health:
     def __init__(self) -> None:
         self._state: State = "starting"
         self._checks: list[Check] = []
+        self._notices: list[Notices] = []
 
     @property
     def state(self) -> State:
@@ -42,6 +47,14 @@ class Health:
     def add_check(self, check: Check) -> None:
         """Be not ready while `check` gives a reason."""
         self._checks.append(check)
+
+    def add_notices(self, notices: Notices) -> None:
+        """Show what `notices` gives."""
+        self._notices.append(notices)
+
+    def notices(self) -> list[str]:
+        """Return what an operator should look at."""
+        return [text for notices in self._notices for text in notices()]
 
     def why_not_ready(self) -> str | None:
         """Return the reason not to send requests here, or None."""

@@ -64,7 +64,11 @@ class ProbePort:
             _respond(request, 200, {"status": "live", "version": __version__})
         elif path == b"/health/ready":
             reason = self._health.why_not_ready()
-            answer = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
+            answer: dict[str, Any] = {"status": "ready"}
+            if reason is not None:
+                answer = {"status": "not ready", "reason": reason}
+            if notices := self._health.notices():
+                answer["notices"] = notices
             _respond(request, 200 if reason is None else 503, answer)
         elif path == b"/metrics":
             self._scrape(request)
