@@ -26,6 +26,7 @@ from quaymaster.core import commands
 from quaymaster.core.errors import NotNow
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_marks import QueueMarks
 from quaymaster.metadata.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
@@ -51,7 +52,10 @@ class Brokers:
 
         class Client:
             def submit(self, command: commands.Command, reply: Reply) -> None:
+                outcome: commands.Outcome = commands.Done()
                 match command:
+                    case commands.AskMarks():
+                        outcome = commands.MarksOutcome(QueueMarks(queue_id=max(brokers.queues, default=0)))
                     case commands.SetQueue(definition):
                         brokers.queues[definition.queue_id] = definition
                     case commands.DeleteQueue(queue_id):
@@ -59,7 +63,7 @@ class Brokers:
                         assert journal_id is not None, "a deleted queue's journal is known"
                         brokers.journals[queue_id] = journal_id
                         brokers.queues.pop(queue_id, None)
-                asyncio.get_running_loop().call_soon(reply, commands.Done())
+                asyncio.get_running_loop().call_soon(reply, outcome)
 
         return Client()
 

@@ -18,7 +18,7 @@ from quaymaster.core.followers import (
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import LOG_START, Position
 from quaymaster.core.records import Batch, Record, RecordType, encode_batch
-from quaymaster.core.replication import FETCH_TIMEOUT_MS, LogReplica
+from quaymaster.core.replication import FETCH_TIMEOUT_MS, RETRY_MS, LogReplica
 from quaymaster.core.replication_effects import (
     PersistPromise,
     ReadLog,
@@ -604,6 +604,25 @@ def test_elect_whose_source_fails_counts_its_own_log_at_once_when_it_is_durable(
     assert found.take().operations == []
     found.on_message("a", Promise(3, 0, 0), NOW_MS)
     assert found.role == "elected"
+
+
+def test_elect_that_heard_clocks_that_differ_asks_all_again_until_a_majority_agrees() -> None:
+    found = recovered()
+    found.time.note_wall(NOW_MS, NOW_MS)
+    found.on_configuration(elect(3), NOW_MS)
+    found.on_promise_durable(3)
+    found.on_message("c", Promise(3, 0, 0, 0, NOW_MS + 400_000), NOW_MS)
+    assert found.role == "elected"
+    assert not found.wants_barrier
+    found.take()
+
+    found.on_tick(NOW_MS + RETRY_MS - 1)
+    assert said(found, "a") == []
+    found.on_tick(NOW_MS + RETRY_MS)
+
+    assert Prepare(3) in said(found, "a"), "its clock may be near one of the two"
+    found.on_message("a", Promise(3, 0, 0, 0, NOW_MS + RETRY_MS), NOW_MS + RETRY_MS)
+    assert found.wants_barrier
 
 
 def test_elect_that_lacks_what_is_compacted_gives_the_epoch_up_for_whoever_has_the_log() -> None:

@@ -366,6 +366,35 @@ def test_a_duplicate_in_a_transaction_counts_as_sent_and_gets_no_number() -> Non
     assert kept == [1, 2, 4, 5, 6]
 
 
+def test_ids_of_each_run_of_a_stage_are_known_after_the_commit() -> None:
+    host = host_of("queue.fifo")
+    stage(host, [fifo(1), fifo(2)])
+    host.ask(Send(QUEUE, 0, [fifo(9)]))
+    stage(host, [fifo(3)], first=2)
+
+    assert commit(host, {"0": 3}) == CommittedOutcome(3)
+
+    stage(host, [fifo(1), fifo(3), fifo(4)], batch=2)
+    assert commit(host, {"0": 3}, batch=2) == CommittedOutcome(3, duplicates=2)
+    assert_restarts_the_same(host)
+
+
+def test_a_duplicate_takes_no_bytes_of_a_log() -> None:
+    host = Host()
+    log = {**KINDS["queue.fifo"], **KINDS["log"]}
+    host.ask(SetQueue(queue(QUEUE, "log.fifo", attributes=log)))
+    host.ask(Send(QUEUE, 0, [fifo(1)]))
+    sizes = host.partition(QUEUE).sizes
+    assert sizes is not None
+    before = sizes.total_bytes
+    stage(host, [fifo(1), fifo(2)])
+
+    assert commit(host, {"0": 2}) == CommittedOutcome(2, duplicates=1)
+
+    assert sizes.total_bytes == before + len(fifo(2).payload)
+    assert_restarts_the_same(host)
+
+
 def staged_rows(host: Host) -> list[Row]:
     return [row for row, _, _ in records_of(host.batches) if row.type == RecordType.STAGE]
 
