@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quaymaster.core.commands import AskMarks, DeleteQueue, MarksOutcome, SetQueue
-from quaymaster.core.errors import QueueIdTaken
-from quaymaster.core.formats import UnknownFormat
+from quaymaster.core.errors import QueueIdTaken, QueueRevisionTaken
+from quaymaster.core.formats import CellFormat, UnknownFormat
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.proposals import Proposal
 from quaymaster.core.queue_definitions import QueueDefinition, one_partition, replace_definition
@@ -74,6 +74,28 @@ def test_an_id_with_another_identity_is_refused_and_changes_nothing(changes: dic
         journal.tell(DeleteQueue(7, (other.account_id, other.name, other.created_ms)))
 
     assert journal.states.definitions == {7: queue(7)}
+
+
+def test_attributes_that_are_not_newer_than_the_journals_are_refused() -> None:
+    journal = Journal()
+    kept = queue(7, revision=3, attributes={"DelaySeconds": "5"})
+    journal.tell(SetQueue(kept))
+
+    for revision in (2, 3):
+        with pytest.raises(QueueRevisionTaken) as refused:
+            journal.tell(SetQueue(queue(7, revision=revision, attributes={"DelaySeconds": "6"})))
+        assert refused.value.revision == 3
+
+    assert not journal.tell(SetQueue(replace_definition(kept, tags={"team": "ours"})))  # told once more
+    assert journal.states.definitions == {7: kept}
+
+
+def test_attributes_that_are_not_newer_are_left_out_in_cells_of_older_formats() -> None:
+    journal = Journal()
+    journal.states.cell_format = CellFormat(3)
+    journal.tell(SetQueue(queue(7, revision=3)))
+
+    assert not journal.tell(SetQueue(queue(7, revision=2)))
 
 
 def test_a_queue_is_deleted_by_its_id_or_by_who_it_is() -> None:

@@ -143,11 +143,27 @@ def test_a_new_journal_of_one_begins_with_its_clock_whatever_that_says() -> None
 
 
 def test_members_that_tell_no_clock_leave_it_to_those_that_do() -> None:
-    found = opened(wall_ms=WALL_MS + 1_000)
+    five = (*THREE, "d", "e")
+    found = opened(wall_ms=WALL_MS + DAY_MS)
     found.hear_member("b", 0, 0, 0)
+    found.hear_member("c", 0, WALL_MS + 1_000, 0)
 
-    assert found.elected("a", THREE, WALL_MS, 0) == WALL_MS + 1_000
+    assert found.elected("a", five, WALL_MS, 0) == WALL_MS + 1_000
     assert QueueTime(WALL_MS, 0).elected("a", THREE, WALL_MS, 0) == WALL_MS
+
+
+def test_one_clock_is_not_believed_against_members_that_tell_none() -> None:
+    for ahead_ms in (MINUTE_MS, YEAR_MS):
+        found = opened(wall_ms=WALL_MS + ahead_ms)
+        found.hear_member("b", 0, 0, 0)
+
+        assert found.elected("a", THREE, WALL_MS, 0) == WALL_MS
+        found.activated(500)
+        assert found.at(500) == WALL_MS + 500
+
+
+def test_one_clock_begins_a_new_journal_of_members_that_tell_none() -> None:
+    assert opened(stamp_ms=0).elected("a", THREE, 0, 0) == WALL_MS
 
 
 def test_a_lone_server_that_was_off_for_a_night_catches_up_and_expires_after_an_even_hour() -> None:

@@ -12,7 +12,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import QueueIdTaken
+from quaymaster.core.errors import QueueIdTaken, QueueRevisionTaken
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
@@ -57,8 +57,11 @@ class FakeJournal:
         if known is not None and identity_of(known) != identity_of(definition):
             raise QueueIdTaken
         self.seen.note(definition)
-        if known is None or known.revision < definition.revision:
-            self.queues[definition.queue_id] = definition
+        if known is not None and known.revision >= definition.revision:
+            if (known.revision, known.attributes) != (definition.revision, definition.attributes):
+                raise QueueRevisionTaken(known.revision)
+            return
+        self.queues[definition.queue_id] = definition
 
     async def marks(self, journal_id: int) -> QueueMarks:
         self.asked_marks += 1

@@ -11,12 +11,12 @@ from quaymaster.coordination.interface import KeyValue, Put
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import CellFormat
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.queue_marks import identity_of
 from quaymaster.metadata.id_guard import StoreWentBack
 from quaymaster.metadata.rows import ACCEPTED
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, Greet
+from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, Greet, SetAttributes
 
 from .cell import Cell
 from .support import ACCOUNT, World, eventually, run
@@ -131,6 +131,85 @@ def test_deleting_a_queue_spares_another_one_that_the_journal_has_under_its_id(t
 
             assert world.journal.queues[queue.queue_id] == other
             assert service.find_queue(ACCOUNT, "orders") is None
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_change_of_a_queue_counts_though_the_journal_has_later_ones_that_the_store_lost(
+    tmp_path: Path, lost: int
+) -> None:
+    async def scenario(world: World) -> None:
+        store = in_restorable_store(world)
+        async with world.service() as service:
+            (queue,) = await create(service, "orders")
+            copy = store.copied()
+            for number in range(lost):
+                await service.queues.change(
+                    SetAttributes(ACCOUNT, "orders", {"DelaySeconds": str(number + 1)})
+                )
+        store.restore(copy)
+
+        async with world.service() as service:
+            await service.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "77"}))
+
+            stored = service.find_queue(ACCOUNT, "orders")
+            assert stored is not None
+            assert stored == world.journal.queues[queue.queue_id]
+            assert (stored.revision, stored.attributes["DelaySeconds"]) == (lost + 2, "77")
+            assert await service.queues.finish_pending() == 0
+            world.journal.queues[queue.queue_id] = replace_definition(stored, revision=9)
+            await service.queues.tell_again(stored)  # an operator goes on with what the store has
+            stored = service.find_queue(ACCOUNT, "orders")
+            assert stored == world.journal.queues[queue.queue_id]
+            assert stored is not None
+            assert stored.revision == 10
+
+    run(scenario, tmp_path)
+
+
+def test_a_creation_is_finished_though_the_journal_has_later_changes_that_the_store_lost(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        store = in_restorable_store(world)
+        copies = []
+
+        async def copy() -> None:
+            copies.append(store.copied())
+
+        async with world.service() as service:
+            world.journal.before = copy
+            (queue,) = await create(service, "orders")
+            world.journal.before = None
+            await service.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"}))
+        store.restore(copies[0])
+
+        async with world.service() as service:
+            own_key = {"KmsMasterKeyId": "alias/own"}
+            again = await service.queues.change(CreateQueue(ACCOUNT, "orders", own_key, {}, None))
+
+            assert again == world.journal.queues[queue.queue_id]
+            assert (again.queue_id, again.revision) == (queue.queue_id, 3)
+
+    run(scenario, tmp_path)
+
+
+def test_a_change_that_reaches_the_journal_after_a_later_one_takes_nothing_of_it(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as first, world.service() as second:
+            (queue,) = await create(first, "orders")
+
+            async def overtaken() -> None:
+                world.journal.before = None
+                await second.queues._mirror.refresh(f"/queues/{ACCOUNT}/orders")
+                await second.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "6"}))
+
+            world.journal.before = overtaken
+            await first.queues.change(SetAttributes(ACCOUNT, "orders", {"DelaySeconds": "5"}))
+
+            assert world.journal.queues[queue.queue_id].attributes["DelaySeconds"] == "6"
+            assert world.journal.queues[queue.queue_id].revision == 3
 
     run(scenario, tmp_path)
 

@@ -47,6 +47,11 @@ def check_all_there(process: QuaymasterProcess, queues: tuple[str, ...] = ("firs
             assert client.take_all(queue) == bodies(10, queue)
 
 
+def set_timeout(client: Client, timeout: str) -> None:
+    done = client.call("SetQueueAttributes", "first", Attributes={"VisibilityTimeout": timeout})
+    assert done.status == 200, done
+
+
 def flip_in_the_middle(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -150,6 +155,8 @@ def test_an_operator_decides_to_go_on_with_older_metadata(server: QuaymasterProc
         client = Client(server)
         client.create("third")
         client.send("third", bodies(10, "third"))
+        for timeout in ("77", "78"):
+            set_timeout(client, timeout)
         client.close()
         server.stop()
     shutil.copy(older, data / "metadata.sqlite")
@@ -162,7 +169,12 @@ def test_an_operator_decides_to_go_on_with_older_metadata(server: QuaymasterProc
         client = Client(server)
         client.create("fourth")
         assert client.take_all("fourth") == []
+        set_timeout(client, "0")
+        client.send("first", bodies(1, "again"))
+        for _ in range(2):  # the journal, too, has what was set just now, though it knows of later revisions
+            assert client.call("ReceiveMessage", "first").fields["Messages"]
         client.close()
+        server.restart()  # both are of one moment again
 
 
 def test_a_running_server_is_not_forced(server: QuaymasterProcess, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ one of its copies, with all nodes stopped or while they run; and an operator who
     B2    what the journal has under the id of a new queue is that queue
     B3    a deletion takes one queue
     B4    what a queue of a journal holds was sent to it
+    B5    attributes that somebody was told are set are those that the journal has
 
     PYTHONPATH=tests python -m sim.restored_stores 0 500
     PYTHONPATH=tests python -m sim.restored_stores 0 5000 id-given-again
@@ -47,6 +48,8 @@ JOURNALS = (0, 1)
 NODES = ("one", "two")
 COPIES_MAX = 3
 FORMAT_WITHOUT_MARKS = 3
+CHANGES = 0.3
+"""So often a queue's attributes are changed after a step."""
 
 
 class RestorableStore(MemoryCoordination):
@@ -72,7 +75,8 @@ class Journal:
         self.states = self._new_states()
 
     def _new_states(self) -> QueueStates:
-        kind = _IgnoresIdentity if self._bug == "identity-ignored" else QueueStates
+        kinds = {"identity-ignored": _IgnoresIdentity, "revision-ignored": _IgnoresRevision}
+        kind = kinds.get(self._bug or "", QueueStates)
         return kind(MemoryChunks(), retry_window_ms=0)
 
     def restart(self) -> None:
@@ -102,6 +106,12 @@ class _IgnoresIdentity(QueueStates):
         pass
 
 
+class _IgnoresRevision(QueueStates):
+    @staticmethod
+    def _check_revision(known: QueueDefinition, definition: QueueDefinition) -> None:
+        pass
+
+
 def _row_of(record: Record, offset: int) -> Row:
     size = len(record.payload)
     return Row(
@@ -117,6 +127,7 @@ class World:
         self.seed = seed
         self.bug = bug
         self.rng = random.Random(f"{seed}-restored-stores")
+        self.changes_rng = random.Random(f"{seed}-restored-stores-changes")
         self.has_marks = self.rng.random() < 0.8
         """A cell whose format is older asks for no marks: it has one journal here, which refuses what it has."""
         self.journals = {number: Journal(bug) for number in (JOURNALS if self.has_marks else JOURNALS[:1])}
@@ -157,6 +168,8 @@ class World:
             for _ in range(STEPS):
                 self.now_ms += self.rng.randrange(1, 200_000)
                 await self.rng.choice(steps)()
+                if self.changes_rng.random() < CHANGES and self.has_marks:
+                    await self.change()
                 self.check()
         finally:
             for mirror, _ in self.nodes.values():
@@ -212,6 +225,23 @@ class World:
         there = journal.states.definitions.get(made.queue_id)
         if there is not None and identity_of(there) != identity_of(made):
             raise Violation("B2", f"the journal has {identity_of(there)} under the id of {identity_of(made)}")
+
+    async def change(self) -> None:
+        if not self.nodes:
+            return
+        queues = self.nodes[self.changes_rng.choice(sorted(self.nodes))][1]
+        found = sorted(queues.active_queues(), key=lambda one: one.queue_id)
+        if not found:
+            return
+        queue = self.changes_rng.choice(found)
+        delay = str(self.changes_rng.randrange(900))
+        try:
+            changed = await queues.change(asked.SetAttributes(ACCOUNT, queue.name, {"DelaySeconds": delay}))
+        except (NotNow, CallerError):
+            return
+        there = self.journals[changed.partitions[0].journal_id].states.definitions.get(changed.queue_id)
+        if there is not None and there.attributes.get("DelaySeconds") != delay:
+            raise Violation("B5", f"{queue.name} was given {delay} s, and the journal has {there.attributes}")
 
     async def delete(self) -> None:
         if not self.has_marks:
@@ -291,7 +321,13 @@ def _plant(bug: str | None, queues: Queues) -> None:
         queues._ids.block_compare = lambda: Compare("/ids/nothing", ABSENT)  # type: ignore[method-assign]
 
 
-CAUGHT_BY = {"id-given-again": 0, "identity-ignored": 3, "block-forgotten": 320, "marks-forgotten": 8}
+CAUGHT_BY = {
+    "id-given-again": 0,
+    "identity-ignored": 3,
+    "block-forgotten": 320,
+    "marks-forgotten": 8,
+    "revision-ignored": 2,
+}
 """For each planted bug a seed that catches it."""
 
 

@@ -60,6 +60,6 @@ async def settle(data: Path, metadata: MetadataService, broker: Broker, journal:
     for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
         if queue_id not in known:
             log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
-        await journal.set_queue(definition)
+        await metadata.queues.tell_again(definition)
     (data / RESTORED_NAME).unlink()
     RealDisk().sync_directory(str(data))

@@ -141,7 +141,8 @@ class Purge(msgspec.Struct, gc=False, array_like=True, tag=5):
 class SetQueue(msgspec.Struct, gc=False, array_like=True, tag=6):
     """Make the journal know a queue, or a newer revision of it; idempotent by revision.
 
-    QueueIdTaken: it has another queue under this id.
+    QueueIdTaken: it has another queue under this id. QueueRevisionTaken: it has a later revision, or other
+    attributes of this one.
     """
 
     definition: QueueDefinition

@@ -438,6 +438,18 @@ class QueueIdTaken(NotNow):
     message = "The journal has another queue under this id: the metadata is older than it."
 
 
+class QueueRevisionTaken(NotNow):
+    """The journal has the queue at `revision`, with other attributes or of a later change, and did nothing."""
+
+    message = "The journal has a later revision of this queue."
+
+    revision: int = 0
+
+    def __init__(self, revision: int = 0) -> None:
+        super().__init__(f"The journal has this queue at revision {revision}, with other attributes.")
+        self.revision = revision
+
+
 class TooFewReplicas(NotNow):
     """Fewer replicas than a majority can be reached."""
 

@@ -34,6 +34,8 @@ LOG_QUEUES: Final[Versions] = {1: 0, 3: 1}
 """Since which cell format there are log-retained queues: 0 stands for not at all."""
 SHARED_DATA_KEYS: Final[Versions] = {1: 0, 4: 1}
 """Since which cell format queues of an account share data keys, and unused ones are deleted."""
+REVISIONS_COMPARED: Final[Versions] = {1: 0, 4: 1}
+"""Since which cell format a journal refuses attributes that are not newer than those it has."""
 KEYED_IDS: Final[Versions] = {1: 0, 4: 1}
 """Since which cell format new queues have deduplication ids hashed with a key."""
 

@@ -78,10 +78,11 @@ from quaymaster.core.errors import (
     OverLimit,
     QueueDoesNotExist,
     QueueIdTaken,
+    QueueRevisionTaken,
     UnsupportedOperation,
 )
 from quaymaster.core.expiry import find_expired
-from quaymaster.core.formats import CellFormat
+from quaymaster.core.formats import REVISIONS_COMPARED, CellFormat
 from quaymaster.core.group_starts import EARLIEST, check_start, find_start
 from quaymaster.core.index import ChunkKeeper
 from quaymaster.core.log_reads import bounds_of, find_messages, find_offset
@@ -519,6 +520,8 @@ class QueueStates(AppliedQueues):
         definition = command.definition
         known = self.definitions.get(definition.queue_id)
         self._check_identity(known, identity_of(definition))
+        if known is not None and self.cell_format.version_of(REVISIONS_COMPARED):
+            self._check_revision(known, definition)
         if known is None or known.revision < definition.revision:
             starts: dict[int, tuple[int, int]] = {}
             if definition.group_of:
@@ -549,6 +552,13 @@ class QueueStates(AppliedQueues):
                 f"The journal has the queue {known.name} under the id {known.queue_id}, and was told that it is "
                 f"{identity[1]}: the metadata is older than the journal."
             )
+
+    @staticmethod
+    def _check_revision(known: QueueDefinition, definition: QueueDefinition) -> None:
+        """Refuse what would be left out though its caller was told that it counts; a group has its log's revisions."""
+        is_same = known.revision == definition.revision and known.attributes == definition.attributes
+        if known.revision >= definition.revision and not is_same and not definition.group_of:
+            raise QueueRevisionTaken(known.revision)
 
     def _ask_marks(self, command: AskMarks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         return MarksOutcome(msgspec.structs.replace(self.marks)), Wait.COMMIT

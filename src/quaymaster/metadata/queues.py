@@ -37,6 +37,7 @@ from quaymaster.core.errors import (
     QueueDoesNotExist,
     QueueIdTaken,
     QueueNameExists,
+    QueueRevisionTaken,
     Timeout,
     UnsupportedOperation,
 )
@@ -122,7 +123,10 @@ class QueueJournal(Protocol):
     """The journal's side of a queue's life. Each call returns when its record is committed and durable."""
 
     async def set_queue(self, definition: QueueDefinition) -> None:
-        """Make the journal know the queue at least at this revision; idempotent."""
+        """Make the journal know the queue at this revision; idempotent.
+
+        QueueRevisionTaken if it has a later one, or other attributes of this one.
+        """
         ...
 
     async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
@@ -193,6 +197,13 @@ class Queues(KnownQueues):
     async def raise_ids(self, marks: QueueMarks) -> None:
         """Give no ids that a journal has seen: it was decided to go on with a store that is behind it."""
         await self._guard.raise_to(marks)
+
+    async def tell_again(self, definition: QueueDefinition) -> None:
+        """Tell the journal of an active queue as the store has it, whatever later changes the journal knows of."""
+        try:
+            await self._tell_journal(definition)
+        except QueueRevisionTaken:
+            await self._settle(definition, [self.rows.compare(_suffix(definition))])
 
     def what_is_settled(self) -> tuple[dict[int, QueueDefinition], set[int]]:
         """Return all queues by id, and the ids of those about which the journal is still to be told something."""
@@ -487,6 +498,9 @@ class Queues(KnownQueues):
             self._guard.distrust()
             await self._drop_creation(compare, suffix)
             return None
+        except QueueRevisionTaken as taken:
+            await self._outrank(latest, taken.revision)
+            return None
         except CallerError:  # the journal does not have the group's log (any more), or no room for the group
             await self._finish_deletion(latest)
             raise
@@ -657,7 +671,17 @@ class Queues(KnownQueues):
         """Tell the journal of an active queue's revision, and take the pending row away if it is of that revision:
         if `unchanged` holds."""
         suffix = _suffix(definition)
-        await self._tell_journal(definition)
+        async for _ in _attempts(suffix):
+            try:
+                await self._tell_journal(definition)
+                break
+            except QueueRevisionTaken as taken:
+                outranking = await self._outrank(definition, taken.revision)
+            if outranking is None:
+                break  # whoever made a later change tells the journal of that
+            definition, unchanged = outranking
+        else:
+            raise Overloaded
         if await self._forget_if_gone(definition):
             return
         try:
@@ -667,6 +691,44 @@ class Queues(KnownQueues):
             # may have heard of that first.
             await self._mirror.refresh(QUEUES + suffix)
             await self._forget_if_gone(definition)
+
+    async def _outrank(
+        self, definition: QueueDefinition, revision: int
+    ) -> tuple[QueueDefinition, Sequence[Compare]] | None:
+        """Give a queue a revision above the journal's, which has later changes than the store: that has gone back.
+
+        Return the queue as it then is, and what holds until it is changed again; None when the store has a later
+        change, too.
+        """
+        suffix = _suffix(definition)
+        async for _ in _attempts(suffix):
+            await self._mirror.refresh(QUEUES + suffix)
+            latest = self.rows.get(suffix)
+            if (
+                latest is None
+                or latest.queue_id != definition.queue_id
+                or (latest.revision, latest.state) != (definition.revision, definition.state)
+            ):
+                return None
+            changed = replace_definition(latest, revision=revision + 1)
+            try:
+                stored = await self._mirror.transact(
+                    [self.rows.compare(suffix)],
+                    [
+                        Put(QUEUES + suffix, encode_queue_definition(changed)),
+                        Put(PENDING + suffix, encode_row(PendingRow(changed.queue_id, self._now_ms()))),
+                    ],
+                )
+            except RevisionMismatch:
+                continue
+            log.error(
+                "store behind journal queue=%s store_revision=%d journal_revision=%d: what the store has counts",
+                suffix,
+                definition.revision,
+                revision,
+            )
+            return changed, [Compare(PENDING + suffix, stored)]
+        raise Overloaded
 
     async def _forget_if_gone(self, definition: QueueDefinition) -> bool:
         """Tell whether another node deleted the queue while we set it; then the journal must not keep what we wrote
