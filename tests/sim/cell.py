@@ -380,8 +380,9 @@ class Cell:
                 )
             replicas = self._replicas_of(number, members)
             self.checker_of(number).check_converged(replicas)
+            is_held = any(replica.queue_time.expiry_is_held for replica in replicas)
             for replica in replicas:
-                _check_memory(replica)
+                _check_memory(replica, may_keep_staged=is_held)
 
     def _all_agree(self) -> bool:
         """Whether every member knows all that is committed."""
@@ -527,8 +528,11 @@ class Cell:
         )
 
 
-def _check_memory(replica: Replica) -> None:
-    """I14, L4: what is kept of messages is gone with them. A log keeps them, and nothing else."""
+def _check_memory(replica: Replica, *, may_keep_staged: bool) -> None:
+    """I14, L4: what is kept of messages is gone with them. A log keeps them, and nothing else.
+
+    `may_keep_staged`: expiry is held, also that of batches which nobody ended.
+    """
     for key, partition in replica.journal.queues.partitions.items():
         left = {
             "messages": partition.alive,
@@ -542,7 +546,7 @@ def _check_memory(replica: Replica) -> None:
         }
         if partition.definition.is_log:
             del left["messages"], left["behind the head"]
-        if partition.staged is not None:
+        if partition.staged is not None and not may_keep_staged:
             left["staged"] = len(partition.staged.expired(replica.journal.last_time_ms - STAGED_GRACE_MS))
         if any(left.values()):
             raise Violation("L4", f"{replica.member} drained partition {key >> 16} and still has {left}")

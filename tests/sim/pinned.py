@@ -75,11 +75,13 @@ CAUGHT_BY: dict[str, int] = {
     "steps-while-leading": 2,
     "follows-its-own-clock": 0,
     "skewed-leader": 1,
+    "fifo-receive-uncommitted": 33,
+    "delete-uncommitted": 9,
+    "longack": 14,
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
 `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,
-`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early`,
-`fifo-receive-uncommitted`, `delete-uncommitted`, `longack` and `commit-uncommitted`.
+`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early` and `commit-uncommitted`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
 `protocol_model`.
