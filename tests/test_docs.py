@@ -45,6 +45,8 @@ NOT_SETTINGS = {
     *("next_token", "duration_s", "master_key_id", "previous_master_key_id"),
     # Fields of the slow-request log line.
     *("queued_ms", "auth_ms", "parse_ms", "control_ms", "prepare_ms", "broker_ms", "render_ms"),
+    # Of the clock, in the status of the admin API and of `cell status`.
+    *("clock_ahead_ms", "clocks_ahead_ms"),
     # Labels of metrics.
     *("closed_for_others", "rejected_unsigned_full", "connection_refused"),
     # Columns of the pipeline's tables, and of its status.

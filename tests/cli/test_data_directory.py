@@ -22,7 +22,7 @@ def test_damaged_format_file_is_written_anew_and_named(
         prepare_data_directory(tmp_path).release()
 
     assert (tmp_path / "format").read_bytes() == b"%d\n" % FORMAT_MAX
-    assert "damaged file written anew" in caplog.text
+    assert "damaged file written again" in caplog.text
 
 
 def test_directory_of_a_newer_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

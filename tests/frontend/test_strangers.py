@@ -66,6 +66,21 @@ def test_a_connection_is_known_from_its_first_valid_signature_until_one_is_not()
     asyncio.run(scenario())
 
 
+def test_a_request_that_is_refused_before_its_signature_is_read_makes_a_stranger_again() -> None:
+    async def scenario() -> None:
+        async with serving() as service, connected(service.client) as (talker,):
+            strangers = service.server.strangers
+            await talker.ask(service.client.render("POST", "/", TARGET, b"{}"))
+            assert len(strangers) == 0
+
+            answer = await talker.ask(unsigned(service.client).render("GET", "/", {}, b""))
+
+            assert answer.status == 404
+            assert len(strangers) == 1
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST"])
 @pytest.mark.parametrize("path", ["/", "/admin/v1/status", "/metrics", "/health/live", "/nothing"])
 def test_no_port_reads_the_body_of_a_request_that_no_key_signed(method: str, path: str) -> None:
@@ -96,6 +111,10 @@ def test_the_admin_port_knows_who_signs_too() -> None:
             assert (await talker.ask(signed)).status == 200
             assert len(strangers) == 0
             assert (await talker.ask(unknown)).status == 403
+            assert len(strangers) == 1
+            assert (await talker.ask(signed)).status == 200
+            probe = unsigned(port.client).render("GET", "/health/live", {}, b"")
+            assert (await talker.ask(probe)).status == 200
             assert len(strangers) == 1
 
     asyncio.run(scenario())

@@ -21,7 +21,7 @@ def cell_backup(
 ) -> None:
     """Write a consistent copy of the cell, all journals and the store, to a directory of this machine.
 
-    Requests go on. Only messages on their way from journal to journal wait while their ends are fixed, for some
+    Requests continue. Only messages on their way from journal to journal wait while their ends are fixed, for some
     hundredths of a second. It begins again when a leader changes meanwhile.
     """
     from quaymaster.cli.cell_cut import run_cell_backup

@@ -266,7 +266,7 @@ def force_store(
     overrides: Overrides = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Let a cell go on with an etcd that was restored from an older copy, though its journals have seen more.
+    """Let a cell continue with an etcd that was restored from an older copy, though its journals have seen more.
 
     Use it only when there is no newer copy. Queues that were made since the copy are not found any more, deleted ones
     and deleted keys are there again. New queues get ids above all that the journals have seen.
@@ -279,7 +279,7 @@ def force_store(
         "was copied are not found any more, and what is in them is LOST; access keys that were deleted since work "
         "again. If a newer copy of etcd can still be restored, stop here."
     )
-    if not yes and not typer.confirm("Go on with this etcd?", err=True):
+    if not yes and not typer.confirm("Continue with this etcd?", err=True):
         raise Refused("Nothing was changed.")
     asyncio.run(_force_store(settings))
     print_line("the next queue that is created begins with ids above all that the journals have seen")

@@ -2,8 +2,8 @@
 
     backup and master keys checked ─▶ store and brokers are empty ─▶ journals to brokers ─▶ queues, keys ─▶ leaders
 
-The last step makes it a cell: until then nobody is appointed, and a restore that was cut short is no cell. The backup
-may be of a cell with more or fewer brokers, or of a single server.
+The last step makes it a cell: until then no leader is appointed, and a restore that was cut short is no cell. The
+backup may be of a cell with more or fewer brokers, or of a single server.
 """
 
 from __future__ import annotations

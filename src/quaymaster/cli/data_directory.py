@@ -65,7 +65,7 @@ def prepare_data_directory(data: Path, number: int = FORMAT_MAX) -> DirectoryLoc
     text = path.read_bytes().decode("ascii", "replace").strip()
     if not text.isdecimal() or int(text) == 0:
         # No program wrote that. Every file next to it says and checks its own version, so that this one is no loss.
-        log_event(log, logging.WARNING, "damaged file written anew", path=str(path), found=repr(text[:40]))
+        log_event(log, logging.WARNING, "damaged file written again", path=str(path), found=repr(text[:40]))
         _write_format(data, FORMAT_MAX)
     elif int(text) > FORMAT_MAX:
         raise DataDirectoryUnusable(

@@ -219,7 +219,7 @@ def force_start(
     data: options.Data = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Let the next start go on with what is in the data directory, though a part of it is missing or went back.
+    """Let the next start continue with what is in the data directory, though a part of it is missing or went back.
 
     Use it only when a start was refused for that reason, and what is missing will not come back. The metadata
     decides: messages of queues that it does not have are dropped, queues that the journal does not have are empty,
@@ -241,11 +241,11 @@ def force_start(
         "LOST, queues that its journal does not have are empty, and access keys that were deleted or disabled since "
         "the metadata was copied work again. If what is missing can still be brought back, stop here."
     )
-    if not yes and not typer.confirm("Go on with what is there?", err=True):
+    if not yes and not typer.confirm("Continue with what is there?", err=True):
         raise Refused("Nothing was changed.")
     force_settling(directory.absolute())
     lock.release()
-    print_line(f"the next `quaymaster serve --data {directory}` goes on with what is there")
+    print_line(f"the next `quaymaster serve --data {directory}` continues with what is there")
 
 
 def restore(

@@ -29,7 +29,7 @@ def is_to_settle(data: Path) -> bool:
 
 
 def force_settling(data: Path) -> None:
-    """Let the next start use what is there. Nobody may serve from the directory meanwhile."""
+    """Let the next start use what is there. No process may serve from the directory meanwhile."""
     write_file_durably(RealDisk(), str(data), RESTORED_NAME, b"")
     (data / JOURNALS_DIRECTORY / MARK_FILE).unlink(missing_ok=True)
 

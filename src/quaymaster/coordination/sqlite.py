@@ -308,7 +308,7 @@ class SQLiteCoordination(Coordination):
         if self._mark is not None:
             mark = current_mark(connection)
             if known is None and mark.revision:
-                log.warning("store mark written anew path=%s revision=%d", self._mark_path, mark.revision)
+                log.warning("store mark written again path=%s revision=%d", self._mark_path, mark.revision)
             for _ in range(SLOTS):  # one may be damaged
                 self._mark.write(mark)
         self._load_thread_state(connection)

@@ -24,8 +24,8 @@ MARK_MAGIC: Final = b"QMM"
 SLOT_BYTES: Final = 4_096
 SLOTS: Final = 2
 DECIDE: Final = (
-    "Put back what was there, or restore the data directory from a backup. To go on with what is there, decide so with "
-    "`quaymaster force-start`"
+    "Put back what was there, or restore the data directory from a backup. To continue with what is there, decide so "
+    "with `quaymaster force-start`"
 )
 
 _SLOT = struct.Struct("<B3s16sQQ")

@@ -331,6 +331,7 @@ class Admin:
             if path.startswith(API):
                 self._handle_api(request, path)
             else:
+                request.doubt()
                 self._probes.handle(request)
         except NotYetKnown as unknown:  # the key that signed it
             try:

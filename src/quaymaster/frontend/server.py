@@ -344,6 +344,8 @@ class FrontEnd:
             self._go_on_when_known(unknown, step, call)
             return False
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
+            if call.principal is NOBODY and isinstance(error, CallerError):
+                call.request.doubt()
             call.fail(error)
             return False
         return not call.is_done
@@ -400,11 +402,7 @@ class FrontEnd:
 
     def _authenticate(self, call: Call) -> None:
         request = call.request
-        try:
-            call.principal = self._authentication.authenticate(request)
-        except CallerError:
-            request.doubt()
-            raise
+        call.principal = self._authentication.authenticate(request)
         request.vouch()
 
     def _decode(self, call: Call) -> None:

@@ -79,7 +79,7 @@ class IdGuard:
                 self.problem = (
                     f"The metadata store went back: it has given queue ids up to {queue_id} and data keys up to "
                     f"{data_key_id}, and the journals have seen {marks.queue_id} and {marks.data_key_id}. Restore a "
-                    "newer copy of it. To go on with this one, decide so with `quaymaster force-store`."
+                    "newer copy of it. To continue with this one, decide so with `quaymaster force-store`."
                 )
                 log.error("store refused reason=%s", self.problem)
                 raise StoreWentBack(self.problem)

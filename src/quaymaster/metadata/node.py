@@ -264,7 +264,7 @@ class MetadataNode:
         """The store has lost what this node saw of it: what was written by it, or a later revision."""
         self._went_back = StoreUnusable(
             f"the metadata store went back: it was at revision {seen}, and has lost that (it says {revision}). It was "
-            "restored from an older copy; start this node again to go on with that"
+            "restored from an older copy; start this node again to continue with that"
         )
         log.error("metadata store went back seen=%d revision=%d", seen, revision)
         self._on_unusable(self._went_back)

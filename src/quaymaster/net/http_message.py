@@ -52,7 +52,7 @@ class HTTPLimits:
     write_timeout_ms: int = 30_000
     """How long replies may stay unsent because the client does not read them."""
     unsigned_bytes_max: int = 64 * 1024 * 1024
-    """What all connections without a valid signature hold: received and not handed over, and unsent."""
+    """What all connections without a valid signature hold: received and not taken, and unsent."""
     unsigned_peer_bytes_max: int = 32 * 1024 * 1024
     """The same of one peer."""
     unsigned_peer_connections_max: int = 1_000
