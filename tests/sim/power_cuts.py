@@ -67,6 +67,7 @@ DIRECTORY = Path("/data/journals")
 INDEX_DATA_AT = 4096
 CAPACITY_BYTES = 1 << 40
 JOURNAL_ID = 0
+TASKS_CHECKED_S = 1.0
 ROOM_NOTICED_S = 3.0
 """The keeper looks every second, and the simulated threads are late."""
 DEDUP_WINDOW_MS = 300_000
@@ -114,13 +115,14 @@ FAMILIES |= {STEPS: (STEPS, STEPS_DEAD), STEPS_DEAD: (STEPS, STEPS_DEAD)}
 FIRST_TEMPORARY = 20
 
 
-def _definitions() -> list[QueueDefinition]:
+def _definitions(*, has_circles: bool) -> list[QueueDefinition]:
     hidden = {"VisibilityTimeout": VISIBILITY_MS // 1000}
+    itself: dict[str, Any] = {"RedrivePolicy": redrive_to("work-dead", 2)} if has_circles else {}
     return [
         define(PLAIN, "plain", **hidden),
         define(ORDERS, "orders.fifo", **hidden),
         define(WORK, "work", RedrivePolicy=redrive_to("work-dead", 2), **hidden),
-        define(WORK_DEAD, "work-dead", **hidden),
+        define(WORK_DEAD, "work-dead", **itself, **hidden),
         define(STEPS, "steps.fifo", RedrivePolicy=redrive_to("steps-dead.fifo", 2), **hidden),
         define(STEPS_DEAD, "steps-dead.fifo", **hidden),
         define(LATER, "later", DelaySeconds=DELAY_MS // 1000, **hidden),
@@ -218,6 +220,7 @@ class Life:
         self.roomy_since_s: float | None = None
         """Since when the disk has had room again, after it had none."""
         self.hiccups = Random(f"{run.seed}-{run.lives}-hiccups")  # its own: other draws stay what they were
+        self.circles = Random(f"{run.seed}-{run.lives}-circles")
         self.broker = Broker(
             JournalOptions(
                 directory=DIRECTORY,
@@ -632,6 +635,13 @@ class Life:
 
     async def move_task(self) -> None:
         rng = self.rng
+        if self.run.has_circles and self.circles.random() < 0.7:
+            # From a queue that is its own dead-letter queue to itself: it finds what it moves.
+            task_id = self.circles.getrandbits(128).to_bytes(16, "big")
+            itself = arn("work-dead")
+            task = StartMoveTask(WORK_DEAD, task_id, itself, itself, WORK_DEAD, None)
+            self.submit(task, lambda outcome: None)
+            return
         queue_id, source_id = rng.choice(((WORK_DEAD, WORK), (STEPS_DEAD, STEPS)))
         if rng.random() < 0.3:
             listed = await self.ask(ListMoveTasks(queue_id))
@@ -688,6 +698,22 @@ class Life:
             except Violation as violation:
                 self.world.errors.append(violation)
                 self.world.loop.stop()
+
+    def check_tasks(self) -> None:
+        """No move task has moved more than what was there when it started."""
+        if self.is_over or self.world.is_dead:
+            return
+        try:
+            for queue_id in (WORK_DEAD, STEPS_DEAD):
+                partition = self.broker.host.replica.queues.partitions.get(queue_id << 16)
+                for task in partition.tasks if partition is not None else ():
+                    where = f"a task of queue {queue_id} moved {task.moved} messages"
+                    require(task.moved < task.stop, f"{where}, of at most {task.stop - 1} that were there")
+        except Violation as violation:
+            self.world.errors.append(violation)
+            self.world.loop.stop()
+            return
+        self.world.loop.call_later(TASKS_CHECKED_S, self.check_tasks)
 
     async def settle(self) -> None:
         """Wait until every command is answered."""
@@ -892,9 +918,12 @@ def replay_all(files: JournalFiles) -> QueueStates:
 class Run:
     """One seed: several lives of one broker on one disk."""
 
-    def __init__(self, seed: int, *, lying: bool = False, has_hiccups: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, lying: bool = False, has_hiccups: bool = False, has_circles: bool = False
+    ) -> None:
         self.seed = seed
         self.has_hiccups = has_hiccups
+        self.has_circles = has_circles
         self.rng = Random(seed)
         self.lying = lying
         self.model = Model()
@@ -935,6 +964,8 @@ class Run:
         with world.installed():
             self.lives += 1
             life = Life(self, world, disk)
+            if self.has_circles:
+                world.loop.call_later(TASKS_CHECKED_S, life.check_tasks)
             if self.has_hiccups:
                 world.loop.call_later(life.hiccups.random() * 2, life.refuse_one_write)
             if end == "index":
@@ -987,7 +1018,7 @@ class Run:
                 return
             if not self.model.definitions:
                 await life.broker.start()
-                for definition in _definitions():
+                for definition in _definitions(has_circles=self.has_circles):
                     life.put_queue(definition)
                 await life.settle()
                 life.broker.host.stopped = None

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from quaymaster.broker.space import SpaceKeeper
-from sim.power_cuts import FOUND, Run
+from quaymaster.core.partition import Partition
+from sim.power_cuts import FOUND, Run, Violation
 
 BLOCKS = 8
 RUNS = int(os.environ.get("SOAK_RUNS", "96"))
@@ -59,6 +60,27 @@ def test_a_broker_that_stays_cramped_for_good_is_caught(monkeypatch: pytest.Monk
             caught += 1
 
     assert caught >= 4
+
+
+TASK_WITHOUT_END = 400
+"""A seed with a task that, without its stop, finds what it has moved itself."""
+
+
+@pytest.mark.parametrize("seed", range(400, 412))
+def test_tasks_of_a_queue_that_is_its_own_dead_letter_queue_have_an_end(seed: int) -> None:
+    Run(seed, has_circles=True).go(lives=2)
+
+
+def test_a_task_without_an_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_visible = Partition.take_visible
+
+    def without_stop(self: Partition, count_max: int, now_ms: int, stop: int | None = None) -> list[int]:
+        return take_visible(self, count_max, now_ms)
+
+    monkeypatch.setattr(Partition, "take_visible", without_stop)
+
+    with pytest.raises(Violation, match="a task of queue 4 moved"):
+        Run(TASK_WITHOUT_END, has_circles=True).go(lives=2)
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
