@@ -169,6 +169,25 @@ def test_ended_session_is_dropped_an_hour_later(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_sessions_that_ended_are_dropped_many_with_each_write(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            assert service.default_access_key is not None
+            accounts = service.accounts
+            for _ in range(70):
+                await accounts.create_session(service.default_access_key.access_key_id, 60_000)
+            world.clock.pass_s(3_661)
+            (_, before) = await world.store.list_all("")
+
+            assert await accounts.drop_expired_sessions() == 70
+
+            (_, after) = await world.store.list_all("")
+            assert after - before == 2  # as many transactions
+            assert await accounts.drop_expired_sessions() == 0
+
+    run(scenario, tmp_path)
+
+
 async def disable(accounts: Accounts, access_key_id: str) -> None:
     await accounts.set_enabled(access_key_id, enabled=False)
 

@@ -239,6 +239,22 @@ def test_sweep_that_a_clock_ahead_put_off_for_years_is_due_a_day_from_now(tmp_pa
     run_sweeps(scenario, tmp_path)
 
 
+def test_two_nodes_whose_clocks_disagree_sweep_no_more_often_than_daily(tmp_path: Path) -> None:
+    async def scenario(cell: Cell) -> None:
+        await add_journals(cell, 0)
+        async with cell.node("right") as right, cell.node("ahead") as ahead:
+            await right.data_key_sweep.run_if_due()
+            for _ in range(12):
+                cell.clock.ms += 8 * SWEEP_INTERVAL_MS
+                await ahead.data_key_sweep.run_if_due()
+                cell.clock.ms -= 8 * SWEEP_INTERVAL_MS
+                await right.data_key_sweep.run_if_due()
+
+            assert cell.journal.calls <= 1
+
+    run_cell(scenario, tmp_path)
+
+
 def test_key_that_is_wrapped_anew_during_a_sweep_is_left_alone(tmp_path: Path) -> None:
     async def scenario(world: World, service: MetadataService) -> None:
         key_id = await made_and_deleted(service)

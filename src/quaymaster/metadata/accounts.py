@@ -284,11 +284,10 @@ class Accounts:
         expired = []
         for number, (_, row) in enumerate(self._rows.items(), 1):
             if row.expires_ms is not None and (row.expires_ms < ended_before_ms or self._is_orphan(row)):
-                expired.append(row)
+                expired.append(ACCESS_KEYS + row.access_key_id)
             if not number % LOOKED_AT_AT_A_TIME:
                 await asyncio.sleep(0)
-        for row in expired:
-            await self._mirror.transact([], deletes=[ACCESS_KEYS + row.access_key_id])
+        await self._end(expired)
         return len(expired)
 
     def _is_orphan(self, row: AccessKeyRow) -> bool:

@@ -83,6 +83,8 @@ class DataKeySweep:
         self._found: Counter[str] = Counter()
         """Data keys by their state, as of the last sweep here."""
         self._deleted = 0
+        self._own_due_ms = 0
+        """When this node may sweep again, by its own clock, whatever another one has written."""
 
     def samples(self) -> list[Sample]:
         """Give the sweep's metrics: a source for `Metrics`. Only the node that swept last has current ones."""
@@ -97,16 +99,23 @@ class DataKeySweep:
             return
         row = await self._store.get(KEY_SWEEP)
         now_ms = self._now_ms()
+        self._own_due_ms = min(
+            self._own_due_ms, now_ms + SWEEP_INTERVAL_MS
+        )  # the clock may have been set back
         due_ms = now_ms + SWEEP_INTERVAL_MS if row is None else _decode_sweep(row.value).due_ms
         if row is not None and 0 < due_ms - now_ms <= SWEEP_INTERVAL_MS:
             return
         # Not written yet, or by a clock that was ahead: then the next one is a day from now.
         is_due = due_ms <= now_ms
+        if is_due and now_ms < self._own_due_ms:
+            return  # it has swept within a day, and a node whose clock is behind has written another time since
         revision = ABSENT if row is None else row.revision
         began = await self._write_due(revision, now_ms + (RETRY_MS if is_due else SWEEP_INTERVAL_MS))
         if is_due:
+            self._own_due_ms = now_ms + RETRY_MS
             await self._sweep(began)
-            await self._write_due(began, now_ms + SWEEP_INTERVAL_MS)
+            self._own_due_ms = now_ms + SWEEP_INTERVAL_MS
+            await self._write_due(began, self._own_due_ms)
 
     async def _write_due(self, revision: int, due_ms: int) -> int:
         put = Put(KEY_SWEEP, encode_row(KeySweepRow(due_ms)))
