@@ -121,6 +121,7 @@ WIRE_ERRORS: dict[type[Exception], WireError] = {
     errors.NotLeader: _UNAVAILABLE,
     errors.StaleEpoch: _UNAVAILABLE,
     errors.QueueIdTaken: _UNAVAILABLE,
+    errors.QueueRevisionTaken: _UNAVAILABLE,
     errors.TooFewReplicas: _UNAVAILABLE,
     errors.Timeout: _UNAVAILABLE,
     errors.Unreachable: _UNAVAILABLE,
