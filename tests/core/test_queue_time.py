@@ -142,14 +142,17 @@ def test_a_new_journal_of_one_begins_with_its_clock_whatever_that_says() -> None
     assert found.elected("a", ALONE, 0, 0) == WALL_MS + 80 * YEAR_MS
 
 
-def test_members_that_tell_no_clock_leave_it_to_those_that_do() -> None:
+def test_fewer_clocks_than_a_majority_are_not_believed() -> None:
     five = (*THREE, "d", "e")
     found = opened(wall_ms=WALL_MS + DAY_MS)
     found.hear_member("b", 0, 0, 0)
-    found.hear_member("c", 0, WALL_MS + 1_000, 0)
+    found.hear_member("c", 0, WALL_MS + MINUTE_MS, 0)
 
-    assert found.elected("a", five, WALL_MS, 0) == WALL_MS + 1_000
+    assert found.elected("a", five, WALL_MS, 0) == WALL_MS
     assert QueueTime(WALL_MS, 0).elected("a", THREE, WALL_MS, 0) == WALL_MS
+
+    found.hear_member("d", 0, WALL_MS + 1_000, 0)
+    assert found.elected("a", five, WALL_MS, 0) == WALL_MS + 1_000
 
 
 def test_one_clock_is_not_believed_against_members_that_tell_none() -> None:

@@ -12,7 +12,7 @@ rules:
 - Wall clocks are asked only when no replica of a majority knows that: the journal is empty, or all of them were
   stopped. Then, before the first decision, queue time steps to what a majority of the members' clocks have reached;
   when those that are heard differ, others are waited for. The clock of a server alone is not believed when it claims
-  more than ALONE_MAX_MS, and that of one member not at all when no other tells its own (an older program does not).
+  more than ALONE_MAX_MS, and less than a majority's not at all when the others tell none (older programs do not).
   After a step of more than JUMP_MS messages expire only after an even hour.
 - Afterwards there are no steps: queue time approaches that majority's clocks by a hundredth of the time that passes.
 - While it is more than STEP_MAX_MS from them, nothing expires: until it is near again, until an operator says that the
@@ -203,7 +203,7 @@ class QueueTime:
             return
         ahead_ms = agreed_ms - self._offset_ms
         is_empty = self._last_stamp_ms == 0
-        if ahead_ms <= 0 or (not is_empty and self._is_lone() and ahead_ms > self._alone_max_ms()):
+        if ahead_ms <= 0 or not (is_empty or self._is_believed(ahead_ms)):
             return
         self._offset_ms = agreed_ms
         if ahead_ms > JUMP_MS and not is_empty:
@@ -222,13 +222,11 @@ class QueueTime:
             majority = min(majority, len(offsets))
         return offsets[majority - 1] if 0 < majority <= len(offsets) else None
 
-    def _is_lone(self) -> bool:
-        """Tell whether only its own clock is known: it is the only member, or the others tell none."""
-        return len(self._offsets(self._node, self._members, None)) == 1
-
-    def _alone_max_ms(self) -> int:
-        """Return how far its own clock is believed where no other one is known; not at all against other members."""
-        return ALONE_MAX_MS if len(self._members) == 1 else 0
+    def _is_believed(self, ahead_ms: int) -> bool:
+        """Tell whether so many clocks are known that the journal may have stood still for as long as they say."""
+        if len(self._members) == 1:
+            return ahead_ms <= ALONE_MAX_MS
+        return len(self._offsets(self._node, self._members, None)) > len(self._members) // 2
 
     def _offsets(self, node: str, members: tuple[str, ...], since_ms: int | None) -> list[int]:
         """Return the members' wall clocks, the latest first, less the monotonic one; none without its own.
