@@ -51,7 +51,7 @@ from quaymaster.core.commands import (
     TakenForTask,
     TakenOutcome,
 )
-from quaymaster.core.errors import InvalidParameterValue
+from quaymaster.core.errors import InvalidParameterValue, QueueRevisionTaken
 from quaymaster.core.messages import message_id_of, prefix_bytes
 from quaymaster.core.partition_snapshots import load_partition
 from quaymaster.core.queue_definitions import (
@@ -700,7 +700,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.definitions[name] = definition
         self.models[definition.queue_id].advance(self.now_ms)
         self.ask(SetQueue(definition))
-        self.ask(SetQueue(replace_definition(definition, revision=1, attributes={})))
+        with pytest.raises(QueueRevisionTaken):
+            self.ask(SetQueue(replace_definition(definition, revision=1, attributes={})))
         self.set_model(definition)
         self.models[definition.queue_id].advance(self.now_ms)
         self.keep()

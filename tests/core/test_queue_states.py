@@ -45,6 +45,7 @@ from quaymaster.core.errors import (
     InvalidParameterValue,
     OverLimit,
     QueueDoesNotExist,
+    QueueRevisionTaken,
     ResourceNotFound,
 )
 from quaymaster.core.index import IndexEntry, MemoryChunks
@@ -997,10 +998,11 @@ def test_delay_of_a_fifo_queue_shows_in_a_peek_as_it_is_now(host: Host) -> None:
 # Queues
 
 
-def test_older_revision_of_a_queue_changes_nothing(host: Host) -> None:
+def test_older_revision_of_a_queue_is_refused_and_changes_nothing(host: Host) -> None:
     change(host, JOBS, VisibilityTimeout=5)
 
-    host.ask(SetQueue(queue(JOBS, "jobs", attributes={"VisibilityTimeout": 9})))
+    with pytest.raises(QueueRevisionTaken, match="revision 2"):
+        host.ask(SetQueue(queue(JOBS, "jobs", attributes={"VisibilityTimeout": 9})))
 
     assert host.states.definitions[JOBS].visibility_timeout_ms == 5_000
     same_after_replay(host)
