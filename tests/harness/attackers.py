@@ -21,6 +21,8 @@ from typing import Final
 MIB: Final = 1 << 20
 PAUSE_S: Final = 0.02
 HOLD_S: Final = 30.0
+ADDRESS: Final = "127.0.0.2"
+"""Where they come from: another host than the signed clients, which do not share its budgets."""
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -35,7 +37,7 @@ class Target:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Stream]:
         """Connect; the server may hang up at any time."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(ADDRESS, 0))
         try:
             yield reader, writer
         finally:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 from harness.attackers import KINDS, MIB
 from harness.process import QuaymasterProcess
+from harness.waiting import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 from process.strangers import Result, measure
@@ -73,14 +75,23 @@ Samples = list[tuple[str, str, float]]
 
 def samples_of(process: QuaymasterProcess) -> Samples:
     """Return the metrics of a process: name, action and value."""
-    opener = build_opener(ProxyHandler({}))
-    with opener.open(f"{process.admin_url}/metrics", timeout=60) as reply:
-        families = text_string_to_metric_families(reply.read().decode())
+    families = text_string_to_metric_families(eventually(lambda: _scraped(process), "metrics").decode())
     return [
         (sample.name, sample.labels.get("action", ""), sample.value)
         for family in families
         for sample in family.samples
     ]
+
+
+def _scraped(process: QuaymasterProcess) -> bytes:
+    """Return the metrics as text, nothing while too many scrapes wait."""
+    try:
+        with build_opener(ProxyHandler({})).open(f"{process.admin_url}/metrics", timeout=60) as reply:
+            return bytes(reply.read())
+    except HTTPError as error:
+        if error.read() != b"too many scrapes at once\n":
+            raise
+        return b""
 
 
 def actions(samples: Samples) -> set[str]:
