@@ -50,6 +50,7 @@ from quaymaster.core.errors import (
     NotNow,
     Overloaded,
     QueueDoesNotExist,
+    QueueRevisionTaken,
 )
 
 
@@ -187,11 +188,12 @@ def test_a_purge_and_a_deleted_queue_stay_so(tmp_path: Path) -> None:
     assert asyncio.run(run()) == [3]
 
 
-def test_the_newest_revision_of_a_queue_counts_and_older_ones_change_nothing(tmp_path: Path) -> None:
+def test_the_newest_revision_of_a_queue_counts_and_older_ones_are_refused(tmp_path: Path) -> None:
     async def run() -> str:
         async with running(tmp_path) as tester:
             await tester.set_queue(define(1, revision=2, VisibilityTimeout=7))
-            await tester.set_queue(define(1, revision=1, VisibilityTimeout=1))
+            with pytest.raises(QueueRevisionTaken, match="revision 2"):
+                await tester.set_queue(define(1, revision=1, VisibilityTimeout=1))
         async with running(tmp_path) as tester:
             definition = tester.broker.host.replica.queues.definitions[1]
             return definition.attributes["VisibilityTimeout"]
