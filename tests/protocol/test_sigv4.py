@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from quaymaster.core.errors import CallerError, IncompleteSignature, SignatureDoesNotMatch
 from quaymaster.protocol import sigv4
-from quaymaster.protocol.sigv4 import Authorization, SigningKeys
+from quaymaster.protocol.sigv4 import QUERY_PARAMETERS_MAX, Authorization, SigningKeys
 
 _KEY_ID = "AKIDEXAMPLE"
 _SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -654,3 +654,31 @@ def test_any_claim_is_refused_by_an_error_of_the_caller(
                     raise AssertionError("accepted")
             except CallerError:
                 continue
+
+
+@pytest.mark.parametrize(
+    "path", [b"/" + b"a" * 200 + b"$", b"/aa" * 5_000 + b"$", b"/" + b"a" * 16_000 + b"//"]
+)
+def test_a_path_that_is_not_plain_is_refused_in_time_linear_in_its_length(path: bytes) -> None:
+    with pytest.raises(SignatureDoesNotMatch):
+        _check(_sign(), path=path)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_query_of_too_many_parameters_is_refused_before_it_is_sorted(signed: bool) -> None:
+    query = b"&".join([b"a"] * (QUERY_PARAMETERS_MAX + 1))
+    headers = _sign() if signed else [_HOST]
+
+    with pytest.raises(SignatureDoesNotMatch, match="more than 1024 parameters"):
+        SigningKeys().parse(headers, query if signed else query + b"&X-Amz-Algorithm=AWS4-HMAC-SHA256")
+
+    few = query[2:]
+    _check(_sign(raw_query=few), query=few)
+
+
+def test_a_header_that_is_named_twice_as_signed_is_refused_before_its_value_is_hashed_twice() -> None:
+    headers = _sign()
+    named = dict(headers)[b"authorization"].replace(b"SignedHeaders=host;", b"SignedHeaders=host;host;")
+
+    with pytest.raises(SignatureDoesNotMatch, match="each header once"):
+        _check(_with(headers, b"authorization", named))
