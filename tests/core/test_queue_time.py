@@ -395,7 +395,19 @@ def test_an_elect_whose_clocks_differ_waits_for_more_of_them() -> None:
     assert (before_any, differing, waited, first, agreed) == (True, False, True, False, True)
 
 
-def test_an_elect_that_knows_the_time_waits_for_nobody() -> None:
+def test_an_elect_that_has_heard_all_clocks_waits_no_longer_though_all_differ() -> None:
+    found = opened(stamp_ms=0)
+    found.hear_member("b", 0, WALL_MS - 6_000, 0)
+    found.hear_member("c", 0, WALL_MS + 5 * DAY_MS, 0)
+
+    may_begin = found.may_begin("a", THREE, 0, is_empty=True)
+    began_ms = found.elected("a", THREE, 0, 0)
+
+    assert may_begin
+    assert began_ms == WALL_MS
+
+
+def test_an_elect_that_knows_the_time_waits_for_no_clock() -> None:
     found = opened()
     found.hear_member("b", WALL_MS, WALL_MS - 5 * DAY_MS, 0)
 

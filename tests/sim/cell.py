@@ -23,6 +23,7 @@ from quaymaster.core.cell import broker_of
 from quaymaster.core.cell_view import CellView
 from quaymaster.core.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
 from quaymaster.core.formats import CellFormat
+from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
 from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
@@ -141,6 +142,8 @@ class Cell:
         self.kernel = kernel = Kernel(seed, story=story)
         self.bugs = Planted(bugs)
         self.network = Network(kernel, profile.network)
+        self.chunks = MemoryChunks()
+        """Chunks of the indexes of all replicas. They outlive restarts and copies, as files that are rebuilt do."""
         self.is_set_up = False
         self.is_sending = True
         self.is_drained = False

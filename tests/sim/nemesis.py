@@ -151,7 +151,7 @@ class Nemesis:
                 replica.writer.stalled_until_us = 0
             cell.restart(host)
         for name in sorted(self._asked_for_state):
-            self._ask_for_state(name, "active")
+            self._drain_no_more(name)
 
     # The faults
 

@@ -31,7 +31,6 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.copy_verdicts import judge_copy
 from quaymaster.core.errors import DiskFull, NotLeader, NotNow, Overloaded
-from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import Position
@@ -502,7 +501,7 @@ class Replica:
     def _replayed(self) -> tuple[QueueStates, int, int]:
         """Make the queues from what is on the disk; return them, up to where, and the last stamp."""
         disk = self.disk
-        keeper = MemoryChunks()
+        keeper = self.cell.chunks
         queues = self.cell.bugs.variant(QueueStates)(keeper, retry_window_ms=RETRY_WINDOW_MS)
         applied = last_time_ms = 0
         if disk.snapshot is not None:

@@ -131,11 +131,17 @@ class QueueTime:
     # Leading
 
     def may_begin(self, node: str, members: tuple[str, ...], waited_ms: int, *, is_empty: bool) -> bool:
-        """Tell whether an elect can carry the time on: it knows it, or enough wall clocks agree, or it waited."""
+        """Tell whether an elect can carry the time on.
+
+        It can when it knows the time, when the clocks of a majority agree, when there is no other clock to wait for,
+        or when it has waited long enough.
+        """
         if self.is_known or waited_ms >= (FIRST_CLOCKS_WAIT_MS if is_empty else CLOCKS_WAIT_MS):
             return True
         offsets = self._offsets(node, members, None)
         majority = len(members) // 2 + 1
+        if len(offsets) == len(members):
+            return True
         if len(offsets) < majority:
             return True  # of those that promised some tell no time
         spans = [
