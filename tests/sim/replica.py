@@ -224,6 +224,16 @@ class Replica:
         self._look_at_clock()
         self.queue_time.follow(self.clock.monotonic_ms())
         self.journal.queues.expiry_is_held = self.queue_time.expiry_is_held
+        self._tell_hold()
+        self.journal.on_tick(self.clock.monotonic_ms())
+        self._maintain()
+        self.cell.manager_checker.on_tick(
+            self.journal_id, self.member, self.log.epoch, hears=self.hears_leader()
+        )
+        self._settle()
+
+    def _tell_hold(self) -> None:
+        """Tell the checker whether this leader lets messages expire now."""
         log = self.log
         looked_ms, self._looked_ms = self._looked_ms, self.time_ms()
         if log.role == "leading":
@@ -234,10 +244,6 @@ class Replica:
                 before_ms=looked_ms,
                 now_ms=self._looked_ms,
             )
-        self.journal.on_tick(self.clock.monotonic_ms())
-        self._maintain()
-        self.cell.manager_checker.on_tick(self.journal_id, self.member, log.epoch, hears=self.hears_leader())
-        self._settle()
 
     def _look_at_clock(self) -> None:
         self.queue_time.note_wall(self.clock.wall_ms(), self.clock.monotonic_ms())
@@ -443,6 +449,8 @@ class Replica:
         self.checker.on_activated(self, epoch)
         self.tell(f"activates epoch {epoch}: {self.log_state()}")
         self.journal.on_activated(epoch)
+        self._looked_ms = self.time_ms()
+        self._tell_hold()
 
     # Copies of the journal
 
