@@ -167,6 +167,17 @@ async def test_a_front_end_that_runs_or_never_was_is_not_sealed(tmp_path: Path) 
 
 
 @on_a_loop
+async def test_a_front_end_whose_clock_was_ahead_is_sealed_once_it_is_gone(tmp_path: Path) -> None:
+    store, clock = MemoryCoordination(), Clock()
+    epoch = await crashed(store, clock, "ahead")
+    clock.pass_s(-365 * DAY_S)
+
+    row = await FrontEndEpochs(store, now_us=clock).seal("ahead")
+
+    assert row.seals == epoch
+
+
+@on_a_loop
 async def test_rows_of_programs_before_are_read(tmp_path: Path) -> None:
     store = MemoryCoordination()
     await store.compare_and_swap(EPOCHS + "old", 0, b'{"epoch":7,"started_us":5}')

@@ -396,3 +396,23 @@ def test_a_server_started_far_in_the_future_expires_nothing(tmp_path: Path, conn
         time.sleep(1.5)
         assert client.take_all("q") == ["m"]
         process.stop()
+
+
+def test_queues_deleted_and_purged_by_a_clock_that_was_ahead_keep_no_one_waiting_for_it(
+    tmp_path: Path, connect: Connect
+) -> None:
+    process = ShiftedProcess(tmp_path / "data")
+    process.clock.set(YEAR_S)
+    with running(process):
+        ahead = connect(process, clock_offset_ms=YEAR_S * 1000)
+        ahead.create("deleted")
+        ahead.create("purged")
+        assert ahead.call("DeleteQueue", "deleted").status == 200
+        assert ahead.call("PurgeQueue", "purged").status == 200
+
+        process.clock.set(0)
+
+        client = connect(process)
+        client.create("deleted")
+        assert client.call("PurgeQueue", "purged").status == 200
+        process.stop()

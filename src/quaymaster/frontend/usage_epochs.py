@@ -19,6 +19,7 @@ import msgspec
 
 from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
 from quaymaster.core.errors import InvalidParameterValue, UnsupportedOperation
+from quaymaster.core.written_times import has_passed
 from quaymaster.protocol.usage_records import NO_HASH, NO_ROWS, EncodedBlock, Seal, encode_block
 
 EPOCHS: Final = "usage/front_ends/"
@@ -93,8 +94,9 @@ class FrontEndEpochs:
             if row.seals or row.is_told:
                 return row
             now_us = self._now_us()
-            ago_s = (now_us - max(row.started_us, row.renewed_us)) // 1_000_000
-            if ago_s * 1_000_000 < unseen_us:
+            seen_us = max(row.started_us, row.renewed_us)
+            if not has_passed(seen_us // 1000, unseen_us // 1000, now_us // 1000):
+                ago_s = max(0, now_us - seen_us) // 1_000_000
                 raise UnsupportedOperation(
                     f"The front end {front_end!r} ran {ago_s} s ago; it is gone after {unseen_us // 1_000_000} s."
                 )

@@ -17,6 +17,7 @@ import msgspec
 
 from quaymaster.coordination.interface import Compare, Put, RevisionMismatch, StoreUnusable
 from quaymaster.core.errors import NotNow
+from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.master_keys import KeysUnusable, MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
@@ -177,8 +178,12 @@ class DataKeys:
             row.key_id: self._master_keys.unwrap(receipt_key_purpose(row.key_id), row.wrapped)
             for _, row in self._receipt_keys.items()
         }
-        known_by_all_ms = self._now_ms() - self._receipt_key_lead_ms
-        ready = [row.key_id for _, row in self._receipt_keys.items() if row.created_ms <= known_by_all_ms]
+        now_ms, lead_ms = self._now_ms(), self._receipt_key_lead_ms
+        ready = [
+            row.key_id
+            for _, row in self._receipt_keys.items()
+            if has_passed(row.created_ms, lead_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+        ]
         if self._handles is None:
             self._handles = ReceiptHandles(keys, max(ready, default=min(keys)))
         elif keys:

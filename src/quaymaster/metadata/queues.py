@@ -57,6 +57,7 @@ from quaymaster.core.queue_definitions import (
 )
 from quaymaster.core.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.queue_states import GROUPS_MAX
+from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.id_guard import MARKS_ASKED, IdGuard
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.known_queues import KnownQueues, journal_ids_of
@@ -520,7 +521,7 @@ class Queues(KnownQueues):
 
     def _check_name_has_rested(self, suffix: str) -> None:
         deleted = self.deleted.get(suffix)
-        if deleted is not None and self._now_ms() < deleted.deleted_ms + self._reuse_s * 1000:
+        if deleted is not None and not has_passed(deleted.deleted_ms, self._reuse_s * 1000, self._now_ms()):
             raise QueueDeletedRecently(self._reuse_s)
 
     def _check_dead_letter_target(
@@ -806,7 +807,7 @@ class Queues(KnownQueues):
         suffix = id_text(definition.queue_id)
         now_ms = self._now_ms()
         purged = self._purges.get(suffix)
-        if purged is None or now_ms >= purged.purged_ms + self._purge_interval_s * 1000:
+        if purged is None or has_passed(purged.purged_ms, self._purge_interval_s * 1000, now_ms):
             try:
                 await self._mirror.transact(
                     [self._purges.compare(suffix)], [Put(PURGES + suffix, encode_row(PurgeRow(now_ms)))]
@@ -849,8 +850,10 @@ class Queues(KnownQueues):
         At the start everything pending was cut in half; later only what is older than any request lasts. What
         the journal cannot take now stays pending. Some are finished at a time: their writes go together.
         """
-        pending_before_ms = self._now_ms() - older_than_ms
-        waiting = [suffix for suffix, row in self._pending.items() if row.since_ms <= pending_before_ms]
+        now_ms = self._now_ms()
+        waiting = [
+            suffix for suffix, row in self._pending.items() if has_passed(row.since_ms, older_than_ms, now_ms)
+        ]
         # Logs before their consumer groups, whose names go on behind theirs.
         logs = [suffix for suffix in waiting if not split_group(suffix)[1]]
         groups = [suffix for suffix in waiting if split_group(suffix)[1]]
@@ -887,9 +890,13 @@ class Queues(KnownQueues):
 
     async def _drop_old_rows(self) -> None:
         now_ms = self._now_ms()
-        rested_ms = now_ms - max(self._reuse_s * 1000, LATE_SET_MS)
-        purgeable_ms = now_ms - self._purge_interval_s * 1000
-        deleted = [(key, row) for key, row in self.deleted.items() if row.deleted_ms <= rested_ms]
+        rest_ms = max(self._reuse_s * 1000, LATE_SET_MS)
+        interval_ms = self._purge_interval_s * 1000
+        deleted = [
+            (key, row)
+            for key, row in self.deleted.items()
+            if has_passed(row.deleted_ms, rest_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+        ]
         for some in _batched(deleted, DROPPED_AT_ONCE):
             # Once more: a node that died while it set the queue may have told the journal after the deletion.
             compares = [self.deleted.compare(key) for key, _ in some]
@@ -901,7 +908,9 @@ class Queues(KnownQueues):
                 break
             await self._drop(compares)
         purged = [
-            self._purges.compare(key) for key, row in self._purges.items() if row.purged_ms <= purgeable_ms
+            self._purges.compare(key)
+            for key, row in self._purges.items()
+            if has_passed(row.purged_ms, interval_ms, now_ms)
         ]
         for marks in _batched(purged, DROPPED_AT_ONCE):
             await self._drop(marks)

@@ -55,6 +55,7 @@ from quaymaster.core.queue_definitions import (
     decode_queue_definition,
     replace_definition,
 )
+from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.accounts import AccessKey, Accounts
 from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
 from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
@@ -819,11 +820,13 @@ class RemoteMetadata:
         await self._mirror.transact([], [Put(READERS + self.name, encode_row(row))])
 
     def _check_all_have(self, key_id: str) -> None:
-        seen_after_ms = self._now_ms() - READER_GONE_MS
+        now_ms = self._now_ms()
         without = sorted(
             row.name
             for _, row in self._readers.items()
-            if row.name != self.name and row.seen_ms >= seen_after_ms and key_id not in row.key_ids
+            if row.name != self.name
+            and not has_passed(row.seen_ms, READER_GONE_MS, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+            and key_id not in row.key_ids
         )
         if without:
             raise KeysUnusable(

@@ -1,0 +1,104 @@
+"""What a node with a clock that was ahead has written keeps no other, and not itself, waiting until that time comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quaymaster.core.errors import JournalStopped, PurgeQueueInProgress, QueueDeletedRecently
+from quaymaster.protocol.metadata_messages import BeginPurge, CreateQueue, DeleteQueue
+
+from .support import ACCOUNT, World, run
+
+YEAR_S = 365 * 86_400
+
+
+def test_name_of_a_queue_that_was_deleted_in_the_future_may_be_used_again(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+            world.clock.pass_s(-YEAR_S)
+
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+
+    run(scenario, tmp_path)
+
+
+def test_a_name_rests_though_the_clock_that_wrote_its_end_is_a_little_ahead(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+            world.clock.pass_s(-30)
+
+            with pytest.raises(QueueDeletedRecently):
+                await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+
+    run(scenario, tmp_path)
+
+
+def test_queue_that_was_purged_in_the_future_may_be_purged_again(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            purge = BeginPurge(queue.account_id, queue.name, queue.queue_id)
+            await service.queues.change(purge)
+            world.clock.pass_s(-YEAR_S)
+
+            await service.queues.change(purge)
+
+            with pytest.raises(PurgeQueueInProgress):
+                await service.queues.change(purge)
+
+    run(scenario, tmp_path)
+
+
+def test_what_was_cut_in_half_in_the_future_is_finished(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            created = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            world.journal.error = JournalStopped()
+            with pytest.raises(JournalStopped):
+                await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+        world.journal.error = None
+        world.clock.pass_s(-YEAR_S)
+
+        async with world.service() as service:
+            assert await service.queues.finish_pending() == 1
+
+        assert created.queue_id in world.journal.deleted
+
+    run(scenario, tmp_path)
+
+
+def test_marks_that_were_written_in_the_future_are_dropped(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await service.queues.change(CreateQueue(ACCOUNT, "gone"))
+            await service.queues.change(BeginPurge(queue.account_id, queue.name, queue.queue_id))
+            await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
+            world.clock.pass_s(-YEAR_S)
+
+            await service.queues.reconcile()
+
+            assert (await world.memory.list_prefix("/purges/")).items == ()
+            assert (await world.memory.list_prefix("/deleted/")).items == ()
+
+    run(scenario, tmp_path)
+
+
+def test_a_deleted_queue_is_remembered_where_clocks_differ_by_minutes(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "gone"))
+            await service.queues.change(DeleteQueue(ACCOUNT, "gone"))
+            world.clock.pass_s(-600)
+
+            await service.queues.reconcile()
+
+            assert len((await world.memory.list_prefix("/deleted/")).items) == 1
+
+    run(scenario, tmp_path)
