@@ -45,6 +45,7 @@ class MovableTime:
         self.monotonic_ms = 5_000_000
         self._started = time.monotonic()
         monkeypatch.setattr(journal_service, "QueueClock", self._clock)
+        monkeypatch.setattr(journal_service, "read_boot", lambda: None)
         for module in (journal_service, replica):
             monkeypatch.setattr(module, "monotonic_ms", self._monotonic_ms)
 

@@ -7,6 +7,7 @@
                 reserve, spare-0          room kept for a full disk (space)
                 tainted                   an fsync failed: the next open copies what verifies to fresh files
                 cut                       the journal is being cut at an offset: the next open goes on with that
+                queue.time                how queue time runs in this boot of the machine (time_file)
 
 What is found there at a start: journal_recovery. Reading: journal_reading.
 """

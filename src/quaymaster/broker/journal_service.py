@@ -32,6 +32,7 @@ from quaymaster.broker.replica import Body, ReplicaHost
 from quaymaster.broker.segments import RecordUnreadable
 from quaymaster.broker.snapshots import SnapshotStore
 from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.time_file import TimeFile, read_boot
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.core.applied_queues import partition_key
@@ -171,6 +172,8 @@ class JournalService:
         for warning in recovered.warnings:
             log_event(log, logging.WARNING, "recovery warning", journal=options.journal_id, warning=warning)
         clock = QueueClock(last_stamp_ms=recovered.last_time_ms)
+        time_file = TimeFile(self._disk, self._path, self.files.storage_id, boot=read_boot)
+        await loop.run_in_executor(None, time_file.resume, clock.queue_time, monotonic_ms())
         replicated_log = LogReplica(
             self.member,
             promised_epoch=self.files.promised_epoch,
@@ -212,7 +215,8 @@ class JournalService:
         self.host.start()
         if self._peers is not None:
             self.host.tick()
-        for work in (Expiry(self.host).run(), self.snapshots.run(), self.compaction.run()):
+        time_kept = time_file.run(clock.queue_time, monotonic_ms)
+        for work in (Expiry(self.host).run(), self.snapshots.run(), self.compaction.run(), time_kept):
             self._run(work)
 
     async def close(self) -> None:
@@ -306,6 +310,10 @@ class JournalService:
     def journal_id(self) -> int:
         """Which journal this is a replica of."""
         return self._options.journal_id
+
+    @property
+    def _path(self) -> str:
+        return f"{self._options.directory}/{self._options.journal_id}"
 
     @property
     def records_appended(self) -> int:

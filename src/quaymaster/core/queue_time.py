@@ -2,6 +2,7 @@
 
     follower ──what its leader tells, then its own monotonic clock──▶ elected ──▶ serving ──monotonic clock──▶
         ▲                                                                │
+        ├── opened again in the same boot of its machine: the uptime says how long it was away
         └── opened: the last stamp, and how long it stood still is unknown: the clocks of a majority say it
 
 Two clocks come in as numbers: `now_ms`, which does not jump (the host's own), and wall clocks, which may be wrong. The
@@ -9,11 +10,12 @@ rules:
 
 - Queue time runs with the leader's monotonic clock. Followers hear it with each Append and carry it on themselves, so
   who is elected knows how long ago the last stamp was, whatever the wall clocks say.
-- Wall clocks are asked only when no replica of a majority knows that: the journal is empty, or all of them were
-  stopped. Then, before the first decision, queue time steps to what a majority of the members' clocks have reached;
-  when those that are heard differ, others are waited for. The clock of a server alone is not believed when it claims
-  more than ALONE_MAX_MS, and less than a majority's not at all when the others tell none (older programs do not).
-  After a step of more than JUMP_MS messages expire only after an even hour.
+- A replica that was stopped and started again knows it, too: the uptime of its machine says how long that took.
+- Wall clocks are asked only when no replica of a majority knows that: the journal is empty, or all their machines were
+  booted since. Then, before the first decision, queue time steps to what a majority of the members' clocks have
+  reached; when those that are heard differ, others are waited for. The clock of a server alone is not believed when it
+  claims more than ALONE_MAX_MS, and less than a majority's not at all when the others tell none (older programs do
+  not). After a step of more than JUMP_MS messages expire only after an even hour.
 - Afterwards there are no steps: queue time approaches that majority's clocks by a hundredth of the time that passes.
 - While it is more than STEP_MAX_MS from them, nothing expires: until it is near again, until an operator says that the
   clocks are right, or, where queue time is behind and messages can only expire late, after an even hour.
@@ -100,11 +102,25 @@ class QueueTime:
         return 0 if self._wall_offset_ms is None else self._wall_offset_ms + now_ms
 
     @property
+    def settled_ms(self) -> int:
+        """How far wall clocks may be from queue time, because that was accepted."""
+        return self._settled_ms
+
+    @property
     def expiry_is_held(self) -> bool:
         """Whether messages must not expire where it leads: queue time or the wall clocks may be wrong."""
         return bool(self._members) and (self.is_doubtful or self._followed_ms < self._held_until_ms)
 
-    # What is heard
+    # What is heard, and what was before
+
+    def resume(self, time_ms: int, now_ms: int) -> None:
+        """The machine measured how much time passed while the process did not run."""
+        self._offset_ms = max(self._offset_ms, time_ms - now_ms)
+        self.is_known = True
+
+    def settle(self, gap_ms: int) -> None:
+        """This gap was accepted before the process ended."""
+        self._settled_ms = gap_ms
 
     def note_wall(self, wall_ms: int, now_ms: int) -> None:
         """Note what the host's wall clock says."""
