@@ -39,6 +39,7 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
 )
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.noted_acts import NotedAct, list_acts
 from quaymaster.core.cell import BrokerReport
 from quaymaster.core.commands import (
     Command,
@@ -61,8 +62,10 @@ from quaymaster.protocol.broker_calls import (
     PREPARE,
     REPORT,
     TRANSFER,
+    AcceptClockRequest,
     DropRequest,
     TransferRequest,
+    encode_call,
 )
 from quaymaster.protocol.command_codec import decode_outcome, encode_command
 from quaymaster.protocol.frames import Hello
@@ -453,7 +456,7 @@ def test_a_new_leader_whose_clock_is_days_off_goes_on_with_the_time_of_the_journ
 
 
 def test_an_operator_says_that_the_clocks_of_a_cell_are_right(tmp_path: Path) -> None:
-    async def story(cell: Cell) -> tuple[bool, bool, int]:
+    async def story(cell: Cell) -> tuple[bool, bool, int, list[NotedAct]]:
         for broker in cell.brokers.values():
             broker.journals[JOURNAL].host.clock._wall_ms = lambda: wall_ms() + DAYS_MS
         clock = cell.brokers["a"].journals[JOURNAL].host.clock
@@ -461,14 +464,17 @@ def test_an_operator_says_that_the_clocks_of_a_cell_are_right(tmp_path: Path) ->
         held = cell.brokers["a"].report().replicas[JOURNAL].expiry_held
         for name in cell.brokers:
             client = cell.client(name, "operator")
-            await client.ask(ACCEPT_CLOCK, b"", 10_000)
+            await client.ask(ACCEPT_CLOCK, encode_call(AcceptClockRequest("ann@desk")), 10_000)
             await client.close()
-        return held, clock.expiry_is_held, clock.time_ms() - wall_ms() - DAYS_MS
+        acts = [act for act, _ in await list_acts(cell.coordination)]
+        return held, clock.expiry_is_held, clock.time_ms() - wall_ms() - DAYS_MS, acts
 
-    held, held_after, off_ms = run(tmp_path, story)
+    held, held_after, off_ms, acts = run(tmp_path, story)
 
     assert (held, held_after) == (True, False)
     assert abs(off_ms) < 10_000
+    assert [(act.action, act.actor.partition(" as ")[0]) for act in acts] == [("AcceptClock", "ann@desk")] * 3
+    assert all(act.address.startswith("127.0.0.1:") for act in acts)
 
 
 def test_member_that_lacks_what_is_compacted_gets_a_copy(

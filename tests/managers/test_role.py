@@ -21,6 +21,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.noted_acts import NotedAct, list_acts
 from quaymaster.core.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
 from quaymaster.managers.cell_status import CellStatus
 from quaymaster.managers.in_cluster import InClusterManager
@@ -85,7 +86,7 @@ def test_operators_are_told_how_the_cell_is() -> None:
 
 def test_operators_let_a_broker_drain_and_the_log_says_who(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(served: Served) -> None:
-        request = encode_state_request(BrokerStateRequest("a", "draining"))
+        request = encode_state_request(BrokerStateRequest("a", "draining", "ann@desk"))
         with caplog.at_level(logging.INFO, "quaymaster.managers.rpc_server"):
             await served.client.ask(SET_BROKER_STATE, request, 5_000)
         (record,) = [one for one in caplog.records if one.message == "operator set state of broker"]
@@ -95,6 +96,10 @@ def test_operators_let_a_broker_drain_and_the_log_says_who(caplog: pytest.LogCap
         found = await served.store.get(registration_key("a"))
         assert found is not None
         assert decode_registration(found.value).state == "draining"
+        ((act, _),) = await list_acts(served.store)
+        assert (act.action, act.asked) == ("DrainBroker", {"broker": "a"})
+        assert act.actor == f"ann@desk as {served.client.hello}"
+        assert act.address.startswith("127.0.0.1:")
 
     serve(scenario)
 
@@ -130,7 +135,7 @@ class Call:
 def test_requests_are_bounded_and_end_with_the_manager() -> None:
     async def main() -> None:
         class Hanging:
-            async def set_broker_state(self, name: str, state: str) -> None:
+            async def set_broker_state(self, name: str, state: str, act: NotedAct) -> None:
                 await asyncio.sleep(3_600)
 
         calls = ManagerCalls(cast(InClusterManager, Hanging()))
@@ -152,7 +157,7 @@ def test_requests_are_bounded_and_end_with_the_manager() -> None:
 def test_bug_in_a_request_is_told_and_ends_nothing() -> None:
     async def main() -> None:
         class Broken:
-            async def set_broker_state(self, name: str, state: str) -> None:
+            async def set_broker_state(self, name: str, state: str, act: NotedAct) -> None:
                 raise RuntimeError("no")
 
         calls = ManagerCalls(cast(InClusterManager, Broken()))

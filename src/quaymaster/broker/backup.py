@@ -246,12 +246,17 @@ def _finish(cut: Cut, journals: Mapping[int, JournalCopy], destination: Path) ->
 
 
 def restore(
-    source: Path, data: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    source: Path,
+    data: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    restored: bytes = b"",
 ) -> BackupManifest:
     """Make a server's data directory from a backup, checked byte by byte; return what the backup says of itself.
 
     `progress` is told (bytes done, bytes in all) after each file. The journal gets a new storage id, and leads a
-    new epoch at its first start. Raises BackupUnusable, and FileExistsError when `data` has anything in it.
+    new epoch at its first start, which finds `restored` in the file that marks it. Raises BackupUnusable, and
+    FileExistsError when `data` has anything in it.
     """
     manifest = read_manifest(source)
     if manifest.kind != "server":
@@ -272,7 +277,7 @@ def restore(
         for journal in sorted((data / JOURNALS_NAME).iterdir()):
             adopt_copy(disk, str(journal), _new_state(manifest, journal))
             disk.sync_directory(str(journal))
-        write_file_durably(disk, str(data), RESTORED_NAME, b"")
+        write_file_durably(disk, str(data), RESTORED_NAME, restored)
     except BaseException:
         shutil.rmtree(data, ignore_errors=True)
         if existed:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -48,6 +49,7 @@ from quaymaster.coordination.cell_keys import (
     journal_of,
 )
 from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.coordination.noted_acts import note_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.commands import MoveIn, MoveInOutcome
@@ -128,7 +130,13 @@ class CellBroker:
             on_stopped=on_stopped,
         )
         self._copies = CopyCalls(options.name, self._held, self._links, self._tasks)
-        calls = CellCalls(self._held, self._tasks, leader_hint=self._leader_hint, make_report=self.report)
+        calls = CellCalls(
+            self._held,
+            self._tasks,
+            leader_hint=self._leader_hint,
+            make_report=self.report,
+            note=partial(note_act, coordination),
+        )
         self._moves = MoveCalls(options.name, self._held, self._links, self._tasks)
         self._backups = BackupCalls(self._held, self._tasks)
         restores = RestoreCalls(self._held, self._tasks)

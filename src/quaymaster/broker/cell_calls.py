@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -20,6 +20,7 @@ from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.peer_links import REPLICATE
 from quaymaster.broker.record_repair import RECORD, STRETCH
+from quaymaster.coordination.noted_acts import NotedAct, act_of_caller
 from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.errors import NotLeader
 from quaymaster.core.replication_messages import Envelope
@@ -32,6 +33,7 @@ from quaymaster.protocol.broker_calls import (
     PREPARE,
     REPORT,
     TRANSFER,
+    decode_accept_clock,
     decode_drop,
     decode_transfer,
 )
@@ -59,7 +61,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class CellCalls:
-    """`leader_hint` returns the address of a journal's leader, as far as it is known."""
+    """`leader_hint` returns the address of a journal's leader, as far as it is known; `note` an operator's act."""
 
     def __init__(
         self,
@@ -68,11 +70,13 @@ class CellCalls:
         *,
         leader_hint: Callable[[int], str | None],
         make_report: Callable[[], BrokerReport],
+        note: Callable[[NotedAct], Awaitable[None]],
     ) -> None:
         self._held = held
         self._tasks = tasks
         self._leader_hint = leader_hint
         self._make_report = make_report
+        self._note = note
 
     @property
     def handlers(self) -> dict[str, CallHandler]:
@@ -170,6 +174,16 @@ class CellCalls:
         call.reply(_encode(self._make_report()))
 
     def _on_accept_clock(self, call: IncomingCall) -> None:
+        by = decode_accept_clock(call.body).by if call.body else ""
+
+        async def accept() -> None:
+            await self._note(act_of_caller("AcceptClock", by, call.caller, {"cell": call.peer.cell}))
+            self._accept_clock(str(call.peer))
+            call.reply()
+
+        self._tasks.answer(call, accept())
+
+    def _accept_clock(self, peer: str) -> None:
         for number, journal in self._held.opened.items():
             log_event(
                 log,
@@ -177,10 +191,9 @@ class CellCalls:
                 "clock accepted",
                 journal=number,
                 clocks_ahead_ms=journal.host.clock.gap_ms,
-                peer=str(call.peer),
+                peer=peer,
             )
             journal.host.clock.accept()
-        call.reply()
 
     def _on_prepare(self, call: IncomingCall) -> None:
         (number,) = JOURNAL_ID.unpack_from(call.body)

@@ -39,6 +39,7 @@ from quaymaster.coordination.cell_keys import (
     journal_of,
 )
 from quaymaster.coordination.interface import KeyValue
+from quaymaster.coordination.noted_acts import act_of_user, note_act
 from quaymaster.core.backup_cut import BackupBarrier, why_no_cut
 from quaymaster.core.cell import broker_of
 from quaymaster.core.errors import CallerError, DiskFull, InternalFailure, NotNow
@@ -168,6 +169,7 @@ async def back_up_cell(
     """
     store = open_etcd(settings)
     try:
+        await note_act(store, act_of_user("CreateBackup", {"path": str(destination), "cell": settings.cell}))
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return await backup(CellCut(settings, store), destination, progress)

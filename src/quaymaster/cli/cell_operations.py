@@ -100,13 +100,15 @@ def cell_accept_clock(
     """Say that the brokers' clocks are right: journals whose time is behind step to them, and messages expire again."""
     import asyncio
 
-    from quaymaster.protocol.broker_calls import ACCEPT_CLOCK
+    from quaymaster.coordination.noted_acts import user_here
+    from quaymaster.protocol.broker_calls import ACCEPT_CLOCK, AcceptClockRequest, encode_call
 
     settings = _settings(config, overrides)
+    asked = encode_call(AcceptClockRequest(user_here()))
     missing = []
     for broker in _ask_status(managers, config, overrides)["brokers"]:
         try:
-            asyncio.run(_ask(settings, broker["address"], "broker", ACCEPT_CLOCK, b""))
+            asyncio.run(_ask(settings, broker["address"], "broker", ACCEPT_CLOCK, asked))
         except NoServer:
             missing.append(broker["name"])
         else:
@@ -147,6 +149,7 @@ async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dic
 
     from quaymaster.cli.stores import open_etcd
     from quaymaster.coordination.cell_format import FormatRefused, list_processes, raise_format, read_format
+    from quaymaster.coordination.noted_acts import act_of_user
     from quaymaster.core.errors import NotNow
     from quaymaster.core.formats import FORMAT_MAX
 
@@ -154,7 +157,8 @@ async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dic
     try:
         processes = await list_processes(store)
         if not dry_run:
-            await raise_format(store, FORMAT_MAX if wanted is None else wanted)
+            number = FORMAT_MAX if wanted is None else wanted
+            await raise_format(store, number, act_of_user("UpgradeCell", {"format": number}))
         return {"format": await read_format(store), "processes": msgspec.to_builtins(processes)}
     except FormatRefused as error:
         raise Refused(str(error)) from None
@@ -288,12 +292,15 @@ def force_store(
 async def _force_store(settings: Settings) -> None:
     from quaymaster.cli.stores import open_etcd
     from quaymaster.coordination.interface import Put
+    from quaymaster.coordination.noted_acts import act_of_user, put_act
     from quaymaster.core.errors import NotNow
     from quaymaster.metadata.rows import ACCEPTED
 
     store = open_etcd(settings)
     try:
-        await store.transaction([], [Put(ACCEPTED, str(time.time_ns() // 1_000_000).encode())])
+        accepted = Put(ACCEPTED, str(time.time_ns() // 1_000_000).encode())
+        act = act_of_user("ForceStore", {"etcd_prefix": settings.etcd_prefix})
+        await store.transaction([], [accepted, put_act(act)])
     except NotNow as error:
         raise NoServer(f"coordination: {error}") from None
     finally:
@@ -312,6 +319,7 @@ async def _force_recover(settings: Settings, journal: int, broker: str, *, confi
         registration_key,
     )
     from quaymaster.coordination.interface import Compare, Put, RevisionMismatch
+    from quaymaster.coordination.noted_acts import act_of_user, put_act
     from quaymaster.core.cell import broker_of
     from quaymaster.core.journal_configuration import JournalConfiguration
 
@@ -368,6 +376,7 @@ async def _force_recover(settings: Settings, journal: int, broker: str, *, confi
                 [
                     Put(row.key, encode_configuration(alone)),
                     Put(str(event["key"]), msgspec.json.encode(event)),
+                    put_act(act_of_user("ForceRecover", event)),
                 ],
             )
         except RevisionMismatch:
@@ -411,9 +420,10 @@ def _ask_status(managers: list[str] | None, config: Any, overrides: list[str] | 
 def _set_state(
     broker: str, state: Any, managers: list[str] | None, config: Any, overrides: list[str] | None
 ) -> None:
+    from quaymaster.coordination.noted_acts import user_here
     from quaymaster.protocol.manager_calls import SET_BROKER_STATE, BrokerStateRequest, encode_state_request
 
-    body = encode_state_request(BrokerStateRequest(broker, state))
+    body = encode_state_request(BrokerStateRequest(broker, state, user_here()))
     _ask_managers(managers, config, overrides, SET_BROKER_STATE, body)
 
 

@@ -52,7 +52,7 @@ from quaymaster.cli.metadata_roles import (
     start_metadata_node,
     start_remote_metadata,
 )
-from quaymaster.cli.stores import open_etcd
+from quaymaster.cli.stores import declaring, open_etcd
 from quaymaster.coordination.cell_format import CellMember, ProcessRegistration
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow, UnsupportedOperation
@@ -280,7 +280,11 @@ async def _start_front_end(process: CellProcess) -> None:
     settings, stack, metrics, health = process.settings, process.stack, process.metrics, process.health
     keys = key_provider(settings, process.data)
     metadata = await start_remote_metadata(
-        settings, stack, keys, now_ms=wall_ms, rpc=process.rpc, cell_format=process.cell_format
+        *(settings, stack, keys),
+        now_ms=wall_ms,
+        rpc=process.rpc,
+        cell_format=process.cell_format,
+        note=declaring(settings.queues_file, process.store),
     )
     metrics.add_source(metadata.samples)
     health.add_check(metadata.why_not_ready)

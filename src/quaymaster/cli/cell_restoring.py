@@ -59,6 +59,7 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     StoreUnusable,
 )
+from quaymaster.coordination.noted_acts import act_of_user, put_act
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.core.errors import CallerError
 from quaymaster.core.restored_cell import assign_journals, restored_configuration
@@ -215,7 +216,8 @@ async def _restore(
         "of": f"cell {manifest.cell}" if manifest.kind == "cell" else "server",
         "journals": {str(number): members[number] for number in sorted(members)},
     }
-    puts = [Put(str(event["key"]), msgspec.json.encode(event))]
+    act = act_of_user("RestoreBackup", event)
+    puts = [Put(str(event["key"]), msgspec.json.encode(event)), put_act(act)]
     for number, member in sorted(members.items()):
         led_epoch = manifest.journals[str(number)].epoch
         configuration = restored_configuration(

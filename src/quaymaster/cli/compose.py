@@ -34,11 +34,12 @@ from quaymaster.cli.figures import broker_samples, held_expiry
 from quaymaster.cli.file_limit import admin_limits, sqs_limits
 from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.settling import DataContradicts, is_to_settle, settle
-from quaymaster.cli.stores import JOURNALS_DIRECTORY, open_store
+from quaymaster.cli.stores import JOURNALS_DIRECTORY, declaring, open_store
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import UnknownFormat
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.frontend.act_chain import drop_acts
 from quaymaster.frontend.admin import Admin, make_admin
 from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
 from quaymaster.frontend.encryption import MessageCipher
@@ -186,10 +187,14 @@ class Server:
         health.add_notices(lambda: held_expiry({0: broker.host.clock}))
         journal = BrokerQueueJournal(broker)
         metadata.attach_journal(journal)
-        await settle(data, metadata, broker, journal)
+        await settle(data, store, metadata, broker, journal)
+        if not settings.usage:
+            await drop_acts(store)
         await metadata.reconcile()
         if settings.queues_file is not None:
-            changed = await metadata.load_queues_file(settings.queues_file)
+            changed = await metadata.load_queues_file(
+                settings.queues_file, note=declaring(settings.queues_file, store)
+            )
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
@@ -291,6 +296,8 @@ async def serve_sqs(
 ) -> Address:
     """Start a front end, what records its requests and those of operators, and its port; return the address."""
     feed = await start_usage(settings, stack, metrics, store=store, data=data) if settings.usage else None
+    if feed is not None:
+        await feed.chain_acts(store, settings.account_id)
     front_end = make_front_end(
         settings,
         broker=broker,

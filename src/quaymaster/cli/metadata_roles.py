@@ -21,6 +21,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import CellFormat
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.declared_queues import note_nothing
 from quaymaster.metadata.master_keys import KeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.placement import CellJournals
@@ -125,8 +126,11 @@ async def start_remote_metadata(
     wait_s: float = START_WAIT_S,
     rpc: RPCMetrics | None = None,
     cell_format: CellFormat | None = None,
+    note: Callable[[], Awaitable[None]] = note_nothing,
 ) -> RemoteMetadata:
     """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
+
+    `note` is called before declared queues are made or changed.
 
     Raises:
         KeysUnusable: this host lacks a master key.
@@ -164,7 +168,7 @@ async def start_remote_metadata(
     stack.push_async_callback(metadata.close)
     if settings.queues_file is not None:
         file = settings.queues_file
-        await _patiently(lambda: _declare(metadata, file), wait_s, "journals for the declared queues")
+        await _patiently(lambda: _declare(metadata, file, note), wait_s, "journals for the declared queues")
     return metadata
 
 
@@ -203,6 +207,6 @@ def _organised(settings: Settings, nodes: Sequence[Node]) -> FullNodes:
     return FullNodes(nodes)
 
 
-async def _declare(metadata: RemoteMetadata, file: Path) -> None:
-    changed = await metadata.load_queues_file(file)
+async def _declare(metadata: RemoteMetadata, file: Path, note: Callable[[], Awaitable[None]]) -> None:
+    changed = await metadata.load_queues_file(file, note=note)
     log_event(log, logging.INFO, "declared queues loaded", changed=changed)

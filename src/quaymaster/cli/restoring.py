@@ -11,6 +11,7 @@ from pathlib import Path
 from quaymaster.broker.backup import STORE_NAME, BackupUnusable, restore
 from quaymaster.cli.compose import key_provider, wall_ms
 from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.coordination.noted_acts import act_of_user, encode_act
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.metadata.master_keys import KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.service import MetadataService
@@ -37,7 +38,8 @@ def restore_data_directory(
     if data.exists() and any(data.iterdir()):
         raise RestoreRefused(f"{data} is not empty; restore into a new directory.")
     try:
-        restore(source, data, progress)
+        act = act_of_user("RestoreBackup", {"backup": str(source.absolute()), "data": str(data)})
+        restore(source, data, progress, restored=encode_act(act))
         if keys is not None:
             _copy_keys(keys, data / "keys")
         asyncio.run(check_keys(settings, data))

@@ -228,6 +228,7 @@ def force_start(
     from quaymaster.broker.disk import DirectoryInUse
     from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory
     from quaymaster.cli.settling import force_settling
+    from quaymaster.coordination.noted_acts import act_of_user
 
     directory = data_directory(data)
     if not directory.is_dir():
@@ -243,7 +244,8 @@ def force_start(
     )
     if not yes and not typer.confirm("Continue with what is there?", err=True):
         raise Refused("Nothing was changed.")
-    force_settling(directory.absolute())
+    act = act_of_user("ForceStart", {"data": str(directory.absolute())})
+    force_settling(directory.absolute(), act)
     lock.release()
     print_line(f"the next `quaymaster serve --data {directory}` continues with what is there")
 

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     StoreUnusable,
 )
+from quaymaster.coordination.noted_acts import act_of_user, note_act
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.coordination.store_mark import MARK_FILE
 from quaymaster.monitoring.logs import log_event
@@ -150,3 +152,17 @@ def _read_mark(data: Path) -> str | None:
         return (data / ETCD_FILE).read_text().strip()
     except FileNotFoundError:
         return None
+
+
+def declaring(queues_file: Path | None, store: Coordination) -> Callable[[], Awaitable[None]]:
+    """Return what notes, once, that a start makes or changes declared queues."""
+    act = act_of_user("DeclareQueues", {"queues_file": str(queues_file)})
+    is_noted = False
+
+    async def note() -> None:
+        nonlocal is_noted
+        if not is_noted:
+            await note_act(store, act)
+            is_noted = True
+
+    return note

@@ -20,6 +20,7 @@ import msgspec
 from quaymaster.coordination.cell_keys import BROKERS, JOURNALS, decode_registration
 from quaymaster.coordination.interface import (
     ABSENT,
+    Compare,
     Coordination,
     LeaseExpired,
     OutcomeUnknown,
@@ -27,6 +28,7 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     StoreUnusable,
 )
+from quaymaster.coordination.noted_acts import NotedAct, put_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import FORMAT_MAX, FORMAT_MIN, CellFormat, why_unreadable
@@ -181,8 +183,10 @@ async def list_processes(store: Coordination) -> list[ProcessRegistration]:
     return [_registrations.decode(item.value) for item in items]
 
 
-async def raise_format(store: Coordination, wanted: int) -> bool:
+async def raise_format(store: Coordination, wanted: int, act: NotedAct | None = None) -> bool:
     """Let the cell write another format from now on; false when it does so already. There is no way back.
+
+    `act` is noted with the change.
 
     Raises FormatRefused when a process would not be able to read it, or a broker does not run: nobody knows of what
     version it is when it comes back.
@@ -209,8 +213,9 @@ async def raise_format(store: Coordination, wanted: int) -> bool:
             f"Nobody knows what these brokers read, which do not run: {', '.join(away)}. Start or drain them."
         )
     try:
-        await store.compare_and_swap(
-            FORMAT_KEY, found.revision if found is not None else ABSENT, str(wanted).encode()
+        await store.transaction(
+            [Compare(FORMAT_KEY, found.revision if found is not None else ABSENT)],
+            [Put(FORMAT_KEY, str(wanted).encode()), *([] if act is None else [put_act(act)])],
         )
     except RevisionMismatch:
         raise FormatRefused("The format was changed meanwhile: look again.") from None

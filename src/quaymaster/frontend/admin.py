@@ -417,16 +417,30 @@ class Admin:
             self._refuse(request, act, error)
         else:
             body = msgspec.json.encode(answer, enc_hook=str) + b"\n"
-            if act is not None:
-                self._acts.note(act, "OK", 200, answer, len(body))
-            request.respond(200, _JSON_HEADERS, body)
+            self._respond(request, act, "OK", answer, 200, _JSON_HEADERS, body)
 
     def _refuse(self, request: HTTPRequest, act: Act | None, error: Exception) -> None:
         reported = _reported(request, error)
         status, headers, body = _error_reply(reported)
-        if act is not None:
-            self._acts.note(act, wire_error(reported).code, status, None, len(body))
-        request.respond(status, headers, body)
+        self._respond(request, act, wire_error(reported).code, None, status, headers, body)
+
+    def _respond(
+        self,
+        request: HTTPRequest,
+        act: Act | None,
+        code: str,
+        answer: Mapping[str, Any] | None,
+        status: int,
+        headers: bytes,
+        body: bytes,
+    ) -> None:
+        """Answer a request; an act once its event is on the disk."""
+        respond = partial(request.respond, status, headers, body)
+        if act is None:
+            respond()
+        else:
+            self._acts.note(act, code, status, answer, len(body))
+            self._acts.when_noted(act, respond)
 
     async def _queue_of_act(self, call: AdminCall) -> QueueDefinition | None:
         return self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)

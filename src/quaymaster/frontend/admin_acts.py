@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -102,3 +102,10 @@ class AdminActs:
         kept = {} if answer is None else {name: answer[name] for name in answer if name in ANSWERED}
         act.change = (bounded_json(act.asked), bounded_json(kept) if kept else "")
         self.usage.record(act, code, status, time.monotonic() * 1000, response_bytes)
+
+    def when_noted(self, act: Act, then: Callable[[], None]) -> None:
+        """Call `then` once the event of an act that was noted is on the disk; at once for a look."""
+        if self.usage is None or act.action.name not in ADMIN_CHANGES:
+            then()
+        else:
+            self.usage.when_written(then)

@@ -26,6 +26,7 @@ from quaymaster.core.errors import CallerError, InternalFailure, NotNow, NotYetK
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage import (
+    CHANGES,
     CLIENT_GONE,
     CLIENT_GONE_STATUS,
     UNKNOWN,
@@ -309,8 +310,7 @@ class Call(msgspec.Struct, eq=False):
         self.is_done = True
         if self.is_control and self.calls.usage is not None:
             self.change = describe_change(self.action.name, self.given, output)
-        self.request.respond(200, headers, body)
-        self.count("OK", _monotonic() * 1000, 200, len(body))
+        self._answer("OK", 200, headers, body)
 
     def succeed_with(self, headers: bytes, body: bytes) -> None:
         """Answer with a body that is no JSON; `headers` say what it is."""
@@ -336,8 +336,18 @@ class Call(msgspec.Struct, eq=False):
         response = render_error(error, self.form, self.request_id)
         if self.given is not None and self.calls.usage is not None:
             self.change = describe_change(self.action.name, self.given, None)
-        self.request.respond(response.status, render_headers(response) + self.cors, response.body)
-        self.count(wire_error(error).code, _monotonic() * 1000, response.status, len(response.body))
+        headers = render_headers(response) + self.cors
+        self._answer(wire_error(error).code, response.status, headers, response.body)
+
+    def _answer(self, code: str, status: int, headers: bytes, body: bytes) -> None:
+        """Answer and record; what may have changed a queue in the other order, its record on the disk first."""
+        request, usage = self.request, self.calls.usage
+        if usage is None or self.action.name not in CHANGES or not self.principal.account_id:
+            request.respond(status, headers, body)
+            self.count(code, _monotonic() * 1000, status, len(body))
+            return
+        self.count(code, _monotonic() * 1000, status, len(body))
+        usage.when_written(partial(request.respond, status, headers, body))
 
     def count(self, code: str, now_ms: float, status: int, response_bytes: int) -> None:
         """Count and record the answered request, and log it if it was slow."""

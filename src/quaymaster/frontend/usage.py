@@ -106,13 +106,23 @@ ADMIN_CHANGES: Final = frozenset(
     }
 )
 """What operators change over the admin API."""
+OTHER_ACT: Final = "OtherAct"
+"""An act that a newer program noted; what it calls it is in what was asked."""
+NOTED_CHANGES: Final = frozenset(
+    {
+        *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
+        *("DeclareQueues", "StopBroker", "UpgradeCell", OTHER_ACT),
+        *("AcceptClock", "CreateBackup"),
+    }
+)
+"""What operators change past every front end: `coordination/noted_acts`."""
 ADMIN_LOOKS: Final = frozenset({"ListAccessKeys", "PeekMessages"})
 """What they only look at, and leaves a record all the same."""
 ADMIN: Final = "admin"
 """The wire form of what was asked over the admin API."""
 _DATA_LOOKS: Final = frozenset({"DescribeLog", "FindOffsets", "FetchMessages"})
 
-_MANAGEMENT: Final = CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS
+_MANAGEMENT: Final = CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS | NOTED_CHANGES
 
 _MS_TO_US: Final = 1000
 _json = msgspec.json.Encoder()
@@ -212,6 +222,10 @@ class TakenRows(msgspec.Struct):
             ],
         )
 
+    def request_ids(self, start: int, end: int) -> list[str]:
+        """Return the request ids of some of the rows."""
+        return self.cells[start * CELLS + CELLS - 1 : end * CELLS : CELLS]
+
     def counts(self, start: int, end: int) -> list[DroppedCount]:
         """Return sums of some of the rows, for when they cannot be written."""
         counts: dict[tuple[str, str], DroppedCount] = {}
@@ -272,6 +286,9 @@ class UsageRecorder:
         """Requests so far, those that were too many among them."""
         self.on_many: Callable[[], None] = lambda: None
         """Called when there is enough to be written at once."""
+        self.has_writer = False
+        """Whether somebody takes what is recorded, and calls what `take_waiting` returns once it is on the disk."""
+        self._waiting: list[Callable[[], None]] = []
 
     def record(self, call: AnsweredCall, code: str, status: int, now_ms: float, response_bytes: int) -> None:
         """Note a request that was answered, "OK" or with an error's code. On the path of every request: 1 us."""
@@ -366,6 +383,22 @@ class UsageRecorder:
     def waiting(self) -> int:
         """How many records wait to be taken."""
         return self._count
+
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Call `then` once what is recorded so far is on the disk; at once where nothing writes it.
+
+        What changed something is answered only then: a server that is killed after an answer has the event.
+        """
+        if not self.has_writer:
+            then()
+            return
+        self._waiting.append(then)
+        self.on_many()
+
+    def take_waiting(self) -> list[Callable[[], None]]:
+        """Return what waits for the records that `take` returned just before."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
     def take(self, *, is_last: bool = False) -> TakenRows:
         """Return what was recorded since the last time; what was counted of refusals, once a minute or at last."""

@@ -21,6 +21,7 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 
 from quaymaster.coordination.interface import Coordination, RevisionMismatch
 from quaymaster.core.errors import CallerError, NotNow
+from quaymaster.frontend.act_chain import ActChain, NotedCall
 from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.frontend.usage_epochs import RENEW_S, Epoch, FrontEndEpochs, is_gone, lost_block
 from quaymaster.frontend.usage_shipper import RETRY_MAX_S, RETRY_MIN_S, UsageShipper
@@ -32,6 +33,10 @@ from quaymaster.protocol.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 from quaymaster.protocol.usage_records import CorruptBlock, DropReason, decode_header
 
 STOP_SHIPPING_S: Final = 2.0
+WRITE_WAIT_S: Final = 5.0
+"""Answers to changes wait so long for the disk to have their events."""
+CHAIN_FIRST_S: Final = 5.0
+"""A start waits so long for the acts that were noted before it."""
 PIPELINE_FILE: Final = "pipeline.json"
 PIPELINE_KEY: Final = "pipeline"
 """The access key by which the pipeline reads, as `quaymaster key list` shows it."""
@@ -80,6 +85,10 @@ class UsageFeed:
         self._spool_bytes = 0
         self._block_s = 0.0
         """When there was a block last, by the monotonic clock."""
+        self._acts: ActChain | None = None
+        self._chaining: asyncio.Task[None] | None = None
+        self._may_ship = asyncio.Event()
+        self._may_ship.set()
 
     async def start(self, store: Coordination, region: str) -> None:
         """Read the spool, claim an epoch, and begin to write.
@@ -101,6 +110,18 @@ class UsageFeed:
         await self._write(is_heartbeat=True)
         self._writing = supervise(asyncio.create_task(self._write_for_ever(), name="usage-writer"))
 
+        self.recorder.has_writer = True
+
+    async def chain_acts(self, store: Coordination, account_id: str) -> None:
+        """Put acts that no front end answered into the audit chain, now and from now on. Call before `ship`."""
+        self._acts = ActChain(store, self, account_id)
+        try:
+            async with asyncio.timeout(CHAIN_FIRST_S):
+                await self._acts.take_all()
+        except (NotNow, TimeoutError) as error:
+            log_event(log, logging.WARNING, "acts of operators not read", reason=str(error))
+        self._chaining = supervise(asyncio.create_task(self._acts.run(), name="act-chain"))
+
     def ship(self, shipper: UsageShipper) -> None:
         """Begin to ship."""
         self._shipper = shipper
@@ -111,11 +132,13 @@ class UsageFeed:
     async def stop(self) -> None:
         """Write the last records, seal the epoch, ship what can be shipped at once."""
         await _end(self._keeping)  # first: it might begin another epoch
+        await _end(self._chaining)
         self._is_stopping = True
         self._write_now.set()
         if self._writing is not None:
             await self._writing  # not cancelled: what it has taken from the recorder must get to the spool
         await self._write(is_heartbeat=False, is_last=True)
+        self.recorder.has_writer = False
         try:
             await self._on_thread(lambda: self._spool.close(now_us=self._now_us()))
         except OSError as error:
@@ -134,8 +157,39 @@ class UsageFeed:
         """Let go without having started."""
         self._thread.shutdown()
 
+    @property
+    def front_end(self) -> str:
+        """The name under which records are."""
+        return self._spool.front_end
+
+    async def front_ends(self) -> dict[str, Epoch]:
+        """Return all front ends there ever were, by name. Raises NotNow."""
+        assert self._epochs is not None, "started"
+        return await self._epochs.rows()
+
+    async def write_act(self, call: NotedCall) -> bool:
+        """Make an act durable in the spool, if it is not there; true when it is."""
+        acts = self._spool.noted_acts
+        if call.request_id not in acts:
+            self.recorder.record(call, "OK", 200, time.monotonic() * 1000, 0)
+            await self._write(is_heartbeat=False)
+        return call.request_id in acts
+
+    def hold_shipping(self) -> None:
+        """Ship nothing that is written from now on."""
+        self._may_ship.clear()
+
+    def release_shipping(self) -> None:
+        """Ship again."""
+        self._may_ship.set()
+
+    def forget_act(self, act_id: str) -> None:
+        """Remember no longer that an act is in the spool: its row is gone."""
+        self._spool.noted_acts.discard(act_id)
+
     async def next_block(self) -> SpooledBlock | None:
         """Return the first block that is not shipped; as `UsageSpool.next_block`."""
+        await self._may_ship.wait()
         return await self._on_thread(self._spool.next_block)
 
     async def mark_shipped(self, block: SpooledBlock) -> None:
@@ -235,9 +289,17 @@ class UsageFeed:
 
     async def _write(self, *, is_heartbeat: bool, is_last: bool = False) -> None:
         taken = self.recorder.take(is_last=is_last)
+        waiting = self.recorder.take_waiting()
         if not (taken.count or taken.overflow or is_heartbeat):
+            _answer(waiting)
             return
-        appended = await self._on_thread(lambda: self._spool.append(taken, is_heartbeat=is_heartbeat))
+        # A disk that does not answer keeps no operator waiting for ever.
+        late = asyncio.get_running_loop().call_later(WRITE_WAIT_S, _answer, waiting)
+        try:
+            appended = await self._on_thread(lambda: self._spool.append(taken, is_heartbeat=is_heartbeat))
+        finally:
+            late.cancel()
+            _answer(waiting)
         self._spool_bytes = self._spool.size_bytes
         self._written += appended.rows
         if appended.rows or is_heartbeat:
@@ -271,6 +333,12 @@ class UsageFeed:
     ) -> Result:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: call(*args, **kwargs))
+
+
+def _answer(waiting: list[Callable[[], None]]) -> None:
+    """Call each once."""
+    while waiting:
+        waiting.pop(0)()
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,7 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
+from quaymaster.coordination.noted_acts import ACT_ID
 from quaymaster.frontend.usage import TakenRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.protocol.usage_records import (
@@ -159,6 +161,8 @@ class UsageSpool:
         """Segment number and offset up to which all is shipped."""
         self._is_named = is_named
         self.front_end = node
+        self.noted_acts: set[str] = set()
+        """Ids of acts (`coordination/noted_acts`) in the segments, until `forget_act`."""
         self.epoch = 0
         """That of the last segment, until `begin`."""
 
@@ -223,6 +227,7 @@ class UsageSpool:
         data: list[bytes] = []
         reason: DropReason | None = None
         lost = 0
+        written_acts: list[str] = []
         room = self._bytes_max - self.size_bytes
         for start in range(0, taken.count, ROWS_PER_BLOCK_MAX):
             end = min(start + ROWS_PER_BLOCK_MAX, taken.count)
@@ -233,6 +238,7 @@ class UsageSpool:
                 reason = "spool_full"
                 continue
             data.extend(block.data for block in blocks)
+            written_acts += _acts_in(taken.request_ids(start, end))
             self._dropped = None
             self._chain = _Chain(
                 blocks[-1].seq_hi, blocks[-1].digest, blocks[-1].audit_hash, taken.watermark_us
@@ -255,6 +261,7 @@ class UsageSpool:
             self._drop(taken.count, taken.counts(0, taken.count), "disk_failed")
             self._drop(taken.overflow, taken.overflow_counts, "too_many")
             return Appended(0, taken.count + taken.overflow, "disk_failed")
+        self.noted_acts.update(written_acts)
         return Appended(taken.count + taken.overflow - lost, lost, reason)
 
     def close(self, *, now_us: int) -> None:
@@ -471,6 +478,7 @@ class UsageSpool:
             if header.epoch == head.epoch:
                 if header.seq_lo != chain.next_sequence:
                     break
+                self.noted_acts.update(_acts_in(block.rows.request_id))
                 hashes = [change.record_hash for change in block.rows.changes]
                 chain = _Chain(
                     header.seq_hi,
@@ -649,6 +657,10 @@ class UsageSpool:
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{number:016}{SEGMENT_SUFFIX}"
+
+
+def _acts_in(request_ids: Sequence[str]) -> list[str]:
+    return [request_id for request_id in request_ids if request_id.startswith(ACT_ID)]
 
 
 def _encode_segment_head(head: SegmentHead) -> bytes:

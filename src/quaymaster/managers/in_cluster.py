@@ -40,12 +40,15 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import (
     ABSENT,
+    Compare,
     Coordination,
     CoordinationUnavailable,
     KeyValue,
     OutcomeUnknown,
+    Put,
     RevisionMismatch,
 )
+from quaymaster.coordination.noted_acts import NotedAct, put_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell import (
     Action,
@@ -196,9 +199,13 @@ class InClusterManager:
             problems=self._problems,
         )
 
-    async def set_broker_state(self, name: str, state: BrokerState) -> None:
-        """Let a broker drain, stop, or be active again. Any manager may write it; the acting one follows it."""
+    async def set_broker_state(self, name: str, state: BrokerState, act: NotedAct | None = None) -> None:
+        """Let a broker drain, stop, or be active again. Any manager may write it; the acting one follows it.
+
+        `act` is noted with the change, if there is one.
+        """
         key = registration_key(name)
+        noted = [] if act is None else [put_act(act)]
         while True:
             found = await self._coordination.get(key)
             if found is None:
@@ -208,7 +215,9 @@ class InClusterManager:
                 return
             wanted = msgspec.structs.replace(registration, state=state)
             with suppress(RevisionMismatch, OutcomeUnknown):
-                await self._coordination.compare_and_swap(key, found.revision, encode_registration(wanted))
+                await self._coordination.transaction(
+                    [Compare(key, found.revision)], [Put(key, encode_registration(wanted)), *noted]
+                )
                 log_event(log, logging.INFO, "broker state set", broker=name, state=state)
 
     def samples(self) -> Iterator[Sample]:

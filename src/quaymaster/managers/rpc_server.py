@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
+from quaymaster.coordination.noted_acts import act_of_caller
+from quaymaster.core.cell import BrokerState
 from quaymaster.core.errors import CallerError, InternalFailure, MalformedInput, NotNow
 from quaymaster.core.unreadable import UNREADABLE
 from quaymaster.managers.in_cluster import InClusterManager
@@ -26,6 +28,12 @@ from quaymaster.protocol.manager_calls import (
 )
 
 CALLS_MAX = 64
+ACTS: Final[dict[BrokerState, str]] = {
+    "active": "ActivateBroker",
+    "draining": "DrainBroker",
+    "stopping": "StopBroker",
+}
+"""The names of the acts that set a broker's state, as events have them."""
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +86,8 @@ class ManagerCalls:
 
     async def _set_broker_state(self, call: Incoming, request: BrokerStateRequest) -> None:
         try:
-            await self._manager.set_broker_state(request.broker, request.state)
+            act = act_of_caller(ACTS[request.state], request.by, call.caller, {"broker": request.broker})
+            await self._manager.set_broker_state(request.broker, request.state, act)
         except asyncio.CancelledError:
             call.fail(NotNow("The manager is shutting down."))
             raise

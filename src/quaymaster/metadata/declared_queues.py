@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -78,27 +78,44 @@ class ChangesQueues(Protocol):
     async def change(self, request: QueueChange) -> QueueDefinition: ...
 
 
+async def note_nothing() -> None:
+    """Stand for a note that is not wanted."""
+
+
 async def apply_declared_queues(
-    queues: ChangesQueues, declared: list[DeclaredQueue], *, path: Path, account_id: str
+    queues: ChangesQueues,
+    declared: list[DeclaredQueue],
+    *,
+    path: Path,
+    account_id: str,
+    note: Callable[[], Awaitable[None]] = note_nothing,
 ) -> int:
-    """Create the queues that are missing, change those that differ; return how many of both."""
+    """Create the queues that are missing, change those that differ; return how many of both.
+
+    `note` is called before the first change.
+    """
     changed = 0
+
+    async def change(request: QueueChange) -> None:
+        nonlocal changed
+        if not changed:
+            await note()
+        changed += 1
+        await queues.change(request)
+
     # Redrive policies come last: their targets may stand further down in the file, or name each other.
     for queue in declared:
         if queues.find(account_id, queue.name) is None:
             first = {name: value for name, value in queue.attributes.items() if name != "RedrivePolicy"}
             with _Naming(path, queue.name):
-                await queues.change(CreateQueue(account_id, queue.name, first, queue.tags))
-            changed += 1
+                await change(CreateQueue(account_id, queue.name, first, queue.tags))
     for queue in declared:
         definition = queues.queue(account_id, queue.name)
         with _Naming(path, queue.name):
             if first_difference(definition, queue.attributes) is not None:
-                await queues.change(SetAttributes(account_id, queue.name, queue.attributes))
-                changed += 1
+                await change(SetAttributes(account_id, queue.name, queue.attributes))
             if not queue.tags.items() <= definition.tags.items():
-                await queues.change(TagQueue(account_id, queue.name, queue.tags))
-                changed += 1
+                await change(TagQueue(account_id, queue.name, queue.tags))
     return changed
 
 
@@ -153,7 +170,7 @@ class _Reader:
         target = table.get(_DEAD_LETTER_QUEUE)
         if target is None:
             if _MAX_RECEIVE_COUNT in table:
-                raise self._wrong(name, _MAX_RECEIVE_COUNT, f"needs a {_DEAD_LETTER_QUEUE} beside it.")
+                raise self._wrong(name, _MAX_RECEIVE_COUNT, f"needs a {_DEAD_LETTER_QUEUE} next to it.")
             return
         if "RedrivePolicy" in attributes:
             raise self._wrong(

@@ -23,7 +23,7 @@ import logging
 import re
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -58,7 +58,7 @@ from quaymaster.core.queue_definitions import (
 from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.accounts import AccessKey, Accounts
 from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
-from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
+from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues, note_nothing
 from quaymaster.metadata.identity import Identity, compare_identities
 from quaymaster.metadata.known_queues import QueuePage
 from quaymaster.metadata.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
@@ -781,8 +781,13 @@ class RemoteMetadata:
         """The id of the master key that wraps everything now."""
         return self.master_keys.row.current_key_id
 
-    async def load_queues_file(self, path: Path) -> int:
-        """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed."""
+    async def load_queues_file(
+        self, path: Path, *, note: Callable[[], Awaitable[None]] = note_nothing
+    ) -> int:
+        """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed.
+
+        `note` is called before the first change.
+        """
         declared = load_declared_queues(path, region=self.region, account_id=self.account_id)
         with one_request():
             for queue in declared:
@@ -790,7 +795,9 @@ class RemoteMetadata:
                     self.find_queue(self.account_id, queue.name)
                 except NotYetKnown as unknown:
                     await known(unknown)
-            return await apply_declared_queues(self.queues, declared, path=path, account_id=self.account_id)
+            return await apply_declared_queues(
+                self.queues, declared, path=path, account_id=self.account_id, note=note
+            )
 
     async def rotate_master_key(self) -> str:
         """Make a new master key, or take the one that was made and copied; wrap everything with it; retire the old.

@@ -18,13 +18,14 @@ from quaymaster.coordination.interface import (
     Put,
     transaction_bytes,
 )
+from quaymaster.coordination.noted_acts import ACTS
 from quaymaster.core.queue_definitions import decode_queue_definition
 from quaymaster.metadata.rows import NODES, PENDING, QUEUES, READERS, PendingRow, encode_row
 
-OF_PROCESSES: Final = (PROCESSES, BROKERS, JOURNALS, "managers/", NODES, READERS)
-"""Who is there, and who has which journal: that is for the new cell to say."""
+OF_PROCESSES: Final = (PROCESSES, BROKERS, JOURNALS, "managers/", NODES, READERS, ACTS)
+"""Who is there, and who has which journal: that is for the new cell to say. Acts are in the chains of the old one."""
 OF_ONE_SERVER: Final = ("directory", FORMAT_KEY)
-EXPECTED: Final = (PROCESSES, BROKERS, FORMAT_KEY)
+EXPECTED: Final = (PROCESSES, BROKERS, FORMAT_KEY, ACTS)
 """What the store of a cell has that was not begun yet, but for its brokers."""
 ROWS_AT_ONCE_MAX: Final = TRANSACTION_OPERATIONS_MAX // 2
 

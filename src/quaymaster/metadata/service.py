@@ -25,7 +25,7 @@ from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.metadata.accounts import AccessKey, Accounts
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
 from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
-from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues
+from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues, note_nothing
 from quaymaster.metadata.identity import check_identity
 from quaymaster.metadata.master_keys import KeyProvider, MasterKeys
 from quaymaster.metadata.mirror import Mirror
@@ -156,10 +156,17 @@ class MetadataService:
         """
         return await self.queues.finish_pending()
 
-    async def load_queues_file(self, path: Path) -> int:
-        """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed."""
+    async def load_queues_file(
+        self, path: Path, *, note: Callable[[], Awaitable[None]] = note_nothing
+    ) -> int:
+        """Create and change the queues a TOML file declares; DeclaredQueuesError. Returns how many changed.
+
+        `note` is called before the first change.
+        """
         declared = load_declared_queues(path, region=self.region, account_id=self.account_id)
-        return await apply_declared_queues(self.queues, declared, path=path, account_id=self.account_id)
+        return await apply_declared_queues(
+            self.queues, declared, path=path, account_id=self.account_id, note=note
+        )
 
     @property
     def master_key_id(self) -> str:

@@ -330,5 +330,8 @@ ACTIONS = (
     *("EnableAccessKey", "DisableAccessKey", "RotateAccessKey", "DeleteAccessKey", "CreateSession"),
     *("RotateMasterKey", "RotateReceiptKey", "AcceptClock", "SealFrontEnd", "CreateBackup"),
     *("ListAccessKeys", "PeekMessages"),
+    # Of operators, past every front end.
+    *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
+    *("DeclareQueues", "StopBroker", "UpgradeCell", "OtherAct"),
 )
 """`op` is the place in this list, which only grows; 0 is any action that is not in it."""

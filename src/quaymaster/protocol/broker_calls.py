@@ -7,7 +7,7 @@
 
 And an operator:
 
-    accept_clock                            ─▶ nothing: wall clocks are right, in all journals that it has
+    accept_clock AcceptClockRequest         ─▶ nothing: wall clocks are right, in all journals that it has
 
 Structs and bools are MessagePack; fields are only ever appended, with defaults.
 """
@@ -45,8 +45,15 @@ class DropRequest(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class AcceptClockRequest(msgspec.Struct, frozen=True):
+    """Say that wall clocks are right. `by`: the user and host that say so, as far as the caller tells."""
+
+    by: str = ""
+
+
 encode_call = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(BrokerReport).decode
 decode_transfer = msgspec.msgpack.Decoder(TransferRequest).decode
 decode_drop = msgspec.msgpack.Decoder(DropRequest).decode
+decode_accept_clock = msgspec.msgpack.Decoder(AcceptClockRequest).decode
 decode_answer = msgspec.msgpack.Decoder(bool).decode

@@ -17,10 +17,11 @@ SET_BROKER_STATE: Final = "cell.broker_state"
 
 
 class BrokerStateRequest(msgspec.Struct, frozen=True):
-    """Let a broker drain, stop, or be active again."""
+    """Let a broker drain, stop, or be active again. `by`: the user and host that ask, as far as the caller tells."""
 
     broker: str
     state: BrokerState
+    by: str = ""
 
 
 encode_state_request = msgspec.msgpack.Encoder().encode
