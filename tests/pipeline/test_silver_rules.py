@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
 
-from quaymaster.frontend.usage import ADMIN_CHANGES, ADMIN_LOOKS, CHANGES, LOOKS
+from quaymaster.frontend.usage import ADMIN_CHANGES, ADMIN_LOOKS, CHANGES, LOOKS, NOTED_CHANGES
 from quaymaster.pipeline.billing.rules import billed_requests_of, billing_class_of
 from quaymaster.pipeline.blocks import Origin, bronze_rows, open_block
 from quaymaster.pipeline.gold import HOUR_KEYS, merge_usage, partial_usage
@@ -152,7 +152,7 @@ def test_acts_of_operators_are_audit_events_and_not_billed() -> None:
 
 
 def test_numbers_of_all_that_records_can_name_are_known() -> None:
-    assert set(ACTIONS) >= CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS
+    assert set(ACTIONS) >= CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS | NOTED_CHANGES
 
 
 def test_queues_that_were_not_found_are_told_apart_by_bounded_names() -> None:
