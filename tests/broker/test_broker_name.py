@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 from test_cell_broker import Cell, until
 
 from quaymaster.broker import broker_name
@@ -55,7 +56,7 @@ async def registered(cell: Cell) -> BrokerRegistration | None:
 
 async def until_at(cell: Cell, address: str) -> BrokerRegistration:
     """Wait until the broker is registered at an address."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while (known := await registered(cell)) is None or known.address != address:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return known

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness.broker_support import define, message, number_of, options
+from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import (
     backup_calls,
@@ -226,7 +227,7 @@ class Cell:
         assert all(found == hashes[0] for found in hashes)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

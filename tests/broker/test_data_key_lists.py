@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness.broker_support import BrokerTester, define, identity, redrive_to, running
 from harness.sim_disk import SimDisk
+from harness.waiting import PATIENCE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,7 +226,7 @@ def test_segment_that_is_sealed_while_it_is_read_is_read_again(
             def slowly(disk: Any, segment: Segment) -> set[int]:
                 found = original(disk, segment)
                 monkeypatch.setattr(data_key_lists, "data_keys_in", original)
-                asyncio.run_coroutine_threadsafe(send_ones(tester, 9, 11, 60), loop).result(30)
+                asyncio.run_coroutine_threadsafe(send_ones(tester, 9, 11, 60), loop).result(PATIENCE_S)
                 assert segment.is_sealed
                 return found
 

@@ -86,7 +86,7 @@ async def send_many(tester: BrokerTester, queue_id: int, first: int, count: int)
         await tester.send(queue_id, *[message(number, filling=BIG) for number in range(start, start + 10)])
 
 
-async def until(holds: Any, timeout_s: float = 10.0) -> None:
+async def until(holds: Any, timeout_s: float = PATIENCE_S) -> None:
     """Wait until a condition holds."""
     deadline = time.monotonic() + timeout_s
     while not holds():

@@ -91,6 +91,14 @@ async def ended(tester: BrokerTester) -> MoveTask:
     return task
 
 
+async def under_way(tester: BrokerTester) -> None:
+    """Wait until the task has moved something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (await task_of(tester)).moved:
+        assert time.monotonic() < deadline, "the task moves nothing"
+        await asyncio.sleep(0.01)
+
+
 async def waiting(tester: BrokerTester, queue_id: int) -> int:
     return int((await tester.ask(CountMessages(queue_id))).visible)
 
@@ -350,8 +358,8 @@ def test_a_task_fails_when_its_target_is_deleted(tmp_path: Path) -> None:
             await make_queues(tester)
             for number in range(1, 31):
                 await tester.send(DEAD, message(number))
-            await start_task(tester, OTHER, rate_per_s=50)
-            await asyncio.sleep(0.2)
+            await start_task(tester, OTHER, rate_per_s=20)
+            await under_way(tester)
             await tester.ask(DeleteQueue(OTHER))
             task = await ended(tester)
             return task, await waiting(tester, DEAD) + task.moved
@@ -370,7 +378,7 @@ def test_a_rate_holds_a_task_back_and_a_cancel_ends_it(tmp_path: Path) -> None:
             for start in range(1, 101, 10):
                 await tester.send(DEAD, *[message(number) for number in range(start, start + 10)])
             await start_task(tester, OTHER, rate_per_s=20)
-            await asyncio.sleep(0.4)
+            await under_way(tester)
             outcome = await tester.ask(CancelMoveTask(DEAD, TASK))
             await asyncio.sleep(0.3)
             return outcome.tasks[0], await task_of(tester), await waiting(tester, OTHER)
@@ -403,8 +411,8 @@ def test_a_task_goes_on_after_a_restart(tmp_path: Path) -> None:
             await make_queues(tester)
             for start in range(1, 41, 10):
                 await tester.send(DEAD, *[message(number) for number in range(start, start + 10)])
-            await start_task(tester, OTHER, rate_per_s=50)
-            await asyncio.sleep(0.2)
+            await start_task(tester, OTHER, rate_per_s=20)
+            await under_way(tester)
         async with running(tmp_path, coordination=coordination) as tester:
             before = (await task_of(tester)).moved
             task = await ended(tester)
@@ -539,7 +547,7 @@ def test_a_bug_in_a_task_ends_the_process(tmp_path: Path, monkeypatch: pytest.Mo
             await make_queues(tester)
             await make_dead(tester, 1, 2)
             await start_task(tester)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while not ended:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from harness.process import QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-TIMEOUT_S = 120
 NOWHERE = "http://127.0.0.1:9"
 LOOPBACK_ONLY = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE),
@@ -66,7 +66,7 @@ def run_typed(server: QuaymasterProcess, script: str, path: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness.broker_support import BrokerTester, define, message, running
 from harness.process import QuaymasterProcess
+from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.cli.figures import broker_samples
@@ -33,7 +34,7 @@ def live(tmp_path: Path) -> Iterator[QuaymasterProcess]:
 def scrape(process: QuaymasterProcess) -> dict[str, float]:
     """Return the sum of the samples of each metric, a histogram's by its count."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{process.admin_url}/metrics", timeout=10) as answer:
+    with opener.open(f"{process.admin_url}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

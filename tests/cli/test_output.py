@@ -8,12 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.cli import output
 
 from .conftest import PlayedServer
-
-TIMEOUT_S = 60
 
 
 def on_terminal(*arguments: str) -> str:
@@ -37,7 +36,7 @@ def on_terminal(*arguments: str) -> str:
             stderr=writing,
             stdin=subprocess.DEVNULL,
             env={"PATH": os.environ["PATH"], "COLUMNS": "100", "TERM": "xterm", "NO_COLOR": "1"},
-            timeout=TIMEOUT_S,
+            timeout=PATIENCE_S,
             check=True,
         )
     finally:
@@ -114,7 +113,7 @@ def test_quick_commands_import_nothing_slow(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 from harness.process import QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120
 OURS = {"quaymaster", "pyspark_quaymaster"}
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def run(*command: object, stdin: str = "") -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         env=environment(),
         check=False,
     )
@@ -71,7 +71,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         cwd=ROOT,
         capture_output=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=True,
     )
     [built] = folder.glob("*.whl")

@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint, HTTPAnswer
+from harness.waiting import PATIENCE_S
 
 from .support import unique
 
@@ -41,6 +43,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
             report.sections.append(
                 (f"log of the server on port {process.listen_port}", process.log()[-6000:])
             )
+
+
+def long_polls() -> int | None:
+    """Return how many receives wait at the servers of these tests; None where a server is not of these tests."""
+    return sum(_long_polls_of(process) for process in _running) if _running else None
+
+
+def _long_polls_of(process: QuaymasterProcess) -> int:
+    with build_opener(ProxyHandler({})).open(f"{process.admin_url}/metrics", timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(int(float(line.split()[1])) for line in lines if line.startswith("quaymaster_long_polls "))
 
 
 @pytest.fixture(scope="session")

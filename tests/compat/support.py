@@ -155,7 +155,7 @@ class Background:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def result(self, timeout_s: float = 30.0) -> Any:
+    def result(self, timeout_s: float = PATIENCE_S) -> Any:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"still running after {timeout_s:g} s"
         if self._error is not None:
@@ -163,7 +163,7 @@ class Background:
         return self._result
 
 
-def in_parallel(calls: Iterable[Callable[[], T]], *, timeout_s: float = 60.0) -> list[T]:
+def in_parallel(calls: Iterable[Callable[[], T]], *, timeout_s: float = PATIENCE_S) -> list[T]:
     """Run the calls at the same time and return their results in order."""
     running = [Background(call) for call in calls]
     return [background.result(timeout_s) for background in running]

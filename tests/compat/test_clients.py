@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from harness.sqs import Endpoint
-from harness.waiting import eventually
+from harness.waiting import PATIENCE_S, eventually
 
 from .conftest import MakeQueue
 from .support import LOOPBACK_ONLY, bodies, counts_of, receive_all, send, unique
@@ -69,7 +69,7 @@ def test_aiobotocore_sends_and_receives_many_at_a_time(server: Endpoint, queue: 
             await asyncio.gather(
                 *(client.send_message(QueueUrl=queue, MessageBody=str(number)) for number in range(40))
             )
-            messages = (await asyncio.wait_for(waiting, 10))["Messages"]
+            messages = (await asyncio.wait_for(waiting, PATIENCE_S))["Messages"]
             while len(messages) < 40:
                 answers = await asyncio.gather(
                     *(
@@ -86,7 +86,7 @@ def test_aiobotocore_sends_and_receives_many_at_a_time(server: Endpoint, queue: 
             )
             return [message["Body"] for message in messages]
 
-    received = asyncio.run(asyncio.wait_for(scenario(), 60))
+    received = asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
     assert sorted(received, key=int) == [str(number) for number in range(40)]
 
@@ -134,7 +134,7 @@ class CommandLine:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -203,7 +203,7 @@ def test_kombu_puts_gets_and_acknowledges(server: Endpoint, sqs: Any) -> None:
     with connect(broker_url(server), transport_options=options) as connection:
         queue = connection.SimpleQueue(name)
         queue.put({"number": 7})
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=PATIENCE_S)
         payload = message.payload
         message.ack()
         with pytest.raises(Empty):
@@ -322,12 +322,12 @@ class Worker:
             cwd=self.directory,
             env=self._environment,
             check=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
 
     def wait_for_end(self) -> int:
         assert self._child is not None
-        return self._child.wait(60)
+        return self._child.wait(PATIENCE_S)
 
     def stop(self) -> None:
         child, self._child = self._child, None

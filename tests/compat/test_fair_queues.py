@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from .support import bodies, counts_of, delete, receive_all, receive_one, send
+from harness.waiting import eventually
+
+from quaymaster.core.standard_order import BUSY_MIN_MS
+
+from .conftest import MakeQueue
+from .support import bodies, counts_of, receive_all, receive_one, send
 
 
 def send_many(sqs: Any, url: str, tenant: str, count: int) -> None:
@@ -16,6 +22,19 @@ def send_many(sqs: Any, url: str, tenant: str, count: int) -> None:
                 for number in range(first, min(first + 10, count))
             ],
         )
+
+
+def delete_many(sqs: Any, url: str, messages: list[Any]) -> None:
+    for first in range(0, len(messages), 10):
+        some = messages[first : first + 10]
+        answer = sqs.delete_message_batch(
+            QueueUrl=url,
+            Entries=[
+                {"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]}
+                for number, message in enumerate(some)
+            ],
+        )
+        assert len(answer["Successful"]) == len(some)
 
 
 def test_quiet_tenant_goes_before_a_noisy_one(sqs: Any, queue: str) -> None:
@@ -73,11 +92,17 @@ def test_group_of_a_standard_message_is_returned(sqs: Any, queue: str) -> None:
     assert "SequenceNumber" not in message["Attributes"]
 
 
-def test_tenant_is_quiet_again_when_its_messages_are_done(sqs: Any, queue: str) -> None:
-    # As few as make it noisy: the time until they are deleted counts, too, from 30 s on over all of them.
-    send_many(sqs, queue, "noisy", 31)
-    messages = receive_all(sqs, queue, 31)
-    delete(sqs, queue, *messages)
+def test_tenant_is_quiet_again_when_its_messages_are_done(sqs: Any, make_queue: MakeQueue) -> None:
+    def took_long_to_be_done(url: str) -> bool:
+        """Let messages of a tenant be processed; return whether that may have taken so long that it stays noisy."""
+        send_many(sqs, url, "noisy", 31)  # as few as make it noisy while they are in flight
+        began_s = time.monotonic()
+        messages = receive_all(sqs, url, 31)
+        delete_many(sqs, url, messages)
+        return len(messages) * (time.monotonic() - began_s) >= BUSY_MIN_MS / 1_000
+
+    # The processing time of all messages counts, too. On a busy machine some rounds have too much of it.
+    queue = eventually(lambda: "" if took_long_to_be_done(url := make_queue()) else url)
 
     send(sqs, queue, "first", MessageGroupId="noisy")
     send(sqs, queue, "second", MessageGroupId="quiet")

@@ -5,23 +5,39 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from harness.sqs import JSON_TYPE, Endpoint
+from harness.waiting import PATIENCE_S, eventually
 
-from .conftest import MakeQueue
+from .conftest import MakeQueue, long_polls
 from .support import Background, bodies, hide, in_parallel, receive_one, refused, send
 
 # A waiting receive asks for 20 s; one that is woken is back long before this.
 WOKEN_S = 18.0
 
 
+def in_waiting(call: Callable[[], Any], count: int = 1) -> list[Background]:
+    """Start calls that are long polls; returns when they wait at the server, or one is over already."""
+    before = long_polls()
+    polls = [Background(call) for _ in range(count)]
+    if before is None:
+        time.sleep(0.4)  # a server that was there before the tests: it does not tell them
+    else:
+        eventually(
+            lambda: (long_polls() or 0) >= before + count or not all(poll.is_running for poll in polls)
+        )
+    return polls
+
+
 def waiting(sqs: Any, url: str, **more: Any) -> Background:
-    """Start a long poll of 20 s and give it time to arrive at the server."""
-    poll = Background(lambda: bodies(sqs.receive_message(**{"QueueUrl": url, "WaitTimeSeconds": 20, **more})))
-    time.sleep(0.4)
+    """Start a long poll of 20 s; returns when it waits at the server."""
+    (poll,) = in_waiting(
+        lambda: bodies(sqs.receive_message(**{"QueueUrl": url, "WaitTimeSeconds": 20, **more}))
+    )
     return poll
 
 
@@ -91,9 +107,7 @@ def test_long_poll_returns_at_once_what_is_there(sqs: Any, queue: str) -> None:
 
 def test_wait_of_the_queue_holds_for_receives_that_name_none(sqs: Any, make_queue: MakeQueue) -> None:
     url = make_queue(ReceiveMessageWaitTimeSeconds="20")
-    poll = Background(lambda: bodies(sqs.receive_message(QueueUrl=url)))
-    time.sleep(0.4)
-    assert poll.is_running
+    (poll,) = in_waiting(lambda: bodies(sqs.receive_message(QueueUrl=url)))
 
     send(sqs, url, "m")
 
@@ -151,10 +165,17 @@ def test_client_that_hung_up_takes_no_message(server: Endpoint, sqs: Any, queue:
     )
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     name, _, port = server.host.partition(":")
-    with socket.create_connection((name, int(port)), timeout=5) as connection:
+    before = long_polls()
+    with socket.create_connection((name, int(port)), timeout=PATIENCE_S) as connection:
         connection.sendall(f"POST / HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        if before is None:
+            time.sleep(0.5)
+        else:
+            eventually(lambda: (long_polls() or 0) > before)
+    if before is None:
         time.sleep(0.5)
-    time.sleep(0.5)
+    else:
+        eventually(lambda: long_polls() == before)
 
     send(sqs, queue, "m")
 
@@ -163,8 +184,7 @@ def test_client_that_hung_up_takes_no_message(server: Endpoint, sqs: Any, queue:
 
 def test_deleting_the_queue_ends_its_long_polls(sqs: Any, make_queue: MakeQueue) -> None:
     url = make_queue()
-    poll = Background(lambda: sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20))
-    time.sleep(0.4)
+    (poll,) = in_waiting(lambda: sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20))
 
     sqs.delete_queue(QueueUrl=url)
 
@@ -175,8 +195,7 @@ def test_deleting_the_queue_ends_its_long_polls(sqs: Any, make_queue: MakeQueue)
 def test_many_idle_polls_hold_up_nobody(server: Endpoint, sqs: Any, make_queue: MakeQueue) -> None:
     idle, busy = make_queue(), make_queue()
     many = server.client()
-    polls = [Background(lambda: many.receive_message(QueueUrl=idle, WaitTimeSeconds=3)) for _ in range(25)]
-    time.sleep(0.4)
+    polls = in_waiting(lambda: many.receive_message(QueueUrl=idle, WaitTimeSeconds=3), 25)
 
     send(sqs, busy, "m")
     assert Background(lambda: receive_one(sqs, busy)["Body"]).result(WOKEN_S) == "m"

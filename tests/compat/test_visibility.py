@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness.process import QuaymasterProcess
 from harness.sqs import JSON_TYPE
+from harness.waiting import PATIENCE_S
 
 from quaymaster.settings import load_settings
 
@@ -395,7 +396,7 @@ def _open_client(process: QuaymasterProcess) -> Any:
 
 def _repeat(process: QuaymasterProcess, action: str, params: dict[str, Any], times: int) -> None:
     """Send the same unsigned JSON request again and again on one connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", process.listen_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", process.listen_port, timeout=PATIENCE_S)
     headers = {"Content-Type": JSON_TYPE, "X-Amz-Target": f"AmazonSQS.{action}"}
     body = json.dumps(params)
     for _ in range(times):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from harness.etcd import EtcdCluster
+from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination import etcd as etcd_module
 from quaymaster.coordination import etcd_gateway
@@ -33,7 +34,6 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.core.errors import NotNow
 
-TIMEOUT_S = 120
 TIMEOUT_MS = 1_500
 """Of calls; shorter than etcd's own, so that outcomes are unknown often."""
 
@@ -52,7 +52,7 @@ def watch_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario()
 
     asyncio.run(main())
@@ -177,7 +177,7 @@ def test_every_step_of_a_counter_is_made_once_through_kills_pauses_and_leader_ch
 def wait_for_another_leader(cluster: EtcdCluster, old: int) -> None:
     """Return when the members that run agree on a leader other than the paused one."""
     others = [number for number in range(len(cluster.members)) if number != old]
-    deadline_s = time.monotonic() + TIMEOUT_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         statuses = [cluster.status(number) for number in others]
         leaders = {status["leader"] for status in statuses if status and status.get("leader")}
@@ -566,7 +566,7 @@ def test_process_that_was_paused_for_longer_than_its_lease_learns_that_it_lost_i
         rest = holder.stdout.read().split()
         assert rest[-1] == "lost"
         assert set(rest[:-1]) <= {"kept"}
-        assert holder.wait(TIMEOUT_S) == 0
+        assert holder.wait(PATIENCE_S) == 0
     finally:
         holder.kill()
         holder.wait()

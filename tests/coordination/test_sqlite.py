@@ -327,7 +327,7 @@ def test_store_that_does_not_answer_is_an_unknown_outcome_for_writers(
     async def scenario() -> None:
         store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite")
         release = threading.Event()
-        stuck = asyncio.create_task(store._call(lambda _: release.wait(10)))
+        stuck = asyncio.create_task(store._call(lambda _: release.wait(PATIENCE_S)))
         await asyncio.sleep(0.01)
 
         with pytest.raises(OutcomeUnknown):

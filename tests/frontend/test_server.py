@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.core import commands
@@ -396,7 +397,7 @@ def test_a_wrong_secret_and_a_changed_body_do_not_match_the_signature() -> None:
 
             forged = await forger.json("ListQueues", {})
             writer.write(rendered[:-3] + b'b"}')
-            changed = await asyncio.wait_for(reader.readline(), 5)
+            changed = await asyncio.wait_for(reader.readline(), PATIENCE_S)
             writer.close()
 
             assert error_of(forged) == (403, "InvalidSignatureException", "SignatureDoesNotMatch")

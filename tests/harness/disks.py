@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-UNMOUNT_TIMEOUT_S = 20.0
+from .waiting import PATIENCE_S
+
 OWNER = "disk.owner"
 """The file beside a disk's image that tells which process mounted it."""
 
@@ -91,7 +92,7 @@ def small_disk(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
 
 def _unmount(mount: Path) -> None:
     """Unmount, and wait for a process that was killed while it wrote: it lets go a moment later."""
-    deadline = time.monotonic() + UNMOUNT_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             _run("umount", str(mount))
@@ -113,4 +114,4 @@ def _unmount_abandoned() -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)

@@ -37,13 +37,13 @@ from typing import Any, Self
 
 import pytest
 
+from .waiting import PATIENCE_S
+
 PREFIX = "qm"
 NETWORK = "10.90.0"
 HOSTS_MAX = 250
 NAMESPACES = Path("/run/netns")
 TOOLS = ("ip", "tc", "nsenter")
-COMMAND_TIMEOUT_S = 20
-END_TIMEOUT_S = 10.0
 RULE_PRIORITY_CUT = 100
 """Before the rule for addresses of the host itself, which is moved from 0 to 200."""
 RULE_PRIORITY_LOCAL = 200
@@ -246,7 +246,7 @@ def _remove_abandoned() -> None:
 def _remove_namespace(namespace: str) -> None:
     if not (NAMESPACES / namespace).exists():
         return
-    deadline = time.monotonic() + END_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while (left := _processes_left(namespace)) and time.monotonic() < deadline:
         for pid in left:
             with suppress(ProcessLookupError):
@@ -279,7 +279,7 @@ def _run(*command: str, environment: Mapping[str, str] | None = None) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=COMMAND_TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=True,
         env=environment,
     )

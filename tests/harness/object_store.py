@@ -21,6 +21,8 @@ from urllib.request import urlopen
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from .waiting import PATIENCE_S
+
 _DATE = "Sun, 22 Nov 2026 10:00:00 GMT"
 
 
@@ -43,7 +45,7 @@ class ObjectStore:
 
     def list_keys(self) -> list[str]:
         """Return the keys of all objects."""
-        with urlopen(f"http://127.0.0.1:{self.port}/bucket?list-type=2", timeout=60) as answer:
+        with urlopen(f"http://127.0.0.1:{self.port}/bucket?list-type=2", timeout=PATIENCE_S) as answer:
             found = ElementTree.fromstring(answer.read())
         return [one.text or "" for one in found.iter("Key")]
 

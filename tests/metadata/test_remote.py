@@ -226,15 +226,19 @@ def test_queue_is_refreshed_as_well_as_can_be_while_the_store_is_away(tmp_path: 
     run_cell(scenario, tmp_path)
 
 
-def test_what_there_is_not_is_believed_for_a_time_and_in_bounded_number(tmp_path: Path) -> None:
+def test_what_there_is_not_is_believed_for_a_time_and_in_bounded_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = AheadClock(monkeypatch)
+
     async def scenario(cell: Cell) -> None:
-        async with cell.started(unknown_ms=1_000, unknown_max=50) as (_, b):
+        async with cell.started(unknown_ms=clock.LONG_MS, unknown_max=50) as (_, b):
             for number in range(200):
                 assert await b.look_up(lambda n=number: b.access_key(f"AKIA{n:016}")) is None  # type: ignore[misc]
             assert len(b.lookups) == 50
             assert b.access_key(f"AKIA{199:016}") is None
 
-            await asyncio.sleep(1.005)
+            clock.pass_long()
             with pytest.raises(NotYetKnown):
                 b.access_key(f"AKIA{199:016}")
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
 
@@ -104,7 +105,7 @@ def test_until_logs_are_configured_nothing_is_written() -> None:
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
 
     assert (done.stdout, done.stderr) == ("", "")

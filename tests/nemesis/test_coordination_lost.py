@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness.waiting import PATIENCE_S
 
 from quaymaster.core.cell import broker_of
 
 from .cell import Cell
 from .probes import Probes
 
-TIMEOUT_S = 60.0
 SUSPECT = "broker-1"
 """The first among equals, so the one that is appointed when nothing speaks against it."""
 KILLED = "broker-2"
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.privileged
 
 
 def until(cell: Cell, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, f"{cell.configurations()}\n{cell.logs()}"
         time.sleep(0.02)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from harness.load import SQSConnection
 from harness.process import ProcessFailed, QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 from .support import EXIT_UNUSABLE, Client, bodies
 
@@ -142,7 +143,7 @@ def _command(data: Path, *arguments: str) -> dict[str, object]:
         [str(Path(sys.executable).with_name("quaymaster")), *arguments, "--data", str(data)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done

@@ -13,6 +13,7 @@ import pytest
 from harness.new_cell import new_cell, restore_into, served
 from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
+from harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             cwd=directory,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert made.returncode == 0, made.stderr

@@ -36,7 +36,7 @@ def call(process: QuaymasterProcess, action: str, **given: Any) -> tuple[int, ht
     credentials = botocore.credentials.Credentials(env.access_key_id, env.secret_access_key)
     botocore.auth.SigV4Auth(credentials, "sqs", env.region).add_auth(request)
     prepared = request.prepare()
-    connection = http.client.HTTPConnection("127.0.0.1", process.listen_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", process.listen_port, timeout=PATIENCE_S)
     try:
         connection.request("POST", "/", prepared.body, dict(prepared.headers))
         response = connection.getresponse()

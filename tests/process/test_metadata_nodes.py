@@ -70,7 +70,7 @@ class MetadataProcess:
         assert self.child is not None
         self.child.send_signal(signal_number)
         with suppress(ProcessLookupError):
-            return self.child.wait(timeout=30)
+            return self.child.wait(timeout=PATIENCE_S)
         return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness.process import QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 from .support import Client, bodies, refused_start, running
 
@@ -36,7 +37,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         [str(Path(sys.executable).with_name("quaymaster")), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -12,6 +12,7 @@ from random import Random
 
 from harness.load import SQSConnection
 from harness.process import Environment, QuaymasterProcess
+from harness.waiting import PATIENCE_S
 
 from process.support import Client, running
 from quaymaster.cli.checkup import OK, check_permissions
@@ -117,7 +118,7 @@ def test_what_is_done_by_the_command_line_is_in_the_chain_with_who_did_it(tmp_pa
 
     def do(*arguments: str) -> None:
         place = ["--data", str(process.data)]
-        subprocess.run([quaymaster, *arguments, *place], check=True, capture_output=True, timeout=120)
+        subprocess.run([quaymaster, *arguments, *place], check=True, capture_output=True, timeout=PATIENCE_S)
 
     with running(process):
         do("queue", "create", "orders")

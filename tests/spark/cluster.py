@@ -16,6 +16,7 @@ from typing import Any
 
 import pyspark
 from harness.process import free_port
+from harness.waiting import PATIENCE_S
 
 WORKERS = 2
 READY_S = 300
@@ -216,7 +217,7 @@ class Cluster:
             time.sleep(0.2)
 
     def _state(self) -> dict[str, Any] | None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._ui_port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self._ui_port, timeout=PATIENCE_S)
         try:
             connection.request("GET", "/json/")
             state: dict[str, Any] = json.loads(connection.getresponse().read())

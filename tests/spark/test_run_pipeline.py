@@ -57,7 +57,7 @@ def test_usage_of_what_was_done_appears_and_a_signal_ends_each(tmp_path: Path) -
         for process in reversed(running):
             process.send_signal(signal.SIGTERM)
         try:
-            codes = [process.wait(60) for process in running]
+            codes = [process.wait(PATIENCE_S) for process in running]
             # Spark's JVM ends a moment after who started it.
             _until(lambda: not any(_group(process.pid) for process in running))
         finally:
