@@ -18,8 +18,8 @@ if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 
 EXIT_TIMEOUT_S = 60
-SLOW_FOLDERS = ("process", "nemesis")
-"""Whole processes and cells: slow, each of their tests."""
+SLOW_FOLDERS = ("process", "nemesis", "compat")
+"""Whole processes and cells, and every client against them: slow, each of their tests."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
