@@ -504,6 +504,84 @@ def test_a_dead_letter_moves_when_its_leader_hears_a_majority_again(
     assert asyncio.run(run()) == 2
 
 
+def test_dead_letters_wait_while_the_disk_is_low(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+
+    async def run() -> tuple[int, list[int]]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await tester.send(SOURCE, message(1))
+            await tester.receive(SOURCE, timeout_ms=0)
+            space = tester.broker.host.files.space
+            space.note_full()
+            assert await tester.receive(SOURCE, timeout_ms=0) == []
+            end_offset = tester.broker.host.replica.end_offset
+            assert await tester.receive(SOURCE, timeout_ms=0) == []
+            written = tester.broker.host.replica.end_offset - end_offset
+            assert await waiting(tester, DEAD) == 0
+
+            space.note_written()
+            async with asyncio.timeout(PATIENCE_S):
+                while not await waiting(tester, DEAD):
+                    await tester.receive(SOURCE, timeout_ms=0)
+            return written, numbers(await tester.receive(DEAD))
+
+    assert asyncio.run(run()) == (0, [1])
+
+
+def test_a_task_waits_while_the_disk_is_low_and_gives_back_what_it_has_taken_when_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+
+    async def run() -> tuple[str, list[int], int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await make_dead(tester, 1, 2, 3)
+            tester.broker.host.files.space.note_full()
+            await start_task(tester, OTHER)
+            dead = tester.broker.host.replica.queues.partition(DEAD, 0)
+            async with asyncio.timeout(PATIENCE_S):
+                while not dead.moving:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                outcome = await tester.ask(CancelMoveTask(DEAD, TASK))
+                while dead.moving:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            return (
+                outcome.tasks[0].status,
+                numbers(await tester.receive(DEAD)),
+                await waiting(tester, OTHER),
+            )
+
+    assert asyncio.run(run()) == ("CANCELLED", [1, 2, 3], 0)
+
+
+def test_what_a_task_has_taken_is_not_left_aside_when_its_leader_hears_no_majority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+
+    async def run() -> tuple[MoveTask, int]:
+        async with running(tmp_path) as tester:
+            await make_queues(tester)
+            await make_dead(tester, 1, 2)
+            space = tester.broker.host.files.space
+            space.note_full()
+            await start_task(tester, OTHER)
+            dead = tester.broker.host.replica.queues.partition(DEAD, 0)
+            async with asyncio.timeout(PATIENCE_S):
+                while not dead.moving:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            refuse(tester, TakeForMove, 5)  # whether the task is over cannot be told now
+            await asyncio.sleep(0.05)
+            space.note_written()
+            return await ended(tester), await waiting(tester, OTHER)
+
+    task, count = asyncio.run(run())
+
+    assert (task.status, task.moved, count) == ("COMPLETED", 2, 2)
+
+
 async def redriven(directory: Path) -> tuple[MoveTask, int]:
     """Move two dead letters back; return how the task ended, and how many messages wait at their source."""
     async with running(directory) as tester:

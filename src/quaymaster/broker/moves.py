@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from quaymaster.broker.moves_out import MovesAway
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key, parts_of_key
 from quaymaster.core.commands import (
@@ -336,7 +338,12 @@ class Moves:
 
     async def _is_over(self, key: int, task: MoveTask) -> bool:
         """Return whether a task may move nothing more: cancelled, or running for too long."""
-        return (await self._take(parts_of_key(key)[0], task, 0)).is_over
+        try:
+            return (await self._take(parts_of_key(key)[0], task, 0)).is_over
+        except NotNow:
+            if not self._host.replica.is_leading:
+                raise
+            return False  # it is asked again: what it has taken must be moved, or put back
 
     async def _take(self, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
         outcome: object = await self._host.ask(TakeForMove(queue_id, task.task_id, count))
@@ -376,12 +383,15 @@ class Moves:
                     target_journal_id=None if target.journal_id == HERE else target.journal_id,
                 )
             )
-        await asyncio.gather(*(loop.create_task(self._move_one(command)) for command in commands))
+        await asyncio.gather(*(loop.create_task(self._move_one(key, task, command)) for command in commands))
         self._wake(key)
         return failure
 
-    async def _move_one(self, command: MoveMessage) -> None:
-        """Propose that a message moves until that is decided, as long as this replica leads."""
+    async def _move_one(self, key: int, task: MoveTask, command: MoveMessage) -> None:
+        """Propose that a message moves until that is decided, as long as this replica leads.
+
+        What cannot be decided now, on a disk that is low for example, is put back when the task is over meanwhile.
+        """
         while True:
             try:
                 outcome: object = await self._host.ask(command)
@@ -389,6 +399,8 @@ class Moves:
                 if not self._host.replica.is_leading:
                     raise
                 await asyncio.sleep(AWAY_RETRY_S)
+                if await self._is_over(key, task):
+                    command = replace(command, payload=None)
                 continue
             if isinstance(outcome, MoveBegun) and self._away is not None:
                 self._away.begun(partition_key(command.queue_id, command.partition), outcome)

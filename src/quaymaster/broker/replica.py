@@ -38,6 +38,7 @@ from quaymaster.core.commands import (
     FetchedOffsets,
     InternalCommand,
     MoveIn,
+    MoveMessage,
     Outcome,
     PeekedMessage,
     PeekedOffsets,
@@ -103,7 +104,7 @@ READ_BYTES_MAX = 1 << 20
 
 _MOVE = int(RecordType.MOVE)
 _STORING = (Send, MoveIn, StageMessages)
-"""What brings messages into the journal, and is refused while the disk cannot take more."""
+"""What brings messages into the journal, and is refused while the disk cannot take more; see `_stores`."""
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +286,7 @@ class ReplicaHost:
         replica.log.room = self.files.room
         refused = self._sends_refused()
         for command, token in inbox:
-            if refused is not None and type(command) in _STORING:
+            if refused is not None and _stores(command):
                 self._answer(token, refused)
             elif type(token) is Waiter and token.is_done:
                 self._pass_on(token)
@@ -766,6 +767,13 @@ class ReplicaHost:
             found = {row.offset: (row.type, row.flags, row.sequence, payload) for row, payload in records}
             return found, damaged
         return {}, damaged
+
+
+def _stores(command: Command | InternalCommand) -> bool:
+    """Tell whether a command writes messages: a move within the journal writes them once more, a way back nothing."""
+    if type(command) is MoveMessage:
+        return command.payload is not None and command.target_journal_id is None
+    return type(command) in _STORING
 
 
 def _nothing() -> None:
