@@ -2,7 +2,7 @@
 
     python -m bench [--servers NAME,...] [--workloads NAME,...] [--seconds 3] [--depth 1000000] [--publish]
     python -m bench serve_cost | compare | backlog | depth | broker_depth | width | overload | http_limit |
-        frontend_cost | cell | pipeline | engines | freshness [its options]
+        frontend_cost | cell | commit_turns | pipeline | engines | freshness [its options]
 
 Results are JSON in bench/results, with the tables and pictures made from them in bench/results/report.md. With
 --publish they are those of docs/benchmarks.md.
@@ -20,6 +20,7 @@ from bench import (
     backlog,
     broker_depth,
     cell,
+    commit_turns,
     compare,
     depth,
     engines,
@@ -46,6 +47,7 @@ MEASUREMENTS: dict[str, Callable[[], None]] = {
     "width": width.main,
     "rpc_cost": rpc_cost.main,
     "cell": cell.main,
+    "commit_turns": commit_turns.main,
     "pipeline": pipeline.main,
     "engines": engines.main,
     "freshness": freshness.main,

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from harness.broker_support import BrokerTester, define, identity, message, numbers, running
+from harness.waiting import PATIENCE_S
 
 import quaymaster.core.index as index
-from quaymaster.broker import maintenance, recovery
+from quaymaster.broker import maintenance, recovery, replica
+from quaymaster.core import slices
 from quaymaster.core.commands import (
     CommitTransaction,
     Delete,
@@ -20,6 +22,7 @@ from quaymaster.core.commands import (
     StagedOutcome,
     StageMessages,
 )
+from quaymaster.core.errors import JournalStopped
 from quaymaster.core.messages import message_id_of
 
 COUNT = 120
@@ -62,6 +65,100 @@ async def receive_all(tester: BrokerTester) -> list[int]:
     while deliveries := await tester.receive(1, timeout_ms=600_000):
         found += numbers(deliveries)
     return found
+
+
+@pytest.fixture
+def many_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each turn take one slice of four messages."""
+    monkeypatch.setattr(slices, "AT_ONCE_MESSAGES", 0)
+    monkeypatch.setattr(slices, "SLICE_MESSAGES", 4)
+    monkeypatch.setattr(replica, "SLICES_S", 0.0)
+
+
+async def in_the_middle_of_a_commit(tester: BrokerTester) -> asyncio.Task[list[int]]:
+    """Begin a transaction, and return when some of its messages have numbers; the task gives its messages."""
+    sending = asyncio.create_task(send_transaction(tester))
+    partition = tester.broker.host.replica.queues.partition(1, 0)
+    async with asyncio.timeout(PATIENCE_S):
+        while partition.next_sequence <= COUNT // 20 + 1:  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0)
+    assert tester.broker.host.replica.has_more
+    return sending
+
+
+def test_a_snapshot_waits_for_a_commit_in_slices(tmp_path: Path, many_slices: None) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            sending = await in_the_middle_of_a_commit(tester)
+
+            await tester.broker.snapshots.write()
+
+            expected = await sending
+        async with running(tmp_path) as tester:
+            assert await fetch_all(tester) == expected
+            assert await receive_all(tester) == expected
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_is_given_up_when_the_journal_stops_in_the_middle_of_a_commit(
+    tmp_path: Path, many_slices: None
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            sending = await in_the_middle_of_a_commit(tester)
+            writing = asyncio.create_task(tester.broker.snapshots.write())
+            while tester.broker.host.records_since_snapshot:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+            tester.broker.host.stop(OSError("the disk is gone"))
+
+            await writing
+            assert tester.broker.snapshots.failed == 1
+            with pytest.raises(JournalStopped):
+                await sending
+
+    asyncio.run(run())
+
+
+def test_a_slice_that_fails_stops_the_journal(
+    tmp_path: Path, many_slices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise AssertionError("the queues are not what they seem")
+
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            sending = await in_the_middle_of_a_commit(tester)
+
+            monkeypatch.setattr(tester.broker.host.replica, "go_on", fail)
+
+            with pytest.raises(JournalStopped, match="not what they seem"):
+                await sending
+
+    asyncio.run(run())
+
+
+def test_a_queue_is_answered_behind_its_commit_and_others_meanwhile(
+    tmp_path: Path, many_slices: None
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await tester.set_queue(define(2))
+            sending = await in_the_middle_of_a_commit(tester)
+            receiving = asyncio.create_task(tester.receive(1, wait_ms=1_000))
+
+            await tester.send(2, message(9))
+            assert numbers(await tester.receive(2)) == [9]
+
+            assert tester.broker.host.replica.has_more
+            assert numbers(await receiving) == (await sending)[:10]
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("cache_bytes", [1, 1 << 20])

@@ -71,14 +71,14 @@ def test_loaded_partitions_are_as_they_were_saved() -> None:
 
 def test_a_saved_partition_is_clean_until_it_changes() -> None:
     states = states_in_use()
-    assert len(list(states.dirty_partitions())) == 2
+    assert len(states.dirty_keys()) == 2
 
     blobs_of(states)
-    clean = list(states.dirty_partitions())
+    clean = states.dirty_keys()
     states.decide(Send(1, 0, [message(99)]), NOW_MS + 5, Proposal(50, 1))
 
     assert clean == []
-    assert [key for key, _ in states.dirty_partitions()] == [partition_key(1, 0)]
+    assert states.dirty_keys() == [partition_key(1, 0)]
 
 
 @pytest.mark.parametrize("version", [2, BLOB_VERSION + 1])

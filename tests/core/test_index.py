@@ -20,6 +20,7 @@ from quaymaster.core.index import (
     MemoryChunks,
     NoRoomForChunk,
     ScatteredRebuild,
+    SentRun,
     SequenceIndex,
 )
 from quaymaster.core.sequences import SequenceSet
@@ -304,7 +305,7 @@ def test_a_run_of_entries_is_what_its_entries_are_one_by_one(has_groups: bool, h
 
     for offset, count, groups in ((10, 2, None), (20, 17, range(17)), (50, 1, None)):
         of_each = array("Q", groups) if groups is not None and has_groups else None
-        runs.append_run(offset, count, 1_010, 100, of_each)
+        runs.append_run(SentRun(offset, count, 1_010, 100, of_each))
         for number in range(count):
             one_by_one.append(offset + number, 1_010, 100, of_each[number] if of_each is not None else 0)
 

@@ -1063,13 +1063,22 @@ def test_index_entry_of_a_record_is_what_the_index_has(host: Host) -> None:
 
 
 def test_dirty_partitions_are_those_that_changed(host: Host) -> None:
-    for _, found in host.states.dirty_partitions():
-        found.dirty = False
-    assert list(host.states.dirty_partitions()) == []
+    for key in host.states.dirty_keys():
+        host.states.partitions[key].note_saved()
+    assert host.states.dirty_keys() == []
 
     send(host, JOBS, message(1))
 
-    assert [key for key, _ in host.states.dirty_partitions()] == [partition_key(JOBS, 0)]
+    assert host.states.dirty_keys() == [partition_key(JOBS, 0)]
+
+
+def test_a_queue_that_is_deleted_is_not_dirty(host: Host) -> None:
+    gone = host.partition(JOBS)
+
+    host.ask(DeleteQueue(JOBS))
+    gone.note_change()
+
+    assert partition_key(JOBS, 0) not in host.states.dirty_keys()
 
 
 def test_receive_that_finds_timeouts_passed_wakes_those_who_wait(host: Host) -> None:

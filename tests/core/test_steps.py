@@ -188,6 +188,21 @@ def test_a_leader_that_begins_to_serve_walks_through_no_partitions() -> None:
     host.ask(Send(JOBS, 0, [message(1)]))
 
 
+def test_a_snapshot_looks_at_what_changed_only() -> None:
+    steps: list[int] = []
+    for count in (FEW, FEW, MANY):
+        host = with_others(count)
+        for key in host.states.dirty_keys():
+            host.states.partitions[key].note_saved()
+        host.ask(Send(JOBS, 0, [message(1)]))
+
+        found: list[int] = []
+        steps.append(calls_of(lambda found=found, host=host: found.extend(host.states.dirty_keys())))  # type: ignore[misc]
+
+        assert found == [partition_key(JOBS, 0)]
+    assert steps[1] == steps[2]
+
+
 def test_a_walk_is_noticed() -> None:
     host = with_others(FEW)
 

@@ -498,7 +498,7 @@ def test_messages_with_delays_of_a_commit_are_visible_when_those_of_sends_are(
 
 
 @pytest.mark.parametrize("kind", ["standard", "queue.fifo"])
-def test_a_commit_of_many_takes_one_or_two_steps_a_message(kind: str) -> None:
+def test_a_commit_of_many_takes_few_steps_a_message(kind: str) -> None:
     """Of messages with delays, and of messages of FIFO groups with deduplication ids."""
     host = host_of(kind)
     count = 20_000
@@ -511,10 +511,10 @@ def test_a_commit_of_many_takes_one_or_two_steps_a_message(kind: str) -> None:
         ]
         stage(host, some, first=first)
 
-    # A group of a FIFO queue is told of, by a call that does nothing.
+    # Each slice has up to 901 delays, and opens a timer for each.
     steps = calls_of(lambda: commit(host, {"0": count}))
 
-    assert steps < count * (2 if kind == "standard" else 1.2)
+    assert steps < count * (5 if kind == "standard" else 0.1)
 
 
 def test_groups_of_a_log_see_delays_of_single_messages() -> None:

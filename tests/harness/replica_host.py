@@ -100,6 +100,7 @@ def replay(
     for row, payload, epoch in records_of(batches):
         if row.offset >= start:
             states.apply(row, payload, epoch)
+    states.unfinished.finish()
     return states
 
 
@@ -126,6 +127,8 @@ class Host:
     ) -> None:
         self.now_ms = now_ms
         self.is_slow = is_slow
+        self.is_held_up = False
+        """Set: a test does the slices of long work itself, by `go_on`."""
         self.batches: list[Batch] = list(batches or [])
         self.replies: dict[int, Decided | Exception] = {}
         self.awake: list[Partition] = []
@@ -174,6 +177,12 @@ class Host:
             raise answer
         return answer
 
+    def go_on(self) -> bool:
+        """Do a slice of long work; return whether there is more."""
+        has_more = self.replica.go_on(self.now_ms)
+        self._carry_out()
+        return has_more
+
     def make_durable(self, count: int | None = None) -> None:
         """Fsync the next `count` batches (None: all), and what they bring about."""
         behind = [batch for batch in self.batches if batch.next_offset > self.replica.durable_end]
@@ -214,5 +223,10 @@ class Host:
                 assert answered not in self.replies, "a command is answered once"
                 self.replies[answered] = answer
             self.awake += todo.awake
-            if not todo.batches and todo.activate is None and not todo.replies:
+            for command, waiting in todo.again:
+                self.replica.propose(command, waiting, self.now_ms)
+            has_more = self.replica.has_more and not self.is_held_up
+            if has_more:
+                self.replica.go_on(self.now_ms)
+            elif not todo.batches and todo.activate is None and not todo.replies and not todo.again:
                 return

@@ -54,6 +54,7 @@ from quaymaster.core.queue_time import QueueTime
 from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
 from quaymaster.core.replication import LogReplica
 from quaymaster.core.replication_messages import Append, Mismatch
+from quaymaster.core.slices import Work
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
 from sim.host import Host
@@ -840,7 +841,9 @@ class _CommitForgotten(QueueStates):
 
 @plant("commit-of-a-part", "a commit takes what there is of the stages it names", "transactions")
 class _CommitOfAPart(QueueStates):
-    def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+    def _commit(
+        self, command: CommitTransaction, now_ms: int, proposal: Proposal
+    ) -> tuple[Decided | Work, Wait]:
         staged = self.partition(command.queue_id, command.partition).staged
         found = staged.find(command.sink, command.batch) if staged is not None else None
         known = found.stages if found is not None else {}
@@ -850,7 +853,9 @@ class _CommitOfAPart(QueueStates):
 
 @plant("commit-uncommitted", "a transaction is said to be committed before its record is", "transactions")
 class _CommitUncommitted(QueueStates):
-    def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+    def _commit(
+        self, command: CommitTransaction, now_ms: int, proposal: Proposal
+    ) -> tuple[Decided | Work, Wait]:
         outcome, _ = super()._commit(command, now_ms, proposal)
         return outcome, Wait.NOTHING
 
@@ -874,6 +879,35 @@ class _RunsForgotten(Replica):
         super()._take_snapshot()
         for each, known in zip(staged, runs, strict=True):
             each.runs = known
+
+
+@plant(
+    "slices-let-others-in", "a leader decides commands for a queue between slices of a commit", "transactions"
+)
+class _SlicesLetOthersIn(QueueStates):
+    def is_held(self, command: Command | InternalCommand) -> bool:
+        return isinstance(command, CommitTransaction) and super().is_held(command)
+
+
+@plant("snapshot-between-slices", "a snapshot is taken between slices of a commit", "transactions")
+class _SnapshotBetweenSlices(Replica):
+    def may_take_snapshot(self) -> bool:
+        return self.journal.is_ready
+
+
+@plant("serves-between-slices", "who is elected between slices of a commit serves at once", "transactions")
+class _ServesBetweenSlices(JournalReplica):
+    @property
+    def is_caught_up(self) -> bool:
+        return True
+
+
+@plant("slices-end-with-epoch", "who is elected leaves the slices of a commit that are left", "transactions")
+class _SlicesEndWithEpoch(JournalReplica):
+    def _look(self) -> None:
+        if self.log.role == "activating":
+            self.queues.unfinished.works.clear()
+        super()._look()
 
 
 @plant("abort-undone", "an abort is confirmed whatever was committed", "transactions")

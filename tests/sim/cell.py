@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from harness.replica_host import arn, queue
 
 from quaymaster.coordination import watched_prefix
-from quaymaster.core import committed_runs, placement, staged_messages
+from quaymaster.core import committed_runs, placement, slices, staged_messages
 from quaymaster.core.cell import broker_of
 from quaymaster.core.cell_view import CellView
 from quaymaster.core.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
@@ -42,7 +42,7 @@ from sim.profiles import Profile, draw
 from sim.queue_checker import RETENTION_SHORT_MS, QueueChecker, QueueKind
 from sim.replica import Replica
 from sim.store import Store
-from sim.transactions import PACKED_RUNS, TRANSACTION_EXPIRES_MS, Sink, check_batches, drive
+from sim.transactions import PACKED_RUNS, SLICES, TRANSACTION_EXPIRES_MS, Sink, check_batches, drive
 
 ACTIVATION_LIMIT_US = 15 * SECOND
 DRAIN_LIMIT_US = 120 * SECOND
@@ -313,8 +313,10 @@ class Cell:
         handler = StoryHandler(self)
         expires_ms = staged_messages.EXPIRES_MS
         packed_rows = committed_runs.PACKED_ROWS
+        sizes = {name: vars(slices)[name] for name in SLICES}
         vars(staged_messages)["EXPIRES_MS"] = TRANSACTION_EXPIRES_MS
         vars(committed_runs)["PACKED_ROWS"] = PACKED_RUNS
+        vars(slices).update(SLICES)
         vars(watched_prefix)["random"] = self.kernel.random_for("watches")
         # Subclasses in their places.
         vars(placement).update(_Planner=self.bugs.variant(planner), CellView=self.bugs.variant(view))
@@ -327,6 +329,7 @@ class Cell:
             vars(watched_prefix)["random"] = random
             vars(staged_messages)["EXPIRES_MS"] = expires_ms
             vars(committed_runs)["PACKED_ROWS"] = packed_rows
+            vars(slices).update(sizes)
             vars(placement).update(_Planner=planner, CellView=view)
             logger.removeHandler(handler)
             logger.setLevel(level)

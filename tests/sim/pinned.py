@@ -63,7 +63,7 @@ CAUGHT_BY: dict[str, int] = {
     "group-not-told": 0,
     "commit-forgotten": 0,
     "commit-of-a-part": 0,
-    "staged-compacted": 3,
+    "staged-compacted": 2,
     "runs-forgotten": 0,
     "abort-undone": 0,
     "group-misses-commits": 0,
@@ -79,6 +79,9 @@ CAUGHT_BY: dict[str, int] = {
     "delete-uncommitted": 9,
     "longack": 14,
     "commit-uncommitted": 25,
+    "slices-let-others-in": 0,
+    "snapshot-between-slices": 0,
+    "serves-between-slices": 2,
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
 `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,

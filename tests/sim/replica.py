@@ -53,6 +53,11 @@ if TYPE_CHECKING:
 
 TICK_US = 100 * MS
 TURN_US = 100
+SLICE_US_MAX = 20 * MS
+"""So long the next slice of a commit may take to come."""
+SLICES_LATE = 0.1
+LATE_SLICE_US = 2 * SECOND
+"""So long some of them take: elections fall between slices, too."""
 RETENTION_SHORT_MS = 60_000
 """Messages of queues that keep them for less are looked after; the others outlive any run."""
 READ_BATCHES_MAX = 16
@@ -133,6 +138,7 @@ class Replica:
         self.commit = base
         self._activating = 0
         self._is_turn_due = False
+        self._is_going_on = False
         self._inbox: list[Asked] = []
         self._copying: dict[str, int] = {}
         self._hashed_end = base
@@ -357,18 +363,49 @@ class Replica:
                 self._moves.begun(partition_key(token.queue_id, token.partition), answer)
             elif isinstance(token, DeadLetter) and isinstance(answer, Exception):
                 self._kernel.after(MOVE_AGAIN_US, self._move, token)
-        if log.end.end - self._hashed_end >= HASH_EVERY and self.journal.is_ready:
+        if (
+            log.end.end - self._hashed_end >= HASH_EVERY
+            and self.journal.is_ready
+            and not self.journal.has_more
+        ):
             self._hashed_end = log.end.end - log.end.end % HASH_EVERY
             checker.on_applied(self)
-        if log.end.end - self._snapshot_at >= self.cell.faults.snapshot_records and self.journal.is_ready:
+        if log.end.end - self._snapshot_at >= self.cell.faults.snapshot_records and self.may_take_snapshot():
             self._take_snapshot()
         for letter in letters:
             self._propose_move(letter)
+        for command, token in todo.again:
+            if isinstance(token, Asked):
+                self.ask(token)
+            else:
+                self.journal.propose(command, token, self.time_ms())
+        if self.journal.has_more and not self._is_going_on:
+            self._is_going_on = True
+            is_late = self._random.random() < SLICES_LATE
+            self._kernel.after(
+                self._random.randint(0, LATE_SLICE_US if is_late else SLICE_US_MAX), self._go_on
+            )
         if self._moves is not None and self.journal.is_leading != self._was_leading:
             self._was_leading = self.journal.is_leading
             self._moves.leads(self._was_leading)
-            return (self._was_leading and self._put_back_undecided()) or bool(letters)
-        return bool(letters)
+            is_put_back = self._was_leading and self._put_back_undecided()
+            return is_put_back or bool(letters) or bool(todo.again)
+        return bool(letters) or bool(todo.again)
+
+    def _go_on(self) -> None:
+        """Do a slice of a commit that takes several."""
+        if not self.is_open:
+            return
+        if self.host.is_paused:
+            self.host.deferred.append((self._go_on, ()))
+            return
+        self._is_going_on = False
+        self.journal.go_on(self.time_ms())
+        self._settle()
+
+    def may_take_snapshot(self) -> bool:
+        """Tell whether the queues are what the log says, all of them."""
+        return self.journal.is_ready and not self.journal.has_more
 
     def _put_back_undecided(self) -> bool:
         """Make visible again what was taken for a move in an earlier epoch; return whether there is such a thing."""
@@ -522,6 +559,7 @@ class Replica:
             for row in iterate_rows(data, header):
                 queues.apply(row, data[row.position : row.position + row.length], header.epoch)
             last_time_ms = max(last_time_ms, header.time_ms)
+        queues.unfinished.finish()
         return queues, disk.end, last_time_ms
 
     def first_behind(self, index: int) -> int:

@@ -35,6 +35,8 @@ PARTS_MAX = 3
 MESSAGES_MAX = 12
 TRANSACTION_EXPIRES_MS = 10_000
 """In place of an hour."""
+SLICES = {"AT_ONCE_MESSAGES": 8, "SLICE_MESSAGES": 5, "SLICE_SINGLE_MESSAGES": 3}
+"""Most commits take several slices, in place of those of thousands of messages."""
 PACKED_RUNS = 2
 """So many runs are packed together, in place of thousands."""
 

@@ -35,9 +35,6 @@ from quaymaster.monitoring.logs import log_event
 STEP_S = 0.004
 """How long a background step may hold the event loop."""
 
-CLEAN_LOOKED_AT = 256
-"""A snapshot looks at the time again after so many partitions that have not changed."""
-
 BLOBS_AT_ONCE_BYTES = 8 << 20
 """So many bytes of a snapshot's blobs are held before they are written; a single large one is held whole."""
 
@@ -230,7 +227,7 @@ class Snapshots:
             return self.base_offset
         truncations = host.replica.log.truncations
         queues = host.replica.queues
-        base_offset = host.replica.end_offset
+        base_offset = host.replica.applied_base
         host.records_since_snapshot = 0
         blob_version = self._cell_format.version_of(BLOB_VERSIONS)
         removed, queues.removed = queues.removed, set()
@@ -242,20 +239,21 @@ class Snapshots:
         loop = asyncio.get_running_loop()
         try:
             draft = await loop.run_in_executor(None, self._store.begin)
-            for number, key in enumerate(list(queues.partitions)):
-                if not number % CLEAN_LOOKED_AT and time.perf_counter() > until:
-                    await asyncio.sleep(0)
-                    until = time.perf_counter() + STEP_S
+            for key in queues.dirty_keys():
                 found = queues.partitions.get(key)
                 if found is None or not found.dirty:
                     continue
-                while found.dedup is not None and found.dedup.digest(DIGESTED_AT_ONCE):
-                    if time.perf_counter() > until:
+                while (is_unfinished := queues.is_unfinished(found)) or (
+                    found.dedup is not None and found.dedup.digest(DIGESTED_AT_ONCE)
+                ):
+                    if is_unfinished and host.stopped is not None:
+                        raise _NotCommitted("the journal stopped in the middle of a commit")
+                    if is_unfinished or time.perf_counter() > until:
                         await asyncio.sleep(0)
                         until = time.perf_counter() + STEP_S
                 partitions[key] = found
                 pieces: list[bytes] = []
-                for piece in encode_partition(found, host.replica.end_offset, version=blob_version):
+                for piece in encode_partition(found, host.replica.applied_end, version=blob_version):
                     pieces.append(piece)
                     if time.perf_counter() > until:
                         await asyncio.sleep(0)
@@ -276,7 +274,7 @@ class Snapshots:
             )
         except BaseException as error:
             for found in partitions.values():
-                found.dirty = True
+                found.note_change()
             queues.removed |= removed
             host.records_since_snapshot += 1
             self.failed += 1

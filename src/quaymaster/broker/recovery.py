@@ -122,6 +122,7 @@ class Recovered:
             for row in iterate_rows(data, header):
                 self.queues.apply(row, data[row.position : row.position + row.length], header.epoch)
                 self.replayed_records += 1
+        self.queues.unfinished.finish()
 
 
 def recover(
@@ -310,9 +311,13 @@ def _write_rebuilt(
     chunks.snapshot_begun()
     changed = {
         encode_key(key): b"".join(
-            encode_partition(found, found.applied, version=cell_format.version_of(BLOB_VERSIONS))
+            encode_partition(
+                queues.partitions[key],
+                queues.partitions[key].applied,
+                version=cell_format.version_of(BLOB_VERSIONS),
+            )
         )
-        for key, found in queues.dirty_partitions()
+        for key in queues.dirty_keys()
     }
     chunks.sync()
     snapshots.write(
@@ -345,7 +350,7 @@ def rebuild_index(queues: QueueStates, files: JournalFiles) -> int:
                 else:
                     some = firsts
                     rebuilds[key] = partition, IndexRebuild(partition.index, some, groups)
-                partition.dirty = True
+                partition.note_change()
                 count += len(some)
         if not rebuilds:
             break

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,9 @@ TURN_WAITS_MAX = 4
 
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 """Above this much not yet durable, sends are refused until the disk has caught up."""
+
+SLICES_S = 0.004
+"""So long a turn takes up slices of long work. The last one may take some milliseconds more."""
 
 LARGE_REPLY_BYTES = 512 * 1024
 """Deliveries of more than this are replied one receive a turn."""
@@ -202,6 +206,7 @@ class ReplicaHost:
         self._links = links
         self._inbox: list[tuple[Command | InternalCommand, object]] = []
         self._is_scheduled = False
+        self._is_going_on = False
         self._is_leading = False
         self.elections = Elections()
         self._ticker: asyncio.TimerHandle | None = None
@@ -252,6 +257,20 @@ class ReplicaHost:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+
+    def _go_on(self) -> None:
+        """Do slices of work that is too long for one turn, for as long as a turn may take."""
+        self._is_going_on = False
+        if self.stopped is not None:
+            return
+        until = time.perf_counter() + SLICES_S
+        try:
+            while self.replica.go_on(self.clock.time_ms()) and time.perf_counter() < until:
+                pass
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
+            self._fail("slice failed", error)
+        else:
+            self.carry_out()
 
     def _begin_turn(self, seen: int, waits_left: int) -> None:
         """Take a turn, but wait while few commands have come and each pass of the loop brings more.
@@ -427,6 +446,14 @@ class ReplicaHost:
                 log_failure(log, "reply failed", error, journal=self.files.journal_id)
         for partition in todo.awake:
             self.waiters.wake(partition)
+        if todo.again:
+            self._inbox[:0] = todo.again
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+        if self.replica.has_more and not self._is_going_on:
+            self._is_going_on = True
+            self._loop.call_soon(self._go_on)
         if todo.rebuild:
             self._links.rebuild()
         role = self.replica.log.role

@@ -79,7 +79,7 @@ def encode_partition(partition: Partition, applied: int, *, version: int = BLOB_
     It comes in pieces, to be joined elsewhere: each takes a moment, and requests need not wait for all of them.
     """
     partition.applied = applied
-    partition.dirty = False
+    partition.note_saved()
     # More than the cell's format says: it was raised, which this process has not heard of yet.
     version = max(version, state_version_min(partition))
     definition = encode_queue_definition(partition.definition)

@@ -49,6 +49,7 @@ from quaymaster.core.partition import Partition
 from quaymaster.core.partition_moves import OpenMove
 from quaymaster.core.partition_transactions import (
     ONE_DELAY,
+    Committed,
     apply_commit,
     apply_stage_begin,
     entry_of_staged,
@@ -67,6 +68,7 @@ from quaymaster.core.queue_definitions import (
 from quaymaster.core.queue_marks import QueueMarks
 from quaymaster.core.records import MESSAGE_TYPES, RecordType, Row
 from quaymaster.core.running_tasks import RunningTasks
+from quaymaster.core.slices import Slices, UnfinishedWork, Work
 from quaymaster.core.state_hash import partition_hash
 
 OWN_DELAY = 8
@@ -157,6 +159,7 @@ class AppliedQueues:
         self.retry_ids_max = retry_ids_max
         self.definitions: dict[int, QueueDefinition] = {}
         self.partitions: dict[int, Partition] = {}
+        self._dirty_keys: set[int] = set()
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self.marks = QueueMarks()
         """The highest ids there ever were."""
@@ -167,6 +170,8 @@ class AppliedQueues:
         """The partitions with messages on their way to other journals."""
         self.messages_gone = 0
         """How many messages were deleted, expired or moved away since this was made; only grows."""
+        self.unfinished = UnfinishedWork()
+        """What is done to queues in slices: nobody else may look at or change these before it is done."""
         self._to_empty: deque[Iterator[None]] = deque()
         self._apply = _ByType(
             {
@@ -231,15 +236,30 @@ class AppliedQueues:
             return partition.is_kept(row.sequence)
         return partition.is_live(row.sequence)
 
+    def family_of(self, queue_id: int) -> int:
+        """Return the log of a consumer group, any other queue itself: what is done to a log is done to its groups."""
+        definition = self.definitions.get(queue_id)
+        return definition.group_of or queue_id if definition is not None else queue_id
+
+    def is_unfinished(self, partition: Partition) -> bool:
+        """Return whether a partition is between two states, and says nothing."""
+        return bool(self.unfinished) and self.family_of(partition.definition.queue_id) in self.unfinished
+
     def state_hash(self, now_ms: int) -> dict[int, int]:
         """Return a hash of each partition's state as of `now_ms`."""
+        self.unfinished.finish()
         return {key: partition_hash(partition, now_ms) for key, partition in self.partitions.items()}
 
-    def dirty_partitions(self) -> Iterator[tuple[int, Partition]]:
-        """Yield key and partition of each that changed since it was last put into a snapshot."""
-        for key, partition in list(self.partitions.items()):
-            if partition.dirty:
-                yield key, partition
+    def dirty_keys(self) -> list[int]:
+        """Return the keys of the partitions that changed since they were last put into a snapshot."""
+        return list(self._dirty_keys)
+
+    def _keep(self, partition: Partition) -> None:
+        """Have one more partition, and know from now on whether it is dirty."""
+        self.partitions[partition.key] = partition
+        partition.dirty_keys = self._dirty_keys
+        if partition.dirty:
+            self._dirty_keys.add(partition.key)
 
     def empty_later(self, emptied: list[Iterator[None]]) -> None:
         """Take what is left of messages that are gone, to be freed by `empty_some`."""
@@ -261,7 +281,12 @@ class AppliedQueues:
     # Applying
 
     def apply(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
-        """Change the state by one committed record. Idempotent: what a partition has applied it skips."""
+        """Change the state by one committed record. Idempotent: what a partition has applied it skips.
+
+        What takes long is left unfinished. It is finished here before the next record, at the latest.
+        """
+        if self.unfinished.works:
+            self.unfinished.finish()
         self._apply[row.type](row, payload, epoch)
 
     def _to_apply(self, row: Row) -> Partition | None:
@@ -452,20 +477,43 @@ class AppliedQueues:
             )
 
     def _apply_commit(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        log = self.partitions.get(row.queue_id << 16 | row.partition)
+        if log is None:
+            return
         committed = split_commit(payload)
         partition = self._to_apply(row)
+        groups = self._following(row)
+        messages = committed.messages * ((partition is not None) + len(groups))
+        slices = self._commit_slices(partition, log, groups, committed, row)
+        self.unfinished.begin(Work(self.family_of(row.queue_id), slices, is_decided=True), messages)
+
+    def _commit_slices(
+        self,
+        partition: Partition | None,
+        log: Partition,
+        groups: list[Partition],
+        committed: Committed,
+        row: Row,
+    ) -> Slices:
         if partition is not None:
-            apply_commit(partition, committed, row.sequence, row.due_after_ms, row.time_ms)
-            self.digest_later(partition)
-            self.open_stages.note(partition)
-        log = self.partitions.get(row.queue_id << 16 | row.partition)
-        if log is not None:
-            one_delay = bool(row.flags & ONE_DELAY)
-            count = committed.messages - len(committed.duplicates)
-            for group in self._following(row):
+            steps = apply_commit(partition, committed, row.sequence, row.due_after_ms, row.time_ms)
+            yield from self._committed(partition, _decided(steps))
+        count = committed.messages - len(committed.duplicates)
+        one_delay = bool(row.flags & ONE_DELAY)
+        for group in groups:
+            yield from _decided(
                 follow_commit(
                     group, log, row.sequence, count, row.due_after_ms, row.time_ms, one_delay=one_delay
                 )
+            )
+        return None
+
+    def _committed(self, partition: Partition, slices: Slices) -> Slices:
+        """Do the slices of a commit, and what follows from it."""
+        outcome = yield from slices
+        self.digest_later(partition)
+        self.open_stages.note(partition)
+        return outcome
 
     def _apply_abort(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
@@ -488,7 +536,7 @@ class AppliedQueues:
         self.definitions[definition.queue_id] = definition
         self._ids_by_name[definition.account_id, definition.name] = definition.queue_id
         for partition in partitions:
-            self.partitions[partition.key] = partition
+            self._keep(partition)
             self.running_tasks.note(partition.key, partition)
             self.open_stages.note(partition)
             if partition.is_sending_away:
@@ -530,13 +578,14 @@ class AppliedQueues:
             key = partition_key(queue_id, slice_.number)
             partition = self.partitions.get(key)
             if partition is None:
-                partition = self.partitions[key] = Partition(
+                partition = Partition(
                     definition,
                     slice_.number,
                     self._keeper,
                     retry_window_ms=self.retry_window_ms,
                     retry_ids_max=self.retry_ids_max,
                 )
+                self._keep(partition)
                 partition.applied = applied
                 if definition.group_of:
                     partition.begin_group(
@@ -555,6 +604,8 @@ class AppliedQueues:
         for slice_ in definition.partitions:
             key = partition_key(queue_id, slice_.number)
             partition = self.partitions.pop(key)
+            partition.dirty_keys = None
+            self._dirty_keys.discard(key)
             if partition.log is not None:
                 del partition.log.groups[queue_id]
             else:
@@ -564,6 +615,13 @@ class AppliedQueues:
             self.open_stages.forget(key)
             self.sending_away.discard(key)
             self.removed.add(key)
+
+
+def _decided(steps: Iterator[None]) -> Slices:
+    """Return steps as slices of what a record says."""
+    for _ in steps:
+        yield True
+    return None
 
 
 def _brought_up(partition: Partition, row: Row) -> Partition:

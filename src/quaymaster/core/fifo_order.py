@@ -306,6 +306,9 @@ class FIFOOrder:
     def sent(self, group: int, now_ms: int) -> None:
         """Nothing to note: the scan finds it."""
 
+    def sent_all(self, groups: Iterable[int], now_ms: int) -> None:
+        """Nothing to note: the scan finds them."""
+
     def noisy_groups(self, now_ms: int, in_flight: int) -> int:
         """FIFO queues have no tenants."""
         return 0

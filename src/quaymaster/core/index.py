@@ -88,8 +88,19 @@ class IndexEntry(NamedTuple):
     group: int
 
 
+class SentRun(NamedTuple):
+    """Messages that were sent at once, at consecutive offsets. `delays_ms`: that of each, where they differ."""
+
+    offset: int
+    length: int
+    sent_ms: int
+    delay_ms: int
+    groups: array[int] | None = None
+    delays_ms: Sequence[int] | None = None
+
+
 class NoRoomForChunk(Exception):
-    """A chunk that was made anew finds no room; what was lost stays lost."""
+    """A rebuilt chunk finds no room; what was lost stays lost."""
 
 
 class _Columns:
@@ -175,19 +186,9 @@ class SequenceIndex:
         if len(tail.offsets) >= TAIL_ENTRIES_MAX:
             self._seal()
 
-    def append_run(
-        self,
-        offset: int,
-        count: int,
-        sent_ms: int,
-        delay_ms: int,
-        groups: array[int] | None,
-        delays_ms: Sequence[int] | None = None,
-    ) -> None:
-        """Add the entries of the next `count` sequence numbers: at consecutive offsets, all sent at once.
-
-        `delays_ms`: that of each, where they differ.
-        """
+    def append_run(self, run: SentRun) -> None:
+        """Add the entries of the next sequence numbers."""
+        offset, count, sent_ms, delay_ms, groups, delays_ms = run
         if delays_ms is None:
             times = array("Q", (sent_ms << _DELAY_BITS | delay_ms // SLOT_MS,)) * count
         else:
@@ -370,7 +371,7 @@ class SequenceIndex:
         return found
 
     def replace_chunk(self, first: int, columns: _Columns) -> None:
-        """Put a chunk made anew in the place of a lost one; NoRoomForChunk when the keeper cannot take it."""
+        """Put a rebuilt chunk in the place of a lost one; NoRoomForChunk when the keeper cannot take it."""
         number = self._keeper.write(self._chunk_tag(first), columns.to_bytes())
         if number is None:
             raise NoRoomForChunk(first)
@@ -439,7 +440,7 @@ class GroupIndex(SequenceIndex):
     """What a consumer group has of its log's index: the same entries, in the same memory, up to an end of its own.
 
     It is one of a snapshot when the log's may be of another moment, before it (`attach`) or behind it. Entries that the
-    log dropped are gone here, too: whoever asks keeps above the log's head.
+    log dropped are gone here, too: callers keep above the log's head.
     """
 
     __slots__ = ()
@@ -459,18 +460,10 @@ class GroupIndex(SequenceIndex):
         if group:
             self.has_groups = True
 
-    def append_run(
-        self,
-        offset: int,
-        count: int,
-        sent_ms: int,
-        delay_ms: int,
-        groups: array[int] | None,
-        delays_ms: Sequence[int] | None = None,
-    ) -> None:
+    def append_run(self, run: SentRun) -> None:
         """The log has so many more entries."""
-        self.next_sequence += count
-        if groups is not None:
+        self.next_sequence += run.length
+        if run.groups is not None:
             self.has_groups = True
 
     def drop_below(self, sequence: int) -> None:
@@ -501,7 +494,7 @@ class GroupIndex(SequenceIndex):
 
 
 class IndexRebuild:
-    """Makes lost chunks anew from one look at the records of a partition, in the order of their sequence numbers.
+    """Rebuilds lost chunks from one look at the records of a partition, in the order of their sequence numbers.
 
     It needs the memory of one chunk, and writes each as soon as a later record is met; then `finish`. A sequence
     without a record is of a gone message. It gets the send time of the one before (in front of all records, of the
@@ -538,7 +531,7 @@ class IndexRebuild:
             self._write()
 
     def _begin(self) -> None:
-        """Go on with the next lost chunk, if there is one."""
+        """Continue with the next lost chunk, if there is one."""
         self._first = self._firsts.pop() if self._firsts else _NEVER
         self._stop = self._first + CHUNK_ENTRIES
         self._columns = _Columns(self._first)
@@ -559,7 +552,7 @@ class IndexRebuild:
             columns.groups[at] = group
 
     def _fill_gaps(self) -> None:
-        """Chunks follow one another, and lost ones below are made anew already: the one before can be asked."""
+        """Chunks follow one another, and lost ones below are rebuilt already: the one before can be asked."""
         offsets, times = self._columns.offsets, self._columns.times
         if self._first > self._index.first_in_chunks:
             sent_ms = self._index.sent_ms(self._first - 1)

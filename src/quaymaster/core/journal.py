@@ -20,7 +20,7 @@ With one member, a majority is this replica's own fsync; the steps are the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -37,6 +37,7 @@ from quaymaster.core.records import (
     Batch,
     Record,
     RecordType,
+    Row,
     decode_header,
     encode_batch,
     iterate_rows,
@@ -44,6 +45,7 @@ from quaymaster.core.records import (
 from quaymaster.core.replication import LogReplica, Role
 from quaymaster.core.replication_effects import LogOperation, ReadLog, Write
 from quaymaster.core.replication_messages import Envelope, Message
+from quaymaster.core.slices import Work
 
 QUESTIONS: Final = (CountMessages, ListMoveTasks, Peek)
 """What a leader answers that no majority hears any more: it may be out of date, and promises nothing."""
@@ -57,6 +59,9 @@ RECORDS_PER_BATCH_MAX = 4_096
 UNAPPLIED_BYTES_MAX = 2 << 20
 """So much of what comes while the queues are made anew is kept, to be applied at once; the rest is on the disk."""
 
+BEHIND_BYTES_MAX = 8 << 20
+"""So much of what a leader sent may wait for work on a queue."""
+
 BATCH_BYTES_MAX = 1 << 20
 """A batch that has so many bytes of payloads takes no further record."""
 
@@ -66,7 +71,8 @@ class ToDo(msgspec.Struct):
 
     `activate`: the epoch whose configuration is to be marked activated. `reads` and `copies`: members who lack a part
     of the log. `rebuild`: the queues are to be made anew, once the operations are carried out. `replies`: answers
-    that may go now. `awake`: partitions whose parked receives are worth another try.
+    that may go now. `again`: commands that waited for work on their queues, to be proposed once more. `awake`:
+    partitions whose parked receives are worth another try.
     """
 
     operations: list[LogOperation]
@@ -76,6 +82,7 @@ class ToDo(msgspec.Struct):
     activate: int | None
     rebuild: bool
     replies: list[tuple[Token, Answer]]
+    again: list[tuple[Command | InternalCommand, Token]]
     awake: set[Partition]
 
     @property
@@ -104,6 +111,54 @@ class _Pending:
         self.sent_to = sent_to
 
 
+class _Batches:
+    """Batches to be applied in their order, and how far they are."""
+
+    __slots__ = ("_batches", "_epoch", "_rows", "next_offset", "size_bytes")
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._rows: Iterator[Row] | None = None
+        """The records of the first one that are left; None: it is not begun."""
+        self._epoch = 0
+        self.next_offset = 0
+        """The record that is applied next, when there is one."""
+        self.size_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    @property
+    def base_offset(self) -> int:
+        """Where the first one begins."""
+        return self._batches[0].base_offset
+
+    def add(self, batch: Batch) -> None:
+        """A batch follows those that are there."""
+        if not self._batches:
+            self.next_offset = batch.base_offset
+        self._batches.append(batch)
+        self.size_bytes += len(batch.data)
+
+    def apply_to(self, queues: QueueStates) -> None:
+        """Apply the rest of the first batch, or up to a record that begins work in slices."""
+        batch = self._batches[0]
+        data = batch.data
+        if self._rows is None:
+            header = decode_header(data)
+            self._epoch, self._rows = header.epoch, iterate_rows(data, header)
+        works = queues.unfinished.works
+        for row in self._rows:
+            queues.apply(row, data[row.position : row.position + row.length], self._epoch)
+            if works:
+                self.next_offset = row.offset + 1
+                return
+        self._rows = None
+        self.next_offset = batch.next_offset
+        self.size_bytes -= len(data)
+        self._batches.popleft()
+
+
 class JournalReplica:
     """One replica. Offsets are the journal's; `now_ms` is a clock that does not jump, `time_ms` is queue time."""
 
@@ -127,6 +182,11 @@ class JournalReplica:
         """What was taken from a leader while the queues were made anew: the newest of it."""
         self._unapplied_bytes = 0
         self._unapplied_bytes_max = unapplied_bytes_max
+        self._behind = _Batches()
+        """What was taken and is not applied, because work on a queue is unfinished."""
+        self._held: list[tuple[Command | InternalCommand, Token]] = []
+        """Commands for queues with unfinished work."""
+        self._again: list[tuple[Command | InternalCommand, Token]] = []
         self._forgotten_end = 0
         """Below it not everything was kept."""
         self._rebuild_due = False
@@ -175,6 +235,26 @@ class JournalReplica:
     def is_leading(self) -> bool:
         """Whether commands are decided here."""
         return self._was_leading and self.log.is_leading and self.is_ready
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that was taken from leaders is applied."""
+        return not self._behind and (self._was_leading or not self.queues.unfinished)
+
+    @property
+    def applied_end(self) -> int:
+        """Up to which record the queues are what the log says, but for those with unfinished work."""
+        return self._behind.next_offset if self._behind else self.log.end.end
+
+    @property
+    def applied_base(self) -> int:
+        """The last end of a batch that is not behind `applied_end`."""
+        return self._behind.base_offset if self._behind else self.log.end.end
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `go_on` has something to do."""
+        return bool(self.queues.unfinished or self._behind)
 
     # Events
 
@@ -256,18 +336,42 @@ class JournalReplica:
         if not self.log.has_lease and type(command) not in QUESTIONS:
             self._replies.append((token, TooFewReplicas()))
             return
+        if self.queues.unfinished.works and self.queues.is_held(command):
+            self._held.append((command, token))
+            return
         proposal = self._proposal
         try:
             outcome, wait = self.queues.decide(command, self._stamp(time_ms), proposal)
         except (CallerError, NotNow) as error:
             self._replies.append((token, error))
             return
-        if wait is Wait.NOTHING:
+        if isinstance(outcome, Work):
+            outcome.token, outcome.is_waited_for = token, True
+        elif wait is Wait.NOTHING:
             self._replies.append((token, outcome))
         elif wait is Wait.COMMIT:
             self._on_commit.append((token, outcome))
         else:
             self._on_received.append((token, outcome))
+
+    def go_on(self, time_ms: int) -> bool:
+        """Do one slice of what is unfinished, or catch up; return whether there is more. Then `take`."""
+        queues = self.queues
+        is_leading = self.is_leading
+        if not is_leading:
+            self._give_up_undecided()
+        if queues.unfinished:
+            work = queues.unfinished.step(
+                (self._stamp(time_ms) if is_leading else self.last_time_ms, self._proposal)
+            )
+            if work.is_done:
+                self._again += self._held
+                self._held = []
+                if work.is_waited_for and work.outcome is not None:
+                    self._on_commit.append((work.token, work.outcome))
+        self._catch_up()
+        self._look()
+        return self.has_more
 
     def take(self, time_ms: int = 0) -> ToDo:
         """Return what is to be done now, and forget it here.
@@ -292,9 +396,11 @@ class JournalReplica:
             effects.activate,
             rebuild,
             self._replies,
+            self._again,
             self._awake,
         )
         self._replies = []
+        self._again = []
         self._awake = set()
         return todo
 
@@ -308,7 +414,8 @@ class JournalReplica:
         if log.commit > self._committed:
             self._advance_commit()  # first: who resigns has just committed what others wait for
         if log.role == "leading":
-            if log.epoch != self._led_epoch:  # it may have led another one just before
+            # It may have led another one just before. A follower serves once it has applied what it took.
+            if log.epoch != self._led_epoch and (self._was_leading or self.is_caught_up):
                 self._led_epoch = log.epoch
                 self._was_leading = True
                 self._proposal = Proposal(log.end.end, log.epoch)
@@ -324,6 +431,8 @@ class JournalReplica:
         cut_to, log.truncated_to = log.truncated_to, None
         if cut_to is not None:
             self._fail_waiting(StaleEpoch())
+            self.queues.unfinished.works.clear()
+            self._behind = _Batches()
             self._unapplied = [batch for batch in self._unapplied if batch.next_offset <= cut_to]
             self._unapplied_bytes = sum([len(batch.data) for batch in self._unapplied])
             self._forgotten_end = min(self._forgotten_end, cut_to)
@@ -353,15 +462,26 @@ class JournalReplica:
         self._unapplied_bytes = size
 
     def _apply(self, batches: list[Batch]) -> None:
-        queues = self.queues
         for batch in batches:
-            data = batch.data
-            header = decode_header(data)
-            self.last_time_ms = max(self.last_time_ms, header.time_ms)
-            for row in iterate_rows(data, header):
-                queues.apply(row, data[row.position : row.position + row.length], header.epoch)
+            self.last_time_ms = max(self.last_time_ms, decode_header(batch.data).time_ms)
+            self._behind.add(batch)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Apply what was taken, as far as no work is unfinished. Of too much, the work is finished here and now."""
+        queues, behind = self.queues, self._behind
+        while behind and (not queues.unfinished.works or behind.size_bytes > BEHIND_BYTES_MAX):
+            behind.apply_to(queues)
+
+    def _give_up_undecided(self) -> None:
+        """Commands of which nothing was decided are for another leader."""
+        for work in self.queues.unfinished.give_up_undecided():
+            self._replies.append((work.token, NotLeader()))
+        self._replies += [(token, NotLeader()) for _, token in self._held]
+        self._held = []
 
     def _fail_waiting(self, reason: NotNow) -> None:
+        self._give_up_undecided()
         waiting = [*self._on_commit, *self._on_received]
         for pending in self._pending:
             waiting += pending.on_commit
@@ -372,6 +492,10 @@ class JournalReplica:
         self._on_commit, self._on_received = [], []
         self._proposal = Proposal(self.log.end.end, self.log.epoch)
         self._replies += [(token, reason) for token, _ in waiting]
+        for work in self.queues.unfinished.works.values():
+            if work.is_waited_for:
+                work.is_waited_for = False
+                self._replies.append((work.token, reason))
 
     def _stamp(self, time_ms: int) -> int:
         """Queue time never goes back."""

@@ -90,7 +90,7 @@ def store_moved(
     )
     group = split_prefix(message.flags, message.payload)[0]
     target.apply_move_in(sequence, offset, now_ms, sent_ms, count, first_ms, group)
-    proposal.note_sent(target, sequence)
+    proposal.note_sent(target, sequence, target.next_sequence)
 
 
 def begin_move(source: Partition, command: MoveMessage, now_ms: int, proposal: Proposal) -> MoveBegun:

@@ -20,7 +20,6 @@ have dropped what the group still had: that is gone for it, too, and `follow` ma
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 
 from pyroaring import BitMap64
@@ -28,7 +27,7 @@ from pyroaring import BitMap64
 from quaymaster.core.commands import MoveTask, QueueCounts
 from quaymaster.core.deliveries import RETURNED_PACKING, Attempt, InFlight, Returned
 from quaymaster.core.fifo_order import FIFOOrder
-from quaymaster.core.index import ChunkKeeper, GroupIndex, SequenceIndex
+from quaymaster.core.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
 from quaymaster.core.log_sizes import LogSizes
 from quaymaster.core.partition_moves import MovesOut, OpenMove, PartitionMoves
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -65,6 +64,7 @@ class Partition:
         "deleted",
         "deletions",
         "dirty",
+        "dirty_keys",
         "expiry_scan",
         "groups",
         "has_moved_in",
@@ -79,6 +79,7 @@ class Partition:
         "order",
         "retries",
         "returned",
+        "sent_until",
         "sizes",
         "staged",
         "tasks",
@@ -136,11 +137,16 @@ class Partition:
         # Only the leader's: what is not committed, what is on its way to another queue, who waits for messages.
         self.uncommitted_from = 0
         """The first of those that this leader decided to send and that are not committed; 0: all are."""
+        self.sent_until = 0
+        """Behind the last of those that this leader decided to send: a commit in slices comes up to it later."""
         self.moving: dict[int, int] = {}
         self.watched = False
         self.expiry_scan = 1
         """Where the next look for single messages that have expired begins."""
         self.dirty = True
+        """Whether it changed since it was last put into a snapshot."""
+        self.dirty_keys: set[int] | None = None
+        """Where its key is while that is so: a set of the partitions of its journal."""
         self._retry_window_ms = retry_window_ms
         self._retry_ids_max = retry_ids_max
         self._oldest = (0, 0)
@@ -158,7 +164,8 @@ class Partition:
 
     def note_commit(self, next_sequence: int) -> None:
         """Messages below `next_sequence` are committed."""
-        self.uncommitted_from = next_sequence if next_sequence < self.index.next_sequence else 0
+        end = max(self.sent_until, self.index.next_sequence)
+        self.uncommitted_from = next_sequence if next_sequence < end else 0
 
     @property
     def oldest_sent_ms(self) -> int:
@@ -166,6 +173,18 @@ class Partition:
         if self._oldest[0] != self.head:
             self._oldest = self.head, self.index.sent_ms(self.head)
         return self._oldest[1]
+
+    def note_change(self) -> None:
+        """It is no longer what the last snapshot has of it."""
+        self.dirty = True
+        if self.dirty_keys is not None:
+            self.dirty_keys.add(self.key)
+
+    def note_saved(self) -> None:
+        """It is put into a snapshot as it is now."""
+        self.dirty = False
+        if self.dirty_keys is not None:
+            self.dirty_keys.discard(self.key)
 
     # Logs and their consumer groups
 
@@ -209,7 +228,8 @@ class Partition:
         end = self.index.next_sequence
         assert self.log is not None, "a consumer group follows a log"
         assert self.log.head <= start <= end, f"a group starts at {start}, outside of its log"
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         self.head = self.expiry_scan = start
         self.alive = end - start
         self.order.cursor = start
@@ -413,7 +433,8 @@ class Partition:
         )
         index.append(offset, time_ms, delay_ms, group)
         self.alive += 1
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         if self.sizes is not None:
             if delay_ms:
                 self.sizes.last_due_ms = max(self.sizes.last_due_ms, round_up_to_slot_ms(time_ms + delay_ms))
@@ -445,24 +466,15 @@ class Partition:
             self.dedup = RecentIds(DEDUP_WINDOW_MS)
         self.dedup.add_run(dedups, offset, time_ms)
 
-    def apply_send_run(
-        self,
-        offset: int,
-        count: int,
-        time_ms: int,
-        delay_ms: int,
-        groups: array[int] | None,
-        delays_ms: Sequence[int] | None = None,
-    ) -> None:
-        """Messages were stored at consecutive offsets, with the queue's delay, or with `delays_ms`.
-
-        Groups, ids and delays of their own are noted apart.
-        """
-        self.index.append_run(offset, count, time_ms, delay_ms, groups, delays_ms)
-        self.alive += count
-        self.dirty = True
-        if self.sizes is not None and delay_ms:
-            self.sizes.last_due_ms = max(self.sizes.last_due_ms, round_up_to_slot_ms(time_ms + delay_ms))
+    def apply_send_run(self, run: SentRun) -> None:
+        """Messages were stored at once. Groups, ids and delays of their own are noted apart."""
+        self.index.append_run(run)
+        self.alive += run.length
+        if not self.dirty:
+            self.note_change()
+        if self.sizes is not None and run.delay_ms:
+            due_ms = round_up_to_slot_ms(run.sent_ms + run.delay_ms)
+            self.sizes.last_due_ms = max(self.sizes.last_due_ms, due_ms)
 
     def defer_run(self, by_due_ms: dict[int, list[int]], surfaced: list[int]) -> None:
         """The newest messages have delays of their own: by when they are due, and those that are visible at once."""
@@ -511,7 +523,8 @@ class Partition:
 
     def opened_moves(self) -> PartitionMoves:
         """Return the moves between this partition and those of other journals, to change them."""
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         if self.moves is None:
             self.moves = PartitionMoves()
         return self.moves
@@ -562,7 +575,8 @@ class Partition:
         """
         deadline_ms = time_ms + timeout_ms
         in_flight, returned, order = self.in_flight, self.returned, self.order
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         for sequence, delivery_count in messages:
             if sequence < self.head:
                 continue  # gone since, as the log of this group knows: see `follow`
@@ -596,7 +610,8 @@ class Partition:
     ) -> None:
         """A message is hidden until `time_ms + timeout_ms`, or with 0 visible now, whoever holds it."""
         row = self.in_flight.get(sequence)
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         if row is None:
             if not timeout_ms or sequence < self.head:
                 return
@@ -634,7 +649,8 @@ class Partition:
 
     def apply_delete(self, sequences: Sequence[int], time_ms: int) -> None:
         """Messages are gone: deleted, expired or moved away. Ones that are gone already are skipped."""
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         next_sequence = self.index.next_sequence
         for sequence in sequences:
             if not self.head <= sequence < next_sequence or sequence in self.deleted:
@@ -666,7 +682,8 @@ class Partition:
         """
         if stop <= self.head:
             return []
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         if stop >= self.index.next_sequence:
             return self._discard_all()
         gone = self.in_flight.take_below(stop)
@@ -681,7 +698,8 @@ class Partition:
         return []
 
     def _set_head(self, stop: int) -> None:
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         self.timed.discard_below(stop)
         self.deleted.remove_range(0, stop)
         self.head = stop
@@ -697,7 +715,8 @@ class Partition:
         self.dedup = None
         self.retries = None
         self.attempts = {}
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         return emptied
 
     def emptied(self) -> list[Iterator[None]]:
@@ -727,12 +746,14 @@ class Partition:
     def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
         """The queue has new attributes."""
         self.definition = definition
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         self.order.change_delay(definition.delay_ms)
 
     def apply_task(self, task: MoveTask) -> None:
         """A move task began or changed its status."""
-        self.dirty = True
+        if not self.dirty:
+            self.note_change()
         for at, known in enumerate(self.tasks):
             if known.task_id == task.task_id:
                 self.tasks[at] = task

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
+from quaymaster.core import slices
 from quaymaster.core.committed_runs import Run
-from quaymaster.core.index import IndexEntry
+from quaymaster.core.index import IndexEntry, SentRun
 from quaymaster.core.partition import Partition
 from quaymaster.core.staged_messages import Stage, StagedMessages, place_of
 from quaymaster.core.timers import round_up_to_slot_ms
@@ -71,7 +73,8 @@ def split_commit(payload: bytes | memoryview) -> Committed:
 
 def opened_staged(partition: Partition) -> StagedMessages:
     """Return what is staged in a partition, to change it."""
-    partition.dirty = True
+    if not partition.dirty:
+        partition.note_change()
     if partition.staged is None:
         partition.staged = StagedMessages()
     return partition.staged
@@ -88,8 +91,8 @@ def apply_stage_begin(
 
 def apply_commit(
     partition: Partition, committed: Committed, sequence: int, delay_ms: int, time_ms: int
-) -> None:
-    """What was staged is sent, from this sequence number on."""
+) -> Iterator[None]:
+    """What was staged is sent, from this sequence number on: a slice with each step."""
     assert sequence == partition.next_sequence, (
         f"a commit from {sequence} on where {partition.next_sequence} is next "
         f"(queue {partition.definition.queue_id})"
@@ -98,45 +101,47 @@ def apply_commit(
     duplicates = frozenset(committed.duplicates)
     for number in committed.numbers:
         stage = staged.stage(number)
-        if duplicates:
-            _send_each(partition, staged, stage, duplicates, delay_ms, time_ms)
-        else:
-            _send_runs(partition, staged, stage, delay_ms, time_ms)
+        for start in range(0, stage.count, slices.SLICE_MESSAGES):
+            stop = min(stage.count, start + slices.SLICE_MESSAGES)
+            places = range(place_of(number, start), place_of(number, stop))
+            is_in_columns = stage.count_offset_runs(start, stop) <= slices.SLICE_SINGLE_MESSAGES
+            if is_in_columns and duplicates.isdisjoint(places):
+                _send_run(partition, stage, start, stop, delay_ms, time_ms)
+            else:
+                yield from _send_each(partition, stage, start, stop, duplicates, delay_ms, time_ms)
+            yield
+    yield from _note_runs(staged, committed, duplicates, sequence, delay_ms, time_ms)
     staged.commit(committed.sink, committed.batch, committed.messages, time_ms)
     staged.forget(partition.head, time_ms)
 
 
-def _send_runs(
-    partition: Partition, staged: StagedMessages, stage: Stage, delay_ms: int, time_ms: int
-) -> None:
-    """Send all of a stage. One by one takes ten times as long."""
+def _send_run(partition: Partition, stage: Stage, start: int, stop: int, delay_ms: int, time_ms: int) -> None:
+    """Send all of a stretch of a stage. One by one takes ten times as long."""
     first = partition.next_sequence
-    staged.runs.add(Run(place_of(stage.number, 0), first, stage.count, time_ms, delay_ms))
-    groups = stage.groups
+    groups = stage.groups[start:stop]
+    asked_ms = stage.delays[start:stop]
     delays_ms = None
-    if stage.delays:
-        own = {each: _own_delay(each, delay_ms, time_ms) for each in set(stage.delays)}
+    if asked_ms:
+        own = {each: _own_delay(each, delay_ms, time_ms) for each in set(asked_ms)}
         effective = {each: delay_ms if found is None else found for each, found in own.items()}
-        delays_ms = list(map(effective.__getitem__, stage.delays))
-    has_all_dedups = stage.has_all_dedups
-    dedups = bytes(stage.dedups) if has_all_dedups else b""
+        delays_ms = list(map(effective.__getitem__, asked_ms))
     done = 0
-    for offset, count in zip(stage.offsets, stage.counts, strict=True):
+    for offset, count in stage.offset_runs(start, stop):
         some = groups[done : done + count] if groups else None
         each = delays_ms[done : done + count] if delays_ms is not None else None
-        partition.apply_send_run(offset, count, time_ms, delay_ms, some, each)
-        if has_all_dedups:
-            partition.remember_run(dedups[16 * done : 16 * (done + count)], offset, time_ms)
+        partition.apply_send_run(SentRun(offset, count, time_ms, delay_ms, some, each))
+        dedups = stage.dedups_of(start + done, start + done + count)
+        if dedups is not None:
+            partition.remember_run(dedups, offset, time_ms)
+        else:
+            for at, dedup in stage.deduplicated(start + done, start + done + count):
+                partition.remember(dedup, offset + at - start - done, time_ms)
         done += count
-    for group in set(groups):
-        partition.order.sent(group, time_ms)
-    if not has_all_dedups:
-        for _, offset, dedup in stage.deduplicated():
-            partition.remember(dedup, offset, time_ms)
-    if stage.delays:
-        _defer_run(partition, first, stage.delays, own, time_ms)
+    partition.order.sent_all(groups, time_ms)
+    if asked_ms:
+        _defer_run(partition, first, asked_ms, own, time_ms)
     if partition.sizes is not None:
-        partition.sizes.add_run(first, stage.sizes)
+        partition.sizes.add_run(first, stage.sizes[start:stop])
 
 
 def _own_delay(asked_ms: int, queue_delay_ms: int, time_ms: int) -> int | None:
@@ -166,19 +171,18 @@ def _defer_run(
 
 def _send_each(
     partition: Partition,
-    staged: StagedMessages,
     stage: Stage,
+    start: int,
+    stop: int,
     duplicates: Collection[int],
     queue_delay_ms: int,
     time_ms: int,
-) -> None:
-    start = place = place_of(stage.number, 0)
-    first = partition.next_sequence
-    for message in stage.messages():
-        place = message.place
-        if place in duplicates:
-            _add_run(staged, start, first, place - start, time_ms, queue_delay_ms)
-            start, first = place + 1, partition.next_sequence
+) -> Iterator[None]:
+    """Send what is no duplicate of a stretch of a stage."""
+    for number, message in enumerate(stage.messages(start, stop), 1):
+        if not number % slices.SLICE_SINGLE_MESSAGES:
+            yield
+        if message.place in duplicates:
             continue
         sequence = partition.next_sequence
         own_ms = _own_delay(message.delay_ms, queue_delay_ms, time_ms)
@@ -189,27 +193,47 @@ def _send_each(
         )
         if partition.sizes is not None:
             partition.sizes.add(sequence, message.payload_bytes)
-    _add_run(staged, start, first, place + 1 - start, time_ms, queue_delay_ms)
 
 
-def _add_run(
-    staged: StagedMessages, place: int, sequence: int, count: int, time_ms: int, delay_ms: int
-) -> None:
-    if count:
-        staged.runs.add(Run(place, sequence, count, time_ms, delay_ms))
+def _note_runs(
+    staged: StagedMessages,
+    committed: Committed,
+    duplicates: frozenset[int],
+    sequence: int,
+    delay_ms: int,
+    time_ms: int,
+) -> Iterator[None]:
+    """Note which sequence numbers the places of a commit became: a row for each stretch without duplicates."""
+    left_out = sorted(duplicates)
+    for number in committed.numbers:
+        start, end = place_of(number, 0), place_of(number, staged.stage(number).count)
+        of_stage = left_out[bisect_left(left_out, start) : bisect_left(left_out, end)]
+        for row, place in enumerate((*of_stage, end), 1):
+            if place > start:
+                staged.runs.add(Run(start, sequence, place - start, time_ms, delay_ms))
+                sequence += place - start
+            start = place + 1
+            if not row % slices.SLICE_SINGLE_MESSAGES:
+                yield
 
 
 def follow_commit(
     group: Partition, log: Partition, start: int, count: int, delay_ms: int, time_ms: int, *, one_delay: bool
-) -> None:
-    """What was staged in the log of this consumer group is sent, as [start, start + count); the log has it already."""
+) -> Iterator[None]:
+    """What was staged in the log of this consumer group is sent, as [start, start + count); the log has it already.
+
+    A slice with each step.
+    """
     stop = start + count
     start = max(start, group.next_sequence)  # what is below the log has dropped, see `Partition.follow`
     if one_delay:
-        keys = log.index.groups_in(start, stop)
-        group.apply_send_run(0, max(0, stop - start), time_ms, delay_ms, array("Q", keys) if keys else None)
-        for key in keys:
-            group.order.sent(key, time_ms)
+        while start < stop:
+            end = min(stop, start + slices.SLICE_MESSAGES)
+            keys = array("Q", log.index.groups_in(start, end))
+            group.apply_send_run(SentRun(0, end - start, time_ms, delay_ms, keys or None))
+            group.order.sent_all(keys, time_ms)
+            start = end
+            yield
         return
     queue_due_ms = time_ms + delay_from(time_ms, delay_ms)
     for sequence in range(start, stop):
@@ -217,6 +241,8 @@ def follow_commit(
         own_delay = due_ms != queue_due_ms
         own_ms = due_ms - sent_ms if own_delay else delay_ms
         group.apply_send(sequence, offset, sent_ms, own_ms, own_delay, key, None, None)
+        if not (sequence + 1 - start) % slices.SLICE_SINGLE_MESSAGES:
+            yield
 
 
 def delay_from(time_ms: int, delay_ms: int) -> int:

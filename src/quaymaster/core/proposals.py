@@ -41,10 +41,10 @@ class Proposal:
         """The offset the next record gets."""
         return self.base_offset + len(self.records)
 
-    def note_sent(self, partition: Partition, first: int) -> None:
-        """A partition got messages, from `first` on, that nobody is handed before they are committed."""
+    def note_sent(self, partition: Partition, first: int, stop: int) -> None:
+        """A partition gets messages, [first, stop), that are handed out only once they are committed."""
         partition.uncommitted_from = partition.uncommitted_from or first
-        self.sent_to[partition] = partition.next_sequence
+        partition.sent_until = self.sent_to[partition] = stop
 
     def add(
         self,

@@ -48,6 +48,7 @@ from quaymaster.core.commands import (
     FindOffset,
     FinishMoveTask,
     InternalCommand,
+    ListDataKeys,
     ListMoveTasks,
     LogBounds,
     MarksOutcome,
@@ -107,14 +108,17 @@ from quaymaster.core.queue_definitions import QueueDefinition, group_definition,
 from quaymaster.core.queue_marks import QueueIdentity, identity_of
 from quaymaster.core.receipts import holds, receipt_invalid, visibility_error
 from quaymaster.core.records import Record, RecordType
+from quaymaster.core.slices import Work
 from quaymaster.core.timers import WorkLeft, round_up_to_slot_ms
 from quaymaster.core.transactions import (
     abort_transaction,
     check_begins_no_stage,
     check_has_transactions,
     commit_transaction,
+    committed_before,
     expire_transactions,
     stage_messages,
+    stages_to_commit,
 )
 
 DEAD_LETTERS_PER_RECEIVE_MAX = 100
@@ -156,7 +160,7 @@ class QueueStates(AppliedQueues):
         """Where queues of other journals are; None: there are no other journals."""
         self._undecided: set[int] = set()
         """The partitions of which messages were taken for a move."""
-        self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided, Wait]]] = {
+        self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided | Work, Wait]]] = {
             Send: self._send,
             Receive: self._receive,
             Delete: self._delete,
@@ -189,12 +193,18 @@ class QueueStates(AppliedQueues):
 
     def decide(
         self, command: Command | InternalCommand, now_ms: int, proposal: Proposal
-    ) -> tuple[Decided, Wait]:
+    ) -> tuple[Decided | Work, Wait]:
         """Judge a command: append its records to the proposal, apply them, return outcome and what it waits for.
 
-        Raises a `CallerError` when it is the caller's mistake; nothing is changed then.
+        Instead of an outcome it may return work that has begun, and has the outcome when it is done. Raises a
+        `CallerError` when it is the caller's mistake; nothing is changed then.
         """
         return self._decide[type(command)](command, now_ms, proposal)
+
+    def is_held(self, command: Command | InternalCommand) -> bool:
+        """Return whether a command concerns queues with unfinished work, and so has to wait for that."""
+        unfinished = self.unfinished
+        return any(self.family_of(queue_id) in unfinished for queue_id in _queues_of(command))
 
     def _send(self, command: Send, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         queue_id, number = command.queue_id, command.partition
@@ -240,9 +250,9 @@ class QueueStates(AppliedQueues):
             stored = True
             results.append(SendResult(sequence, message.message_id))
         if stored:
-            proposal.note_sent(partition, first)
+            proposal.note_sent(partition, first, partition.next_sequence)
             for group in partition.groups.values():
-                proposal.note_sent(group, first)
+                proposal.note_sent(group, first, group.next_sequence)
         # What a duplicate was told is stored must be so, whatever this queue's durability.
         wait = Wait.COMMIT if duplicate else WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
@@ -686,13 +696,23 @@ class QueueStates(AppliedQueues):
         self.open_stages.note(partition)
         return outcome, Wait.COMMIT
 
-    def _commit(self, command: CommitTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+    def _commit(
+        self, command: CommitTransaction, now_ms: int, proposal: Proposal
+    ) -> tuple[Decided | Work, Wait]:
         partition = self.partition(command.queue_id, command.partition)
         check_has_transactions(partition, self.cell_format)
-        outcome = commit_transaction(partition, command, now_ms, proposal)
-        self.digest_later(partition)
-        self.open_stages.note(partition)
-        return outcome, Wait.COMMIT
+        before = committed_before(partition, command)
+        if before is not None:
+            return before, Wait.COMMIT
+        stages = stages_to_commit(partition, command)
+        work = Work(
+            self.family_of(command.queue_id),
+            self._committed(partition, commit_transaction(partition, command, stages)),
+            is_decided=False,
+        )
+        messages = sum(stage.count for stage in stages)
+        self.unfinished.begin(work, messages * (1 + len(partition.groups)), (now_ms, proposal))
+        return work.outcome or work, Wait.COMMIT
 
     def _abort(self, command: AbortTransaction, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         partition = self.partition(command.queue_id, command.partition)
@@ -876,6 +896,18 @@ def _stored_timeout_ms(definition: QueueDefinition, now_ms: int, timeout_ms: int
     if not timeout_ms or definition.is_fifo:
         return timeout_ms
     return round_up_to_slot_ms(now_ms + timeout_ms) - now_ms
+
+
+def _queues_of(command: Command | InternalCommand) -> tuple[int, ...]:
+    """Return the ids of the queues whose messages or definitions a command looks at or changes."""
+    match command:
+        case SetQueue(definition=definition):
+            return (definition.group_of or definition.queue_id,)
+        case MoveMessage(queue_id=queue_id, target_queue_id=target_id):
+            return queue_id, target_id
+        case WriteBarrier() | AskMarks() | ListDataKeys():
+            return ()
+    return (command.queue_id,)
 
 
 def _log_of(group: Partition) -> Partition:

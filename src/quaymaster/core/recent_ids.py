@@ -289,11 +289,9 @@ class RecentIds:
         self._slots[-1] = sealed = slot.sealed()
         self._unite(sealed)
 
-    def has_any(self, identities: bytes, now_ms: int) -> bool:
-        """Tell whether one of the ids, which follow one another, was noted less than a window ago.
-
-        The filters answer for most of them at once.
-        """
+    def known_tops(self, now_ms: int) -> BitMap:
+        """Return the top bits of all ids within the window, for `has_any`; there is no backlog."""
+        assert not self._backlog, "what waits in a backlog is in no filter"
         filters: list[BitMap] = []
         for slot in reversed(self._slots):
             if slot.newest_ms <= now_ms - self.window_ms:
@@ -301,17 +299,15 @@ class RecentIds:
             if type(slot) is _OpenSlot:
                 slot.complete_filter()
             filters.append(slot.filter)
-        if self._backlog:
-            asked = {identity for (identity,) in struct.iter_unpack("16s", identities)}
-            for run in self._backlog:
-                if run.time_ms > now_ms - self.window_ms and not asked.isdisjoint(
-                    [identity for (identity,) in struct.iter_unpack("16s", run.identities)]
-                ):
-                    return True
-        if not filters:
-            return False
+        return BitMap.union(*filters) if filters else BitMap()
+
+    def has_any(self, identities: bytes, known_tops: BitMap, now_ms: int) -> bool:
+        """Tell whether one of the ids, which follow one another, was noted less than a window ago.
+
+        The filters, which `known_tops` joins, answer for most of them at once.
+        """
         tops = [high >> 64 - FILTER_BITS for high in array("Q", identities)[::2]]
-        common = BitMap(tops) & BitMap.union(*filters)
+        common = BitMap(tops) & known_tops
         return bool(common) and any(
             self.find(identities[at * ID_BYTES : (at + 1) * ID_BYTES], now_ms) is not None
             for at, top in enumerate(tops)

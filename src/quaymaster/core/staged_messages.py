@@ -17,7 +17,9 @@ gone, because a STAGE record does not say it, and takes some bytes however many 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import msgspec
@@ -38,7 +40,8 @@ RUN_KEPT_MS: Final = 300_000
 TRANSACTION_MESSAGES_MAX: Final = 1_000_000
 """So many messages a transaction may have."""
 SLOW_TRANSACTION_MESSAGES_MAX: Final = 100_000
-"""So many on FIFO queues, and where messages have delays of their own: a commit takes some microseconds for each."""
+"""So many on FIFO queues, and where messages have delays of their own: a commit takes up to ten microseconds for each,
+in which the queue answers no one."""
 OPEN_MESSAGES_MAX: Final = 2_000_000
 """So many messages may be staged in a partition and not committed."""
 OPEN_STAGES_MAX: Final = 10_000
@@ -50,7 +53,8 @@ INDEX_BITS: Final = 24
 _INDEX_MASK: Final = (1 << INDEX_BITS) - 1
 _SINKS_IN_PIECE: Final = 1_000
 _NO_DEDUP: Final = bytes(16)
-_QUEUE_DELAY: Final = -1
+QUEUE_DELAY: Final = -1
+"""In place of a delay: the message has none of its own."""
 
 assert TRANSACTION_MESSAGES_MAX <= _INDEX_MASK, "a place has room for the index of each message"
 
@@ -79,7 +83,18 @@ class StagedMessage(NamedTuple):
 class Stage:
     """One writer's part of an open transaction. Columns that none of its messages needs are empty."""
 
-    __slots__ = ("count", "counts", "dedups", "delays", "groups", "name", "number", "offsets", "sizes")
+    __slots__ = (
+        "_starts",
+        "count",
+        "counts",
+        "dedups",
+        "delays",
+        "groups",
+        "name",
+        "number",
+        "offsets",
+        "sizes",
+    )
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -88,6 +103,8 @@ class Stage:
         self.offsets = array("Q")
         self.counts = array("I")
         """Its records, as runs of consecutive offsets."""
+        self._starts = array("I")
+        """Which of the messages each run begins with."""
         self.groups = array("Q")
         self.dedups = bytearray()
         self.delays = array("i")
@@ -101,22 +118,43 @@ class Stage:
         else:
             self.offsets.append(offset)
             self.counts.append(1)
+            self._starts.append(count)
         if group or self.groups:
             self.groups.frombytes(bytes(8 * (count - len(self.groups))))
             self.groups.append(group)
         if dedup is not None or self.dedups:
             self.dedups += bytes(16 * count - len(self.dedups)) + (dedup or _NO_DEDUP)
-        if delay_ms != _QUEUE_DELAY or self.delays:
-            self.delays.extend([_QUEUE_DELAY] * (count - len(self.delays)))
+        if delay_ms != QUEUE_DELAY or self.delays:
+            self.delays.extend([QUEUE_DELAY] * (count - len(self.delays)))
             self.delays.append(delay_ms)
         self.sizes.append(payload_bytes)
         self.count = count + 1
 
-    def messages(self) -> Iterator[StagedMessage]:
-        """Yield its messages, in the order they came."""
+    def load(
+        self,
+        count: int,
+        offsets: bytes,
+        counts: bytes,
+        groups: bytes,
+        dedups: bytes,
+        delays: bytes,
+        sizes: bytes,
+    ) -> None:
+        """Take the columns from a snapshot."""
+        self.count = count
+        self.offsets.frombytes(offsets)
+        self.counts.frombytes(counts)
+        self.groups.frombytes(groups)
+        self.dedups += dedups
+        self.delays.frombytes(delays)
+        self.sizes.frombytes(sizes)
+        self._starts.extend(accumulate(self.counts[:-1], initial=0))
+
+    def messages(self, start: int = 0, stop: int | None = None) -> Iterator[StagedMessage]:
+        """Yield its messages from one index on up to another, in the order they came."""
         groups, dedups, delays, sizes = self.groups, self.dedups, self.delays, self.sizes
-        index, place = 0, place_of(self.number, 0)
-        for first, count in zip(self.offsets, self.counts, strict=True):
+        index, place = start, place_of(self.number, 0)
+        for first, count in self.offset_runs(start, self.count if stop is None else stop):
             for offset in range(first, first + count):
                 dedup = bytes(dedups[16 * index : 16 * index + 16]) if dedups else _NO_DEDUP
                 yield StagedMessage(
@@ -124,28 +162,40 @@ class Stage:
                     offset,
                     groups[index] if groups else 0,
                     dedup if dedup != _NO_DEDUP else None,
-                    delays[index] if delays else _QUEUE_DELAY,
+                    delays[index] if delays else QUEUE_DELAY,
                     sizes[index],
                 )
                 index += 1
 
-    @property
-    def has_all_dedups(self) -> bool:
-        """Whether each of its messages surely has a deduplication hash."""
-        return len(self.dedups) == 16 * self.count and _NO_DEDUP not in self.dedups
+    def offset_runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield first offset and length of each run of consecutive records, for the messages of [start, stop)."""
+        at = bisect_right(self._starts, start) - 1
+        while start < stop:
+            skipped = start - self._starts[at]
+            count = min(self.counts[at] - skipped, stop - start)
+            yield self.offsets[at] + skipped, count
+            start += count
+            at += 1
 
-    def deduplicated(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield place, offset and deduplication hash of each message that has one, in the order they came."""
+    def count_offset_runs(self, start: int, stop: int) -> int:
+        """Return how many runs `offset_runs` yields."""
+        return bisect_left(self._starts, stop) - bisect_right(self._starts, start) + 1
+
+    def dedups_of(self, start: int, stop: int) -> bytes | None:
+        """Return the deduplication hashes of [start, stop), one behind the other; None where one has none."""
         if not self.dedups:
-            return
-        dedups = bytes(self.dedups)
-        index, place = 0, place_of(self.number, 0)
-        for first, count in zip(self.offsets, self.counts, strict=True):
-            for at in range(index, index + count):
-                dedup = dedups[16 * at : 16 * at + 16]
+            return None
+        dedups = bytes(self.dedups[16 * start : 16 * stop])
+        return dedups if _NO_DEDUP not in dedups else None
+
+    def deduplicated(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Yield index and deduplication hash of each message of [start, stop) that has one, in the order they came."""
+        if self.dedups:
+            dedups = bytes(self.dedups[16 * start : 16 * stop])
+            for index in range(start, stop):
+                dedup = dedups[16 * (index - start) : 16 * (index - start) + 16]
                 if dedup != _NO_DEDUP:
-                    yield place + at, first + at - index, dedup
-            index += count
+                    yield index, dedup
 
 
 class Transaction:
@@ -355,13 +405,15 @@ class StagedMessages:
 
     def _load_stage(self, state: _Stage) -> None:
         stage = Stage(state.number, state.name)
-        stage.count = state.count
-        stage.offsets.frombytes(state.offsets)
-        stage.counts.frombytes(state.counts)
-        stage.groups.frombytes(state.groups)
-        stage.dedups += state.dedups
-        stage.delays.frombytes(state.delays)
-        stage.sizes.frombytes(state.sizes)
+        stage.load(
+            state.count,
+            state.offsets,
+            state.counts,
+            state.groups,
+            state.dedups,
+            state.delays,
+            state.sizes,
+        )
         transaction = self.open[state.sink, state.batch]
         transaction.stages[stage.name] = stage
         transaction.count += stage.count

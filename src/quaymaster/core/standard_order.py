@@ -283,6 +283,12 @@ class StandardOrder:
         if tenant is not None:
             tenant.last_sent_ms = now_ms
 
+    def sent_all(self, groups: Iterable[int], now_ms: int) -> None:
+        """Tenants sent messages. 0 is none of them."""
+        if self.tenants:
+            for group in self.tenants.keys() & set(groups):
+                self.tenants[group].last_sent_ms = now_ms
+
     def noisy_groups(self, now_ms: int, in_flight: int) -> int:
         """Return how many tenants are held back now."""
         return sum(self._is_noisy(tenant, now_ms, in_flight) for tenant in self.tenants.values())

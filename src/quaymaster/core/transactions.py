@@ -5,9 +5,12 @@ A transaction concerns one partition, which is a whole queue, and so is decided 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from struct import iter_unpack
 
+from pyroaring import BitMap
+
+from quaymaster.core import slices
 from quaymaster.core.applied_queues import OWN_DELAY
 from quaymaster.core.commands import (
     AbortedOutcome,
@@ -32,7 +35,9 @@ from quaymaster.core.partition_transactions import (
     opened_staged,
 )
 from quaymaster.core.proposals import Proposal
+from quaymaster.core.recent_ids import ID_BYTES
 from quaymaster.core.records import Record, RecordType
+from quaymaster.core.slices import Slices, Turn
 from quaymaster.core.staged_messages import (
     OPEN_MESSAGES_MAX,
     OPEN_STAGES_MAX,
@@ -46,6 +51,9 @@ from quaymaster.core.staged_messages import (
     Transaction,
     place_of,
 )
+
+SEEN_TOGETHER_MAX = 32_768
+"""So many deduplication ids of one transaction are in one set."""
 
 EXPIRED_PER_STEP_MAX = 100
 """So many transactions are given up in one step."""
@@ -171,22 +179,34 @@ def _store(
         )
 
 
-def commit_transaction(
-    partition: Partition, command: CommitTransaction, now_ms: int, proposal: Proposal
-) -> CommittedOutcome:
-    """Send what the stages have, all or nothing; raises StageNotFound.
+def committed_before(partition: Partition, command: CommitTransaction) -> CommittedOutcome | None:
+    """Return what a commit is answered with that is not the first of its batch."""
+    staged = partition.staged
+    done = staged.committed(command.sink, command.batch) if staged is not None else None
+    if done is None:
+        return None
+    return CommittedOutcome(done.messages if done.batch == command.batch else 0, was_committed=True)
+
+
+def stages_to_commit(partition: Partition, command: CommitTransaction) -> list[Stage]:
+    """Return the stages that a commit names, all there whole; raises StageNotFound, OverLimit."""
+    staged = partition.staged
+    if staged is not None and command.sink not in staged.sinks:
+        _check_sinks(staged)
+    return _named_stages(staged, command)
+
+
+def commit_transaction(partition: Partition, command: CommitTransaction, stages: list[Stage]) -> Slices:
+    """Send what the stages have, all of it.
 
     A message whose deduplication id was sent within the window, in this transaction or before, is one that was sent
     already: it gets no number of its own.
     """
-    staged = partition.staged
-    done = staged.committed(command.sink, command.batch) if staged is not None else None
-    if done is not None:
-        return CommittedOutcome(done.messages if done.batch == command.batch else 0, was_committed=True)
-    if staged is not None and command.sink not in staged.sinks:
-        _check_sinks(staged)
-    stages = _named_stages(staged, command)
-    duplicates = _find_duplicates(partition, stages, now_ms)
+    now_ms, proposal = yield from _next_turn()
+    search = _DuplicateSearch(partition, now_ms)
+    for _ in search.look_through(stages):
+        now_ms, proposal = yield from _next_turn()
+    duplicates = search.places
     committed = Committed(
         command.sink,
         command.batch,
@@ -205,14 +225,24 @@ def commit_transaction(
         flags=ONE_DELAY if one_delay else 0,
         payload=join_commit(committed),
     )
-    apply_commit(partition, committed, first, delay_ms, now_ms)
     count = committed.messages - len(duplicates)
     if count:
-        proposal.note_sent(partition, first)
+        for each in (partition, *partition.groups.values()):
+            proposal.note_sent(each, first, first + count)
+    yield True
+    for _ in apply_commit(partition, committed, first, delay_ms, now_ms):
+        yield True
     for group in partition.groups.values():
-        follow_commit(group, partition, first, count, delay_ms, now_ms, one_delay=one_delay)
-        proposal.note_sent(group, first)
+        for _ in follow_commit(group, partition, first, count, delay_ms, now_ms, one_delay=one_delay):
+            yield True
     return CommittedOutcome(committed.messages, duplicates=len(duplicates))
+
+
+def _next_turn() -> Generator[bool, Turn | None, Turn]:
+    """End a slice before anything is recorded; return the turn of the next."""
+    turn = yield False
+    assert turn is not None, "nothing is recorded, so there is a turn"
+    return turn
 
 
 def _named_stages(staged: StagedMessages | None, command: CommitTransaction) -> list[Stage]:
@@ -229,23 +259,59 @@ def _named_stages(staged: StagedMessages | None, command: CommitTransaction) -> 
     return stages
 
 
-def _find_duplicates(partition: Partition, stages: list[Stage], now_ms: int) -> list[int]:
-    """Return the places of messages that were sent already, or are here twice."""
-    places: list[int] = []
-    seen: set[bytes] = set()
-    for stage in stages:
-        if stage.has_all_dedups:
-            dedups = bytes(stage.dedups)
-            hashes = {dedup for (dedup,) in iter_unpack("16s", dedups)}
-            is_known = partition.dedup is not None and partition.dedup.has_any(dedups, now_ms)
-            if len(hashes) == stage.count and hashes.isdisjoint(seen) and not is_known:
-                seen |= hashes
+class _DuplicateSearch:
+    """Finds messages of a transaction that were sent already, or are in it twice: a slice with each step."""
+
+    def __init__(self, partition: Partition, now_ms: int) -> None:
+        self.places: list[int] = []
+        self._partition = partition
+        self._now_ms = now_ms
+        self._seen: list[set[bytes]] = [set()]
+        """Those of this transaction, in several sets: a large one takes long to grow."""
+        self._known_tops = BitMap()
+
+    def look_through(self, stages: list[Stage]) -> Iterator[None]:
+        """Find them all."""
+        if not any(stage.dedups for stage in stages):
+            return
+        dedup = self._partition.dedup
+        if dedup is not None:
+            yield from dedup.digesting()
+            self._known_tops = dedup.known_tops(self._now_ms)
+        for stage in stages:
+            for start in range(0, stage.count, slices.SLICE_MESSAGES):
+                stop = min(stage.count, start + slices.SLICE_MESSAGES)
+                dedups = stage.dedups_of(start, stop)
+                if dedups is None or not self._are_all_new(dedups):
+                    yield
+                    yield from self._look_at_each(stage, start, stop)
+                yield
+
+    def _are_all_new(self, dedups: bytes) -> bool:
+        hashes = {dedup for (dedup,) in iter_unpack("16s", dedups)}
+        known = self._partition.dedup
+        if ID_BYTES * len(hashes) < len(dedups) or not all(map(hashes.isdisjoint, self._seen)):
+            return False
+        if known is not None and known.has_any(dedups, self._known_tops, self._now_ms):
+            return False
+        self._note(hashes)
+        return True
+
+    def _note(self, hashes: set[bytes]) -> None:
+        if len(self._seen[-1]) >= SEEN_TOGETHER_MAX:
+            self._seen.append(set())
+        self._seen[-1] |= hashes
+
+    def _look_at_each(self, stage: Stage, start: int, stop: int) -> Iterator[None]:
+        for number, (index, dedup) in enumerate(stage.deduplicated(start, stop), 1):
+            if not number % slices.SLICE_SINGLE_MESSAGES:
+                yield
+            if any(dedup in seen for seen in self._seen):
+                self.places.append(place_of(stage.number, index))
                 continue
-        for place, _, dedup in stage.deduplicated():
-            if dedup in seen or partition.find_duplicate(dedup, None, now_ms) is not None:
-                places.append(place)
-            seen.add(dedup)
-    return places
+            if self._partition.find_duplicate(dedup, None, self._now_ms) is not None:
+                self.places.append(place_of(stage.number, index))
+            self._note({dedup})
 
 
 def abort_transaction(
