@@ -32,6 +32,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
 
 
+class TellFailures:
+    """Tells each failure when it happens: a run that is ended by its time limit never comes to its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message.partition("\n")[0] if crash is not None else report.longreprtext[-500:]
+            terminal.write_line(f"\nfailed in {report.when}: {report.nodeid}: {reason}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only where results come together, not in each of several processes."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(TellFailures(config))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End a run whose threads do not: a thread that a failed test left would hang the process for ever."""
