@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from test_moves_between_journals import (
 )
 
 from quaymaster.broker import backup_calls
-from quaymaster.broker.backup import backup, read_manifest
+from quaymaster.broker.backup import JournalDamaged, backup, read_manifest
 from quaymaster.broker.backup_calls import (
     BACKUP_BEGIN,
     BACKUP_CHECK,
@@ -33,11 +33,14 @@ from quaymaster.broker.backup_calls import (
     encode_read,
 )
 from quaymaster.broker.journal_copy import CopyRead, fetch
+from quaymaster.broker.segments import DATA_AT, segment_name
 from quaymaster.broker.threads import run_to_end
-from quaymaster.cli.cell_cut import BackedUpStore, CellCut, _decode_cut
+from quaymaster.cli import cell_cut
+from quaymaster.cli.cell_cut import BackedUpStore, CellCut, _decode_cut, back_up_cell
 from quaymaster.cli.cell_restoring import _give, _offer_of
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
-from quaymaster.coordination.interface import Coordination, KeyValue
+from quaymaster.coordination.interface import Compare, Coordination, KeyValue, Put
+from quaymaster.coordination.noted_acts import list_acts
 from quaymaster.core.backup_cut import BackupBarrier, why_no_cut
 from quaymaster.core.commands import CountMessages, MoveIn, MoveInOutcome, QueueCounts
 from quaymaster.core.errors import AccessDenied, NotLeader, NotNow, Overloaded
@@ -61,9 +64,17 @@ class Rows:
     async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
         return await self._coordination.list_all(prefix)
 
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        return await self._coordination.transaction(compares, puts, deletes)
+
     async def backup(self, target: Path) -> int:
         await run_to_end(target.touch)
         return 1
+
+    async def close(self) -> None:
+        """It goes on: others use it."""
 
 
 @asynccontextmanager
@@ -259,6 +270,58 @@ def test_journal_is_backed_up_by_one_operator_from_its_leader(tmp_path: Path) ->
         with pytest.raises(AccessDenied):
             await stranger.ask(BACKUP_BEGIN, TARGET, TIMEOUT_MS)
         await stranger.close()
+
+    told(tmp_path, story)
+
+
+def damage(directory: Path, broker: str) -> None:
+    """Flip a bit of the first message in a broker's replica of the journal."""
+    (segment,) = (directory / broker).rglob(f"{TARGET_JOURNAL}/{segment_name(0)}")
+    with segment.open("r+b") as file:
+        found = file.read(DATA_AT + 65_536)
+        at = found.index(b"QMB", found.index(b"QMB") + 3) + 100
+        file.seek(at)
+        file.write(bytes([found[at] ^ 1]))
+
+
+@pytest.mark.parametrize("damaged", ["b", "bc", "ba"])
+def test_where_the_leaders_files_are_damaged_another_replica_is_in_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    async def story(cell: TwoJournals) -> None:
+        monkeypatch.setattr(cell_cut, "open_etcd", lambda settings: Rows(cell.coordination))
+        await cell.wear_out(JOBS, messages(1, 60))
+        await cell.move_all(JOBS, DEAD, 60)
+        for broker in damaged:
+            damage(tmp_path / "cell", broker)
+        said: list[str] = []
+
+        await back_up_cell(SETTINGS, tmp_path / "copy", lambda done, total: None, told=said.append)
+
+        assert [text for text in said if text.startswith("reading another replica than that of b")]
+        assert len([text for text in said if text.startswith("reading another replica")]) <= len(damaged)
+        found = await restored_numbers(tmp_path / "copy", tmp_path / "new", cell)
+        assert found == list(range(1, 61))
+        acts = [act.action for act, _ in await list_acts(cell.coordination)]
+        assert acts == ["CreateBackup"]
+
+    told(tmp_path, story)
+
+
+def test_a_journal_of_which_no_replica_is_whole_is_told_and_leaves_no_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(cell: TwoJournals) -> None:
+        monkeypatch.setattr(cell_cut, "open_etcd", lambda settings: Rows(cell.coordination))
+        await cell.wear_out(JOBS, messages(1, 60))
+        await cell.move_all(JOBS, DEAD, 60)
+        for broker in "abc":
+            damage(tmp_path / "cell", broker)
+
+        with pytest.raises(JournalDamaged, match=r"all its members are damaged: \['a', 'b', 'c'\]"):
+            await back_up_cell(SETTINGS, tmp_path / "copy", lambda done, total: None)
+
+        assert not (tmp_path / "copy").exists()
 
     told(tmp_path, story)
 

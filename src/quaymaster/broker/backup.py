@@ -37,7 +37,7 @@ from quaymaster.broker.disk import RealDisk, write_file_durably
 from quaymaster.broker.journal_copy import CopyManifest, CopySource
 from quaymaster.broker.journal_state import NO_ID, JournalState, read_state
 from quaymaster.broker.threads import run_to_end
-from quaymaster.core.errors import InvalidParameterValue
+from quaymaster.core.errors import InternalFailure, InvalidParameterValue
 
 BACKUP_FORMAT: Final = 2
 """Format 1: of a server only, its journals with a state file, and metadata of a moment before the cut."""
@@ -98,6 +98,14 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.bytes for file in self.files)
 
 
+class JournalDamaged(InternalFailure):
+    """What was read of a journal is not whole; another replica of it may be."""
+
+    def __init__(self, journal: int, why: str) -> None:
+        super().__init__(f"Journal {journal} cannot be copied: {why}")
+        self.journal = journal
+
+
 @dataclass(frozen=True, slots=True)
 class JournalCopy:
     """A journal as it is to be in a backup: what it consists of, and how bytes of a file are read."""
@@ -152,10 +160,10 @@ class ServerCut:
 
 
 async def backup(cut: Cut, destination: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Write a backup to a directory that does not exist yet, while requests go on; return what it holds.
+    """Write a backup to a directory that does not exist yet, while requests continue; return what it holds.
 
     `progress` is told (bytes done, bytes in all). Raises InvalidParameterValue for a destination that cannot be,
-    InternalFailure for a journal that is damaged, NotNow, OSError; what was begun is then removed.
+    JournalDamaged, NotNow, OSError; what was begun is then removed.
     """
     await run_to_end(_begin, destination)
     try:
@@ -184,14 +192,14 @@ async def _copy_journals(
         progress(min(done, total), total)
         return piece
 
-    copying = [
-        asyncio.ensure_future(
-            journal_copy.fetch(
-                destination / JOURNALS_NAME / str(number), number, copy.manifest, partial(read, copy)
-            )
-        )
-        for number, copy in journals.items()
-    ]
+    async def fetch(number: int, copy: JournalCopy) -> None:
+        place = destination / JOURNALS_NAME / str(number)
+        try:
+            await journal_copy.fetch(place, number, copy.manifest, partial(read, copy))
+        except InternalFailure as error:
+            raise JournalDamaged(number, error.message) from error
+
+    copying = [asyncio.ensure_future(fetch(number, copy)) for number, copy in journals.items()]
     try:
         await asyncio.gather(*copying)
     finally:

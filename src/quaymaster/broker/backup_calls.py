@@ -7,8 +7,14 @@
     backup.read    CopyRead                      ─▶ bytes
     backup.end     journal id
 
-What makes it one moment: `core/backup_cut`. The end is committed, so what is read never changes: whoever leads
-meanwhile, the broker that was asked goes on giving it.
+Where the leader's files are damaged, another member is read, up to the same end:
+
+    backup.stand_by  journal id, before the cut  ─▶ a snapshot is written, and stays as it is
+    backup.cut_at    journal id, of the leader   ─▶ BackupBarrier and offset: where the journal ends in the backup
+    backup.copy      CopyUntil, of the member    ─▶ CopyManifest: the journal, up to that offset
+
+What makes it one moment: `core/backup_cut`. The end is committed, so what is read never changes: whichever broker
+leads meanwhile, the one that was asked continues to give it.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.journal_service import JournalService
 from quaymaster.core.backup_cut import BackupBarrier
-from quaymaster.core.errors import NotLeader, Overloaded
+from quaymaster.core.errors import NotLeader, NotNow, Overloaded
 from quaymaster.net.rpc import CallHandler, IncomingCall
 from quaymaster.protocol.broker_calls import JOURNAL_ID
 
@@ -32,21 +38,39 @@ BACKUP_CUT: Final = "backup.cut"
 BACKUP_CHECK: Final = "backup.check"
 BACKUP_READ: Final = "backup.read"
 BACKUP_END: Final = "backup.end"
+BACKUP_STAND_BY: Final = "backup.stand_by"
+BACKUP_CUT_AT: Final = "backup.cut_at"
+BACKUP_COPY: Final = "backup.copy"
 CALLERS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
-    (BACKUP_BEGIN, BACKUP_HOLD, BACKUP_CUT, BACKUP_CHECK, BACKUP_READ, BACKUP_END), ("operator",)
+    (
+        *(BACKUP_BEGIN, BACKUP_HOLD, BACKUP_CUT, BACKUP_CHECK, BACKUP_READ, BACKUP_END),
+        *(BACKUP_STAND_BY, BACKUP_CUT_AT, BACKUP_COPY),
+    ),
+    ("operator",),
 )
 """Which roles may call what."""
 
 HOLD_S: Final = 10.0
 """Messages of other journals are kept out for so long at most: a backup that needs longer begins again."""
 IDLE_S: Final = 60.0
-"""A backup that nobody reads for so long is given up."""
+"""A backup that is not read for so long is given up."""
+
+
+class CopyUntil(msgspec.Struct, frozen=True):
+    """Ask a member for the copy of a journal up to an offset that is committed, and where a batch ends."""
+
+    journal: int
+    until: int
+
 
 encode_answer = msgspec.msgpack.Encoder().encode
 decode_barrier = msgspec.msgpack.Decoder(BackupBarrier).decode
 decode_copy = msgspec.msgpack.Decoder(CopyManifest).decode
+encode_until = msgspec.msgpack.Encoder().encode
+decode_cut_at = msgspec.msgpack.Decoder(tuple[BackupBarrier, int]).decode
 encode_read = msgspec.msgpack.Encoder().encode
 _reads = msgspec.msgpack.Decoder(CopyRead)
+_untils = msgspec.msgpack.Decoder(CopyUntil)
 
 
 class BackupCalls:
@@ -67,6 +91,9 @@ class BackupCalls:
             BACKUP_CHECK: self._on_check,
             BACKUP_READ: self._on_read,
             BACKUP_END: self._on_end,
+            BACKUP_STAND_BY: self._on_stand_by,
+            BACKUP_CUT_AT: self._on_cut_at,
+            BACKUP_COPY: self._on_copy,
         }
 
     async def close(self) -> None:
@@ -78,23 +105,34 @@ class BackupCalls:
         number = _journal_of(call)
 
         async def begin() -> None:
-            journal = self._led(number)
-            before = self._sources.get(number)
-            if before is not None and not before.is_ended:
-                if before.reader != call.peer.node:
-                    raise Overloaded("Another backup of this journal is being made.")
-                await before.end()
-            source = self._sources[number] = CopySource(
-                journal,
-                self._held.directory / str(number),
-                reader=call.peer.node,
-                idle_s=IDLE_S,
-                frees_snapshots=True,
-            )
-            await source.hold()
+            await self._hold_snapshots(call, number, self._led(number))
             call.reply()
 
         self._tasks.answer(call, begin())
+
+    def _on_stand_by(self, call: IncomingCall) -> None:
+        number = _journal_of(call)
+
+        async def stand_by() -> None:
+            await self._hold_snapshots(call, number, self._held.get(number))
+            call.reply()
+
+        self._tasks.answer(call, stand_by())
+
+    async def _hold_snapshots(self, call: IncomingCall, number: int, journal: JournalService) -> None:
+        before = self._sources.get(number)
+        if before is not None and not before.is_ended:
+            if before.reader != call.peer.node:
+                raise Overloaded("Another backup of this journal is being made.")
+            await before.end()
+        source = self._sources[number] = CopySource(
+            journal,
+            self._held.directory / str(number),
+            reader=call.peer.node,
+            idle_s=IDLE_S,
+            frees_snapshots=True,
+        )
+        await source.hold()
 
     def _on_hold(self, call: IncomingCall) -> None:
         number = _journal_of(call)
@@ -119,6 +157,27 @@ class BackupCalls:
             call.reply(encode_answer((barrier, copy)))
 
         self._tasks.answer(call, cut())
+
+    def _on_cut_at(self, call: IncomingCall) -> None:
+        number = _journal_of(call)
+
+        async def cut() -> None:
+            journal = self._led(number)
+            barrier = await journal.barrier()
+            call.reply(encode_answer((barrier, journal.host.replica.commit)))
+
+        self._tasks.answer(call, cut())
+
+    def _on_copy(self, call: IncomingCall) -> None:
+        request = _untils.decode(call.body)
+
+        async def copy() -> None:
+            source = self._source(request.journal, call)
+            if self._held.get(request.journal).host.replica.commit < request.until:
+                raise NotNow("The replica does not know yet that the journal is committed so far.")
+            call.reply(encode_answer(await source.begin(request.until)))
+
+        self._tasks.answer(call, copy())
 
     def _on_check(self, call: IncomingCall) -> None:
         number = _journal_of(call)

@@ -7,7 +7,7 @@
 
     <journals>/<id>.copy/     what has come so far
     <journals>/<id>.old/      what was there before, while the two change places
-    <journals>/<id>.dropped/  a replica that nobody needs, while it is deleted
+    <journals>/<id>.dropped/  a replica that is not needed, while it is deleted
 
 The member keeps its identity and its promises. That is sound only when nothing that it has beyond the copy can be
 committed (`judge_copy` in core/copy_verdicts); otherwise it keeps what it has. A leader has cut its log before it was
@@ -42,7 +42,7 @@ from quaymaster.core.log_tail import Position
 
 READ_BYTES = 1 << 20
 IDLE_S = 10.0
-"""A copy that nobody reads from for so long is given up."""
+"""A copy that is not read for so long is given up."""
 COPY_SUFFIX = ".copy"
 OLD_SUFFIX = ".old"
 DROPPED_SUFFIX = ".dropped"
@@ -78,7 +78,7 @@ class CopySource:
     """The leader's side of one copy, for the broker `reader` and no other.
 
     Without `idle_s` it lasts until `end`, whether anybody reads or not. With `frees_snapshots` new ones are written as
-    soon as the first segment is read: the copy is no longer one that a member could go on from.
+    soon as the first segment is read: the copy is no longer one that a member could continue from.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class CopySource:
             raise Timeout("The journal was cut.")
 
     def _forget_what_changes(self) -> None:
-        """Snapshots and index may be written over now: nobody may read them any more."""
+        """Snapshots and index may be written over now, and must not be read."""
         for name in [name for name in self._files if not is_segment(name)]:
             os.close(self._files.pop(name))
 

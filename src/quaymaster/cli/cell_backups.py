@@ -9,7 +9,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
-from quaymaster.cli.output import note, print_json, print_line, progress_bar
+from quaymaster.cli.output import print_done, progress_bar
 from quaymaster.cli.server import Config, Overrides, load_for
 
 
@@ -69,8 +69,8 @@ def cell_restore(
             raise Refused(str(error)) from None
         except NotNow as error:
             raise NoServer(f"the cell: {error}") from None
-    if as_json:
-        print_json(event)
-    else:
-        print_line(f"restored {len(event['journals'])} journals; start the other processes of the cell")
-        note("Give each front end the master keys of the backup, before it starts.")
+    print_done(
+        *(event, f"restored {len(event['journals'])} journals; start the other processes of the cell"),
+        "Give each front end the master keys of the backup, before it starts.",
+        as_json=as_json,
+    )

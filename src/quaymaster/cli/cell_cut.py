@@ -6,6 +6,7 @@ who leads ─▶ begin; hold, cut, check: every leader, at once ─▶ store, as
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,23 +14,30 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from quaymaster.broker.backup import STORE_NAME, JournalCopy, backup
+from quaymaster.broker.backup import STORE_NAME, JournalCopy, JournalDamaged, backup
 from quaymaster.broker.backup_calls import (
     BACKUP_BEGIN,
     BACKUP_CHECK,
+    BACKUP_COPY,
     BACKUP_CUT,
+    BACKUP_CUT_AT,
     BACKUP_END,
     BACKUP_HOLD,
     BACKUP_READ,
+    BACKUP_STAND_BY,
+    CopyUntil,
     decode_barrier,
+    decode_copy,
+    decode_cut_at,
     encode_read,
+    encode_until,
 )
 from quaymaster.broker.journal_copy import CopyManifest, CopyRead
 from quaymaster.cli.cell_links import client_of
 from quaymaster.cli.failures import NoServer, Refused
 from quaymaster.cli.local_cluster import read_cluster
 from quaymaster.cli.local_plan import CELL, ETCD_PREFIX
-from quaymaster.cli.output import note, print_json, print_line, progress_bar
+from quaymaster.cli.output import note, print_done, progress_bar
 from quaymaster.cli.stores import open_etcd
 from quaymaster.coordination.cell_keys import (
     BROKERS,
@@ -52,7 +60,11 @@ BEGIN_TIMEOUT_MS = 50_000
 STEP_TIMEOUT_MS = 30_000
 END_TIMEOUT_MS = 2_000
 ATTEMPTS_MAX = 20
+LAST_ATTEMPT_S = 12 * 3_600.0
+"""No attempt begins later than this after the first one."""
 RETRY_S = 1.0
+BEHIND_MAX = 20
+"""A member is asked so often, every `RETRY_S`, whether it knows that the end of the journal is committed."""
 
 _decode_cut = msgspec.msgpack.Decoder(tuple[BackupBarrier, CopyManifest]).decode
 
@@ -74,16 +86,23 @@ class BackedUpStore(Protocol):
 
 
 class CellCut:
-    """One attempt."""
+    """One attempt. `avoided` names, by journal, the brokers whose files of it are damaged: another member is read."""
 
     kind: Literal["server", "cell"] = "cell"
 
-    def __init__(self, settings: Settings, store: BackedUpStore) -> None:
+    def __init__(
+        self, settings: Settings, store: BackedUpStore, avoided: Mapping[int, frozenset[str]] | None = None
+    ) -> None:
         self.cell = settings.cell
         self._settings = settings
         self._store = store
+        self._avoided = avoided or {}
         self._clients: dict[str, RPCClient] = {}
         self._leaders: dict[int, RPCClient] = {}
+        self._sources: dict[int, RPCClient] = {}
+        """Who is read: the leader, or a member that stands in for it."""
+        self.sources: dict[int, str] = {}
+        """Their names."""
 
     async def take(self, destination: Path) -> dict[int, JournalCopy]:
         """See `Cut`."""
@@ -99,7 +118,11 @@ class CellCut:
         found, _ = await self._store.list_all(JOURNALS)
         if {journal_of(row.key) for row in found} != cuts.keys():
             raise NoCut(f"{NoCut.message} A journal was begun.")
-        return {number: JournalCopy(copy, partial(self._read, number)) for number, (_, copy) in cuts.items()}
+        copies = {number: cut[1] for number, cut in cuts.items()}
+        for number, until in copies.items():
+            if isinstance(until, int):
+                copies[number] = await self._copy(number, until)
+        return {number: JournalCopy(copy, partial(self._read, number)) for number, copy in copies.items()}
 
     async def end(self) -> None:
         """See `Cut`."""
@@ -107,7 +130,7 @@ class CellCut:
         await asyncio.gather(
             *(
                 client.ask(BACKUP_END, JOURNAL_ID.pack(number), END_TIMEOUT_MS)
-                for number, client in self._leaders.items()
+                for number, client in {*self._leaders.items(), *self._sources.items()}
             ),
             return_exceptions=True,
         )
@@ -122,37 +145,68 @@ class CellCut:
             leader = broker_of(configuration.leader)
             if not configuration.activated or leader not in addresses:
                 raise NoCut(f"{NoCut.message} Journal {journal_of(row.key)} has no leader.")
-            if leader not in self._clients:
-                self._clients[leader] = client_of(self._settings, addresses[leader], "broker")
-            self._leaders[journal_of(row.key)] = self._clients[leader]
+            number = journal_of(row.key)
+            self._leaders[number] = self._client(leader, addresses)
+            avoided = self._avoided.get(number, frozenset())
+            replicas = [leader, *sorted(map(broker_of, configuration.members))]
+            source = next((one for one in replicas if one in addresses and one not in avoided), None)
+            if source is None:
+                raise JournalDamaged(number, f"the files of all its members are damaged: {sorted(avoided)}.")
+            self._sources[number], self.sources[number] = self._client(source, addresses), source
         if not journals:
             raise NoCut(f"{NoCut.message} The cell has no journal.")
+
+    def _client(self, broker: str, addresses: Mapping[str, str]) -> RPCClient:
+        if broker not in self._clients:
+            self._clients[broker] = client_of(self._settings, addresses[broker], "broker")
+        return self._clients[broker]
 
     async def _all(self, ask: Callable[[int, RPCClient], Any]) -> dict[int, Any]:
         """Ask all leaders at once; whatever fails, all have answered when it returns."""
         answers = await asyncio.gather(
             *(ask(number, client) for number, client in self._leaders.items()), return_exceptions=True
         )
-        for answer in answers:
+        for number, answer in zip(self._leaders, answers, strict=True):
+            if isinstance(answer, InternalFailure):
+                raise JournalDamaged(number, answer.message) from answer
             if isinstance(answer, BaseException):
                 raise answer
         return dict(zip(self._leaders, answers, strict=True))
 
-    async def _begin(self, number: int, client: RPCClient) -> bytes:
-        return await client.ask(BACKUP_BEGIN, JOURNAL_ID.pack(number), BEGIN_TIMEOUT_MS)
+    def _is_led_by_source(self, number: int) -> bool:
+        return self._sources[number] is self._leaders[number]
+
+    async def _begin(self, number: int, client: RPCClient) -> None:
+        if not self._is_led_by_source(number):
+            await self._sources[number].ask(BACKUP_STAND_BY, JOURNAL_ID.pack(number), BEGIN_TIMEOUT_MS)
+        await client.ask(BACKUP_BEGIN, JOURNAL_ID.pack(number), BEGIN_TIMEOUT_MS)
 
     async def _hold(self, number: int, client: RPCClient) -> BackupBarrier:
         return decode_barrier(await client.ask(BACKUP_HOLD, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
 
-    async def _cut(self, number: int, client: RPCClient) -> tuple[BackupBarrier, CopyManifest]:
+    async def _cut(self, number: int, client: RPCClient) -> tuple[BackupBarrier, CopyManifest | int]:
+        if not self._is_led_by_source(number):
+            return decode_cut_at(await client.ask(BACKUP_CUT_AT, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
         return _decode_cut(await client.ask(BACKUP_CUT, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
 
     async def _check(self, number: int, client: RPCClient) -> BackupBarrier:
         return decode_barrier(await client.ask(BACKUP_CHECK, JOURNAL_ID.pack(number), STEP_TIMEOUT_MS))
 
+    async def _copy(self, number: int, until: int) -> CopyManifest:
+        """Open the copy of a member, as soon as it knows that the journal is committed so far."""
+        asked = encode_until(CopyUntil(number, until))
+        for _ in range(BEHIND_MAX):
+            try:
+                return decode_copy(await self._sources[number].ask(BACKUP_COPY, asked, STEP_TIMEOUT_MS))
+            except InternalFailure as error:
+                raise JournalDamaged(number, error.message) from error
+            except NotNow:
+                await asyncio.sleep(RETRY_S)
+        raise NoCut(f"{NoCut.message} {self.sources[number]} stays behind in journal {number}.")
+
     async def _read(self, number: int, name: str, position: int) -> bytes:
         body = encode_read(CopyRead(number, name, position))
-        return await self._leaders[number].ask(BACKUP_READ, body, STEP_TIMEOUT_MS)
+        return await self._sources[number].ask(BACKUP_READ, body, STEP_TIMEOUT_MS)
 
 
 async def back_up_cell(
@@ -164,17 +218,28 @@ async def back_up_cell(
 ) -> Mapping[str, Any]:
     """Back up the cell of the settings into a new directory; return what it holds.
 
-    It begins again when a leader changes while journals are cut, or a broker ends that is read; `told` hears of that.
-    Raises NotNow when it did so too often, and what `backup` raises.
+    It begins again when a leader changes while journals are cut, or a broker ends that is read. Where the files of one
+    broker are damaged it reads those of another one. `told` hears of both. Raises NotNow when it began too often, or
+    for too long, JournalDamaged when no replica of a journal is whole, and what `backup` raises.
     """
     store = open_etcd(settings)
     try:
         await note_act(store, act_of_user("CreateBackup", {"path": str(destination), "cell": settings.cell}))
+        avoided: dict[int, frozenset[str]] = {}
+        until_s = time.monotonic() + LAST_ATTEMPT_S
         for attempt in range(1, ATTEMPTS_MAX + 1):
+            is_last = attempt == ATTEMPTS_MAX or time.monotonic() >= until_s
+            cut = CellCut(settings, store, avoided)
             try:
-                return await backup(CellCut(settings, store), destination, progress)
+                return await backup(cut, destination, progress)
+            except JournalDamaged as error:
+                source = cut.sources.get(error.journal)
+                if is_last or source is None:
+                    raise
+                avoided[error.journal] = avoided.get(error.journal, frozenset()) | {source}
+                told(f"reading another replica than that of {source}: {error}")
             except NotNow as error:
-                if attempt == ATTEMPTS_MAX or isinstance(error, DiskFull):
+                if is_last or isinstance(error, DiskFull):
                     raise
                 told(f"beginning again: {error}")
                 await asyncio.sleep(RETRY_S)
@@ -203,8 +268,8 @@ def run_cell_backup(settings: Settings, destination: Path, *, as_json: bool) -> 
             raise Refused(str(error)) from None
         except NotNow as error:
             raise NoServer(f"the cell: {error}") from None
-    if as_json:
-        print_json(made)
-    else:
-        print_line(f"backed up to {made['path']}")
-        note("It holds no master key: keep the front ends' keys/ somewhere else, or it cannot be read.")
+    print_done(
+        *(made, f"backed up to {made['path']}"),
+        "It holds no master key: keep the front ends' keys/ somewhere else, or it cannot be read.",
+        as_json=as_json,
+    )

@@ -76,6 +76,15 @@ def bytes_as_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def print_done(fields: Any, line: str, remark: str, *, as_json: bool) -> None:
+    """Print what a command has done: its fields as JSON, or a line of it and a remark."""
+    if as_json:
+        print_json(fields)
+    else:
+        print_line(line)
+        note(remark)
+
+
 class Bar:
     """One progress bar, or nothing at all when stderr is not a terminal."""
 

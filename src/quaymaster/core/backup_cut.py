@@ -8,7 +8,7 @@ OUT: with OUT alone it is sent again, under its number. So between the first and
     cut     each writes a barrier: there its journal ends in the backup
     check   each writes a barrier, and says whether it took nothing all the time; then they take again
 
-A barrier is committed only if nobody had led the journal in a later epoch when it was asked for. So whoever wrote all
+A barrier is committed only if no leader of a later epoch was there when it was asked for. So a leader that wrote all
 three in one epoch was alone, and its hold is the journal's. What was acknowledged before `hold` lies before `cut`.
 """
 
