@@ -857,6 +857,11 @@ class _CommitUncommitted(QueueStates):
         self, command: CommitTransaction, now_ms: int, proposal: Proposal
     ) -> tuple[Decided | Work, Wait]:
         outcome, _ = super()._commit(command, now_ms, proposal)
+        if isinstance(outcome, Work):
+            outcome.finish((now_ms, proposal))
+            del self.unfinished.works[outcome.family]
+            assert outcome.outcome is not None, "a commit that is done has an outcome"
+            outcome = outcome.outcome
         return outcome, Wait.NOTHING
 
 

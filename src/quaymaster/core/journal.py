@@ -346,8 +346,12 @@ class JournalReplica:
             self._replies.append((token, error))
             return
         if isinstance(outcome, Work):
-            outcome.token, outcome.is_waited_for = token, True
-        elif wait is Wait.NOTHING:
+            outcome.token, outcome.wait = token, wait
+        else:
+            self._answer(token, outcome, wait)
+
+    def _answer(self, token: Token, outcome: Decided, wait: Wait) -> None:
+        if wait is Wait.NOTHING:
             self._replies.append((token, outcome))
         elif wait is Wait.COMMIT:
             self._on_commit.append((token, outcome))
@@ -367,8 +371,8 @@ class JournalReplica:
             if work.is_done:
                 self._again += self._held
                 self._held = []
-                if work.is_waited_for and work.outcome is not None:
-                    self._on_commit.append((work.token, work.outcome))
+                if work.wait is not None and work.outcome is not None:
+                    self._answer(work.token, work.outcome, work.wait)
         self._catch_up()
         self._look()
         return self.has_more
@@ -493,8 +497,8 @@ class JournalReplica:
         self._proposal = Proposal(self.log.end.end, self.log.epoch)
         self._replies += [(token, reason) for token, _ in waiting]
         for work in self.queues.unfinished.works.values():
-            if work.is_waited_for:
-                work.is_waited_for = False
+            if work.wait is not None:
+                work.wait = None
                 self._replies.append((work.token, reason))
 
     def _stamp(self, time_ms: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from typing import Final
 
 from quaymaster.core.commands import Decided
-from quaymaster.core.proposals import Proposal
+from quaymaster.core.proposals import Proposal, Wait
 
 AT_ONCE_MESSAGES: Final = 1_024
 """Work on no more messages is done in the turn that begins it."""
@@ -36,7 +36,7 @@ It returns the outcome that its command is answered with. Until there is a recor
 class Work:
     """Slices of work on one family of queues: a log with its consumer groups, or any other queue."""
 
-    __slots__ = ("_slices", "family", "is_decided", "is_done", "is_waited_for", "outcome", "token")
+    __slots__ = ("_slices", "family", "is_decided", "is_done", "outcome", "token", "wait")
 
     def __init__(self, family: int, slices: Slices, *, is_decided: bool) -> None:
         self.family = family
@@ -45,8 +45,8 @@ class Work:
         self.is_done = False
         self.outcome: Decided | None = None
         self.token: object = None
-        self.is_waited_for = False
-        """Whether the outcome answers the command with this token."""
+        self.wait: Wait | None = None
+        """What the answer to the command with this token waits for; None: nobody waits for the outcome."""
         self._slices = slices
         if not is_decided:
             next(slices)  # up to where the first turn comes in
