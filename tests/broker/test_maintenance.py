@@ -360,6 +360,52 @@ def test_segments_without_live_messages_at_the_start_are_dropped(tmp_path: Path)
     assert segments <= 3
 
 
+async def receive_until_segments(tester: BrokerTester, count: int) -> None:
+    """Receive what comes back at once until the journal has so many segments."""
+    async with asyncio.timeout(PATIENCE_S):
+        while tester.broker.files.segment_count < count:
+            await tester.receive(1, timeout_ms=0)
+
+
+def test_receives_alone_do_not_fill_a_low_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "COMPACTION_LOW_DISK_STEP_S", 0.01)
+
+    async def run() -> list[int]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, *[message(number) for number in range(1, 11)])
+            tester.broker.files.space.note_full()
+            for _ in range(3):
+                await receive_until_segments(tester, 6)
+                async with asyncio.timeout(PATIENCE_S):
+                    while tester.broker.files.segment_count > 5:  # noqa: ASYNC110
+                        await asyncio.sleep(0.001)
+            return sorted(numbers(await tester.receive(1)))
+
+    assert asyncio.run(run()) == list(range(1, 11))
+
+
+def test_a_message_between_many_receives_keeps_no_segment_of_them(tmp_path: Path) -> None:
+    async def run() -> tuple[int, list[int]]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            for number in range(1, 9):  # one in each segment
+                await tester.send(1, message(number))
+                await receive_until_segments(tester, number + 1)
+            for _ in range(2):
+                await tester.broker.snapshots.write()
+            before = tester.broker.files.segments()
+            await tester.broker.compaction.step(younger_than_ms=0)
+            after = tester.broker.files.segments()
+            found = sorted(numbers(await tester.receive(1)))
+            return sum(one.data_bytes for one in before) // sum(one.data_bytes for one in after), found
+
+    times_smaller, found = asyncio.run(run())
+
+    assert times_smaller >= 2
+    assert found == list(range(1, 9))
+
+
 def test_segments_that_are_gone_are_forgotten_by_who_judges_them(tmp_path: Path) -> None:
     async def run() -> tuple[set[int], set[int]]:
         async with running(tmp_path) as tester:

@@ -360,7 +360,8 @@ class Compaction:
 
     Neighbours that are rewritten become one file, and small files left by earlier rewrites join them, so a stuck
     message costs about its own bytes, not a file for every segment that came after it. A segment is looked at
-    again only when so many messages are gone that it may have become mostly dead.
+    again only when so many messages are gone that it may have become mostly dead. Receives and other records that
+    are no messages are dead once a snapshot has what they did.
     """
 
     def __init__(
@@ -388,13 +389,13 @@ class Compaction:
     async def run(self) -> None:
         """Look for segments to rewrite for ever; at once, and at young ones too, while the disk is low."""
         looked_at = time.monotonic()
-        gone_before = -1
+        room_made_for = (-1, -1)
         while True:
             await asyncio.sleep(COMPACTION_LOW_DISK_STEP_S)
             if not self._host.replica.is_ready or self._host.stopped is not None:
                 continue
-            if self._host.writer.disk_low and self._gone() != gone_before:
-                gone_before = self._gone()
+            if self._host.writer.disk_low and (may_be_dead := self._may_be_dead()) != room_made_for:
+                room_made_for = may_be_dead
                 await self.make_room()
             elif time.monotonic() - looked_at >= COMPACTION_STEP_S:
                 looked_at = time.monotonic()
@@ -408,6 +409,13 @@ class Compaction:
         if await mend():
             for base_offset in damaged:
                 self._look_again_at.pop(base_offset, None)
+
+    def _may_be_dead(self) -> tuple[int, int]:
+        """Return what changes when there may be more to give back: how many messages are gone, and up to where
+        segments are sealed. Receives alone fill segments, too, which have no message at all.
+        """
+        sealed = [segment.end_offset for segment in self._host.files.segments() if segment.is_sealed]
+        return self._gone(), max(sealed, default=0)
 
     async def make_room(self) -> int:
         """Give back all that can be: snapshots so that old records are not needed, then segments of any age.
@@ -486,7 +494,7 @@ class Compaction:
             return None
         files, queues = self._host.files, self._host.replica.queues
         live: set[int] = set()
-        messages = 0
+        messages = live_bytes = 0
         for header, data in files.read_batches(segment.base_offset):
             if self._closing.is_set():
                 raise _JournalEnds
@@ -497,8 +505,11 @@ class Compaction:
                     messages += 1
                     if queues.is_live(row):
                         live.add(row.offset)
+                        live_bytes += row.length
         enough = int(self._live_ratio * messages)
-        if len(live) > enough and not is_scrap:
+        # A few messages that live between many receives are little, too.
+        is_little = len(live) <= enough or live_bytes <= self._live_ratio * segment.data_bytes
+        if not is_little and not is_scrap:
             self._look_again_at[segment.base_offset] = gone + len(live) - enough
             return None
         return _Judged(segment, live, messages)
