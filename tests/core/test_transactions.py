@@ -325,6 +325,32 @@ def test_a_transaction_to_which_nothing_comes_for_an_hour_is_given_up(
     assert_restarts_the_same(host)
 
 
+def test_a_transaction_to_which_nothing_comes_ends_by_elapsed_time_while_clocks_disagree() -> None:
+    host = host_of()
+    stage(host, plain([1]))
+    host.states.expiry_is_held = True
+    host.now_ms += 1_000 * EXPIRES_MS  # a step of queue time, which may be wrong
+    host.ask(ExpireMessages(QUEUE, 0))
+    staged = host.partition(QUEUE).staged
+    assert staged is not None
+    assert len(staged.open) == 1
+
+    host.now_ms += EXPIRES_MS - 1
+    host.ask(ExpireMessages(QUEUE, 0))
+    assert len(staged.open) == 1
+    stage(host, plain([2]), batch=2)
+    host.now_ms += 1
+    host.ask(ExpireMessages(QUEUE, 0))
+    assert [open_.batch for open_ in staged.open.values()] == [2]
+
+    host.states.expiry_is_held = False
+    assert host.states.staged_since_ms(host.now_ms) == 0
+    host.now_ms += EXPIRES_MS
+    host.ask(ExpireMessages(QUEUE, 0))
+    assert not staged.open
+    assert_restarts_the_same(host)
+
+
 def test_a_committed_batch_is_known_for_a_week() -> None:
     host = host_of()
     commit(host, {})

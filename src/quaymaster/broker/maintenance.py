@@ -87,7 +87,7 @@ class Expiry:
             self._tell_if_held(self._host.clock.expiry_is_held)
             queues.expiry_is_held = self._is_held
             queues.empty_some(EMPTIED_PER_STEP)
-            if self._host.replica.is_leading and not queues.expiry_is_held:
+            if self._host.replica.is_leading:
                 self.step()
 
     def _tell_if_held(self, is_held: bool) -> None:
@@ -113,14 +113,16 @@ class Expiry:
             self._round_began = time.monotonic()
             self._keys, self._next = tuple(queues.partitions), 0
         now_ms = self._host.clock.time_ms()
+        since_ms = queues.staged_since_ms(now_ms)
         until = time.perf_counter() + STEP_S
         for key in self._keys[self._next : self._next + EXPIRY_PARTITIONS_PER_STEP]:
             self._next += 1
             found = queues.partitions.get(key)
             if found is None or found.log is not None:  # a group's expire with their log's
                 continue
-            has_expired = found.staged is not None and bool(found.staged.expired(now_ms))
-            if has_expired or (found.alive and may_find_expired(found, now_ms)):
+            has_expired = found.staged is not None and bool(found.staged.expired(now_ms, since_ms))
+            may_expire = found.alive > 0 and not queues.expiry_is_held
+            if has_expired or (may_expire and may_find_expired(found, now_ms)):
                 self._expire(found)
             if time.perf_counter() > until:  # heads had to be looked up in chunks on the disk
                 break

@@ -153,6 +153,7 @@ class QueueStates(AppliedQueues):
         self._due_left = WorkLeft(DUE_PER_MS_MAX)
         self._due_at_ms = 0
         self.expiry_is_held = False
+        self._held_since_ms: int | None = None
         """Set while the clock may be wrong: no message expires."""
         self.cell_format = CellFormat()
         """What the cell reads."""
@@ -505,9 +506,21 @@ class QueueStates(AppliedQueues):
         partition = self.partition(command.queue_id, command.partition)
         if not self.expiry_is_held:
             self._expire_some(partition, now_ms, proposal)
-            expire_transactions(partition, now_ms, proposal)
-            self.open_stages.note(partition)
+        expire_transactions(partition, now_ms, proposal, since_ms=self.staged_since_ms(now_ms))
+        self.open_stages.note(partition)
         return Done(), Wait.NOTHING
+
+    def staged_since_ms(self, now_ms: int) -> int:
+        """Return from when on the idle time of open transactions counts where this replica leads.
+
+        They end by elapsed time, also while clocks disagree: then it counts from when this replica first saw that, so
+        that a step of queue time before ends none.
+        """
+        if not self.expiry_is_held:
+            self._held_since_ms = None
+        elif self._held_since_ms is None:
+            self._held_since_ms = now_ms
+        return self._held_since_ms or 0
 
     def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
         """Drop the oldest messages, as many as one step may; those of a log, for all of its groups."""

@@ -279,9 +279,11 @@ class StagedMessages:
         known = self.sinks.get(sink)
         return known if known is not None and batch <= known.batch else None
 
-    def expired(self, now_ms: int) -> list[Transaction]:
-        """Return open transactions to which nothing came for long."""
-        return [found for found in self.open.values() if found.touched_ms + EXPIRES_MS <= now_ms]
+    def expired(self, now_ms: int, since_ms: int = 0) -> list[Transaction]:
+        """Return open transactions to which nothing came for long; time before `since_ms` does not count."""
+        return [
+            found for found in self.open.values() if max(found.touched_ms, since_ms) + EXPIRES_MS <= now_ms
+        ]
 
     def is_open(self, place: int) -> bool:
         """Tell whether a message is part of an open transaction."""

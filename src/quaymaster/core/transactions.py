@@ -328,12 +328,12 @@ def abort_transaction(
     return AbortedOutcome(is_aborted=True)
 
 
-def expire_transactions(partition: Partition, now_ms: int, proposal: Proposal) -> None:
-    """Drop what was staged long ago, as much as one step may."""
+def expire_transactions(partition: Partition, now_ms: int, proposal: Proposal, *, since_ms: int = 0) -> None:
+    """Drop what was staged long ago, as much as one step may. Time before `since_ms` does not count."""
     staged = partition.staged
     if staged is None:
         return
-    for transaction in staged.expired(now_ms)[:EXPIRED_PER_STEP_MAX]:
+    for transaction in staged.expired(now_ms, since_ms)[:EXPIRED_PER_STEP_MAX]:
         _abort(partition, staged, transaction.sink, transaction.batch, now_ms, proposal)
 
 
