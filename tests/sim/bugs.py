@@ -15,6 +15,7 @@ import msgspec
 from crc32c import crc32c
 from harness.replica_host import identity
 
+from quaymaster.broker.moves import Moves
 from quaymaster.broker.moves_out import MovesAway
 from quaymaster.coordination.cell_keys import JOURNALS
 from quaymaster.coordination.interface import Compare, Put
@@ -39,6 +40,7 @@ from quaymaster.core.commands import (
     SentOutcome,
     StageCount,
     StageMessages,
+    TakeForMove,
 )
 from quaymaster.core.committed_runs import CommittedRuns
 from quaymaster.core.errors import NotNow
@@ -660,14 +662,18 @@ class _VisibilityForgotten(QueueStates):
         self._to_apply(row)
 
 
+def _lose(states: QueueStates, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+    source = states.partition(command.queue_id, command.partition)
+    payload = array("Q", (command.sequence,)).tobytes()
+    proposal.add(RecordType.DELETE, source, now_ms, payload=payload)
+    source.apply_delete((command.sequence,), now_ms)
+    return Done(), Wait.COMMIT
+
+
 @plant("dead-letter-lost", "a dead letter leaves its queue and reaches none", "queues")
 class _DeadLetterLost(QueueStates):
     def _move(self, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        source = self.partition(command.queue_id, command.partition)
-        payload = array("Q", (command.sequence,)).tobytes()
-        proposal.add(RecordType.DELETE, source, now_ms, payload=payload)
-        source.apply_delete((command.sequence,), now_ms)
-        return Done(), Wait.COMMIT
+        return _lose(self, command, now_ms, proposal)
 
 
 @plant("dead-letter-stays", "a follower leaves a dead letter in its queue too", "queues")
@@ -825,6 +831,36 @@ class _MoveSentEarly(QueueStates):
 class _MovesNotResumed(MovesAway):
     def resume(self) -> None:
         pass
+
+
+# Move tasks
+
+
+@plant("task-without-end", "a move task takes what came after its start, too", "redrives")
+class _TaskWithoutEnd(QueueStates):
+    def _take_for_move(self, command: TakeForMove, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        tasks = list(self.partitions_of(command.queue_id)[0].tasks)
+        stops = [task.stop for task in tasks]
+        for task in tasks:
+            task.stop = 1 << 62
+        outcome = super()._take_for_move(command, now_ms, proposal)
+        for task, stop in zip(tasks, stops, strict=True):
+            task.stop = stop
+        return outcome
+
+
+@plant("task-not-resumed", "a new leader leaves the tasks of the one before where they were", "redrives")
+class _TaskNotResumed(Moves):
+    def start_tasks(self) -> None:
+        pass
+
+
+@plant("redrive-lost", "a message that a task moves leaves its queue and reaches none", "redrives")
+class _RedriveLost(QueueStates):
+    def _move(self, command: MoveMessage, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        if command.task_id is None or command.target_journal_id is not None:
+            return super()._move(command, now_ms, proposal)
+        return _lose(self, command, now_ms, proposal)
 
 
 # Transactions

@@ -9,24 +9,28 @@ One thread, one heap of events, one seed: a seed that found something finds it a
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
 from harness.replica_host import arn, queue
 
+from quaymaster.broker import moves
+from quaymaster.broker.moves_out import MovesAway
 from quaymaster.coordination import watched_prefix
 from quaymaster.core import committed_runs, placement, slices, staged_messages
 from quaymaster.core.cell import broker_of
 from quaymaster.core.cell_view import CellView
 from quaymaster.core.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
+from quaymaster.core.errors import Timeout
 from quaymaster.core.formats import CellFormat
 from quaymaster.core.index import MemoryChunks
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.partition_moves import Place, QueuesElsewhere
-from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.core.replication_messages import Envelope
 from sim.bugs import Planted
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
@@ -40,17 +44,21 @@ from sim.nemesis import Nemesis
 from sim.network import Network
 from sim.profiles import Profile, draw
 from sim.queue_checker import RETENTION_SHORT_MS, QueueChecker, QueueKind
+from sim.redrives import REDRIVE_QUEUES, RedriveChecker, start_clients
 from sim.replica import Replica
 from sim.store import Store
 from sim.transactions import PACKED_RUNS, SLICES, TRANSACTION_EXPIRES_MS, Sink, check_batches, drive
 
 ACTIVATION_LIMIT_US = 15 * SECOND
 DRAIN_LIMIT_US = 120 * SECOND
+TASKS_LIMIT_US = 60 * SECOND
 SET_UP_US = 10 * SECOND
 """What goes wrong begins when the queues are there, or after so long."""
 REST_LIMIT_US = 600 * SECOND
 SETTLE_US = 2 * SECOND
 STAGED_GRACE_MS = 3_000
+TAKEN_AT_ONCE = 3
+"""So many messages a move task takes at a time, in place of a hundred."""
 MANAGERS = ("m1", "m2")
 STANDARD, FIFO, WORK, DEAD, LOOSE, PURGED, SHORT, SOURCE, TARGET = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
@@ -100,7 +108,9 @@ def definition_of(kind: QueueKind) -> QueueDefinition:
         "DelaySeconds": kind.delay_ms // 1000,
     }
     if kind.dead_letters is not None:
-        target = next(other for other in (*QUEUES, *FAR_QUEUES) if other.queue_id == kind.dead_letters)
+        target = next(
+            other for other in (*QUEUES, *FAR_QUEUES, *REDRIVE_QUEUES) if other.queue_id == kind.dead_letters
+        )
         attributes["RedrivePolicy"] = (
             f'{{"deadLetterTargetArn": "{arn(target.name)}", "maxReceiveCount": {kind.receive_count_max}}}'
         )
@@ -153,6 +163,7 @@ class Cell:
         self._numbers = 0
         self._storages = 0
         self._random = kernel.random_for("cell")
+        self._places_random = kernel.random_for("places")
         self.names = [f"n{number + 1}" for number in range(profile.hosts)]
         self.journals = min(3, profile.hosts - profile.late_hosts)
         """How many journals the queues are spread over; there may be more."""
@@ -171,11 +182,20 @@ class Cell:
             self.queues += LOG_QUEUES
         if profile.has_transactions:
             self.queues += BULK_QUEUES
+        if profile.has_redrives:
+            self.queues += REDRIVE_QUEUES
+        self.redrivers_left = 0
+        """Who starts move tasks, or waits for them to end."""
+        self.redrive_checker = RedriveChecker()
         self.sinks: list[Sink] = []
         self.kinds: dict[int, QueueKind] = {kind.queue_id: kind for kind in self.queues}
         self.elsewhere = QueuesElsewhere(CellFormat())
         self.queue_checker = QueueChecker(
-            [kind for kind in self.queues if not kind.is_log and not kind.group_of]
+            [
+                kind
+                for kind in self.queues
+                if not kind.is_log and not kind.group_of and kind not in REDRIVE_QUEUES
+            ]
         )
         self.group_checkers = {kind.queue_id: QueueChecker([kind]) for kind in self.queues if kind.group_of}
         """Of each consumer group one: to it, the log is a queue of its own."""
@@ -249,6 +269,17 @@ class Cell:
             )
         return bool(self.used_journals)
 
+    async def find_queue(self, account_id: str, name: str) -> QueueDefinition | None:
+        """See `queue_places.FindQueue`: what metadata would say, which now and then does not answer."""
+        await asyncio.sleep(0.005)
+        if not self.used_journals or self._places_random.random() < 0.1:
+            raise Timeout
+        for kind in self.queues:
+            if kind.name == name:
+                partitions = one_partition(self.journal_of(kind.queue_id))
+                return replace_definition(definition_of(kind), partitions=partitions)
+        return None
+
     def next_number(self) -> int:
         """Return a number for a new message."""
         self._numbers += 1
@@ -307,30 +338,32 @@ class Cell:
     @contextmanager
     def _installed(self) -> Iterator[None]:
         """Let managers plan as the planted bugs have it, and log into the story."""
-        planner, view = placement._Planner, CellView
         logger = logging.getLogger("quaymaster")
         level, propagates = logger.level, logger.propagate
         handler = StoryHandler(self)
-        expires_ms = staged_messages.EXPIRES_MS
-        packed_rows = committed_runs.PACKED_ROWS
-        sizes = {name: vars(slices)[name] for name in SLICES}
-        vars(staged_messages)["EXPIRES_MS"] = TRANSACTION_EXPIRES_MS
-        vars(committed_runs)["PACKED_ROWS"] = PACKED_RUNS
-        vars(slices).update(SLICES)
-        vars(watched_prefix)["random"] = self.kernel.random_for("watches")
-        # Subclasses in their places.
-        vars(placement).update(_Planner=self.bugs.variant(planner), CellView=self.bugs.variant(view))
+        variant = self.bugs.variant
+        # Limits that are made small, so that short runs go beyond them; and subclasses in the places of classes.
+        changed: list[tuple[ModuleType, str, object]] = [
+            (staged_messages, "EXPIRES_MS", TRANSACTION_EXPIRES_MS),
+            (committed_runs, "PACKED_ROWS", PACKED_RUNS),
+            *((slices, name, size) for name, size in SLICES.items()),
+            (moves, "TAKE_MAX", TAKEN_AT_ONCE),
+            (watched_prefix, "random", self.kernel.random_for("watches")),
+            (placement, "_Planner", variant(placement._Planner)),
+            (placement, "CellView", variant(CellView)),
+            (moves, "MovesAway", variant(MovesAway)),
+        ]
+        before = [(module, name, vars(module)[name]) for module, name, _ in changed]
+        for module, name, value in changed:
+            setattr(module, name, value)
         logger.setLevel(logging.INFO if self.kernel.story is not None else logging.CRITICAL)
         logger.propagate = False
         logger.addHandler(handler)
         try:
             yield
         finally:
-            vars(watched_prefix)["random"] = random
-            vars(staged_messages)["EXPIRES_MS"] = expires_ms
-            vars(committed_runs)["PACKED_ROWS"] = packed_rows
-            vars(slices).update(sizes)
-            vars(placement).update(_Planner=planner, CellView=view)
+            for module, name, value in before:
+                setattr(module, name, value)
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagates
@@ -363,12 +396,15 @@ class Cell:
             raise Violation("L1", f"not every journal is led though all is healed: {self._states()}")
         self.is_sending = False
         kernel.tell("clients", "send no more")
+        if not kernel.run_until(kernel.now_us + TASKS_LIMIT_US, lambda: self.redrivers_left == 0):
+            raise Violation("L7", f"move tasks do not end: {self._states()}")
         if not kernel.run_until(kernel.now_us + DRAIN_LIMIT_US, lambda: self.is_drained):
             raise Violation(
                 "L3", f"the queues do not drain: {self.last_counts or 'no counts'}; {self._states()}"
             )
         for checker in (self.queue_checker, *self.group_checkers.values()):
             checker.check_drained()
+        self.redrive_checker.check_drained()
         for sink in self.sinks:
             check_batches(sink, self.judges_of(sink.queue))
         if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._is_at_rest):
@@ -408,49 +444,51 @@ class Cell:
     def _start_clients(self) -> None:
         profile = self.faults
         commands: list[Command] = [SetQueue(definition_of(kind)) for kind in self.queues]
-        client = self._client("setup")
+        client = self.client("setup")
         client.run(set_up(client, commands))
         senders = [kind for kind in QUEUES if kind.queue_id != DEAD]
         for number in range(profile.producers):
             kind = senders[number] if number < len(senders) else self._random.choice(senders)
-            client = self._client(f"p{number + 1}")
+            client = self.client(f"p{number + 1}")
             client.run(produce(client, kind, gap_us=profile.gap_us, groups=profile.groups))
         for number in range(max(profile.consumers, len(QUEUES))):
             kind = QUEUES[number] if number < len(QUEUES) else self._random.choice(QUEUES)
-            client = self._client(f"c{number + 1}")
+            client = self.client(f"c{number + 1}")
             client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=profile.carelessness))
         if profile.has_more_queues:
             self._start_more_clients()
         if profile.has_moves:
             self.producers_left += 1
-            client = self._client("p source")
+            client = self.client("p source")
             client.run(produce(client, FAR_QUEUES[0], gap_us=profile.gap_us, groups=1))
             for kind, carelessness in zip(FAR_QUEUES, (0.9, 0.1), strict=True):
-                client = self._client(f"c {kind.name}")
+                client = self.client(f"c {kind.name}")
                 client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=carelessness))
         if profile.has_logs:
             self._start_clients_of_logs()
         if profile.has_transactions:
             self._start_sinks()
-        client = self._client("counts")
+        if profile.has_redrives:
+            start_clients(self)
+        client = self.client("counts")
         client.run(watch_empty(client, [kind for kind in self.queues if not kind.is_log]))
 
     def _start_more_clients(self) -> None:
         profile = self.faults
         self.producers_left += len(MORE_QUEUES)
         for kind in MORE_QUEUES:
-            client = self._client(f"p {kind.name}")
+            client = self.client(f"p {kind.name}")
             client.run(produce(client, kind, gap_us=2 * profile.gap_us, groups=1))
-            client = self._client(f"c {kind.name}")
+            client = self.client(f"c {kind.name}")
             client.run(consume(client, kind, gap_us=SECOND, carelessness=0.5))
             if kind.is_purged:
-                client = self._client("purger")
+                client = self.client("purger")
                 client.run(purge(client, kind))
 
     def _start_clients_of_logs(self) -> None:
         profile = self.faults
         for kind in LOG_QUEUES:
-            client = self._client(f"of {kind.name}")
+            client = self.client(f"of {kind.name}")
             if kind.is_log:
                 self.producers_left += 1
                 client.run(produce(client, kind, gap_us=2 * profile.gap_us, groups=profile.groups))
@@ -461,7 +499,7 @@ class Cell:
         profile = self.faults
         for kind in BULK_QUEUES:
             if not kind.is_log:
-                client = self._client(f"of {kind.name}")
+                client = self.client(f"of {kind.name}")
                 client.run(consume(client, kind, gap_us=profile.gap_us, carelessness=profile.carelessness))
             if kind.group_of:
                 continue
@@ -471,10 +509,11 @@ class Cell:
                 self.sinks.append(sink)
                 for number in range(drivers):
                     self.producers_left += 1
-                    client = self._client(f"{sink.name}-{number}")
+                    client = self.client(f"{sink.name}-{number}")
                     client.run(drive(client, sink, gap_us=4 * profile.gap_us))
 
-    def _client(self, name: str) -> Client:
+    def client(self, name: str) -> Client:
+        """Return a new caller."""
         client = self.bugs.variant(Client)(self, name)
         self.clients.append(client)
         return client

@@ -1,24 +1,35 @@
-"""What leaves a replica's journal for another one: the product's `MovesAway`, over a simulated loop and network."""
+"""Messages on their way to other queues: the product's code over a simulated loop and network.
+
+In cells with move tasks `TaskMoves` has the product's `Moves` do all of it. In the others the replica proposes the
+moves of dead letters itself, and `Moves` has the product's `MovesAway` carry what leaves its journal.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from quaymaster.broker import moves
 from quaymaster.broker.moves_out import MovesAway
+from quaymaster.broker.queue_places import QueuePlaces
+from quaymaster.core.applied_queues import partition_key
 from quaymaster.core.cell import broker_of
-from quaymaster.core.commands import EndMoves, InternalCommand, MoveBegun, MoveIn, MoveInOutcome
+from quaymaster.core.commands import DeadLetter, InternalCommand, MoveBegun, MoveIn, MoveInOutcome
 from quaymaster.core.errors import NotLeader
+from quaymaster.core.formats import CellFormat
+from sim.kernel import Violation
 
 if TYPE_CHECKING:
-    import asyncio
-
     from quaymaster.broker.replica import Body, ReplicaHost
+    from quaymaster.core.commands import Command
     from quaymaster.core.journal import JournalReplica
     from sim.host import Host
     from sim.replica import Replica
 
 REGION = "local"
+READ_MAX_S = 0.05
 
 
 class Inside:
@@ -36,7 +47,7 @@ class _Files:
 
 
 class _MovesHost:
-    """As much of a `ReplicaHost` as carrying needs."""
+    """As much of a `ReplicaHost` as moving needs. No receive waits in a simulated cell, so none is woken."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -46,15 +57,21 @@ class _MovesHost:
     def replica(self) -> JournalReplica:
         return self._replica.journal
 
+    def submit(self, command: Command | InternalCommand, reply: Callable[[object], None]) -> None:
+        self._replica.propose_inside(command, partial(self._replica.host.loop.call, reply))
+
+    async def ask(self, command: Command | InternalCommand) -> object:
+        return await ask_inside(self._replica, command)
+
     async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
+        return self._found(offsets)
+
+    def _found(self, offsets: list[int]) -> dict[int, Body]:
         found = {offset: self._replica.find_record(offset) for offset in offsets}
         return {offset: record for offset, record in found.items() if record is not None}
 
-    async def ask(self, command: EndMoves) -> object:
-        return await ask_inside(self._replica, command)
 
-
-async def ask_inside(replica: Replica, command: InternalCommand) -> Any:
+async def ask_inside(replica: Replica, command: Command | InternalCommand) -> Any:
     """Have a command decided here; return its outcome once it may be told."""
     answer: asyncio.Future[object] = replica.host.loop.create_future()
 
@@ -68,6 +85,23 @@ async def ask_inside(replica: Replica, command: InternalCommand) -> Any:
 
     replica.propose_inside(command, on_answer)
     return await answer
+
+
+class _TasksHost(_MovesHost):
+    """One whose records come from a disk: much may happen until they are read."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        self._random = replica.cell.kernel.random_for(f"reads of {replica.member}")
+
+    def read_bodies(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
+        self._replica.host.loop.call_later(
+            self._random.uniform(0, READ_MAX_S), lambda: finish(self._found(offsets))
+        )
+
+    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
+        await asyncio.sleep(self._random.uniform(0, READ_MAX_S))
+        return self._found(offsets)
 
 
 class Carrier:
@@ -109,3 +143,39 @@ class Moves:
     def begun(self, source_key: int, begun: MoveBegun) -> None:
         """That a message leaves is committed."""
         self._replica.host.loop.call(self._away.begun, source_key, begun)
+
+
+class TaskMoves:
+    """The product's `Moves` for one replica: dead letters, move tasks, and what leaves for other journals."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        cell = replica.cell
+        places = QueuePlaces(replica.journal_id, cell.find_queue, CellFormat())
+        self._moves = cell.bugs.variant(moves.Moves)(
+            cast("ReplicaHost", _TasksHost(replica)), REGION, places=places, carrier=Carrier(replica.host)
+        )
+
+    def leads(self, is_leading: bool) -> None:
+        """The replica has begun to lead, or leads no longer."""
+        self._replica.host.loop.call(self._moves.leads, is_leading)
+
+    def move_dead_letters(self, letters: list[DeadLetter]) -> None:
+        """Move what was received too often; its records must be there, unless somebody deleted it meanwhile (I13)."""
+        replica = self._replica
+        for letter in letters:
+            if replica.find_record(letter.offset) is None:
+                partition = replica.journal.queues.partition(letter.queue_id, letter.partition)
+                if partition.is_live(letter.sequence):
+                    raise Violation(
+                        "I13", f"{replica.member} lacks a dead letter, at {letter.offset}", letter.offset
+                    )
+        replica.host.loop.call(self._moves.move_dead_letters, letters)
+
+    def start_tasks_of(self, queue_id: int) -> None:
+        """A move task of a queue was started."""
+        self._replica.host.loop.call(self._moves.start_tasks_of, partition_key(queue_id, 0))
+
+    def close(self) -> None:
+        """The replica is closed: nothing of it is carried any further."""
+        self._replica.host.loop.create_task(self._moves.close())

@@ -18,7 +18,7 @@ from sim.bugs import BUGS
 from sim.cell import Outcome, run_seed
 from sim.profiles import draw_for
 
-SEEDS_MAX = 1_000
+SEEDS_MAX = 5_000
 
 
 def hunt_seed(seed: int, *, bug: str, profile: str) -> Outcome:

@@ -96,6 +96,8 @@ class Profile:
     """Whether there are log-retained queues with two consumer groups each."""
     has_transactions: bool = False
     """Whether there are queues to which sinks send in transactions."""
+    has_redrives: bool = False
+    """Whether there are queues whose dead letters come back to them, by move tasks or by themselves."""
 
 
 def draw(seed: int) -> Profile:
@@ -163,6 +165,7 @@ def draw(seed: int) -> Profile:
     profile.has_moves = random.random() < 0.4
     profile.has_logs = random.random() < 0.2
     profile.has_transactions = random.random() < 0.2
+    profile.has_redrives = random.random() < 0.1
     set_clocks(profile, draw_wrong_clocks(seed, members, chance=0.35))
     return profile
 
@@ -207,6 +210,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "snapshots": {"kill": 2, "power cut": 3, "blackout": 8, "appointment": 3},
     "compaction": {"appointment": 2, "power cut": 2, "kill": 4, "leader cut off": 3},
     "moves": {"kill": 2, "leader cut off": 3, "power cut": 3, "transfer": 6},
+    "redrives": {"kill": 3, "leader cut off": 4, "power cut": 4, "transfer": 6, "clock jump": 5},
     "more queues": {"kill": 5, "leader cut off": 5},
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
@@ -237,6 +241,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.has_moves = hunt == "moves"
     profile.has_logs = hunt == "logs"
     profile.has_transactions = hunt == "transactions"
+    profile.has_redrives = hunt == "redrives"
     profile.compaction_us = 300 * MS if hunt in ("compaction", "logs", "transactions") else 0
     if hunt in ("laggards", "snapshots", "compaction", "logs", "transactions"):
         profile.snapshot_records = 60

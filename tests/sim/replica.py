@@ -27,6 +27,7 @@ from quaymaster.core.commands import (
     Send,
     SentOutcome,
     StageMessages,
+    StartMoveTask,
     TakenOutcome,
 )
 from quaymaster.core.copy_verdicts import judge_copy
@@ -34,7 +35,7 @@ from quaymaster.core.errors import DiskFull, NotLeader, NotNow, Overloaded
 from quaymaster.core.journal import JournalReplica
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.log_tail import Position
-from quaymaster.core.messages import message_id_of, prefix_bytes
+from quaymaster.core.messages import decode_moved, message_id_of, prefix_bytes
 from quaymaster.core.queue_states import QueueStates
 from quaymaster.core.queue_time import QueueTime
 from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows, record_at
@@ -44,7 +45,7 @@ from quaymaster.core.replication_messages import Envelope
 from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot
 from sim.messages import Answer, Copied, Copy, Received, Sent
-from sim.moves import Inside, Moves
+from sim.moves import Inside, Moves, TaskMoves
 from sim.queue_checker import Delivery
 from sim.store import STORE, Get, Swap
 
@@ -146,7 +147,8 @@ class Replica:
         self._snapshot_wanted: Snapshot | None = None
         self._is_compacting = False
         self._was_leading = False
-        self._moves = Moves(self) if cell.faults.has_moves else None
+        self._tasks = TaskMoves(self) if cell.faults.has_redrives else None
+        self._moves = Moves(self) if cell.faults.has_moves and self._tasks is None else None
 
     @property
     def log(self) -> LogReplica:
@@ -159,6 +161,8 @@ class Replica:
         self.cell.manager_checker.on_tick(self.journal_id, self.member, 0, hears=False)
         if self._moves is not None and self._was_leading:
             self._moves.leads(False)
+        if self._tasks is not None:
+            self._tasks.close()
         self.writer.stop()
 
     def _on_disk_failed(self) -> None:
@@ -372,6 +376,9 @@ class Replica:
             checker.on_applied(self)
         if log.end.end - self._snapshot_at >= self.cell.faults.snapshot_records and self.may_take_snapshot():
             self._take_snapshot()
+        if self._tasks is not None:
+            self._have_moved(self._tasks, letters)
+            letters = []
         for letter in letters:
             self._propose_move(letter)
         for command, token in todo.again:
@@ -407,6 +414,14 @@ class Replica:
         """Tell whether the queues are what the log says, all of them."""
         return self.journal.is_ready and not self.journal.has_more
 
+    def _have_moved(self, tasks: TaskMoves, letters: list[DeadLetter]) -> None:
+        """Have the product move dead letters, and tell it who leads."""
+        if letters:
+            tasks.move_dead_letters(letters)
+        if self.journal.is_leading != self._was_leading:
+            self._was_leading = self.journal.is_leading
+            tasks.leads(self._was_leading)
+
     def _put_back_undecided(self) -> bool:
         """Make visible again what was taken for a move in an earlier epoch; return whether there is such a thing."""
         is_any = False
@@ -419,11 +434,11 @@ class Replica:
                 self.journal.propose(put_back, None, self.time_ms())
         return is_any
 
-    def propose_inside(self, command: InternalCommand, on_answer: Callable[[object], None]) -> None:
+    def propose_inside(self, command: Command | InternalCommand, on_answer: Callable[[object], None]) -> None:
         """Have a command decided that a broker asks of itself, or another one of it."""
         self._kernel.after(0, self._decide_inside, command, Inside(on_answer))
 
-    def _decide_inside(self, command: InternalCommand, token: Inside) -> None:
+    def _decide_inside(self, command: Command | InternalCommand, token: Inside) -> None:
         if not self.is_open:
             return
         if self.host.is_paused:
@@ -646,6 +661,13 @@ class Replica:
         elif isinstance(answer, NotLeader) and self.configuration is not None:
             answer = NotLeader(self.configuration.leader)
         self._answer(asked, answer)
+        command = asked.command
+        if (
+            isinstance(command, StartMoveTask)
+            and not isinstance(answer, Exception)
+            and self._tasks is not None
+        ):
+            self._tasks.start_tasks_of(command.queue_id)
 
     def _answer(self, asked: Asked, outcome: object) -> None:
         self.checker.on_reply(self, asked.command, outcome)
@@ -791,4 +813,6 @@ def number_of(record_type: int, flags: int, sequence: int, payload: bytes) -> in
     """Return the number of the message that a record holds."""
     start = MOVE_HEAD_BYTES if record_type == RecordType.MOVE else 0
     message = payload[start + prefix_bytes(flags & PREFIX_FLAGS) :]
+    if record_type == RecordType.MOVE:
+        message = bytes(decode_moved(message).message)  # it may go by another id since
     return int.from_bytes(message_id_of(message), "big")
