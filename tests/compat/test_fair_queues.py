@@ -39,7 +39,7 @@ def delete_many(sqs: Any, url: str, messages: list[Any]) -> None:
 
 def test_quiet_tenant_goes_before_a_noisy_one(sqs: Any, queue: str) -> None:
     send_many(sqs, queue, "noisy", 80)
-    receive_all(sqs, queue, 40)
+    receive_all(sqs, queue, 40, VisibilityTimeout=300)
 
     send(sqs, queue, "quiet", MessageGroupId="quiet")
 
@@ -48,7 +48,7 @@ def test_quiet_tenant_goes_before_a_noisy_one(sqs: Any, queue: str) -> None:
 
 def test_message_without_a_group_is_a_tenant_of_its_own(sqs: Any, queue: str) -> None:
     send_many(sqs, queue, "noisy", 80)
-    receive_all(sqs, queue, 40)
+    receive_all(sqs, queue, 40, VisibilityTimeout=300)
 
     send(sqs, queue, "nobody's")
 
@@ -58,7 +58,7 @@ def test_message_without_a_group_is_a_tenant_of_its_own(sqs: Any, queue: str) ->
 def test_noisy_tenant_is_served_when_nobody_else_waits(sqs: Any, queue: str) -> None:
     send_many(sqs, queue, "noisy", 80)
 
-    messages = receive_all(sqs, queue, 80)
+    messages = receive_all(sqs, queue, 80, VisibilityTimeout=300)
 
     assert len({message["MessageId"] for message in messages}) == 80
     assert counts_of(sqs, queue) == (0, 80, 0)
@@ -66,9 +66,9 @@ def test_noisy_tenant_is_served_when_nobody_else_waits(sqs: Any, queue: str) -> 
 
 def test_noisy_tenant_with_fewer_in_flight_goes_first(sqs: Any, queue: str) -> None:
     send_many(sqs, queue, "a", 100)
-    receive_all(sqs, queue, 90)
+    receive_all(sqs, queue, 90, VisibilityTimeout=300)
     send_many(sqs, queue, "b", 50)
-    receive_all(sqs, queue, 40)
+    receive_all(sqs, queue, 40, VisibilityTimeout=300)
 
     message = receive_one(sqs, queue, AttributeNames=["MessageGroupId"])
 
