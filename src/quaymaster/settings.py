@@ -220,10 +220,15 @@ class Settings(BaseSettings):
     those that were silent for longest get 503."""
     http_unsigned_peer_bytes_max: Count = Field(32 * MIB, json_schema_extra=HTTP)
     """The same for one address, or one /64 network of IPv6."""
+    http_unsigned_connections_max: Count = Field(2_000, json_schema_extra=HTTP)
+    """Connections on which nothing was signed yet; one more closes the oldest."""
     http_unsigned_peer_connections_max: Count = Field(1_000, json_schema_extra=HTTP)
     """Connections of one address on which nothing was signed yet; one more closes the oldest."""
     http_unsigned_requests_per_pass: Count = Field(32, json_schema_extra=HTTP)
     """So many requests of such connections are looked at before those of signed clients have their turn again."""
+    http_key_connections_percent: Annotated[int, Field(ge=1, le=100)] = Field(90, json_schema_extra=HTTP)
+    """Part of all connections that one access key may have. Above it those that were idle for longest are closed; where
+    none is idle, requests get 503."""
     admin_connections_max: Count = Field(1_000, json_schema_extra=HTTP)
     """Connections at once to the admin port, in place of `http_connections_max`."""
 

@@ -615,7 +615,8 @@ async def serving_with(
         usage=usage,
         sealed=sealed,
     )
-    server = HTTPServer(front_end.handle, HTTPLimits(), name="sqs", admit=front_end.admit)
+    limits = HTTPLimits(**settings.http_limits())
+    server = HTTPServer(front_end.handle, limits, name="sqs", admit=front_end.admit)
     _, port = await server.start("127.0.0.1", 0)
     front_end.start()
     key = metadata.default_access_key

@@ -85,6 +85,7 @@ class Served:
             admit=admit,
         )
         self.port = 0
+        self.passes = 0
         self._changed = asyncio.Event()
 
     def _keep(self, request: HTTPRequest) -> None:
@@ -95,6 +96,16 @@ class Served:
         assert event in HTTP_EVENTS
         self.events[event] += 1
         self._changed.set()
+
+    def count_passes(self) -> None:
+        """Number the passes from now on (`passes`)."""
+        begin = self.server._take_up
+
+        def counted(pass_ms: float) -> None:
+            self.passes += 1
+            begin(pass_ms)
+
+        self.server._take_up = counted  # type: ignore[method-assign]
 
     async def connect(self) -> Client:
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
@@ -171,7 +182,7 @@ def echo(request: HTTPRequest) -> None:
 
 
 def signed_echo(request: HTTPRequest) -> None:
-    request.vouch()
+    request.vouch("key")
     echo(request)
 
 
@@ -1053,6 +1064,9 @@ class StoppingClock:
 
     def time(self) -> float:
         return time.time() + self.stopped_s
+
+    def thread_time(self) -> float:
+        return time.thread_time()
 
 
 def test_clients_are_not_charged_with_the_time_the_server_was_stopped(

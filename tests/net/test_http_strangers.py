@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+import time
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_http_server import PATIENT, Client, RunOnLoop, echo, post, run, serving
 
-from quaymaster.net import http_server
+from quaymaster.net import http_server, known
 from quaymaster.net.http_connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_TURN, HTTPConnection
 from quaymaster.net.http_parse import (
     CHUNK_BYTES_MEAN_MIN,
@@ -30,7 +35,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: q\r\n"
 def judge(request: HTTPRequest) -> None:
     """Answer as if what says so were signed."""
     if request.path == b"/signed":
-        request.vouch()
+        request.vouch("key")
     else:
         request.doubt()
     echo(request)
@@ -365,5 +370,191 @@ def test_a_pass_takes_the_signed_first_and_a_bounded_number_of_others(run: RunOn
             for paths in passes:
                 assert paths == sorted(paths, reverse=True), "the signed are first"
                 assert paths.count(b"/a") < 8 + STRANGER_HEADS_PER_TURN
+
+    run(scenario)
+
+
+def test_strangers_are_taken_up_again_in_the_next_pass_when_they_took_too_much_time(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        """`time` for which each request costs a third of what strangers may have."""
+
+        def __init__(self) -> None:
+            self.used_s = 0.0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(time, name)
+
+        def thread_time(self) -> float:
+            return self.used_s
+
+    async def scenario() -> None:
+        clock = Clock()
+        monkeypatch.setattr(http_server, "time", clock)
+        monkeypatch.setattr(http_server, "UNSIGNED_STEP_REQUESTS", 1)
+        passes: Counter[int] = Counter()
+
+        def handle(requests: list[HTTPRequest]) -> None:
+            for request in requests:
+                clock.used_s += http_server.UNSIGNED_PASS_S / 3
+                passes[served.passes] += 1
+                judge(request)
+
+        async with serving(handler=handle) as served:
+            served.count_passes()
+            strangers = [await served.connect() for _ in range(20)]
+            for stranger in strangers:
+                stranger.send(GET)
+            for stranger in strangers:
+                assert (await stranger.reply())[0] == 200
+
+            assert sum(passes.values()) == 20
+            assert max(passes.values()) <= 4
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_a_body_is_hashed_as_it_comes_in_where_admission_asks_for_it(run: RunOnLoop, framing: str) -> None:
+    body = bytes(range(256)) * 2_000
+    digests: list[str] = []
+
+    def admit(request: HTTPRequest) -> None:
+        request.digest = hashlib.sha256()
+
+    def note(request: HTTPRequest) -> None:
+        assert request.digest is not None
+        digests.append(request.digest.hexdigest())
+        request.respond(200, b"", b"")
+
+    async def scenario() -> None:
+        digests.clear()
+        async with serving(note, admit=admit) as served:
+            client = await served.connect()
+            if framing == "length":
+                client.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body))
+                sent = body
+            else:
+                client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+                sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            for start in range(0, len(sent), 100_000):
+                await client.writer.drain()
+                await asyncio.sleep(0.002)
+                client.send(sent[start : start + 100_000])
+
+            assert (await client.reply())[0] == 200
+
+        assert digests == [hashlib.sha256(body).hexdigest()]
+
+    run(scenario)
+
+
+def test_where_all_are_signed_the_longest_idle_gives_way_to_a_newcomer(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "IDLE_MS_MIN", 1)
+
+    async def scenario() -> None:
+        limits = replace(PATIENT, connections_max=3, header_timeout_ms=40)
+        async with serving(judge, limits) as served:
+            idle, *others = [await served.connect() for _ in range(3)]
+            for client in (idle, *others):
+                await client.ask(SIGNED)
+            server = served.server
+            while not server.known.can_make_room():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+            assert server.why_not_ready() is None
+            newcomer = await served.connect()
+
+            assert (await newcomer.ask(SIGNED))[0] == 200
+            closed = [
+                client for client in (idle, *others) if client.reader.at_eof() or await is_closed(client)
+            ]
+            assert len(closed) == 1
+            assert served.events["closed_for_others"] == 1
+
+    run(scenario)
+
+
+async def is_closed(client: Client) -> bool:
+    try:
+        return (await client.ask(SIGNED))[0] != 200
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return True
+
+
+def test_a_connection_whose_next_request_is_on_its_way_is_not_closed_as_idle(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(judge) as served:
+            client = await served.connect()
+            await client.ask(SIGNED)
+            (connection,) = served.server._open
+
+            raw = client.writer.get_extra_info("socket")
+            os.write(raw.fileno(), SIGNED)  # the loop has not read it yet
+
+            assert not connection.close_idle()
+            connection._activity_since_ms = -1e9
+            connection.sweep(0.0)
+            assert (await client.reply())[0] == 200
+            assert connection.close_idle()
+            assert await client.rest() == b""
+
+    run(scenario)
+
+
+def test_a_key_has_no_more_than_its_share_of_the_connections(run: RunOnLoop) -> None:
+    def by_path(request: HTTPRequest) -> None:
+        taken = request.vouch(request.path.decode())
+        request.respond(200 if taken else 503, b"", b"")
+
+    async def scenario() -> None:
+        limits = replace(PATIENT, connections_max=10, key_connections_percent=30)
+        async with serving(by_path, limits) as served:
+            greedy = [await served.connect() for _ in range(5)]
+
+            answers = [await client.ask(GET) for client in greedy]
+            other = await (await served.connect()).ask(GET.replace(b"/a", b"/b"))
+
+            assert [answer[0] for answer in answers] == [200, 200, 200, 503, 503]
+            assert [answer[1].get(b"Connection") for answer in answers[2:]] == [None, b"close", b"close"]
+            assert other[0] == 200
+            assert (await greedy[0].ask(GET))[0] == 200
+
+    run(scenario)
+
+
+def test_a_sweep_over_many_connections_is_done_in_turns(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "SWEPT_PER_TURN", 2)
+
+    async def scenario() -> None:
+        async with serving(judge, replace(PATIENT, idle_timeout_ms=20)) as served:
+            clients = [await served.connect() for _ in range(5)]
+
+            for client in clients:
+                assert await client.rest() == b""
+
+            assert served.events["timeout_idle"] == 5
+
+    run(scenario)
+
+
+def test_a_new_client_whose_request_is_not_read_yet_is_not_closed_for_others(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving(judge) as served:
+            client = await served.connect()
+            while not served.server._open:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            (connection,) = served.server._open
+            assert connection.can_be_closed()
+
+            connection.data_received(SIGNED)
+
+            assert not connection.can_be_closed()
+            assert (await client.reply())[0] == 200
 
     run(scenario)

@@ -17,7 +17,7 @@ from quaymaster.net.probe_port import PEER_SCRAPES_MAX, SCRAPES_MAX, ProbePort
 class Sink:
     """Keeps the status of each reply."""
 
-    is_known = False
+    key = None
 
     def __init__(self) -> None:
         self.statuses: list[int] = []

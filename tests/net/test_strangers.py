@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaymaster.net.http_message import HTTPLimits
-from quaymaster.net.strangers import LOOKS_MAX, PeerShare, Strangers, peer_name
+from quaymaster.net.strangers import LOOKS_MAX, REPLACED_MAX, PeerShare, Strangers, peer_name
 
 LIMITS = replace(
     HTTPLimits(), unsigned_bytes_max=100, unsigned_peer_bytes_max=60, unsigned_peer_connections_max=3
@@ -75,7 +75,7 @@ def test_a_peer_all_of_whose_connections_wait_gets_no_more() -> None:
         Connection(strangers).is_answered = False
 
     assert not strangers.make_room_for("1.1.1.1")
-    assert not strangers.make_room()
+    assert not strangers.make_room("3.3.3.3")
     assert not strangers.can_make_room()
 
 
@@ -85,7 +85,7 @@ def test_the_search_for_one_to_close_has_an_end() -> None:
         Connection(strangers).is_answered = False
     Connection(strangers)
 
-    assert not strangers.make_room()
+    assert not strangers.make_room("3.3.3.3")
 
 
 def test_a_known_connection_takes_nothing_of_the_strangers_share() -> None:
@@ -235,3 +235,30 @@ def test_sums_are_those_of_the_connections_whatever_happens(steps: list[tuple[st
             assert share.kept_bytes == sum(holder.counted_bytes for holder in share.holders)
             assert share.kept_bytes <= LIMITS.unsigned_peer_bytes_max
             assert len(share.connections) <= LIMITS.unsigned_peer_connections_max
+
+
+def test_a_peer_that_keeps_connecting_is_kept_out_until_the_next_sweep() -> None:
+    strangers = Strangers(LIMITS)
+    for _ in range(3 + REPLACED_MAX):
+        assert strangers.may_connect("1.1.1.1")
+        assert strangers.make_room_for("1.1.1.1")
+        Connection(strangers)
+
+    assert not strangers.may_connect("1.1.1.1")
+    assert strangers.may_connect("2.2.2.2")
+    strangers.forgive()
+    assert strangers.may_connect("1.1.1.1")
+
+
+def test_where_all_are_too_many_a_peer_with_more_than_others_closes_its_own() -> None:
+    strangers = Strangers(replace(LIMITS, unsigned_connections_max=6, unsigned_peer_connections_max=5))
+    slow = Connection(strangers, "2.2.2.2")
+    many = [Connection(strangers) for _ in range(4)]
+    Connection(strangers, "3.3.3.3")
+
+    assert strangers.make_room_for("1.1.1.1")
+    Connection(strangers)
+    assert (slow.ended, many[0].ended) == ("", "closed")
+
+    assert strangers.make_room_for("4.4.4.4")
+    assert slow.ended == "closed"

@@ -64,6 +64,8 @@ defaults
     timeout queue 5s
     timeout http-keep-alive 75s
     timeout check 2s
+    # A front end gives clients that signed nothing a small share: by connection, so each client has its own there.
+    http-reuse never
     # A connection that is refused goes to another front end; with other ways to balance, after a second only.
     retries 3
     option redispatch 1

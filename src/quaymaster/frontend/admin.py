@@ -55,7 +55,7 @@ from quaymaster.core.errors import (
 from quaymaster.core.messages import UnknownMessageFormat, decode_message, prefix_bytes
 from quaymaster.core.queue_definitions import QueueDefinition, group_name
 from quaymaster.frontend.admin_acts import Act, AdminActs
-from quaymaster.frontend.authentication import AccessKey, Signed, Unjudged
+from quaymaster.frontend.authentication import AccessKey, Signed, Unjudged, too_many_connections
 from quaymaster.frontend.call import ask
 from quaymaster.frontend.encryption import MessageCipher, MessageDamaged
 from quaymaster.frontend.group_admin import GroupAdmin, traffic_of
@@ -319,7 +319,7 @@ class Admin:
         """Refuse a request that no key signed, or that is not of the API, before its body is read."""
         if not request.path.startswith(b"/admin/"):
             return self._probes.admit(request)
-        error: CallerError | NotNow | None = self._authentication.refuse_unread(request)
+        error: CallerError | NotNow | None = self._authentication.judge_head(request)
         if error is not None and self._health.state == "starting":
             error = _starting()  # the keys are not known yet
         return None if error is None else _error_reply(error)
@@ -335,7 +335,7 @@ class Admin:
                 self._probes.handle(request)
         except NotYetKnown as unknown:  # the key that signed it
             try:
-                self._unjudged.enter(request)
+                self._unjudged.enter(request, lambda: self._refuse(request, None, Overloaded()))
             except Overloaded as error:
                 self._refuse(request, None, error)
             else:
@@ -344,7 +344,8 @@ class Admin:
             self._refuse(request, None, error)
 
     def _handle_when_known(self, request: HTTPRequest, error: CallerError | NotNow | None) -> None:
-        self._unjudged.leave(request)
+        if not self._unjudged.leave(request):
+            return
         if error is None:
             self.handle(request)
         else:
@@ -358,7 +359,8 @@ class Admin:
         except CallerError:
             request.doubt()
             raise
-        request.vouch()
+        if not request.vouch(principal.access_key_id):
+            raise too_many_connections()
         method = request.method.decode("latin-1")
         parts = [
             percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")

@@ -81,6 +81,10 @@ class Admission:
         """Tell whether requests were refused lately."""
         return now_ms < self._held_until_ms + GUARD_MS
 
+    def has_room(self, count: int, in_progress: int) -> bool:
+        """Tell whether so many more may be in progress."""
+        return in_progress + count <= self._in_progress_max
+
     def takes_all(self, now_ms: float, oldest_ms: float, count: int, in_progress: int) -> bool:
         """Begin a pass; tell whether all its requests are taken. If not, ask about each, the oldest first.
 

@@ -9,6 +9,7 @@ Only the owner of a queue may use it; stored policies are not evaluated yet.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from hmac import compare_digest
 from typing import Final, Protocol
 
@@ -23,14 +24,14 @@ from quaymaster.core.errors import (
     Overloaded,
 )
 from quaymaster.net.http_message import HTTPRequest
-from quaymaster.protocol.sigv4 import SigningKeys
+from quaymaster.net.strangers import peer_name
+from quaymaster.protocol.sigv4 import Authorization, SigningKeys, declared_digest
 
 REMEMBERED_PRINCIPALS_MAX: Final = 16_384
-UNKNOWN_KEYS_WAITING_MAX: Final = 128
-"""Requests of strangers that wait at once for the key that they name: anybody can make one up."""
 UNKNOWN_KEYS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Their bodies, which no share of a connection counts any more."""
-_CREDENTIAL: Final = b"Credential="
+"""Memory for requests of strangers that wait for the key that they name; no share of a connection counts them."""
+UNKNOWN_KEY_COST_BYTES: Final = 256 * 1024
+"""What each counts for with its body: so 128 may wait."""
 
 
 class AccessKey(Protocol):
@@ -88,14 +89,55 @@ class Signed:
         Raises:
             CallerError: not signed, by an unknown key, too long ago, or not this request.
         """
+        authorization = self._read(request)
+        key = self._find_key(authorization.access_key_id)
+        if key is None or not key.is_enabled:
+            raise InvalidClientTokenId
+        digest = request.digest
+        self._verify(authorization, key, request, None if digest is None else digest.hexdigest().encode())
+        principal = self._principals.get(key.access_key_id)
+        if principal is None or principal.sender_id != key.principal_id:
+            if len(self._principals) >= REMEMBERED_PRINCIPALS_MAX:
+                self._principals.clear()
+            principal = Principal(key.account_id, key.access_key_id, key.principal_id)
+            self._principals[key.access_key_id] = principal
+        return principal
+
+    def judge_head(self, request: HTTPRequest) -> CallerError | NotNow | None:
+        """Return why a request can be refused by its head alone, None when its body is to be read.
+
+        It is not signed, or by a key that does not exist or is disabled: the body of such a request is not worth the
+        memory. Where the head says what the body's digest is, the signature is verified, and the connection is known
+        before the body comes. Of others the body is hashed as it comes in.
+        """
+        try:
+            authorization = self._read(request)
+            key = self._find_key(authorization.access_key_id)
+            if key is None or not key.is_enabled:
+                raise InvalidClientTokenId
+            declared = declared_digest(request.first)
+            if declared is not None:
+                self._verify(authorization, key, request, declared)
+                if not request.vouch(key.access_key_id):
+                    return too_many_connections()
+        except CallerError as error:
+            return error
+        except NotNow:  # the key is not known yet; the body has come when it is
+            pass
+        request.digest = sha256()
+        return None
+
+    def _read(self, request: HTTPRequest) -> Authorization:
         authorization = self._signing.parse(
             request.headers, request.query, region=self._region, first=request.first
         )
         if authorization is None:
             raise MissingAuthenticationToken
-        key = self._find_key(authorization.access_key_id)
-        if key is None or not key.is_enabled:
-            raise InvalidClientTokenId
+        return authorization
+
+    def _verify(
+        self, authorization: Authorization, key: AccessKey, request: HTTPRequest, body_sha256: bytes | None
+    ) -> None:
         now_ms = self._now_ms()
         token = authorization.token
         if key.session_token is not None or token is not None:
@@ -108,43 +150,8 @@ class Signed:
             secret=key.secret,
             now_ms=now_ms,
             skew_ms=self._skew_ms,
+            body_sha256=body_sha256,
         )
-        principal = self._principals.get(key.access_key_id)
-        if principal is None or principal.sender_id != key.principal_id:
-            if len(self._principals) >= REMEMBERED_PRINCIPALS_MAX:
-                self._principals.clear()
-            principal = Principal(key.account_id, key.access_key_id, key.principal_id)
-            self._principals[key.access_key_id] = principal
-        return principal
-
-    def refuse_unread(self, request: HTTPRequest) -> CallerError | None:
-        """Return why a request can be refused by its head alone, None when its body must be read to judge it.
-
-        It is not signed, or by a key that does not exist or is disabled: the body of such a request is not
-        worth the memory.
-        """
-        authorization = request.header(b"authorization")
-        if authorization is not None:
-            # Every request passes here: what is found nowhere is no key, and is parsed to say why.
-            start = authorization.find(_CREDENTIAL) + len(_CREDENTIAL)
-            if self._is_usable(authorization[start : authorization.find(b"/", start)].decode("latin-1")):
-                return None
-        try:
-            read = self._signing.parse(
-                request.headers, request.query, region=self._region, first=request.first
-            )
-        except CallerError as error:
-            return error
-        if read is None:
-            return MissingAuthenticationToken()
-        return None if self._is_usable(read.access_key_id) else InvalidClientTokenId()
-
-    def _is_usable(self, access_key_id: str) -> bool:
-        try:
-            key = self._find_key(access_key_id)
-        except NotNow:  # not known yet: the body has come when it is
-            return True
-        return key is not None and key.is_enabled
 
     def _check_token(self, key: AccessKey, token: str | None, now_ms: int) -> None:
         expected = key.session_token
@@ -159,24 +166,60 @@ class Signed:
 
 
 class Unjudged:
-    """The requests of one port that wait until metadata was asked for the key that they name."""
+    """The requests of one port that wait until metadata was asked for the key that they name.
+
+    Anybody can make keys up. So all of them have one budget, and where it is used up, the peer that has most of it
+    gives way: its oldest is refused.
+    """
 
     def __init__(self) -> None:
-        self.requests = 0
         self.bytes = 0
+        """What all take: their bodies, and as much for each request as `UNKNOWN_KEY_COST_BYTES`."""
+        self._bytes_of: dict[str, int] = {}
+        self._waiting: dict[str, dict[HTTPRequest, Callable[[], None]]] = {}
+        """By peer, the oldest first, and how each is refused."""
 
-    def enter(self, request: HTTPRequest) -> None:
-        """Let one wait; Overloaded when too many do, or their bodies are too large."""
-        body_bytes = len(request.body)
-        if self.requests >= UNKNOWN_KEYS_WAITING_MAX or self.bytes + body_bytes > UNKNOWN_KEYS_BYTES_MAX:
-            raise Overloaded
-        self.requests += 1
-        self.bytes += body_bytes
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
-    def leave(self, request: HTTPRequest) -> None:
-        """It waits no more."""
-        self.requests -= 1
-        self.bytes -= len(request.body)
+    def enter(self, request: HTTPRequest, refuse: Callable[[], None]) -> None:
+        """Let one wait; Overloaded when there is no room, and no other peer has more.
+
+        `refuse` is called when it has to give way later; it has left by then.
+        """
+        peer = peer_name(request.peer)
+        cost_bytes = len(request.body) + UNKNOWN_KEY_COST_BYTES
+        while self.bytes + cost_bytes > UNKNOWN_KEYS_BYTES_MAX:
+            largest = max(self._bytes_of, key=lambda other: self._bytes_of[other], default=peer)
+            if self._bytes_of.get(largest, 0) <= self._bytes_of.get(peer, 0) + cost_bytes:
+                raise Overloaded
+            oldest, refuse_oldest = next(iter(self._waiting[largest].items()))
+            self.leave(oldest)
+            refuse_oldest()
+        self._waiting.setdefault(peer, {})[request] = refuse
+        self._add(peer, cost_bytes)
+
+    def leave(self, request: HTTPRequest) -> bool:
+        """It waits no more; False when it was refused before."""
+        peer = peer_name(request.peer)
+        of_peer = self._waiting.get(peer, {})
+        if of_peer.pop(request, None) is None:
+            return False
+        if not of_peer:
+            del self._waiting[peer]
+        self._add(peer, -len(request.body) - UNKNOWN_KEY_COST_BYTES)
+        return True
+
+    def _add(self, peer: str, cost_bytes: int) -> None:
+        self.bytes += cost_bytes
+        self._bytes_of[peer] = self._bytes_of.get(peer, 0) + cost_bytes
+        if not self._bytes_of[peer]:
+            del self._bytes_of[peer]
+
+
+def too_many_connections() -> Overloaded:
+    """Return what a request is told whose access key has too many connections."""
+    return Overloaded("The access key has too many connections.")
 
 
 class Open:
@@ -189,7 +232,7 @@ class Open:
         """Return the default account."""
         return self._principal
 
-    def refuse_unread(self, request: HTTPRequest) -> CallerError | None:
+    def judge_head(self, request: HTTPRequest) -> CallerError | NotNow | None:
         """Return None: every request is taken."""
         return None
 

@@ -35,7 +35,7 @@ from quaymaster.core.errors import (
     UnknownOperation,
 )
 from quaymaster.frontend.admission import GUARD_MS, Admission
-from quaymaster.frontend.authentication import Authentication, Unjudged
+from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
 from quaymaster.frontend.call import NOBODY, UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
@@ -251,8 +251,8 @@ class FrontEnd:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
-        """Refuse a request whose body is not worth reading: its head shows that no key signed it."""
-        error = self._authentication.refuse_unread(request)
+        """Refuse a request whose body is not worth reading: its head shows that it is not signed as it must be."""
+        error = self._authentication.judge_head(request)
         if error is None:
             return None
         form = WireForm.QUERY if request.header(b"x-amz-target") is None else WireForm.JSON
@@ -269,7 +269,10 @@ class FrontEnd:
         """Answer the requests of a pass, each now or later."""
         times = PassTimes(_monotonic() * 1000)
         waiting = len(self.calls.waiting) - self.calls.long_polls
-        if not self._admission.takes_all(times.started_ms, requests[0].received_ms, len(requests), waiting):
+        admission, count = self._admission, len(requests)
+        if requests[0].is_strangers and admission.has_room(count, waiting):
+            pass  # Strangers wait for their turns: that says nothing of how much there is to do.
+        elif not admission.takes_all(times.started_ms, requests[0].received_ms, count, waiting):
             requests = self._refuse_excess(requests, times.started_ms)
         calls, unknown, next_id = self.calls, self._unknown, self._next_id
         begun = [Call(calls, request, next_id(), unknown, times) for request in requests]
@@ -357,7 +360,7 @@ class FrontEnd:
             if self._unknown_waiting >= UNKNOWN_WAITING_MAX:
                 raise Overloaded
             if is_strangers:
-                self._unjudged.enter(call.request)
+                self._unjudged.enter(call.request, lambda: call.fail(Overloaded()))
         except Overloaded as error:
             call.fail(error)
             return
@@ -365,8 +368,8 @@ class FrontEnd:
 
         def go_on(error: CallerError | NotNow | None) -> None:
             self._unknown_waiting -= 1
-            if is_strangers:
-                self._unjudged.leave(call.request)
+            if is_strangers and not self._unjudged.leave(call.request):
+                return
             if error is not None:
                 call.fail(error)
                 return
@@ -402,8 +405,9 @@ class FrontEnd:
 
     def _authenticate(self, call: Call) -> None:
         request = call.request
-        call.principal = self._authentication.authenticate(request)
-        request.vouch()
+        call.principal = principal = self._authentication.authenticate(request)
+        if not request.vouch(principal.access_key_id):
+            raise too_many_connections()
 
     def _decode(self, call: Call) -> None:
         request = call.request

@@ -14,8 +14,10 @@ What it is reading:
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
+import termios
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +27,7 @@ import msgspec
 
 from quaymaster.net.http_message import CONNECTION_CLOSE, HTTPLimits, HTTPRequest
 from quaymaster.net.http_parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, RequestRefused
+from quaymaster.net.known import Known
 from quaymaster.net.strangers import PeerShare, Strangers
 
 AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
@@ -61,6 +64,8 @@ _HEAD, _BODY, _CHUNKS, _NOTHING_MORE = range(4)
 _IDLE, _IN_HEAD, _IN_BODY, _SERVING, _WRITING, _LINGERING, _CLOSING = range(7)
 """What the sweep sees it do."""
 _ACTIVITIES = 8
+_NO_BYTES = bytes(4)
+"""What the kernel says is unread of a connection."""
 
 _NO_CONTENT = frozenset({204, 304})
 
@@ -81,6 +86,9 @@ class ConnectionOwner(Protocol):
     bodies: dict[HTTPConnection, None]
     """Connections that have such a body, the one heard least lately first."""
     strangers: Strangers
+    known: Known
+    clock_ms: float
+    """Of the sweeps."""
     reply_starts: dict[int, bytes]
     """By status, how a reply begins; those that are not there, `reply_start` makes."""
 
@@ -167,6 +175,7 @@ class HTTPConnection(asyncio.Protocol):
         "_write_paused",
         "counted_bytes",
         "is_known",
+        "key",
         "peer",
         "share",
     )
@@ -181,6 +190,7 @@ class HTTPConnection(asyncio.Protocol):
         self.peer = ""
         self.is_known = False
         """Whether the last request that was judged was signed; see `net/strangers`."""
+        self.key: str | None = None
         self.share: PeerShare | None = None
         self.counted_bytes = 0
         self._phase = _HEAD
@@ -389,7 +399,7 @@ class HTTPConnection(asyncio.Protocol):
         self._body_size = 0
         self._continue_due = head.expects_continue
         if length == CHUNKED:
-            self._chunks = ChunkedBody(self._limits)
+            self._chunks = ChunkedBody(self._limits, request.digest)
             self._phase = _CHUNKS
         else:
             self._body_length = length
@@ -402,6 +412,9 @@ class HTTPConnection(asyncio.Protocol):
         end = position + len(part)
         self._body_parts.append(part)
         self._body_size += len(part)
+        request = self._request
+        if request is not None and request.digest is not None:
+            request.digest.update(part)
         self._continue_due = False
         if len(part) == missing:
             self._finish_body(b"".join(self._body_parts), received_ms)
@@ -660,15 +673,20 @@ class HTTPConnection(asyncio.Protocol):
 
     # Strangers; see `net/strangers`.
 
-    def become_known(self) -> None:
-        """A request of it was signed."""
-        self.is_known = True
-        self._server.strangers.remove(self)
+    def become_known(self, key: str) -> bool:
+        """A request of it was signed with this key; False when the key has too many connections."""
+        self.is_known = self._server.known.add(self, key)
+        if self.is_known:
+            self._server.strangers.remove(self)
+        elif self.share is None:
+            self._server.strangers.add(self, self.peer)
+        return self.is_known
 
     def become_stranger(self) -> None:
         """A request of it was not."""
         if not self._is_lost:
             self.is_known = False
+            self._server.known.remove(self)
             self._server.strangers.add(self, self.peer)
 
     @property
@@ -677,8 +695,24 @@ class HTTPConnection(asyncio.Protocol):
         return self.counted_bytes > 0 or self._is_lingering
 
     def can_be_closed(self) -> bool:
-        """Tell whether no request of it waits for an answer."""
+        """Tell whether no request of it waits for an answer, or to be read for the first time."""
+        if self._is_read_due and not self._requests_seen:
+            return False
         return not any(request.is_waiting for request in self._pending)
+
+    def idle_ms(self) -> float:
+        """Return for how long it had nothing to do, as the sweeps saw; 0 while it has."""
+        if self._activity != self._requests_seen * _ACTIVITIES + _IDLE or self._is_read_due:
+            return 0.0
+        return self._server.clock_ms - self._activity_since_ms
+
+    def close_idle(self) -> bool:
+        """Close it for others; False, and nothing is done, when something of its client has just come in."""
+        if self._has_input():
+            return False
+        self._server.on_event("closed_for_others")
+        self._close()
+        return True
 
     def close_for_others(self) -> None:
         """Close it, so that there is room for others."""
@@ -735,7 +769,7 @@ class HTTPConnection(asyncio.Protocol):
         limits = self._limits
         doing = activity % _ACTIVITIES
         if doing == _IDLE:
-            if elapsed_ms > limits.idle_timeout_ms:
+            if elapsed_ms > limits.idle_timeout_ms and not self._has_input():
                 self._server.on_event("timeout_idle")
                 self._close()
         elif doing == _IN_HEAD:
@@ -768,6 +802,13 @@ class HTTPConnection(asyncio.Protocol):
 
     def _body_time_ms(self) -> float:
         return self._body_size * 1000 / self._limits.body_rate_min_bytes_per_s
+
+    def _has_input(self) -> bool:
+        """Whether the client sent something that the loop has not read yet: to close now would lose a request."""
+        connected = self._transport.get_extra_info("socket")
+        if connected is None or connected.fileno() == -1:
+            return False
+        return fcntl.ioctl(connected.fileno(), termios.FIONREAD, _NO_BYTES) != _NO_BYTES
 
     def _is_idle(self) -> bool:
         return self._phase == _HEAD and not self._unread

@@ -11,6 +11,7 @@ Public: `HTTPRequest`, `HTTPLimits`, `render_error_as_text`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -55,10 +56,14 @@ class HTTPLimits:
     """What all connections without a valid signature hold: received and not taken, and unsent."""
     unsigned_peer_bytes_max: int = 32 * 1024 * 1024
     """The same of one peer."""
+    unsigned_connections_max: int = 2_000
+    """Connections without a valid signature, of all peers; one more closes the oldest."""
     unsigned_peer_connections_max: int = 1_000
     """Connections of one peer without a valid signature; one more closes the oldest."""
     unsigned_requests_per_pass: int = 32
     """So many requests of such connections a pass takes, and it looks at no more connections than that."""
+    key_connections_percent: int = 90
+    """This part of all connections may be those of one access key."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -69,10 +74,10 @@ class HTTPLimits:
 class ReplySink(Protocol):
     """The connection a request came by."""
 
-    is_known: bool
-    """Whether the last request of it that was judged was signed."""
+    key: str | None
+    """The access key that signed the last request of it that was judged; None when it was not signed."""
 
-    def become_known(self) -> None: ...
+    def become_known(self, key: str) -> bool: ...
 
     def become_stranger(self) -> None: ...
 
@@ -109,6 +114,8 @@ class HTTPRequest(msgspec.Struct, eq=False):
     """Set by a handler that lets the request wait: called once if the client goes before `respond`."""
     on_drain: Callable[[], None] | None = None
     """Set by a handler that lets the request wait: called once when the server wants to stop."""
+    digest: hashlib._Hash | None = None
+    """Set on admission to have the body hashed as it comes in: a large one at once would hold the loop."""
     _reply: tuple[bytes, ...] | None = None
 
     def __repr__(self) -> str:
@@ -138,16 +145,26 @@ class HTTPRequest(msgspec.Struct, eq=False):
         self._connection = None
         connection.reply(self, status, headers, body)
 
-    def vouch(self) -> None:
-        """Say that it is signed: its connection gets more than strangers do. Call it before `respond`."""
+    @property
+    def is_strangers(self) -> bool:
+        """Whether nothing signed came by its connection yet; see `net/strangers`."""
+        return self._connection is not None and self._connection.key is None
+
+    def vouch(self, key: str) -> bool:
+        """Say that an access key signed it: its connection gets more than strangers do. Call it before `respond`.
+
+        False when the key has too many connections: then it is to be refused, and its connection is closed after that.
+        """
         connection = self._connection
-        if connection is not None and not connection.is_known:
-            connection.become_known()
+        if connection is None or connection.key == key or connection.become_known(key):
+            return True
+        self._connection_line = CONNECTION_CLOSE
+        return False
 
     def doubt(self) -> None:
         """Say that it is not signed as it must be: its connection is a stranger's again. Call it before `respond`."""
         connection = self._connection
-        if connection is not None and connection.is_known:
+        if connection is not None and connection.key is not None:
             connection.become_stranger()
 
     def hold_off(self, hold_ms: int) -> None:

@@ -18,6 +18,7 @@ Source: RFC 9112, sections 2 to 7 (and 11.2, request smuggling).
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 
@@ -278,6 +279,7 @@ class ChunkedBody:
     __slots__ = (
         "_body_bytes_max",
         "_chunks",
+        "_digest",
         "_in_trailers",
         "_left",
         "_parts",
@@ -288,7 +290,9 @@ class ChunkedBody:
         "is_complete",
     )
 
-    def __init__(self, limits: HTTPLimits) -> None:
+    def __init__(self, limits: HTTPLimits, digest: hashlib._Hash | None = None) -> None:
+        """`digest` is given the body's bytes as they come in."""
+        self._digest = digest
         self._body_bytes_max = limits.body_bytes_max
         self._trailer_bytes_max = limits.header_bytes_max
         self._trailer_bytes = 0
@@ -371,6 +375,8 @@ class ChunkedBody:
         if content > 0:
             part = data[position : position + content]
             self._parts.append(part)
+            if self._digest is not None:
+                self._digest.update(part)
             self._left -= len(part)
             return position + len(part)
         if data[position] != b"\n\r"[self._left - 1]:

@@ -24,9 +24,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http import HTTPStatus
+from itertools import islice
 from typing import Final
 
 from quaymaster.net.http_connection import LINGER_MS, AdmitRequest, HTTPConnection, RenderError
@@ -35,6 +36,8 @@ from quaymaster.net.http_message import (
     HTTPRequest,
     render_error_as_text,
 )
+from quaymaster.net.known import Known
+from quaymaster.net.listener import Listener
 from quaymaster.net.strangers import Stranger, Strangers
 
 __all__ = [
@@ -78,16 +81,22 @@ loop looks after everything else in between, however much comes in."""
 PASS_BODY_BYTES_MAX = 1024 * 1024
 """A pass also stops reading at so many bytes of bodies: a mebibyte takes milliseconds to check and to encrypt."""
 UNSIGNED_PASS_BYTES_MAX = 512 * 1024
-"""A pass reads so much of strangers, or hands over so much of their bodies; see `net/strangers`."""
+"""A pass reads so much of strangers; see `net/strangers`."""
+UNSIGNED_PASS_S = 0.001
+"""And takes no more of them after so much processor time: what one request costs is up to who sends it."""
+UNSIGNED_STEP_REQUESTS = 4
+UNSIGNED_STEP_BYTES = 64 * 1024
+"""So many of their requests, or so much of their bodies, are handed over at once."""
 TURNED_AWAY_MAX = 256
 """Clients that were refused, and are let see why before their connection is closed."""
 HOLD_STEP_S = 0.05
 """How exact the end of a hold is."""
 SWEEP_INTERVAL_MS_MAX = 500
+SWEPT_PER_TURN = 512
+"""A sweep looks at so many connections at once: a microsecond each."""
 SWEEPS_LATE_MAX = 2
 """A sweep that comes later than so many intervals: this process was stopped, or its loop was held. Clients are not
 charged with that time; what they sent meanwhile has not been read yet."""
-LISTEN_BACKLOG = 1024
 log = logging.getLogger(__name__)
 
 
@@ -132,6 +141,7 @@ class HTTPServer:
         self.on_event: Callable[[str], None] = on_event or _ignore_event
         self.is_draining = False
         self.strangers = Strangers(limits)
+        self.known = Known(limits)
         self._open: set[HTTPConnection] = set()
         self._turned_away: deque[tuple[float, asyncio.Transport]] = deque()
         """And when they were, on the sweep's clock."""
@@ -150,8 +160,9 @@ class HTTPServer:
         """Connections that have such a body, the one heard least lately first."""
         self.reply_starts: dict[int, bytes] = {}
         self._reply_starts_s = 0
-        self._listener: asyncio.Server | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._listener: Listener | None = None
+        self._sweeper: asyncio.Handle | None = None
+        self._to_sweep: Iterator[HTTPConnection] = iter(())
         self._all_closed: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop
         shortest_ms = min(
@@ -162,13 +173,17 @@ class HTTPServer:
         )
         self._sweep_interval_s = max(1, min(shortest_ms // 4, SWEEP_INTERVAL_MS_MAX)) / 1000
         self._swept_at_s = 0.0
-        self._sweep_clock_ms = 0.0
-        """Goes on with the time in which this process could serve its clients."""
+        self.clock_ms = 0.0
+        """Of the sweeps: it moves with the time in which this process could serve its clients."""
 
     def why_not_ready(self) -> str | None:
         """Return why a balancer should ask another server, None while new connections are taken."""
-        is_full = self.connections >= self.limits.connections_max and not self.strangers.can_make_room()
-        return "The server takes no more connections." if is_full else None
+        has_room = (
+            self.connections < self.limits.connections_max
+            or self.strangers.can_make_room()
+            or self.known.can_make_room()
+        )
+        return None if has_room else "The server takes no more connections."
 
     @property
     def connections(self) -> int:
@@ -193,13 +208,12 @@ class HTTPServer:
         """
         assert self._listener is None, "a server is started once"
         self._loop = asyncio.get_running_loop()
-        self._listener = await self._loop.create_server(
-            lambda: HTTPConnection(self), host, port, backlog=LISTEN_BACKLOG
-        )
+        listener = Listener(lambda: HTTPConnection(self), takes=self.strangers.may_connect)
+        host, port = await listener.start(host, port)
+        self._listener = listener
         self._sweep()
-        bound = self._listener.sockets[0].getsockname()
-        log.info("http server started name=%s host=%s port=%d", self.name, bound[0], bound[1])
-        return bound[0], bound[1]
+        log.info("http server started name=%s host=%s port=%d", self.name, host, port)
+        return host, port
 
     async def drain(self, grace_s: float) -> None:
         """Stop: answer what has been asked, take nothing new, and cut off what is left after `grace_s`.
@@ -228,22 +242,23 @@ class HTTPServer:
                 self._sweeper.cancel()
             for _, transport in self._turned_away:
                 transport.abort()
-        await self._listener.wait_closed()
         log.info("http server stopped name=%s", self.name)
 
     # For connections.
 
     def has_room_for(self, peer: str) -> bool:
         """Tell whether one more connection is taken; another may have been closed for it."""
-        if not self.strangers.make_room_for(peer):
-            return False
-        return self.connections < self.limits.connections_max or self.strangers.make_room()
+        return self.strangers.make_room_for(peer) and (
+            self.connections < self.limits.connections_max
+            or self.strangers.make_room(peer)
+            or self.known.make_room()
+        )
 
     def turn_away(self, transport: asyncio.Transport) -> None:
         """Close the connection of a client that was refused, once it has seen that."""
-        if len(self._turned_away) < TURNED_AWAY_MAX:
+        if len(self._turned_away) < TURNED_AWAY_MAX and not self.is_draining:
             transport.write_eof()
-            self._turned_away.append((self._sweep_clock_ms, transport))
+            self._turned_away.append((self.clock_ms, transport))
         else:
             transport.close()
 
@@ -255,6 +270,7 @@ class HTTPServer:
     def remove(self, connection: HTTPConnection) -> None:
         self._open.discard(connection)
         self.strangers.remove(connection)
+        self.known.remove(connection)
         self.on_event("connection_closed")
         if self._all_closed is not None and not self._open:
             self._all_closed.set()
@@ -315,36 +331,44 @@ class HTTPServer:
                 self._readable = readable[index:]
                 break
             self._read(connection)
+        self._hand_over_arrived()
+        self._take_turns(pass_ms)
         if self.strangers.is_waiting:
             self._read_strangers()
-        if self._arrived:
-            arrived, self._arrived = self._arrived, []
-            self._arrived_bytes = 0
-            self._hand_over(arrived)
+            self._take_turns(pass_ms)
+
+    def _read_strangers(self) -> None:
+        """Take requests of some whose signature is not known to be valid; the others wait for the next pass.
+
+        They are handed over a few at a time, for it is then that their signatures are looked at: how long that takes
+        depends on what they sent.
+        """
+        requests_max = self.limits.unsigned_requests_per_pass
+        requests = read_bytes = 0
+        until_s = time.thread_time() + UNSIGNED_PASS_S
+        for _ in range(requests_max):
+            connection = self.strangers.next_turn()
+            if connection is None:
+                break
+            read_bytes += self._read(connection)
+            if len(self._arrived) >= UNSIGNED_STEP_REQUESTS or self._arrived_bytes >= UNSIGNED_STEP_BYTES:
+                requests += len(self._arrived)
+                self._hand_over_arrived()
+            if (
+                requests + len(self._arrived) >= requests_max
+                or read_bytes >= UNSIGNED_PASS_BYTES_MAX
+                or time.thread_time() >= until_s
+            ):
+                break
+        self._hand_over_arrived()
+
+    def _take_turns(self, pass_ms: float) -> None:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             try:
                 connection.take_turn(pass_ms)
             except Exception:  # noqa: BLE001 -- costs one connection
                 self._on_failed(connection)
-
-    def _read_strangers(self) -> None:
-        """Read on with some whose signature is not known to be valid; the others wait for the next pass."""
-        turns = self.limits.unsigned_requests_per_pass
-        requests_max = len(self._arrived) + turns
-        bytes_max = self._arrived_bytes + UNSIGNED_PASS_BYTES_MAX
-        read_bytes = 0
-        for _ in range(turns):
-            connection = self.strangers.next_turn()
-            if connection is None:
-                return
-            read_bytes += self._read(connection)
-            if (
-                len(self._arrived) >= requests_max
-                or self._arrived_bytes >= bytes_max
-                or read_bytes >= UNSIGNED_PASS_BYTES_MAX
-            ):
-                return
 
     def _read(self, connection: Stranger) -> int:
         try:
@@ -358,6 +382,12 @@ class HTTPServer:
         log.exception("connection failed name=%s", self.name)
         self.on_event("handler_failed")
         connection.abort()
+
+    def _hand_over_arrived(self) -> None:
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            self._arrived_bytes = 0
+            self._hand_over(arrived)
 
     def _hand_over(self, requests: list[HTTPRequest]) -> None:
         try:
@@ -397,16 +427,28 @@ class HTTPServer:
         now_s = time.monotonic()
         passed_s = min(now_s - self._swept_at_s, SWEEPS_LATE_MAX * self._sweep_interval_s)
         self._swept_at_s = now_s
-        self._sweep_clock_ms += passed_s * 1000
+        self.clock_ms += passed_s * 1000
         wall_s = int(time.time())
         if wall_s != self._reply_starts_s:
             self._reply_starts_s = wall_s
             self.reply_starts.clear()
-        for connection in list(self._open):
-            connection.sweep(self._sweep_clock_ms)
-        while self._turned_away and self._turned_away[0][0] + LINGER_MS < self._sweep_clock_ms:
+        self.strangers.forgive()
+        self.known.forgive()
+        while self._turned_away and self._turned_away[0][0] + LINGER_MS < self.clock_ms:
             self._turned_away.popleft()[1].abort()
-        self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
+        self._to_sweep = iter(list(self._open))
+        self._sweep_some()
+
+    def _sweep_some(self) -> None:
+        """Sweep over some, and let others have their turn before the next."""
+        swept = 0
+        for connection in islice(self._to_sweep, SWEPT_PER_TURN):
+            connection.sweep(self.clock_ms)
+            swept += 1
+        if swept == SWEPT_PER_TURN:
+            self._sweeper = self._loop.call_soon(self._sweep_some)
+        else:
+            self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
 
 
 def _phrase(status: int) -> bytes:

@@ -13,8 +13,8 @@ A connection is a *stranger's* until a request that came by it was found signed,
 So an attacker pushes out his own connections before those of others, and what stalls goes before what comes in. A
 peer is an IPv4 address, or a /64 network of IPv6: a client has all addresses of it.
 
-Public: `Strangers` (`make_room_for`, `make_room`, `add`, `remove`, `keep`, `wait_for_turn`, `next_turn`, `is_waiting`,
-`kept_bytes`), `PeerShare`, `Stranger`.
+Public: `Strangers` (`may_connect`, `make_room_for`, `make_room`, `forgive`, `add`, `remove`, `keep`, `wait_for_turn`,
+`next_turn`, `is_waiting`, `kept_bytes`), `PeerShare`, `Stranger`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from quaymaster.net.http_message import HTTPLimits
 
 LOOKS_MAX: Final = 256
 """So many of the oldest are looked at for one that can be closed, or for one of the peer that holds most."""
+REPLACED_MAX: Final = 100
+"""So many connections may be closed for others of one peer between two sweeps, which is half a second. To accept and
+to close one takes 100 us, so a peer that connects all the time would take much of the loop."""
 
 
 class PeerShare:
@@ -70,7 +73,7 @@ class Stranger(Protocol):
     def abort(self) -> None: ...
 
     def can_be_closed(self) -> bool:
-        """Tell whether no request of it waits for an answer."""
+        """Tell whether no request of it waits for an answer, or to be read for the first time."""
         ...
 
     def close_for_others(self) -> None:
@@ -94,20 +97,39 @@ class Strangers:
         """Peers some of whose connections wait for a turn."""
         self.kept_bytes = 0
         """Memory that is counted: received and not taken, and unsent."""
+        self._replaced: dict[str, int] = {}
+        """How many were closed for others of each peer since the last sweep."""
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def make_room_for(self, peer: str) -> bool:
-        """Let a peer have one more, for its oldest if need be; False when all that it has wait for an answer."""
-        share = self._shares.get(peer_name(peer))
-        if share is None or len(share.connections) < self._limits.unsigned_peer_connections_max:
-            return True
-        return _close_one(share.connections)
+    def may_connect(self, peer: str) -> bool:
+        """Tell whether a peer may connect now: not while too many were just closed for others of it."""
+        return not self._replaced or self._replaced.get(peer_name(peer), 0) < REPLACED_MAX
 
-    def make_room(self) -> bool:
-        """Close the oldest; False when there is none that can be closed."""
-        return _close_one(self._connections)
+    def forgive(self) -> None:
+        """Forget what was closed for others; called at each sweep."""
+        self._replaced.clear()
+
+    def make_room_for(self, peer: str) -> bool:
+        """Let a peer have one more, for another if need be; False when those that could go wait for an answer.
+
+        Where its own are too many, its oldest goes. Where those of all are, its oldest goes if it has more than peers
+        have on average, else the oldest of all.
+        """
+        limits = self._limits
+        share = self._shares.get(peer_name(peer))
+        of_peer = 0 if share is None else len(share.connections)
+        if of_peer < limits.unsigned_peer_connections_max and len(self) < limits.unsigned_connections_max:
+            return True
+        is_greedy = of_peer >= limits.unsigned_peer_connections_max or of_peer * len(self._shares) > len(self)
+        return self._replace(
+            share.connections if share is not None and is_greedy else self._connections, peer
+        )
+
+    def make_room(self, peer: str) -> bool:
+        """Close the oldest for one more of a peer; False when there is none that can be closed."""
+        return self._replace(self._connections, peer)
 
     def can_make_room(self) -> bool:
         """Tell whether `make_room` would."""
@@ -174,6 +196,15 @@ class Strangers:
             self._turns.append(share)
         return connection
 
+    def _replace(self, connections: Iterable[Stranger], peer: str) -> bool:
+        oldest = _oldest(connections)
+        if oldest is None:
+            return False
+        name = peer_name(peer)
+        self._replaced[name] = self._replaced.get(name, 0) + 1
+        oldest.close_for_others()
+        return True
+
     def _count(self, connection: Stranger, share: PeerShare, kept_bytes: int) -> None:
         more = kept_bytes - connection.counted_bytes
         share.kept_bytes += more
@@ -219,11 +250,3 @@ def _oldest(connections: Iterable[Stranger]) -> Stranger | None:
     return next(
         (connection for connection in islice(connections, LOOKS_MAX) if connection.can_be_closed()), None
     )
-
-
-def _close_one(connections: Iterable[Stranger]) -> bool:
-    oldest = _oldest(connections)
-    if oldest is None:
-        return False
-    oldest.close_for_others()
-    return True

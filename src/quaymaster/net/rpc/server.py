@@ -7,7 +7,6 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
 
 from quaymaster.core.errors import (
     AccessDenied,
@@ -18,6 +17,7 @@ from quaymaster.core.errors import (
     Unreachable,
     UnsupportedOperation,
 )
+from quaymaster.net.listener import Listener
 from quaymaster.net.rpc.connection import (
     GONE,
     SILENT_SWEEPS_MAX,
@@ -45,8 +45,6 @@ from quaymaster.protocol.frames import (
     render_goodbye,
     render_hello,
 )
-
-LISTEN_BACKLOG: Final = 1024
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +280,7 @@ class RPCServer:
         self.partial_bytes = 0
         """Of frames that have come in part."""
         self.address = ("", 0)
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
 
@@ -310,13 +308,14 @@ class RPCServer:
 
     async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Listen, and return the address: with port 0, the system chooses one."""
-        options: dict[str, Any] = {}
-        if tls is not None:
-            options["ssl_handshake_timeout"] = self.limits.connect_timeout_ms / 1000
-        self._listener = await asyncio.get_running_loop().create_server(
-            self.accept, host, port, ssl=tls, backlog=LISTEN_BACKLOG, **options
+        listener = Listener(
+            self.accept,
+            takes=lambda _: True,
+            tls=tls,
+            handshake_timeout_s=self.limits.connect_timeout_ms / 1000,
         )
-        self.address = self._listener.sockets[0].getsockname()[:2]
+        self.address = await listener.start(host, port)
+        self._listener = listener
         return self.address
 
     def accept(self) -> asyncio.Protocol:

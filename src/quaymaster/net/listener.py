@@ -1,0 +1,152 @@
+"""Accepts connections in bounded turns, so that many who connect at once hold up neither the loop nor each other.
+
+```
+    kernel's queue ──turn: ACCEPTS_PER_TURN at most──▶ takes(peer)? ──yes──▶ transport, or TLS handshake ──▶ protocol
+                                                           └── no ──▶ closed, before anything is made for it
+```
+
+The event loop's own servers do not fit. uvloop accepts one connection in each iteration: a thousand that wait delay
+the next client by a thousand iterations, and once the kernel's queue is full, by the second after which it tries
+again. asyncio accepts as many as its queue is long, all at once. Neither bounds the TLS handshakes in progress.
+
+Public: `Listener` (`start`, `close`, `handshakes`), `ACCEPTS_PER_TURN`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+BACKLOG: Final = 4096
+"""Connections that wait in the kernel; it takes no more than `net.core.somaxconn`."""
+ACCEPTS_PER_TURN: Final = 16
+"""So many are accepted in one turn of the loop: each costs 40 to 100 us."""
+HANDSHAKES_MAX: Final = 512
+"""TLS handshakes in progress; one more ends the oldest. Without TLS none takes longer than a turn of the loop."""
+PAUSE_S: Final = 0.1
+"""Nothing is accepted for so long after the system had no file or memory for a connection."""
+_OUT_OF_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+log = logging.getLogger(__name__)
+
+
+class Listener:
+    """Listens on the addresses of one host, and connects who is taken to a protocol."""
+
+    def __init__(
+        self,
+        factory: Callable[[], asyncio.Protocol],
+        *,
+        takes: Callable[[str], bool],
+        tls: ssl.SSLContext | None = None,
+        handshake_timeout_s: float | None = None,
+    ) -> None:
+        """`takes` is given the address of a client, and tells whether it may have a connection now."""
+        self._factory = factory
+        self._takes = takes
+        self._options: dict[str, Any] = {}
+        if tls is not None:
+            self._options = {"ssl": tls, "ssl_handshake_timeout": handshake_timeout_s}
+        self._sockets: list[socket.socket] = []
+        self._connecting: dict[asyncio.Task[Any], socket.socket] = {}
+        """The oldest first."""
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def handshakes(self) -> int:
+        """Connections accepted whose protocol does not know of them yet."""
+        return len(self._connecting)
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on all addresses of `host`, and return the first one bound; port 0 takes a free one.
+
+        Raises:
+            OSError: an address cannot be found or bound.
+        """
+        self._loop = asyncio.get_running_loop()
+        found = await self._loop.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        try:
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                listening = socket.socket(family, kind, protocol)
+                self._sockets.append(listening)
+                listening.setblocking(False)
+                if os.name == "posix":
+                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind(address)
+                listening.listen(BACKLOG)
+        except OSError:
+            self.close()
+            raise
+        for listening in self._sockets:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+        bound = self._sockets[0].getsockname()
+        return bound[0], bound[1]
+
+    def close(self) -> None:
+        """Take no more. Those whose handshake is in progress come to their protocol yet, or fail."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        for listening in self._sockets:
+            if listening.fileno() != -1:
+                self._loop.remove_reader(listening.fileno())
+                listening.close()
+        self._sockets.clear()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_ROOM:
+                    raise
+                log.error("no connection can be accepted reason=%s", error)
+                self._pause(listening)
+                return
+            if self._takes(str(address[0])):
+                self._connect(accepted)
+            else:
+                accepted.close()
+
+    def _connect(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        if len(self._connecting) >= HANDSHAKES_MAX:
+            oldest = next(iter(self._connecting))
+            # Its handshake fails by that. To cancel it would leave a protocol that is never told of its end, were it
+            # made in this very turn.
+            with contextlib.suppress(OSError):
+                self._connecting.pop(oldest).shutdown(socket.SHUT_RDWR)
+        connecting = self._loop.create_task(
+            self._loop.connect_accepted_socket(self._factory, accepted, **self._options)
+        )
+        self._connecting[connecting] = accepted
+        connecting.add_done_callback(self._on_connected)
+
+    def _on_connected(self, connecting: asyncio.Task[Any]) -> None:
+        self._connecting.pop(connecting, None)
+        if not connecting.cancelled():
+            connecting.exception()  # The client broke its handshake off, or could not make one: its own affair.
+
+    def _pause(self, listening: socket.socket) -> None:
+        self._loop.remove_reader(listening.fileno())
+
+        def resume() -> None:
+            self._timers.discard(timer)
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+
+        timer = self._loop.call_later(PAUSE_S, resume)
+        self._timers.add(timer)
