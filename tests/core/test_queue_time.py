@@ -12,6 +12,7 @@ from quaymaster.core.queue_time import (
     SLEW,
     STEP_MAX_MS,
     QueueTime,
+    say_held,
 )
 
 WALL_MS = 1_700_000_000_000
@@ -179,6 +180,23 @@ def test_a_lone_server_that_was_off_for_a_night_catches_up_and_expires_after_an_
 
     assert caught_up_ms == WALL_MS + 12 * 3_600_000
     assert (held, found.expiry_is_held) == (True, False)
+
+
+def test_a_step_is_told_with_how_far_it_went_as_long_as_expiry_is_held_for_it() -> None:
+    found = opened()
+    hear_all(found, 0, WALL_MS + 21 * DAY_MS, WALL_MS + 21 * DAY_MS)
+    found.elected("a", THREE, WALL_MS, 0)
+    found.activated(0)
+
+    assert found.expiry_is_held
+    assert found.stepped_ms == 21 * DAY_MS
+    told = say_held(7, found.gap_ms, found.stepped_ms)
+    assert "nothing expires in journal 7 for an hour" in told
+    assert "stepped by 504.0 h" in told
+    # Doubt about the clocks of now is the newer story.
+    assert "clocks are 400.0 s ahead" in say_held(7, 400_000, found.stepped_ms)
+    assert "0.0 s" in say_held(7, 0, JUMP_MS)
+    assert opened(stamp_ms=0).stepped_ms == 0
 
 
 def test_a_lone_server_that_was_off_for_minutes_just_goes_on() -> None:

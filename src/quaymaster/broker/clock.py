@@ -45,6 +45,11 @@ class QueueClock:
         """How far wall clocks were ahead of queue time at the last look (negative: behind)."""
         return self.queue_time.gap_ms
 
+    @property
+    def stepped_ms(self) -> int:
+        """How far queue time stepped when this replica was elected last."""
+        return self.queue_time.stepped_ms
+
     def time_ms(self) -> int:
         """Return the present queue time."""
         return self.queue_time.at(self._monotonic_ms())

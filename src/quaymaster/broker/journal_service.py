@@ -339,6 +339,7 @@ class JournalService:
             lag=replicated_log.lag_of() if replica.role in ("activating", "leading") else {},
             expiry_held=self.host.clock.expiry_is_held,
             clock_ahead_ms=self.host.clock.gap_ms,
+            time_stepped_ms=self.host.clock.stepped_ms,
         )
 
     async def status(self) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class Expiry:
             journal=self._host.files.journal_id,
             queue_time=clock.time_ms(),
             clocks_ahead_ms=clock.gap_ms,
+            stepped_ms=clock.stepped_ms,
         )
 
     def step(self) -> None:

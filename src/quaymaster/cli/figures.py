@@ -124,7 +124,9 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
 def held_expiry(clocks: Mapping[int, QueueClock]) -> list[str]:
     """Return what an operator should know of journals, by number, in which nothing expires."""
     return [
-        say_held(journal, clock.gap_ms) for journal, clock in sorted(clocks.items()) if clock.expiry_is_held
+        say_held(journal, clock.gap_ms, clock.stepped_ms)
+        for journal, clock in sorted(clocks.items())
+        if clock.expiry_is_held
     ]
 
 

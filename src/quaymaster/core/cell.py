@@ -25,10 +25,10 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     activated or about to be. `is_ready`: it is recovered and takes part. `is_tainted`: its disk failed, and nothing
     on it counts any more. `is_rebuilding`: its queues are being made anew; it promises and stores, and cannot serve
     yet. `expiry_held`: it leads, and nothing expires because wall clocks are, or were, `clock_ahead_ms` ahead of the
-    journal's time (negative: behind). `unheard_ms`: for how long it has told that it hears no leader (a leader: no
-    majority); the manager's own count. `copied_bytes`: how much of a copy each broker has got that copies from here.
-    `stuck_ms`: for how long a follower or learner that is behind has got no more, by what its leader told; the
-    manager's own count as well.
+    journal's time (negative: behind). `time_stepped_ms`: how far that stepped when it was elected. `unheard_ms`:
+    for how long it has told that it hears no leader (a leader: no majority); the manager's own count.
+    `copied_bytes`: how much of a copy each broker has got that copies from here. `stuck_ms`: for how long a
+    follower or learner that is behind has got no more, by what its leader told; the manager's own count as well.
     """
 
     member: str
@@ -47,6 +47,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     stuck_ms: dict[str, int] = {}
     expiry_held: bool = False
     clock_ahead_ms: int = 0
+    time_stepped_ms: int = 0
 
 
 class BrokerLoad(msgspec.Struct, frozen=True):

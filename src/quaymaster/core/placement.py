@@ -129,7 +129,7 @@ class _Planner:
     def _tell_if_held(self, number: int, journal: JournalSeen) -> None:
         leader = self._cell.leader_seen(number, journal)
         if leader is not None and leader.expiry_held:
-            self.problems.append(say_held(number, leader.clock_ahead_ms))
+            self.problems.append(say_held(number, leader.clock_ahead_ms, leader.time_stepped_ms))
 
     def finish_moves(self) -> None:
         """Promote learners that are ready; give up those that are of no use."""

@@ -29,7 +29,8 @@ STEP_MAX_MS: Final = 5_000
 """So far may wall clocks be from queue time before messages stop to expire."""
 JUMP_MS: Final = 3_600_000
 """A journal that stood still for longer than this, as clocks say, holds expiry up."""
-HOLD_MS: Final = 3_600_000
+HOUR_MS: Final = 3_600_000
+HOLD_MS: Final = HOUR_MS
 """Expiry goes on after clocks went evenly for so long."""
 ALONE_MAX_MS: Final = 4 * 86_400_000
 """No lone clock is believed that the journal stood still for longer."""
@@ -62,6 +63,7 @@ class QueueTime:
         "gap_ms",
         "is_doubtful",
         "is_known",
+        "stepped_ms",
     )
 
     def __init__(self, last_stamp_ms: int = 0, now_ms: int = 0) -> None:
@@ -71,6 +73,8 @@ class QueueTime:
         """How far wall clocks were ahead of queue time at the last look: a majority's when it leads, else its own."""
         self.is_doubtful = False
         """Whether that is so far that an operator should know."""
+        self.stepped_ms = 0
+        """How far it stepped when it was elected last, over time in which no replica measured any."""
         self._offset_ms = last_stamp_ms - now_ms
         self._last_stamp_ms = last_stamp_ms
         self._wall_offset_ms: int | None = None
@@ -169,6 +173,7 @@ class QueueTime:
         """Carry the journal's time on: return that of the epoch's first record."""
         self._node, self._members = node, members
         self._last_stamp_ms = last_stamp_ms
+        self.stepped_ms = 0
         self._offset_ms = max(self._offset_ms, last_stamp_ms - now_ms)
         self._catch_up(now_ms)
         return self.at(now_ms)
@@ -228,7 +233,10 @@ class QueueTime:
         if ahead_ms <= 0 or not (is_empty or self._is_believed(ahead_ms)):
             return
         self._offset_ms = agreed_ms
-        if ahead_ms > JUMP_MS and not is_empty:
+        if is_empty:
+            return
+        self.stepped_ms += ahead_ms
+        if ahead_ms > JUMP_MS:
             self._held_until_ms = now_ms + HOLD_MS
 
     def _agreed_offset_ms(self, now_ms: int, *, fewer: bool = False) -> int | None:
@@ -272,8 +280,16 @@ class QueueTime:
         return step_ms
 
 
-def say_held(journal: int, ahead_ms: int) -> str:
-    """Tell an operator that a journal holds expiry up: wall clocks are, or were, so far ahead of its queue time."""
+def say_held(journal: int, ahead_ms: int, stepped_ms: int = 0) -> str:
+    """Tell an operator that a journal holds expiry up: wall clocks are, or were, so far ahead of its queue time.
+
+    `stepped_ms`: how far it stepped at its last start; after a long step nothing expires for an hour.
+    """
+    if stepped_ms > JUMP_MS and abs(ahead_ms) <= STEP_MAX_MS:
+        return (
+            f"nothing expires in journal {journal} for an hour: when it began to be led, its time stepped by "
+            f"{stepped_ms / HOUR_MS:.1f} h to what a majority of clocks says. Stop its brokers if that is wrong"
+        )
     seconds = ahead_ms / 1000
     return (
         f"nothing expires in journal {journal}: clocks are {abs(seconds):.1f} s "
