@@ -102,3 +102,20 @@ def test_a_deleted_queue_is_remembered_where_clocks_differ_by_minutes(tmp_path: 
             assert len((await world.memory.list_prefix("/deleted/")).items) == 1
 
     run(scenario, tmp_path)
+
+
+def test_a_session_that_was_made_in_the_future_has_ended(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            assert service.default_access_key is not None
+            parent = service.default_access_key.access_key_id
+            session = await service.accounts.create_session(parent, 3_600_000)
+            world.clock.pass_s(-1_800)
+            assert service.accounts.list_sessions(ACCOUNT) == [session]
+            world.clock.pass_s(-YEAR_S)
+
+            assert service.accounts.list_sessions(ACCOUNT) == []
+            await service.run_upkeep()
+            assert service.access_key(session.access_key_id) is None
+
+    run(scenario, tmp_path)

@@ -122,6 +122,28 @@ def test_account_has_as_many_access_keys_and_sessions_as_it_may(tmp_path: Path) 
     run(scenario, tmp_path)
 
 
+def test_sessions_that_have_ended_take_no_room(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service(quotas=Quotas(account_access_keys_max=3)) as service:
+            accounts = service.accounts
+            key = await accounts.create_access_key(ACCOUNT)
+            ended = await accounts.create_session(key.access_key_id, 60_000)
+            world.clock.pass_s(59)
+            with pytest.raises(LimitExceeded):
+                await accounts.create_session(key.access_key_id, 60_000)
+            world.clock.pass_s(1)
+
+            session = await accounts.create_session(key.access_key_id, 60_000)
+            world.clock.pass_s(60)
+            await accounts.create_access_key(ACCOUNT)
+
+            assert accounts.access_key(ended.access_key_id) is None
+            assert accounts.access_key(session.access_key_id) is None
+            assert len(accounts.list_access_keys(ACCOUNT)) == 3
+
+    run(scenario, tmp_path)
+
+
 def test_nodes_of_a_cell_count_what_the_others_made(tmp_path: Path) -> None:
     async def scenario(cell: Cell) -> None:
         quotas = Quotas(account_queues_max=2, account_access_keys_max=2)

@@ -23,6 +23,7 @@ from quaymaster.core.errors import (
     NotNow,
     Overloaded,
 )
+from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.net.strangers import peer_name
 from quaymaster.protocol.sigv4 import Authorization, SigningKeys, declared_digest
@@ -49,6 +50,8 @@ class AccessKey(Protocol):
     def is_enabled(self) -> bool: ...
     @property
     def session_token(self) -> str | None: ...
+    @property
+    def created_ms(self) -> int: ...
     @property
     def expires_ms(self) -> int | None: ...
 
@@ -161,7 +164,9 @@ class Signed:
             or not compare_digest(expected.encode(), token.encode("latin-1"))
         ):
             raise InvalidClientTokenId
-        if key.expires_ms is not None and now_ms >= key.expires_ms:
+        if key.expires_ms is not None and has_passed(
+            key.created_ms, key.expires_ms - key.created_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS
+        ):
             raise ExpiredToken
 
 

@@ -24,6 +24,7 @@ from quaymaster.core.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
+from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.data_keys import secret_purpose, session_token_purpose
 from quaymaster.metadata.master_keys import MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
@@ -43,6 +44,8 @@ SESSION_MIN_MS: Final = 60_000
 SESSION_MAX_MS: Final = 36 * 3_600_000
 LOOKED_AT_AT_A_TIME: Final = 1_000
 """So many keys are looked at in one turn of the event loop, by what looks at those of all accounts."""
+ENDED_TOLD_MS: Final = 3_600_000
+"""So long after its end a session's caller is told that it has expired."""
 SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
 """Sessions ended together; the rest of the transaction is their key's."""
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
@@ -180,7 +183,9 @@ class Accounts:
         """Return an account's session credentials that have not ended, oldest first."""
         now_ms = self._now_ms()
         return self._list(
-            row for row in self._rows_of(account_id) if row.expires_ms is not None and row.expires_ms > now_ms
+            row
+            for row in self._rows_of(account_id)
+            if row.expires_ms is not None and not _has_ended(row, now_ms)
         )
 
     async def create_access_key(
@@ -188,6 +193,7 @@ class Accounts:
     ) -> AccessKey:
         """Make a key for a user of an account (a new user unless `principal_id` says which)."""
         _check_name("Name", name)
+        await self._make_room(account_id)
         self._check_room(account_id)
         key = self._new_key(account_id, name, principal_id)
         await self._store_new(key)
@@ -218,6 +224,7 @@ class Accounts:
                 f"Must be between {SESSION_MIN_MS // 1000} and {SESSION_MAX_MS // 1000}.",
             )
         while True:
+            await self._make_room(self._existing(access_key_id).account_id)
             parent = self._existing(access_key_id)
             if parent.expires_ms is not None:
                 raise UnsupportedOperation(
@@ -280,10 +287,10 @@ class Accounts:
     async def drop_expired_sessions(self) -> int:
         """Delete session credentials that ended over an hour ago, or outlived their key; return how many."""
         # The hour lets a caller be told "expired" rather than "unknown".
-        ended_before_ms = self._now_ms() - 3_600_000
+        now_ms = self._now_ms()
         expired = []
         for number, (_, row) in enumerate(self._rows.items(), 1):
-            if row.expires_ms is not None and (row.expires_ms < ended_before_ms or self._is_orphan(row)):
+            if _has_ended(row, now_ms, told_ms=ENDED_TOLD_MS) or self._is_orphan(row):
                 expired.append(ACCESS_KEYS + row.access_key_id)
             if not number % LOOKED_AT_AT_A_TIME:
                 await asyncio.sleep(0)
@@ -356,6 +363,13 @@ class Accounts:
             raise ResourceNotFound(f"The access key {access_key_id} does not exist.")
         return row
 
+    async def _make_room(self, account_id: str) -> None:
+        """Delete an account's sessions that have ended, if it has as many keys as it may."""
+        if len(self._ids_of.get(account_id, ())) >= self._keys_max:
+            now_ms = self._now_ms()
+            ended = [row for row in self._rows_of(account_id) if _has_ended(row, now_ms)]
+            await self._end([ACCESS_KEYS + row.access_key_id for row in ended])
+
     def _check_room(self, account_id: str) -> None:
         if self.account(account_id) is None:
             raise ResourceNotFound(f"The account {account_id} does not exist.")
@@ -412,6 +426,14 @@ class Accounts:
             expires_ms=row.expires_ms,
             parent_id=row.parent_id,
         )
+
+
+def _has_ended(row: AccessKeyRow, now_ms: int, *, told_ms: int = 0) -> bool:
+    """Tell whether a session is over, for `told_ms` at least; one that a clock far ahead has made is, too."""
+    if row.expires_ms is None:
+        return False
+    lasts_ms = row.expires_ms - row.created_ms + told_ms
+    return has_passed(row.created_ms, lasts_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS + told_ms)
 
 
 def _random_id(prefix: str, characters: int) -> str:
