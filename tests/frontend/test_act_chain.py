@@ -240,6 +240,33 @@ def test_without_usage_acts_are_in_the_log_alone(caplog: pytest.LogCaptureFixtur
 
 
 @on_a_loop
+async def test_a_change_whose_client_leaves_before_the_answer_has_one_event(tmp_path: Path) -> None:
+    async with cell_of_one() as (broker, metadata):
+        feed = await begun(tmp_path, MemoryCoordination())
+        settings = load_settings(flags={"slow_request_ms": 0}, environment={})
+        append, may_write = feed._spool.append, threading.Event()
+
+        def wait_and_append(*args: object, **kwargs: object) -> object:
+            assert may_write.wait(PATIENCE_S)
+            return append(*args, **kwargs)  # type: ignore[arg-type]  # as it was called
+
+        feed._spool.append = wait_and_append  # type: ignore[method-assign,assignment]  # a slow disk
+        async with serving_with(settings, broker, metadata, feed.recorder) as service:
+            asked = asyncio.create_task(service.client.json("CreateQueue", {"QueueName": "orders"}))
+            await until(lambda: metadata.find_queue(ACCOUNT, "orders") is not None)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            may_write.set()
+            await until(lambda: feed.recorder.recorded >= 1)
+            ship(feed, broker, metadata)
+        await feed.stop()
+
+        found = [record for block in shipped(broker, metadata) for record in block.records()]
+        assert [(record.action, record.http_status) for record in found] == [("CreateQueue", 200)]
+        assert found[0].source_ip == "127.0.0.1"
+
+
+@on_a_loop
 async def test_a_change_is_answered_once_its_event_is_on_the_disk(tmp_path: Path) -> None:
     store = MemoryCoordination()
     may_write = threading.Event()
