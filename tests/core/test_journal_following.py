@@ -9,9 +9,11 @@ import pytest
 from harness.replica_host import RETRY_WINDOW_MS, message, queue, replay
 
 from quaymaster.core.commands import (
+    AskMarks,
     Command,
     CountMessages,
     Decided,
+    MarksOutcome,
     QueueCounts,
     Receive,
     Send,
@@ -471,6 +473,26 @@ def test_leader_without_a_lease_gives_no_messages(cell: Cell) -> None:
     cell.pass_time(2 * HEARTBEAT_MS)
 
     assert isinstance(cell.ask(Receive(JOBS, 0, 1)), TakenOutcome)
+
+
+def test_a_deposed_leader_that_does_not_know_it_says_nothing_of_ids(cell: Cell) -> None:
+    cell.ask(send(1))
+    cell.cut = {"a"}
+    deposed(cell)
+    cell.ask(SetQueue(queue(99, "made-since")), "b")
+    assert cell.replicas["a"].is_leading
+    assert cell.replicas["a"].log.has_lease
+
+    asked = cell.propose(AskMarks(0), "a")
+    cell.settle()
+
+    assert asked not in cell.replies
+    cell.cut = set()
+    cell.pass_time(2 * HEARTBEAT_MS)
+    assert isinstance(cell.replies[asked], StaleEpoch)
+    found = cell.ask(AskMarks(0), "b")
+    assert isinstance(found, MarksOutcome)
+    assert found.marks.queue_id == 99
 
 
 def test_whoever_waits_for_a_leader_that_resigns_hears_that_it_is_done(cell: Cell) -> None:

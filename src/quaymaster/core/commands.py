@@ -159,7 +159,7 @@ class DeleteQueue(msgspec.Struct, gc=False, array_like=True, tag=7):
 
 
 class AskMarks(msgspec.Struct, gc=False, array_like=True, tag=31):
-    """Ask a journal which ids it ever saw; promises nothing."""
+    """Ask a journal which ids it ever saw. Only who leads it now can answer: the answer waits for a commit."""
 
     journal_id: int
     queue_id: int = 0

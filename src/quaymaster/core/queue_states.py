@@ -584,6 +584,8 @@ class QueueStates(AppliedQueues):
             raise QueueRevisionTaken(known.revision)
 
     def _ask_marks(self, command: AskMarks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        # A leader that was deposed and does not know it has older marks. It can commit nothing, so it never answers.
+        proposal.records.append(Record(RecordType.BARRIER, 0, 0, 0, 0, now_ms, 0, b""))
         return MarksOutcome(msgspec.structs.replace(self.marks)), Wait.COMMIT
 
     def _new_group(self, group: QueueDefinition) -> tuple[QueueDefinition, dict[int, tuple[int, int]]]:
