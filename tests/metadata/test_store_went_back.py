@@ -14,6 +14,7 @@ from quaymaster.core.formats import CellFormat
 from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.queue_marks import identity_of
 from quaymaster.metadata.id_guard import StoreWentBack
+from quaymaster.metadata.queues import DataKeyStale
 from quaymaster.metadata.rows import ACCEPTED
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, Greet, SetAttributes
@@ -72,6 +73,35 @@ def test_ids_that_a_journal_has_seen_are_not_given_again_after_an_operator_accep
             asked = world.journal.asked_marks
             await create(service, "more")
             assert world.journal.asked_marks == asked
+
+    run(scenario, tmp_path)
+
+
+def test_a_data_key_that_was_set_aside_before_the_store_went_back_is_not_given_after_that(
+    tmp_path: Path,
+) -> None:
+    """A front end asked for it ahead of time, and runs on: a journal may have messages under its number."""
+
+    async def scenario(world: World) -> None:
+        store = in_restorable_store(world)
+        async with world.service() as service:
+            await create(service, "kept")
+            copy = store.copied()
+        for number in range(3):
+            async with world.service() as service:
+                held = await service.queues._make_data_key()
+                await create(service, f"lost-{number}")
+        store.restore(copy)
+
+        async with world.service() as service:
+            await store.transaction([], [Put(ACCEPTED, b"1")])
+            own_key = {"KmsMasterKeyId": "alias/own"}
+            with pytest.raises(DataKeyStale):
+                await service.queues.change(CreateQueue(ACCOUNT, "new", own_key, {}, held))
+
+            assert held.key_id <= service.queues._guard.data_key_floor
+            (new,) = await create(service, "new")
+            assert new.data_key_id > held.key_id
 
     run(scenario, tmp_path)
 
@@ -157,6 +187,8 @@ def test_a_change_of_a_queue_counts_though_the_journal_has_later_ones_that_the_s
             assert stored is not None
             assert stored == world.journal.queues[queue.queue_id]
             assert (stored.revision, stored.attributes["DelaySeconds"]) == (lost + 2, "77")
+            (notice,) = service.queues.lost_attributes.notices()
+            assert f"lost attributes of 1 queues that their journals had ({ACCOUNT}/orders)" in notice
             assert await service.queues.finish_pending() == 0
             world.journal.queues[queue.queue_id] = replace_definition(stored, revision=9)
             await service.queues.tell_again(stored)  # an operator goes on with what the store has

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from quaymaster.coordination.interface import Put
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import Versions
-from quaymaster.core.queue_marks import QueueMarks
+from quaymaster.core.queue_marks import TOLD_MAX, QueueMarks
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.mirror import RowStore
 from quaymaster.metadata.rows import ACCEPTED, DATA_KEY_FLOOR
@@ -24,11 +25,36 @@ from quaymaster.metadata.rows import ACCEPTED, DATA_KEY_FLOOR
 MARKS_ASKED: Final[Versions] = {1: 0, 4: 1}
 """Since which cell format journals say what they have seen: 0 stands for not at all."""
 
+LOST_MAX: Final = 1_000
+"""So many queues with lost attributes are counted."""
+
 log = logging.getLogger(__name__)
 
 
 class StoreWentBack(NotNow):
     """The metadata is older than the journals. The message says what was found, and which command decides."""
+
+
+class LostAttributes:
+    """The queues of which a journal had later attributes than the store, since this process started."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, None] = {}
+
+    def note(self, queue: str) -> None:
+        """The store had lost attributes of a queue when they were set again."""
+        if len(self._queues) < LOST_MAX:
+            self._queues[queue] = None
+
+    def notices(self) -> list[str]:
+        """Return what an operator should look at: notices of `Health`."""
+        if not self._queues:
+            return []
+        some = ", ".join(islice(self._queues, TOLD_MAX))
+        return [
+            f"The metadata store had lost attributes of {len(self._queues)} queues that their journals had ({some}): "
+            "it is an older copy. Look at the attributes of all queues that were changed since it was made."
+        ]
 
 
 class IdGuard:

@@ -58,7 +58,7 @@ from quaymaster.core.queue_definitions import (
 from quaymaster.core.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.queue_states import GROUPS_MAX
 from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
-from quaymaster.metadata.id_guard import MARKS_ASKED, IdGuard
+from quaymaster.metadata.id_guard import MARKS_ASKED, IdGuard, LostAttributes
 from quaymaster.metadata.ids import IdAllocator
 from quaymaster.metadata.known_queues import KnownQueues, journal_ids_of
 from quaymaster.metadata.mirror import Mirror, Table
@@ -189,6 +189,7 @@ class Queues(KnownQueues):
         self.account_keys: Table[AccountKeyRow] = mirror.table(ACCOUNT_KEYS, row_decoder(AccountKeyRow))
         """The data key of each account's new queues."""
         self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
+        self.lost_attributes = LostAttributes()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def attach_journal(self, journal: QueueJournal) -> None:
@@ -722,6 +723,7 @@ class Queues(KnownQueues):
                 )
             except RevisionMismatch:
                 continue
+            self.lost_attributes.note(suffix)
             log.error(
                 "store behind journal queue=%s store_revision=%d journal_revision=%d: what the store has counts",
                 suffix,
