@@ -270,7 +270,7 @@ def force_store(
     overrides: Overrides = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Let a cell continue with an etcd that was restored from an older copy, though its journals have seen more.
+    """Let a cell continue with an etcd that was restored from an older copy, though its processes have seen more.
 
     Use it only when there is no newer copy. Queues that were made since the copy are not found any more, deleted ones
     and deleted keys are there again. New queues get ids above all that the journals have seen.
@@ -278,21 +278,43 @@ def force_store(
     import asyncio
 
     settings = _settings(config, overrides)
+    if found := asyncio.run(_why_refused(settings)):
+        note(found)
     note(
-        f"etcd under {settings.etcd_prefix!r} is older than the journals of the cell. Queues that were made since it "
-        "was copied are not found any more, and what is in them is LOST; access keys that were deleted since work "
-        "again. If a newer copy of etcd can still be restored, stop here."
+        f"If etcd under {settings.etcd_prefix!r} is older than what the cell has seen, queues that were made since it "
+        "was copied are not found any more, and what is in them is LOST; access keys that were deleted or disabled "
+        "since work again. If a newer copy of etcd can still be restored, stop here."
     )
     if not yes and not typer.confirm("Continue with this etcd?", err=True):
         raise Refused("Nothing was changed.")
     asyncio.run(_force_store(settings))
-    print_line("the next queue that is created begins with ids above all that the journals have seen")
+    print_line(
+        "decided: processes that wait continue within seconds; restart those that ran while etcd was restored. The "
+        "next queue that is created begins with ids above all that the journals have seen"
+    )
+
+
+async def _why_refused(settings: Settings) -> str | None:
+    """Return what a process of the cell found of the store."""
+    from quaymaster.cli.stores import open_etcd
+    from quaymaster.coordination.store_witness import read_refusal
+    from quaymaster.core.errors import NotNow
+
+    store = open_etcd(settings)
+    try:
+        refusal = await read_refusal(store)
+    except NotNow as error:
+        raise NoServer(f"coordination: {error}") from None
+    finally:
+        await store.close()
+    return None if refusal is None else refusal.reason
 
 
 async def _force_store(settings: Settings) -> None:
     from quaymaster.cli.stores import open_etcd
     from quaymaster.coordination.interface import Put
     from quaymaster.coordination.noted_acts import act_of_user, put_act
+    from quaymaster.coordination.store_witness import decide_to_continue
     from quaymaster.core.errors import NotNow
     from quaymaster.metadata.rows import ACCEPTED
 
@@ -300,7 +322,7 @@ async def _force_store(settings: Settings) -> None:
     try:
         accepted = Put(ACCEPTED, str(time.time_ns() // 1_000_000).encode())
         act = act_of_user("ForceStore", {"etcd_prefix": settings.etcd_prefix})
-        await store.transaction([], [accepted, put_act(act)])
+        await decide_to_continue(store, [accepted, put_act(act)])
     except NotNow as error:
         raise NoServer(f"coordination: {error}") from None
     finally:

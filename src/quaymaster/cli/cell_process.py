@@ -52,11 +52,13 @@ from quaymaster.cli.metadata_roles import (
     start_metadata_node,
     start_remote_metadata,
 )
-from quaymaster.cli.stores import declaring, open_etcd
+from quaymaster.cli.stores import DataWitness, declaring, open_etcd
 from quaymaster.coordination.cell_format import CellMember, ProcessRegistration
 from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.core.errors import NotNow, UnsupportedOperation
 from quaymaster.core.formats import FORMAT_MIN, CellFormat, UnknownFormat
+from quaymaster.core.store_history import Verdict
 from quaymaster.frontend.admin import make_admin
 from quaymaster.frontend.recent_logs import RecentLogs
 from quaymaster.frontend.usage_spool import SpoolUnusable
@@ -89,12 +91,14 @@ class CellProcess:
     store: Coordination
     health: Health
     metrics: Metrics
+    witness: StoreWitness
     watch: LoopWatch
     admin: HTTPServer
     admin_address: Address
     rpc: RPCMetrics = field(default_factory=RPCMetrics)
     cell_format: CellFormat = field(default_factory=CellFormat)
     """What is written in the cell; known once the role starts."""
+    has_started: bool = False
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     failure: Exception | None = None
 
@@ -164,8 +168,16 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     stack.push_async_callback(admin.drain, 1.0)
     store = open_etcd(settings)
     stack.push_async_callback(store.close)
+    has_memory = role in ("broker", "metadata")
+    witness = StoreWitness(
+        store,
+        f"{role} {settings.node or socket.gethostname()}",
+        DataWitness(data) if has_memory else None,
+        keeps_data=role == "broker",
+    )
+    stack.push_async_callback(witness.close)
     process = CellProcess(
-        settings, data, stack, store, health, metrics, watch, admin, admin_address, stopped=stopped
+        settings, data, stack, store, health, metrics, witness, watch, admin, admin_address, stopped=stopped
     )
     listen_for_failures(loop, process.fail)
     metrics.add_source(process.rpc.samples)
@@ -197,6 +209,12 @@ def _exit_code(process: CellProcess) -> int:
 
 
 async def _start(process: CellProcess, role: Role) -> None:
+    _watch_store(process, role)
+    if role in ("metadata", "frontend"):
+        await process.witness.wait_until_accepted()
+    else:
+        await process.witness.look_at_start()
+    process.witness.start(lambda problem: _on_store_problem(process, role, problem))
     registration = ProcessRegistration(role, process.node, __version__)
     member = CellMember(
         process.store,
@@ -208,6 +226,32 @@ async def _start(process: CellProcess, role: Role) -> None:
     await member.join()
     process.cell_format = member.cell_format
     await _ROLES[role](process)
+    process.has_started = True
+    if process.witness.problem is not None:
+        _on_store_problem(process, role, StoreUnusable(process.witness.problem))
+
+
+def _watch_store(process: CellProcess, role: Role) -> None:
+    """Let readiness say when the store is not to be believed, and operators when it is not asked any more."""
+    store = process.store
+    if role == "manager":
+        return  # it acts on what the brokers promised; its status tells what others found
+    process.health.add_check(process.witness.why_not_ready)
+    if role == "frontend":
+        # What it has in memory is newer than the store, and right.
+        process.health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
+    else:
+        process.health.add_check(lambda: store.why_refused)
+
+
+def _on_store_problem(process: CellProcess, role: Role, problem: StoreUnusable) -> None:
+    """End a process that serves what the store says. Brokers serve their own records, managers what those promised."""
+    if role == "broker":
+        must_end = process.witness.verdict is Verdict.DIRECTORY_WENT_BACK
+    else:
+        must_end = process.has_started and role != "manager"
+    if must_end:
+        process.fail(problem)
 
 
 async def _start_broker(process: CellProcess) -> None:
@@ -263,9 +307,11 @@ async def _start_metadata(process: CellProcess) -> None:
     )
     process.metrics.add_source(node.samples)
     process.health.add_check(node.why_not_ready)
+    process.health.add_notices(node.queues.lost_attributes.notices)
 
 
 async def _start_manager(process: CellProcess) -> None:
+    witness = process.witness
     await start_manager(
         process.settings,
         process.stack,
@@ -273,19 +319,27 @@ async def _start_manager(process: CellProcess) -> None:
         process.metrics,
         on_failure=process.fail,
         rpc=process.rpc,
+        problems=lambda: (witness.problem,) if witness.problem else (),
     )
 
 
 async def _start_front_end(process: CellProcess) -> None:
     settings, stack, metrics, health = process.settings, process.stack, process.metrics, process.health
     keys = key_provider(settings, process.data)
-    metadata = await start_remote_metadata(
-        *(settings, stack, keys),
-        now_ms=wall_ms,
-        rpc=process.rpc,
-        cell_format=process.cell_format,
-        note=declaring(settings.queues_file, process.store),
-    )
+    while True:
+        try:
+            metadata = await start_remote_metadata(
+                *(settings, stack, keys),
+                now_ms=wall_ms,
+                rpc=process.rpc,
+                cell_format=process.cell_format,
+                note=declaring(settings.queues_file, process.store),
+            )
+            break
+        except NotNow:
+            if process.witness.problem is None:
+                raise
+            await process.witness.wait_until_accepted()  # metadata nodes wait for the same
     metrics.add_source(metadata.samples)
     health.add_check(metadata.why_not_ready)
     hello = hello_of(settings, FRONT_END_ROLE)

@@ -34,8 +34,9 @@ from quaymaster.cli.figures import broker_samples, held_expiry
 from quaymaster.cli.file_limit import admin_limits, sqs_limits
 from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.cli.settling import DataContradicts, is_to_settle, settle
-from quaymaster.cli.stores import JOURNALS_DIRECTORY, declaring, open_store
+from quaymaster.cli.stores import JOURNALS_DIRECTORY, DataWitness, declaring, open_store
 from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.core.errors import NotNow
 from quaymaster.core.formats import UnknownFormat
 from quaymaster.core.queue_definitions import QueueDefinition
@@ -138,6 +139,8 @@ class Server:
         stack.callback(watch.stop)
         store = await open_store(settings, data)
         stack.push_async_callback(store.close)
+        if settings.coordination == "etcd":
+            await watch_etcd(store, data, health, stack, self._on_failure)
         metadata = MetadataService(
             store,
             key_provider(settings, data),
@@ -185,6 +188,7 @@ class Server:
             lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None
         )
         health.add_notices(lambda: held_expiry({0: broker.host.clock}))
+        health.add_notices(metadata.queues.lost_attributes.notices)
         journal = BrokerQueueJournal(broker)
         metadata.attach_journal(journal)
         await settle(data, store, metadata, broker, journal)
@@ -225,6 +229,26 @@ class Server:
     def _on_failure(self, error: Exception) -> None:
         self._failure = error
         self._stop.set()
+
+
+async def watch_etcd(
+    store: Coordination,
+    data: Path,
+    health: Health,
+    stack: AsyncExitStack,
+    on_failure: Callable[[Exception], None],
+) -> None:
+    """Make sure, now and as long as the server runs, that etcd was not restored from an older copy.
+
+    Raises StoreUnusable when it was, and no operator decided to continue with it.
+    """
+    witness = StoreWitness(store, "server", DataWitness(data), keeps_data=True)
+    await witness.look_at_start()
+    if witness.problem is not None:
+        raise StoreUnusable(witness.problem)
+    witness.start(on_failure)
+    stack.push_async_callback(witness.close)
+    health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
 
 
 class ServerOperations:

@@ -52,8 +52,11 @@ async def start_manager(
     *,
     on_failure: Callable[[Exception], None],
     rpc: RPCMetrics | None = None,
+    problems: Callable[[], tuple[str, ...]] = tuple,
 ) -> tuple[InClusterManager, Address]:
     """Start a manager, and return it with the address it listens on. The store need not be there yet.
+
+    `problems` gives what its status tells besides what it finds itself.
 
     Raises:
         TransportSecurityError: others could reach the address without certificates, or those cannot be used.
@@ -74,7 +77,7 @@ async def start_manager(
     manager = InClusterManager(
         hello.node, store, links, settings=placement_settings(settings), on_failure=on_failure
     )
-    calls = ManagerCalls(manager)
+    calls = ManagerCalls(manager, problems)
     server = RPCServer(
         calls.handlers(),
         hello,

@@ -20,6 +20,7 @@ from quaymaster.cli.stores import JOURNALS_DIRECTORY
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act, note_act
 from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
+from quaymaster.coordination.store_witness import WITNESS_FILE
 from quaymaster.core.queue_marks import find_contradictions, identity_of, tell_contradictions
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.metadata.service import MetadataService
@@ -40,6 +41,7 @@ def force_settling(data: Path, act: NotedAct) -> None:
     """
     write_file_durably(RealDisk(), str(data), RESTORED_NAME, encode_act(act))
     (data / JOURNALS_DIRECTORY / MARK_FILE).unlink(missing_ok=True)
+    (data / WITNESS_FILE).unlink(missing_ok=True)
 
 
 def _read_act(path: Path) -> NotedAct | None:

@@ -32,6 +32,8 @@ from quaymaster.coordination.interface import (
 from quaymaster.coordination.noted_acts import act_of_user, note_act
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.coordination.store_mark import MARK_FILE
+from quaymaster.coordination.store_witness import WITNESS_FILE
+from quaymaster.metadata.rows import is_counted
 from quaymaster.monitoring.logs import log_event
 from quaymaster.settings import Settings
 
@@ -91,7 +93,25 @@ def open_etcd(settings: Settings) -> EtcdCoordination:
         settings.etcd_user,
         password.get_secret_value() if password else None,
     )
-    return EtcdCoordination(access, root=settings.etcd_prefix, timeout_ms=settings.etcd_timeout_ms)
+    return EtcdCoordination(
+        access, root=settings.etcd_prefix, timeout_ms=settings.etcd_timeout_ms, is_counted=is_counted
+    )
+
+
+class DataWitness:
+    """The file of a data directory that says what was seen of the metadata store."""
+
+    def __init__(self, data: Path) -> None:
+        self.directory = str(data)
+
+    def read(self) -> bytes | None:
+        """See `WitnessFile`."""
+        path = Path(self.directory) / WITNESS_FILE
+        return path.read_bytes() if path.exists() else None
+
+    def write(self, data: bytes) -> None:
+        """See `WitnessFile`."""
+        write_file_durably(RealDisk(), self.directory, WITNESS_FILE, data)
 
 
 async def _join(store: Coordination, prefix: str, data: Path, mark: str | None) -> None:

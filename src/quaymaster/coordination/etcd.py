@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -64,6 +64,7 @@ from quaymaster.coordination.interface import (
     transaction_bytes,
 )
 from quaymaster.coordination.sqlite import SQLiteCoordination
+from quaymaster.coordination.store_witness import with_generation
 from quaymaster.monitoring.logs import log_event
 
 log = logging.getLogger(__name__)
@@ -147,8 +148,17 @@ class _LeaseNotFound(Exception):
 class EtcdCoordination(Coordination):
     """Use within the event loop that made it. etcd need not be there: calls fail until it is, then work."""
 
-    def __init__(self, access: EtcdAccess, *, root: str, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        access: EtcdAccess,
+        *,
+        root: str,
+        timeout_ms: int = TIMEOUT_MS,
+        is_counted: Callable[[str], bool] = lambda key: False,
+    ) -> None:
         """Keep everything under `root`, for example `quaymaster/eu1/`. No call takes longer than `timeout_ms`.
+
+        A change of a key that `is_counted` makes a new generation of the store (`core/store_history`).
 
         Raises:
             StoreUnusable: an endpoint or a TLS file cannot be used, or the root does not end with a slash.
@@ -161,12 +171,17 @@ class EtcdCoordination(Coordination):
         self._end = _encode(prefix_end(root) or "")
         self._gateway = EtcdGateway(access, timeout_ms=timeout_ms, probe_key=self._root)
         self._timeout_s = timeout_ms / 1000
+        self._is_counted = is_counted
         self._closing = asyncio.Event()
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     # The interface
+
+    @property
+    def why_refused(self) -> str | None:
+        return self._gateway.why_refused
 
     async def get(self, key: str) -> KeyValue | None:
         reply = await self._call("/v3/kv/range", {"key": self._full(key)}, _RangeReply)
@@ -183,6 +198,7 @@ class EtcdCoordination(Coordination):
         self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> int:
         check_transaction(compares, puts, deletes)
+        puts = with_generation(puts, deletes, self._is_counted)
         request = {
             "compare": [
                 {

@@ -216,6 +216,11 @@ class EtcdGateway:
         self._token: str | None = None
         self._authenticating = asyncio.Lock()
 
+    @property
+    def why_refused(self) -> str | None:
+        """Why an endpoint is not asked any more, for good; None while all are."""
+        return next((f"{one.url} {one.why_refused}" for one in self._endpoints if one.why_refused), None)
+
     async def close(self) -> None:
         """End all streams and connections."""
         for stream in list(self._streams):
@@ -327,7 +332,7 @@ class EtcdGateway:
         if header.revision < seen:
             endpoint.why_refused = (
                 f"is at revision {header.revision} and was at {seen}: it lost its data, or was restored from a "
-                "snapshot (restore it, then restart all that use it)"
+                "snapshot (restore a newer one, or decide with `quaymaster force-store`; then restart all that use it)"
             )
             log_event(log, logging.ERROR, "etcd lost changes", endpoint=endpoint.url, seen=seen)
             raise EndpointFailed(endpoint, endpoint.why_refused, may_have_acted=True)

@@ -103,6 +103,11 @@ class OutcomeUnknown(NotNow):
 class Coordination(ABC):
     """The store. Every method may raise `CoordinationUnavailable`; those that change, `OutcomeUnknown`."""
 
+    @property
+    def why_refused(self) -> str | None:
+        """Why the store is not asked any more, for good: it was seen to have lost changes. None while it is asked."""
+        return None
+
     @abstractmethod
     async def get(self, key: str) -> KeyValue | None:
         """Return a key as last changed, or None."""

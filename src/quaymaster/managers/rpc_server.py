@@ -54,8 +54,9 @@ class Incoming(Protocol):
 class ManagerCalls:
     """Answers calls with what the manager says."""
 
-    def __init__(self, manager: InClusterManager) -> None:
+    def __init__(self, manager: InClusterManager, problems: Callable[[], tuple[str, ...]] = tuple) -> None:
         self._manager = manager
+        self._problems = problems
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handlers(self) -> dict[str, Callable[[Incoming], None]]:
@@ -69,7 +70,9 @@ class ManagerCalls:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_status(self, call: Incoming) -> None:
-        call.reply(msgspec.json.encode(self._manager.status()))
+        status = self._manager.status()
+        told = msgspec.structs.replace(status, problems=(*status.problems, *self._problems()))
+        call.reply(msgspec.json.encode(told))
 
     def _on_set_broker_state(self, call: Incoming) -> None:
         try:

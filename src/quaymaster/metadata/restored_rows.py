@@ -19,13 +19,15 @@ from quaymaster.coordination.interface import (
     transaction_bytes,
 )
 from quaymaster.coordination.noted_acts import ACTS
+from quaymaster.coordination.store_witness import STORE
 from quaymaster.core.queue_definitions import decode_queue_definition
 from quaymaster.metadata.rows import NODES, PENDING, QUEUES, READERS, PendingRow, encode_row
 
-OF_PROCESSES: Final = (PROCESSES, BROKERS, JOURNALS, "managers/", NODES, READERS, ACTS)
-"""Who is there, and who has which journal: that is for the new cell to say. Acts are in the chains of the old one."""
+OF_PROCESSES: Final = (PROCESSES, BROKERS, JOURNALS, "managers/", NODES, READERS, ACTS, STORE)
+"""Who is there, who has which journal, which store it is: that is for the new cell to say. Acts are in the chains of
+the old one."""
 OF_ONE_SERVER: Final = ("directory", FORMAT_KEY)
-EXPECTED: Final = (PROCESSES, BROKERS, FORMAT_KEY, ACTS)
+EXPECTED: Final = (PROCESSES, BROKERS, FORMAT_KEY, ACTS, STORE)
 """What the store of a cell has that was not begun yet, but for its brokers."""
 ROWS_AT_ONCE_MAX: Final = TRANSACTION_OPERATIONS_MAX // 2
 

@@ -53,6 +53,13 @@ NODES: Final = "/nodes/"
 READERS: Final = "/readers/"
 ACCEPTED: Final = "/accepted"
 DATA_KEY_FLOOR: Final = "/ids/data_key_floor"
+_UNCOUNTED: Final = (NODES, READERS, IDS, PENDING, KEY_SWEEP, ACCEPTED)
+"""Beats, and what is made again or guarded in another way: a store that lost only these lost nothing."""
+
+
+def is_counted(key: str) -> bool:
+    """Tell whether a store that lost the last change of a key has lost what somebody was told is so."""
+    return key.startswith(ROOT) and not key.startswith(_UNCOUNTED)
 
 
 class QueueRows:

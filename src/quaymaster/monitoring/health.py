@@ -4,7 +4,8 @@
                   │  ▲
        a check fails  and holds again: the journal stopped, the disk is full, ...
 
-*Live* is a process that answers at all. *Ready* is one that is serving and whose checks all hold. It may have notices:
+*Live* is a process that answers at all. *Ready* is one that is serving and whose checks all hold; while it starts, a
+check may say what it waits for. It may have notices:
 what an operator should look at, though requests are served.
 """
 
@@ -58,10 +59,10 @@ class Health:
 
     def why_not_ready(self) -> str | None:
         """Return the reason not to send requests here, or None."""
-        if self._state != "serving":
+        if self._state == "draining":
             return f"The process is {self._state}."
         for check in self._checks:
             reason = check()
             if reason is not None:
                 return reason
-        return None
+        return None if self._state == "serving" else f"The process is {self._state}."
