@@ -33,8 +33,8 @@ format: env  ## format the code and fix what ruff can fix
 bench: env  ## run the benchmarks; ARGS="..." goes to them
 	@.venv/bin/python -m bench $(ARGS)
 
-damages: env-test  ## flip bits and remove files at every kind of place of a data directory, and start a server from each
-	@QUAYMASTER_DAMAGES=0 PYTHONPATH=tests .venv/bin/pytest -q -s tests/process/test_damaged_directories.py
+damages: env-test  ## flip bits and remove files at every kind of place of a data directory, and of etcd's, and start a server from each
+	@QUAYMASTER_DAMAGES=0 PYTHONPATH=tests .venv/bin/pytest -q -s tests/process/test_damaged_directories.py tests/process/test_damaged_etcd.py
 
 soak: env  ## run the crash and simulation tests for long: SOAK_RUNS=200 each, SOAK_MINUTES=60 of mixed load, NEMESIS_MINUTES=60 of faults
 	@scripts/test soak

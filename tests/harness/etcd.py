@@ -138,6 +138,10 @@ class EtcdCluster:
         child.kill()
         child.wait()
 
+    def is_running(self, number: int) -> bool:
+        """Tell whether a member's process has not ended."""
+        return number in self._children and self._children[number].poll() is None
+
     def pause(self, number: int) -> None:
         """Stop a member's clock: it keeps its connections and answers nothing."""
         self._children[number].send_signal(signal.SIGSTOP)

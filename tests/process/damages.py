@@ -76,11 +76,11 @@ class World:
                 assert client.call("DeleteQueue", "gone").status == 200
                 changed = client.call("SetQueueAttributes", "kept", Attributes={"VisibilityTimeout": "77"})
                 assert changed.status == 200, changed
-            made = _command(self.data, "key", "create", "--json")
+            made = command_of(self.data, "key", "create", "--json")
             self.deleted_key = str(made["access_key_id"])
             self.deleted_secret = str(made["secret_access_key"])
             process.restart()  # there is a snapshot, and records behind it
-            _command(self.data, "key", "delete", self.deleted_key)
+            command_of(self.data, "key", "delete", self.deleted_key)
             with closing(Client(process)) as client:
                 client.send("sent-later", bodies(20, "second"))
             if not killed:
@@ -100,7 +100,7 @@ class World:
         damage.do(copied)
         process = QuaymasterProcess(copied, settings=SETTINGS)
         try:
-            refusal = _why_refused(process)
+            refusal = why_refused(process)
             if refusal is not None:
                 assert f"ended with exit code {EXIT_UNUSABLE} " in refusal, (damage, refusal)
                 assert "server not started reason=" in process.log(), (damage, process.log())
@@ -130,7 +130,8 @@ class World:
             assert connection.call("GetQueueUrl", {"QueueName": "kept"}).status == 403, damage
 
 
-def _why_refused(process: QuaymasterProcess) -> str | None:
+def why_refused(process: QuaymasterProcess) -> str | None:
+    """Start a server, and return what a refused start printed; None when it serves."""
     try:
         process.start()
     except ProcessFailed as error:
@@ -138,7 +139,8 @@ def _why_refused(process: QuaymasterProcess) -> str | None:
     return None
 
 
-def _command(data: Path, *arguments: str) -> dict[str, object]:
+def command_of(data: Path, *arguments: str) -> dict[str, object]:
+    """Run a command for the server of a directory, and return what it printed with `--json`."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name("quaymaster")), *arguments, "--data", str(data)],
         capture_output=True,
