@@ -8,9 +8,12 @@ import msgspec
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, message, queue, replay
 
+from quaymaster.core import journal, slices
 from quaymaster.core.commands import (
     AskMarks,
     Command,
+    CommittedOutcome,
+    CommitTransaction,
     CountMessages,
     Decided,
     MarksOutcome,
@@ -19,6 +22,8 @@ from quaymaster.core.commands import (
     Send,
     SentOutcome,
     SetQueue,
+    StageCount,
+    StageMessages,
     TakenOutcome,
 )
 from quaymaster.core.errors import JournalStopped, NotLeader, StaleEpoch, TooFewReplicas
@@ -136,7 +141,9 @@ class Cell:
             self.replies[token] = answer
         if todo.rebuild:
             self.rebuilds.append(name)
-        return bool(todo.operations or todo.messages or todo.replies or todo.reads)
+        for command, token in todo.again:
+            replica.propose(command, token, 1_000_000 + self.now_ms)
+        return bool(todo.operations or todo.messages or todo.replies or todo.reads or todo.again)
 
     def fsync(self, name: str) -> None:
         """Make what a replica wrote durable."""
@@ -518,3 +525,108 @@ def test_stop_ends_the_waiting_of_a_leader_with_others(cell: Cell) -> None:
     assert {type(cell.replies[token]) for token in waiting} == {JournalStopped}
     cell.replicas["a"].on_message("b", Appended(1, 9, 9, 0), cell.now_ms)
     assert cell.replicas["a"].role == "stopped"
+
+
+# Commits that take turns
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "AT_ONCE_MESSAGES", 0)
+    monkeypatch.setattr(slices, "SLICE_MESSAGES", 2)
+
+
+def go_on(cell: Cell, name: str) -> bool:
+    """Let a replica do a slice; return whether there is more."""
+    has_more = cell.replicas[name].go_on(1_000_000 + cell.now_ms)
+    cell.settle()
+    return has_more
+
+
+def commit_of_nine(cell: Cell) -> None:
+    """Have a leader commit nine messages, of which the followers have the record only."""
+    cell.ask(StageMessages(JOBS, 0, "sink", 1, "0", 0, [message(number) for number in range(1, 10)]))
+    token = cell.propose(CommitTransaction(JOBS, 0, "sink", 1, [StageCount("0", 9)]))
+    while go_on(cell, "a"):
+        pass
+    cell.settle()
+    assert cell.replies[token] == CommittedOutcome(9)
+    assert cell.count("a") == 9
+    assert [cell.count(name) for name in "bc"] == [0, 0]
+
+
+def test_a_follower_applies_nothing_behind_a_commit_that_is_unfinished(
+    cell: Cell, small_slices: None
+) -> None:
+    commit_of_nine(cell)
+    follower = cell.replicas["b"]
+    of_commit = follower.applied_end
+
+    cell.ask(send(50, queue_id=LAZY))
+    cell.pass_time(2 * HEARTBEAT_MS)
+
+    assert follower.has_more
+    assert not follower.is_caught_up
+    assert follower.applied_base <= follower.applied_end == of_commit < follower.end_offset
+    assert follower.queues.is_unfinished(follower.queues.partition(JOBS, 0))
+    assert not follower.queues.is_unfinished(follower.queues.partition(LAZY, 0))
+    for name in "bc":
+        while go_on(cell, name):
+            pass
+    assert follower.is_caught_up
+    assert follower.applied_base == follower.applied_end == follower.end_offset
+    assert cell.same()
+
+
+def test_a_follower_that_is_far_behind_applies_it_at_once(
+    cell: Cell, small_slices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "BEHIND_BYTES_MAX", 0)
+    commit_of_nine(cell)
+
+    cell.ask(send(50, queue_id=LAZY))
+    cell.pass_time(2 * HEARTBEAT_MS)
+
+    assert cell.count("b") == 9
+    assert cell.same()
+
+
+def test_an_elected_replica_serves_once_it_has_applied_what_it_took(cell: Cell, small_slices: None) -> None:
+    commit_of_nine(cell)
+    cell.ask(send(50, queue_id=LAZY))
+    cell.pass_time(2 * HEARTBEAT_MS)
+    cell.cut = {"a"}
+
+    for name in "bc":
+        cell.replicas[name].on_connection_closed("a")
+    cell.appoint("b")
+    cell.settle()
+
+    assert cell.replicas["b"].role == "leading"
+    assert not cell.replicas["b"].is_leading
+    with pytest.raises(NotLeader):
+        cell.ask(CountMessages(JOBS), "b")
+    while go_on(cell, "b"):
+        pass
+    assert cell.replicas["b"].is_leading
+    counts = cell.ask(CountMessages(JOBS), "b")
+    assert isinstance(counts, QueueCounts)
+    assert counts.visible == 9
+
+
+def test_queues_that_are_made_anew_leave_the_slices_of_the_old_ones(cell: Cell, small_slices: None) -> None:
+    cell.ask(StageMessages(JOBS, 0, "sink", 1, "0", 0, [message(number) for number in range(1, 10)]))
+    cell.cut = {"a"}
+    cell.propose(CommitTransaction(JOBS, 0, "sink", 1, [StageCount("0", 9)]))
+    assert go_on(cell, "a")
+    assert go_on(cell, "a")
+
+    deposed(cell)
+    cell.cut = set()
+    cell.pass_time(2 * HEARTBEAT_MS)
+
+    assert not cell.replicas["a"].has_more
+    cell.rebuild("a")
+    cell.pass_time(2 * HEARTBEAT_MS)
+    assert cell.count("a") == 0
+    assert cell.same()

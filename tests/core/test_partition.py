@@ -416,6 +416,10 @@ def test_snapshot_keeps_delays_windows_attempts_and_tasks() -> None:
     assert partition_hash(loaded, NOW_MS) == partition_hash(found, NOW_MS)
     assert loaded.has_moved_in
     assert not loaded.dirty
+    loaded.note_change()
+    assert loaded.dirty
+    loaded.note_saved()
+    assert not loaded.dirty
     assert loaded.tasks == found.tasks
     assert loaded.find_duplicate(b"d" * 16, None, NOW_MS) == 5
     assert loaded.find_duplicate(None, b"r" * 16, NOW_MS) == 5

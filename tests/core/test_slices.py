@@ -11,7 +11,7 @@ from harness.replica_host import Host, identity, message, queue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quaymaster.core import slices
+from quaymaster.core import slices, transactions
 from quaymaster.core.commands import (
     AbortTransaction,
     Command,
@@ -53,11 +53,14 @@ def sliced(size: int) -> Iterator[None]:
     """Make slices of so many messages."""
     names = ("AT_ONCE_MESSAGES", "SLICE_MESSAGES", "SLICE_SINGLE_MESSAGES")
     before = {name: vars(slices)[name] for name in names}
+    seen_together = transactions.SEEN_TOGETHER_MAX
+    vars(transactions)["SEEN_TOGETHER_MAX"] = size
     vars(slices).update(AT_ONCE_MESSAGES=0, SLICE_MESSAGES=size, SLICE_SINGLE_MESSAGES=max(1, size // 2))
     try:
         yield
     finally:
         vars(slices).update(before)
+        vars(transactions)["SEEN_TOGETHER_MAX"] = seen_together
 
 
 @pytest.fixture
@@ -216,6 +219,7 @@ def test_others_are_served_between_slices(small: None) -> None:
 
 def test_a_little_commit_is_done_at_once() -> None:
     host = host_of()
+    assert not host.go_on()
     stage(host, [message(1), message(2)])
     host.is_held_up = True
 
