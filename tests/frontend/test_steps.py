@@ -1,0 +1,204 @@
+"""What a request costs a front end does not depend on what others have: 100 or 100,000 queues, keys and accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+
+from quaymaster.core.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.metadata.rows import AccessKeyRow, AccountRow, encode_row
+from quaymaster.protocol.own_actions import OWN_ACTIONS
+from quaymaster.protocol.shapes import ACTIONS
+
+from .support import ACCOUNT, Answer, Service, serving
+
+FEW, MANY = 100, 100_000
+THEIRS = "111111111111"
+OTHERS_FROM = 1_000_000
+
+URL = {"QueueUrl": "jobs"}
+LOG = {"QueueUrl": "log"}
+SINK = {"SinkId": "sink", "BatchId": 1}
+
+# In this order each finds what it needs, and has some work to do.
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("CreateQueue", {"QueueName": "new"}),
+    ("GetQueueUrl", {"QueueName": "jobs"}),
+    ("ListQueues", {"MaxResults": 10}),
+    ("ListQueues", {"QueueNamePrefix": "j"}),
+    ("GetQueueAttributes", {**URL, "AttributeNames": ["All"]}),
+    ("SetQueueAttributes", {**URL, "Attributes": {"VisibilityTimeout": "31"}}),
+    ("TagQueue", {**URL, "Tags": {"team": "a"}}),
+    ("ListQueueTags", URL),
+    ("UntagQueue", {**URL, "TagKeys": ["team"]}),
+    ("AddPermission", {**URL, "Label": "l", "AWSAccountIds": [ACCOUNT], "Actions": ["SendMessage"]}),
+    ("RemovePermission", {**URL, "Label": "l"}),
+    ("SendMessage", {**URL, "MessageBody": "one"}),
+    ("SendMessageBatch", {**URL, "Entries": [{"Id": "a", "MessageBody": "two"}]}),
+    ("ReceiveMessage", {**URL, "MaxNumberOfMessages": 10}),
+    ("ChangeMessageVisibility", {**URL, "ReceiptHandle": "wrong", "VisibilityTimeout": 10}),
+    (
+        "ChangeMessageVisibilityBatch",
+        {**URL, "Entries": [{"Id": "a", "ReceiptHandle": "wrong", "VisibilityTimeout": 10}]},
+    ),
+    ("DeleteMessage", {**URL, "ReceiptHandle": "wrong"}),
+    ("DeleteMessageBatch", {**URL, "Entries": [{"Id": "a", "ReceiptHandle": "wrong"}]}),
+    ("ListDeadLetterSourceQueues", {"QueueUrl": "dead"}),
+    ("StartMessageMoveTask", {"SourceArn": "dead"}),
+    ("ListMessageMoveTasks", {"SourceArn": "dead"}),
+    ("CancelMessageMoveTask", {"TaskHandle": "wrong"}),
+    ("PurgeQueue", URL),
+    ("StageMessages", {**URL, **SINK, "Stage": "0", "FirstIndex": 0, "Messages": [{"MessageBody": "a"}]}),
+    ("CommitTransaction", {**URL, **SINK, "Stages": [{"Stage": "0", "Count": 1}]}),
+    ("AbortTransaction", {**URL, **SINK}),
+    ("DescribeLog", LOG),
+    ("FindOffsets", {**LOG, "Timestamp": 0}),
+    ("FetchMessages", {**LOG, "Partition": 0, "FromOffset": 1, "ToOffset": 1}),
+    ("CommitOffsets", {"QueueUrl": "log", "Offsets": []}),
+    ("DeleteQueue", {"QueueUrl": "new"}),
+]
+
+
+class Unwalked(dict[Any, Any]):
+    """What has an entry for each queue, key or account: look-ups only, while requests are served."""
+
+    is_watched = False
+
+    def _walk(self) -> None:
+        if Unwalked.is_watched:
+            raise AssertionError("a request walked what all accounts have")
+
+    def __iter__(self) -> Iterator[Any]:
+        self._walk()
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self._walk()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._walk()
+        return super().values()
+
+    def items(self) -> Any:
+        self._walk()
+        return super().items()
+
+    def copy(self) -> NoReturn:
+        raise AssertionError("what all accounts have was copied")
+
+
+def add_others(service: Service, pattern: QueueDefinition, count: int) -> None:
+    """Have so many queues and keys of other accounts, and so many accounts."""
+    metadata = service.metadata
+    for number in range(count):
+        name = f"theirs-{number:06}"
+        definition = msgspec.structs.replace(
+            pattern, queue_id=OTHERS_FROM + number, name=name, account_id=THEIRS
+        )
+        metadata.queues.rows.apply(f"{THEIRS}/{name}", encode_queue_definition(definition), number + 1)
+        key_id, account_id = f"AKIATHEIRS{number:010}", f"{200_000_000_000 + number}"
+        key = AccessKeyRow(key_id, account_id, "p", "key", b"", True, 0, 0)
+        metadata.accounts._rows.apply(key_id, encode_row(key), number + 1)
+        account = AccountRow(account_id, name, 0)
+        metadata.accounts._accounts.apply(account_id, encode_row(account), number + 1)
+
+
+def watch(*holders: object) -> int:
+    """Put a dict that notices walks in the place of each large one; return how many there were."""
+    found = 0
+    for holder in holders:
+        for name, value in list(vars(holder).items()):
+            if type(value) is dict and len(value) >= FEW:
+                setattr(holder, name, Unwalked(value))
+                found += 1
+    return found
+
+
+async def ask(service: Service, action: str, given: dict[str, Any]) -> Answer:
+    fields = dict(given)
+    if "QueueUrl" in fields:
+        fields["QueueUrl"] = service.client.url(fields["QueueUrl"])
+    if "SourceArn" in fields:
+        fields["SourceArn"] = f"arn:aws:sqs:us-east-1:{ACCOUNT}:{fields['SourceArn']}"
+    service_name = "AmazonSQS" if action in ACTIONS else "Quaymaster"
+    headers = {"x-amz-target": f"{service_name}.{action}", "content-type": "application/x-amz-json-1.0"}
+    return await service.client.request("POST", "/", headers, json.dumps(fields).encode())
+
+
+async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
+    """Return the status of each request, and how many functions were called for it, with so many of others."""
+    statuses: list[int] = []
+    calls: list[int] = []
+    seen = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    async with serving() as service:
+        jobs = await service.add_queue("jobs")
+        await service.add_queue("dead")
+        await service.add_queue("log", RetentionMode="Log")
+        add_others(service, jobs, count)
+        metadata = service.metadata
+        watched = watch(metadata.queues, metadata.accounts)
+        watched += watch(metadata.queues.rows, metadata.accounts._rows, metadata.accounts._accounts)
+        assert watched >= 6
+        Unwalked.is_watched = True
+        try:
+            for action, given in REQUESTS:
+                seen = 0
+                sys.setprofile(note)
+                try:
+                    answer = await ask(service, action, given)
+                finally:
+                    sys.setprofile(None)
+                statuses.append(answer.status)
+                calls.append(seen)
+        finally:
+            Unwalked.is_watched = False
+    return statuses, calls
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[int, tuple[list[int], list[int]]]:
+    """What requests are answered with, and the steps they take, with few of others and with many."""
+    asyncio.run(calls_of_requests(FEW))  # to warm up what is made once
+    return {count: asyncio.run(calls_of_requests(count)) for count in (FEW, MANY)}
+
+
+def test_each_action_is_counted() -> None:
+    assert {action for action, _ in REQUESTS} == ACTIONS.keys() | OWN_ACTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    "at", range(len(REQUESTS)), ids=[f"{at}-{name}" for at, (name, _) in enumerate(REQUESTS)]
+)
+def test_a_request_takes_as_many_steps_with_100_queues_keys_and_accounts_as_with_100000(
+    measured: dict[int, tuple[list[int], list[int]]], at: int
+) -> None:
+    (few_status, few), (many_status, many) = ([each[at] for each in measured[count]] for count in (FEW, MANY))
+
+    assert few_status == many_status < 500
+    # Some steps are the event loop's: how often it turns is a matter of chance.
+    assert many <= few * 1.5 + 300
+
+
+def test_a_walk_is_noticed() -> None:
+    watched = Unwalked({1: 2})
+    Unwalked.is_watched = True
+
+    try:
+        for walk in (lambda: list(watched), watched.keys, watched.values, watched.items, watched.copy):
+            with pytest.raises(AssertionError):
+                walk()
+        assert watched.get(1) == 2
+    finally:
+        Unwalked.is_watched = False
