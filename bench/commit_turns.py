@@ -75,11 +75,11 @@ class Leader:
         counts = [StageCount("0", messages)]
         turns = [_ms_of(lambda: self.ask(CommitTransaction(QUEUE, 0, "sink", 1, counts)))]
         while self.replica.has_more:
-            turns.append(_ms_of(self._go_on))
+            turns.append(_ms_of(self._do_slice))
         return turns
 
-    def _go_on(self) -> None:
-        self.replica.go_on(self.now_ms)
+    def _do_slice(self) -> None:
+        self.replica.do_slice(self.now_ms)
         self.settle()
 
 

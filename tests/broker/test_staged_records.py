@@ -86,6 +86,16 @@ async def in_the_middle_of_a_commit(tester: BrokerTester) -> asyncio.Task[list[i
     return sending
 
 
+def hold_slices(tester: BrokerTester, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let no slice be done before the event is set."""
+    event = asyncio.Event()
+    do_slice = tester.broker.host.replica.do_slice
+    monkeypatch.setattr(
+        tester.broker.host.replica, "do_slice", lambda time_ms: not event.is_set() or do_slice(time_ms)
+    )
+    return event
+
+
 def test_a_snapshot_waits_for_a_commit_in_slices(tmp_path: Path, many_slices: None) -> None:
     async def run() -> None:
         async with running(tmp_path) as tester:
@@ -103,12 +113,13 @@ def test_a_snapshot_waits_for_a_commit_in_slices(tmp_path: Path, many_slices: No
 
 
 def test_a_snapshot_is_given_up_when_the_journal_stops_in_the_middle_of_a_commit(
-    tmp_path: Path, many_slices: None
+    tmp_path: Path, many_slices: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
         async with running(tmp_path) as tester:
             await tester.set_queue(define(1))
             sending = await in_the_middle_of_a_commit(tester)
+            hold_slices(tester, monkeypatch)
             writing = asyncio.create_task(tester.broker.snapshots.write())
             while tester.broker.host.records_since_snapshot:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -134,7 +145,7 @@ def test_a_slice_that_fails_stops_the_journal(
             await tester.set_queue(define(1))
             sending = await in_the_middle_of_a_commit(tester)
 
-            monkeypatch.setattr(tester.broker.host.replica, "go_on", fail)
+            monkeypatch.setattr(tester.broker.host.replica, "do_slice", fail)
 
             with pytest.raises(JournalStopped, match="not what they seem"):
                 await sending
@@ -143,19 +154,22 @@ def test_a_slice_that_fails_stops_the_journal(
 
 
 def test_a_queue_is_answered_behind_its_commit_and_others_meanwhile(
-    tmp_path: Path, many_slices: None
+    tmp_path: Path, many_slices: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
         async with running(tmp_path) as tester:
             await tester.set_queue(define(1))
             await tester.set_queue(define(2))
             sending = await in_the_middle_of_a_commit(tester)
+            may_go = hold_slices(tester, monkeypatch)
             receiving = asyncio.create_task(tester.receive(1, wait_ms=1_000))
 
             await tester.send(2, message(9))
             assert numbers(await tester.receive(2)) == [9]
 
             assert tester.broker.host.replica.has_more
+            assert not receiving.done()
+            may_go.set()
             assert numbers(await receiving) == (await sending)[:10]
 
     asyncio.run(run())

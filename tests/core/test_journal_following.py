@@ -536,9 +536,9 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "SLICE_MESSAGES", 2)
 
 
-def go_on(cell: Cell, name: str) -> bool:
+def do_slice(cell: Cell, name: str) -> bool:
     """Let a replica do a slice; return whether there is more."""
-    has_more = cell.replicas[name].go_on(1_000_000 + cell.now_ms)
+    has_more = cell.replicas[name].do_slice(1_000_000 + cell.now_ms)
     cell.settle()
     return has_more
 
@@ -547,7 +547,7 @@ def commit_of_nine(cell: Cell) -> None:
     """Have a leader commit nine messages, of which the followers have the record only."""
     cell.ask(StageMessages(JOBS, 0, "sink", 1, "0", 0, [message(number) for number in range(1, 10)]))
     token = cell.propose(CommitTransaction(JOBS, 0, "sink", 1, [StageCount("0", 9)]))
-    while go_on(cell, "a"):
+    while do_slice(cell, "a"):
         pass
     cell.settle()
     assert cell.replies[token] == CommittedOutcome(9)
@@ -571,9 +571,9 @@ def test_a_follower_applies_nothing_behind_a_commit_that_is_unfinished(
     assert follower.queues.is_unfinished(follower.queues.partition(JOBS, 0))
     assert not follower.queues.is_unfinished(follower.queues.partition(LAZY, 0))
     for name in "bc":
-        while go_on(cell, name):
+        while do_slice(cell, name):
             pass
-    assert follower.is_caught_up
+    assert cell.replicas["b"].is_caught_up
     assert follower.applied_base == follower.applied_end == follower.end_offset
     assert cell.same()
 
@@ -602,11 +602,12 @@ def test_an_elected_replica_serves_once_it_has_applied_what_it_took(cell: Cell, 
     cell.appoint("b")
     cell.settle()
 
-    assert cell.replicas["b"].role == "leading"
-    assert not cell.replicas["b"].is_leading
+    elected = cell.replicas["b"]
+    assert elected.role == "leading"
+    assert not elected.is_leading
     with pytest.raises(NotLeader):
         cell.ask(CountMessages(JOBS), "b")
-    while go_on(cell, "b"):
+    while do_slice(cell, "b"):
         pass
     assert cell.replicas["b"].is_leading
     counts = cell.ask(CountMessages(JOBS), "b")
@@ -618,8 +619,8 @@ def test_queues_that_are_made_anew_leave_the_slices_of_the_old_ones(cell: Cell, 
     cell.ask(StageMessages(JOBS, 0, "sink", 1, "0", 0, [message(number) for number in range(1, 10)]))
     cell.cut = {"a"}
     cell.propose(CommitTransaction(JOBS, 0, "sink", 1, [StageCount("0", 9)]))
-    assert go_on(cell, "a")
-    assert go_on(cell, "a")
+    assert do_slice(cell, "a")
+    assert do_slice(cell, "a")
 
     deposed(cell)
     cell.cut = set()

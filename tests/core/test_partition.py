@@ -415,11 +415,11 @@ def test_snapshot_keeps_delays_windows_attempts_and_tasks() -> None:
 
     assert partition_hash(loaded, NOW_MS) == partition_hash(found, NOW_MS)
     assert loaded.has_moved_in
-    assert not loaded.dirty
-    loaded.note_change()
-    assert loaded.dirty
-    loaded.note_saved()
-    assert not loaded.dirty
+    dirty = [loaded.dirty]
+    for note in (loaded.note_change, loaded.note_saved):
+        note()
+        dirty.append(loaded.dirty)
+    assert dirty == [False, True, False]
     assert loaded.tasks == found.tasks
     assert loaded.find_duplicate(b"d" * 16, None, NOW_MS) == 5
     assert loaded.find_duplicate(None, b"r" * 16, NOW_MS) == 5

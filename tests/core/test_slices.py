@@ -93,14 +93,14 @@ def begun(kind: str = "standard", count: int = 9) -> tuple[Host, int]:
     host.is_held_up = True
     token = host.propose(commit_of({"0": count}))
     for _ in range(3):
-        assert host.go_on()
+        assert host.do_slice()
     return host, token
 
 
 def finish(host: Host) -> None:
     host.is_held_up = False
     while host.replica.has_more:
-        host.go_on()
+        host.do_slice()
 
 
 def counts(host: Host, queue_id: int = QUEUE) -> QueueCounts:
@@ -180,7 +180,7 @@ def test_a_commit_in_slices_is_a_commit_at_once(
         for steps, command in between:
             for _ in range(steps):
                 if host.replica.has_more:
-                    host.go_on()
+                    host.do_slice()
             tokens.append(host.propose(command))
         finish(host)
         host.make_durable()
@@ -219,7 +219,7 @@ def test_others_are_served_between_slices(small: None) -> None:
 
 def test_a_little_commit_is_done_at_once() -> None:
     host = host_of()
-    assert not host.go_on()
+    assert not host.do_slice()
     stage(host, [message(1), message(2)])
     host.is_held_up = True
 
@@ -246,7 +246,7 @@ def test_a_dead_letter_waits_for_a_commit_to_its_target(small: None) -> None:
     host.partition(OTHER).moving[sequence] = QUEUE
     host.is_held_up = True
     host.propose(commit_of({"0": 9}))
-    host.go_on()
+    host.do_slice()
     row, payload = host.payload(host.partition(OTHER).index.entry(sequence).offset)
 
     moved = host.propose(MoveMessage(OTHER, 0, sequence, QUEUE, row.type, row.flags, payload, None))
@@ -266,7 +266,7 @@ def test_messages_of_a_commit_in_slices_wait_for_its_record_to_be_durable(small:
     host.propose(Send(QUEUE, 0, [message(90)]))
     host.propose(commit_of({"0": 9}))
     while host.replica.has_more:
-        host.go_on()
+        host.do_slice()
         host.make_durable(1)
         if host.partition(QUEUE).index.next_sequence == 2:
             assert host.partition(QUEUE).committed <= 2
@@ -278,7 +278,7 @@ def test_messages_of_a_commit_in_slices_wait_for_its_record_to_be_durable(small:
     fresh.propose(Send(QUEUE, 0, [message(90)]))
     fresh.is_held_up = True
     fresh.propose(commit_of({"0": 9}))
-    fresh.go_on()
+    fresh.do_slice()
     fresh.make_durable(1)
     fresh.is_held_up = False
     finish(fresh)
@@ -294,7 +294,7 @@ def test_a_search_that_nothing_is_recorded_of_ends_with_the_leadership(small: No
     stage(host, [message(number, group=1, dedup=identity(number)) for number in range(1, 10)])
     host.is_held_up = True
     token = host.propose(commit_of({"0": 9}))
-    assert host.go_on()
+    assert host.do_slice()
     held = host.propose(CountMessages(QUEUE))
     end = host.replica.end_offset
 

@@ -128,7 +128,7 @@ class Host:
         self.now_ms = now_ms
         self.is_slow = is_slow
         self.is_held_up = False
-        """Set: a test does the slices of long work itself, by `go_on`."""
+        """Set: a test does the slices of long work itself, by `do_slice`."""
         self.batches: list[Batch] = list(batches or [])
         self.replies: dict[int, Decided | Exception] = {}
         self.awake: list[Partition] = []
@@ -177,9 +177,9 @@ class Host:
             raise answer
         return answer
 
-    def go_on(self) -> bool:
+    def do_slice(self) -> bool:
         """Do a slice of long work; return whether there is more."""
-        has_more = self.replica.go_on(self.now_ms)
+        has_more = self.replica.do_slice(self.now_ms)
         self._carry_out()
         return has_more
 
@@ -227,6 +227,6 @@ class Host:
                 self.replica.propose(command, waiting, self.now_ms)
             has_more = self.replica.has_more and not self.is_held_up
             if has_more:
-                self.replica.go_on(self.now_ms)
+                self.replica.do_slice(self.now_ms)
             elif not todo.batches and todo.activate is None and not todo.replies and not todo.again:
                 return

@@ -139,7 +139,7 @@ class Replica:
         self.commit = base
         self._activating = 0
         self._is_turn_due = False
-        self._is_going_on = False
+        self._is_slicing = False
         self._inbox: list[Asked] = []
         self._copying: dict[str, int] = {}
         self._hashed_end = base
@@ -386,11 +386,11 @@ class Replica:
                 self.ask(token)
             else:
                 self.journal.propose(command, token, self.time_ms())
-        if self.journal.has_more and not self._is_going_on:
-            self._is_going_on = True
+        if self.journal.has_more and not self._is_slicing:
+            self._is_slicing = True
             is_late = self._random.random() < SLICES_LATE
             self._kernel.after(
-                self._random.randint(0, LATE_SLICE_US if is_late else SLICE_US_MAX), self._go_on
+                self._random.randint(0, LATE_SLICE_US if is_late else SLICE_US_MAX), self._do_slice
             )
         if self._moves is not None and self.journal.is_leading != self._was_leading:
             self._was_leading = self.journal.is_leading
@@ -399,15 +399,15 @@ class Replica:
             return is_put_back or bool(letters) or bool(todo.again)
         return bool(letters) or bool(todo.again)
 
-    def _go_on(self) -> None:
+    def _do_slice(self) -> None:
         """Do a slice of a commit that takes several."""
         if not self.is_open:
             return
         if self.host.is_paused:
-            self.host.deferred.append((self._go_on, ()))
+            self.host.deferred.append((self._do_slice, ()))
             return
-        self._is_going_on = False
-        self.journal.go_on(self.time_ms())
+        self._is_slicing = False
+        self.journal.do_slice(self.time_ms())
         self._settle()
 
     def may_take_snapshot(self) -> bool:

@@ -206,7 +206,7 @@ class ReplicaHost:
         self._links = links
         self._inbox: list[tuple[Command | InternalCommand, object]] = []
         self._is_scheduled = False
-        self._is_going_on = False
+        self._is_slicing = False
         self._is_leading = False
         self.elections = Elections()
         self._ticker: asyncio.TimerHandle | None = None
@@ -258,14 +258,14 @@ class ReplicaHost:
             self._is_scheduled = True
             self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
 
-    def _go_on(self) -> None:
+    def _do_slices(self) -> None:
         """Do slices of work that is too long for one turn, for as long as a turn may take."""
-        self._is_going_on = False
+        self._is_slicing = False
         if self.stopped is not None:
             return
         until = time.perf_counter() + SLICES_S
         try:
-            while self.replica.go_on(self.clock.time_ms()) and time.perf_counter() < until:
+            while self.replica.do_slice(self.clock.time_ms()) and time.perf_counter() < until:
                 pass
         except Exception as error:  # noqa: BLE001 -- it stops the journal
             self._fail("slice failed", error)
@@ -451,9 +451,9 @@ class ReplicaHost:
             if not self._is_scheduled:
                 self._is_scheduled = True
                 self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
-        if self.replica.has_more and not self._is_going_on:
-            self._is_going_on = True
-            self._loop.call_soon(self._go_on)
+        if self.replica.has_more and not self._is_slicing:
+            self._is_slicing = True
+            self._loop.call_soon(self._do_slices)
         if todo.rebuild:
             self._links.rebuild()
         role = self.replica.log.role

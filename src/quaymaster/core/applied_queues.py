@@ -171,7 +171,7 @@ class AppliedQueues:
         self.messages_gone = 0
         """How many messages were deleted, expired or moved away since this was made; only grows."""
         self.unfinished = UnfinishedWork()
-        """What is done to queues in slices: nobody else may look at or change these before it is done."""
+        """Work in slices. Until it is done, no command or record may look at its queues or change them."""
         self._to_empty: deque[Iterator[None]] = deque()
         self._apply = _ByType(
             {

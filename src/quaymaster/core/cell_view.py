@@ -13,7 +13,7 @@ from quaymaster.core.cell import BrokerSeen, CellSeen, JournalSeen, ReplicaSeen,
 from quaymaster.core.journal_configuration import JournalConfiguration
 
 CLOCKS_MIN: Final = 3
-"""Of fewer wall clocks that differ nobody can tell which is wrong."""
+"""With fewer wall clocks that differ, it is unknown which is wrong."""
 
 
 class CellView:

@@ -253,7 +253,7 @@ class JournalReplica:
 
     @property
     def has_more(self) -> bool:
-        """Whether `go_on` has something to do."""
+        """Whether `do_slice` has something to do."""
         return bool(self.queues.unfinished or self._behind)
 
     # Events
@@ -358,7 +358,7 @@ class JournalReplica:
         else:
             self._on_received.append((token, outcome))
 
-    def go_on(self, time_ms: int) -> bool:
+    def do_slice(self, time_ms: int) -> bool:
         """Do one slice of what is unfinished, or catch up; return whether there is more. Then `take`."""
         queues = self.queues
         is_leading = self.is_leading
@@ -380,7 +380,7 @@ class JournalReplica:
     def take(self, time_ms: int = 0) -> ToDo:
         """Return what is to be done now, and forget it here.
 
-        A new epoch's first record is stamped `time_ms`, or later: queue time goes on from the log's last stamp.
+        A new epoch's first record is stamped `time_ms`, or later: queue time continues from the log's last stamp.
         """
         log = self.log
         if log.wants_barrier:
@@ -454,7 +454,7 @@ class JournalReplica:
         unapplied += batches
         for (
             batch
-        ) in batches:  # who is elected before the queues are there goes on from the log's last stamp, too
+        ) in batches:  # who is elected before the queues are there continues from the log's last stamp, too
             self.last_time_ms = max(self.last_time_ms, decode_header(batch.data).time_ms)
         size = self._unapplied_bytes + sum([len(batch.data) for batch in batches])
         count = 0

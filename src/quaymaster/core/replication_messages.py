@@ -69,7 +69,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     `commit` is the leader's commit index. `sent_ms` is the leader's clock, to be sent back. `tell_received`:
     answer once when they are written, before they are durable. `sends_refused`: the leader takes no sends for want of
     room, so what comes from now on is worth the reserve. `has_lease`: a majority answers the leader; without that it is
-    followed, and nobody waits for it. `time_ms`: the queue time, 0 if it is not known.
+    followed, and no one waits for it. `time_ms`: the queue time, 0 if it is not known.
     """
 
     epoch: int

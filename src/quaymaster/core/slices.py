@@ -46,7 +46,7 @@ class Work:
         self.outcome: Decided | None = None
         self.token: object = None
         self.wait: Wait | None = None
-        """What the answer to the command with this token waits for; None: nobody waits for the outcome."""
+        """What the answer to the command with this token waits for; None: it answers no command."""
         self._slices = slices
         if not is_decided:
             next(slices)  # up to where the first turn comes in
