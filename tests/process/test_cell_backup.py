@@ -143,7 +143,8 @@ def test_backup_of_a_cell_under_load_has_every_message_once(tmp_path: Path) -> N
         load.start()
         try:
             time.sleep(5)
-            victim = cell[status["journals"][0]["leader"]]
+            leader = status["journals"][0]["leader"]
+            follower = next(broker["name"] for broker in status["brokers"] if broker["name"] != leader)
             acknowledged = set(load.sent)
             deleted = set(load.deleted)
             backing_up = subprocess.Popen(
@@ -152,10 +153,11 @@ def test_backup_of_a_cell_under_load_has_every_message_once(tmp_path: Path) -> N
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            time.sleep(1)
-            victim.kill9()
-            time.sleep(1)
-            victim.start()
+            for name in (leader, follower):
+                time.sleep(1)
+                cell[name].kill9()
+                time.sleep(1)
+                cell[name].start()
             _, said = backing_up.communicate(timeout=PATIENCE_S)
             assert backing_up.returncode == 0, said
             deletion_began = set(load.deletion_began)
