@@ -1,6 +1,6 @@
 """Clients that sign nothing, and want all they can get: run as a process of their own, until told to stop.
 
-    python -m harness.attackers KIND PORT KEY_ID CONNECTIONS     (with tests/ on the path; ends with its standard input)
+    python -m harness.attackers KIND PORT KEY_ID CONNECTIONS NICENESS     (with tests/ on the path; ends with its input)
 
 They know the id of an access key, which is no secret, but not its secret.
 """
@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,22 +22,42 @@ from typing import Final
 MIB: Final = 1 << 20
 PAUSE_S: Final = 0.02
 HOLD_S: Final = 30.0
+CONNECTS_PER_S: Final = 1_000
+LINE_BYTES_PER_S: Final = 125_000_000
+"""A gigabit: what the attackers of one port send together. Without a bound they would only show what one machine can do
+to itself."""
 ADDRESS: Final = "127.0.0.2"
 """Where they come from: another host than the signed clients, which do not share its budgets."""
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+class Pace:
+    """Lets so many units through in a second, and those who want more wait."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._free_s = 0.0
+
+    async def wait(self, units: int) -> None:
+        """Wait until it is this one's turn."""
+        now_s = time.monotonic()
+        self._free_s = max(self._free_s, now_s) + units / self._per_s
+        await asyncio.sleep(self._free_s - now_s)
+
+
 class Target:
-    """Where to, and as whom."""
+    """Where to, and as whom. All who attack it have one line to it, of a fixed width."""
 
     def __init__(self, port: int, key_id: str) -> None:
         self.port = port
         self.key_id = key_id
+        self._connects = Pace(CONNECTS_PER_S)
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Stream]:
         """Connect; the server may hang up at any time."""
+        await self._connects.wait(1)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(ADDRESS, 0))
         try:
             yield reader, writer
@@ -55,8 +76,12 @@ class Target:
         ).encode()
 
 
+_LINE: Final = Pace(LINE_BYTES_PER_S)
+
+
 async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
     """Send all of it; ends by an error once the server has hung up."""
+    await _LINE.wait(len(data))
     writer.write(data)
     await writer.drain()
     if writer.is_closing():
@@ -138,6 +163,16 @@ async def forge_sends(target: Target) -> None:
                 await reader.readuntil(b"\r\n\r\n")
 
 
+async def forge_heads(target: Target) -> None:
+    """Send what is much to judge for its size: queries of a thousand parameters, long paths that are not plain."""
+    async with target.connected() as (reader, writer):
+        for _ in range(20):
+            path = random.choice(["/?" + "%61=/&" * 1_000, "/" + "a" * 8_000 + "$", "/" + "%2" * 5_000])
+            await send(writer, target.head("POST", "content-length: 0", path) * 4)
+            for _ in range(4):
+                await reader.readuntil(b"\r\n\r\n")
+
+
 async def change_agents(target: Target) -> None:
     """Ask unsigned, each time as somebody else."""
     async with target.connected() as (reader, writer):
@@ -177,6 +212,7 @@ KINDS: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {
     "heads": dribble_heads,
     "lines": send_lines,
     "forged": forge_sends,
+    "forged-heads": forge_heads,
     "agents": change_agents,
     "garbage": send_garbage,
     "unread": read_nothing,
@@ -200,9 +236,10 @@ async def attack(kind: str, target: Target, connections: int) -> None:
 
 
 @contextmanager
-def attacking(kind: str, port: int, key_id: str, connections: int) -> Iterator[None]:
+def attacking(kind: str, port: int, key_id: str, connections: int, *, niceness: int = 0) -> Iterator[None]:
     """Have a port attacked while the block runs."""
-    command = [sys.executable, "-m", "harness.attackers", kind, str(port), key_id, str(connections)]
+    numbers = [str(connections), str(niceness)]
+    command = [sys.executable, "-m", "harness.attackers", kind, str(port), key_id, *numbers]
     path = {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | path) as child:
         try:
@@ -213,4 +250,5 @@ def attacking(kind: str, port: int, key_id: str, connections: int) -> Iterator[N
 
 
 if __name__ == "__main__":
+    os.nice(int(sys.argv[5]))
     asyncio.run(attack(sys.argv[1], Target(int(sys.argv[2]), sys.argv[3]), int(sys.argv[4])))

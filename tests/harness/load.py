@@ -8,6 +8,7 @@ same machine. Every message's body says its token, a checksum and a text that fo
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -196,6 +197,8 @@ class SQSConnection:
         self.turn(1)
 
     def _connect(self) -> socket.socket:
+        if self._socket is not None and _has_ended(self._socket):
+            self.close()  # as the pools of SDKs do: a server may close what was idle for long
         if self._socket is None:
             self._socket = socket.create_connection(self._addresses[0], self._timeout_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -225,6 +228,13 @@ class SQSConnection:
         if not piece:
             raise EOFError
         return piece
+
+
+def _has_ended(connected: socket.socket) -> bool:
+    """Tell whether the other side closed a connection that owes no answer: then there is something to read."""
+    ready = select.poll()
+    ready.register(connected, select.POLLIN)
+    return bool(ready.poll(0))
 
 
 def render_body(token: int, text_bytes: int) -> str:

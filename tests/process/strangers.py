@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import threading
 import time
@@ -34,6 +35,8 @@ BODY = "m" * 300_000
 CONNECTIONS = {"idle": 2_000, "whole-bodies": 4}
 CONNECTIONS_ELSE = 20
 SETTLE_S = 0.5
+NICENESS = 19
+"""Of attackers, where it is measured: what they need of this machine they would have on their own."""
 
 
 class Figures(msgspec.Struct):
@@ -46,11 +49,27 @@ class Figures(msgspec.Struct):
     resident_max: int = 0
     pause_cpu_ms: float = 0.0
     """Most processor time for which the event loop was held at once."""
+    server_cpu_s: float = 0.0
 
     def percentile(self, percent: float) -> float:
         """Return a percentile of the latencies, in ms."""
         ordered = sorted(self.latencies_ms)
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+    seconds: float = 0.0
+
+    @property
+    def cpu_share(self) -> float:
+        """Part of one processor that the server used."""
+        return self.server_cpu_s / self.seconds
+
+    @contextmanager
+    def counting_cpu(self, pid: int) -> Iterator[None]:
+        """Count what the server used while the block ran."""
+        began_s, used_s = time.monotonic(), cpu_s(pid)
+        yield
+        self.seconds += time.monotonic() - began_s
+        self.server_cpu_s += cpu_s(pid) - used_s
 
 
 class Result(msgspec.Struct):
@@ -70,6 +89,7 @@ class Result(msgspec.Struct):
         return (
             f"{self.kind:15} p50 {quiet.percentile(50):7.1f} -> {attacked.percentile(50):7.1f} ms   "
             f"p99 {quiet.percentile(99):7.1f} -> {attacked.percentile(99):7.1f} ms ({self.ratio(99):.1f} times)   "
+            f"server cpu {quiet.cpu_share:.0%} -> {attacked.cpu_share:.0%}   "
             f"loop held {quiet.pause_cpu_ms:.0f} -> {attacked.pause_cpu_ms:.0f} ms   "
             f"{attacked.resident_max / MIB:.0f} MiB   {dict(attacked.statuses)} {attacked.refusals[:3]}"
         )
@@ -157,6 +177,12 @@ def resident_bytes(pid: int) -> int:
     raise AssertionError("every process has memory")
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def pause_cpu_ms(process: QuaymasterProcess, seconds: float) -> float:
     """Return the most processor time for which the event loop was held at once in these last seconds."""
     with AdminClient(find_connection(process.data, None)) as admin:
@@ -165,9 +191,9 @@ def pause_cpu_ms(process: QuaymasterProcess, seconds: float) -> float:
 
 
 def measure(
-    process: QuaymasterProcess, kinds: list[str], *, seconds: float, turns: int = TURNS
+    process: QuaymasterProcess, kinds: list[str], *, seconds: float, turns: int = TURNS, niceness: int = 0
 ) -> list[Result]:
-    """Measure each kind of attack on each port, `seconds` of it and of quiet each."""
+    """Measure each kind of attack on each port, `seconds` of it and of quiet each; `niceness` is the attackers'."""
     results = []
     signed = Signed(process)
     key_id = process.env().access_key_id
@@ -177,18 +203,20 @@ def measure(
             connections = CONNECTIONS.get(kind, CONNECTIONS_ELSE)
             for _ in range(turns):
                 signed.count_into(result.quiet)
-                time.sleep(seconds / turns)
+                with result.quiet.counting_cpu(process.pid):
+                    time.sleep(seconds / turns)
                 signed.count_into(Figures())
                 result.quiet.pause_cpu_ms = max(
                     result.quiet.pause_cpu_ms, pause_cpu_ms(process, seconds / turns)
                 )
                 with (
-                    attacking(kind, process.listen_port, key_id, connections // 2),
-                    attacking(kind, process.admin_port, key_id, connections // 2),
+                    attacking(kind, process.listen_port, key_id, connections // 2, niceness=niceness),
+                    attacking(kind, process.admin_port, key_id, connections // 2, niceness=niceness),
                 ):
                     time.sleep(SETTLE_S)
                     signed.count_into(result.attacked)
-                    time.sleep(seconds / turns)
+                    with result.attacked.counting_cpu(process.pid):
+                        time.sleep(seconds / turns)
                     signed.count_into(Figures())
                     result.attacked.pause_cpu_ms = max(
                         result.attacked.pause_cpu_ms, pause_cpu_ms(process, seconds / turns)
@@ -209,8 +237,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         process = QuaymasterProcess(Path(directory) / "data")
         process.start()
+        processors = sorted(os.sched_getaffinity(0))
+        if (
+            len(processors) > 1
+        ):  # the server has one for itself; attackers have what signed clients leave of the others
+            os.sched_setaffinity(process.pid, processors[:1])
+            os.sched_setaffinity(0, processors[1:])
         try:
-            results = measure(process, given.kinds.split(","), seconds=given.seconds)
+            results = measure(process, given.kinds.split(","), seconds=given.seconds, niceness=NICENESS)
         finally:
             process.stop()
     for result in results:

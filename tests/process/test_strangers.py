@@ -6,21 +6,28 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
 from harness.attackers import KINDS, MIB
+from harness.load import SQSConnection
 from harness.process import QuaymasterProcess
 from harness.waiting import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 from process.strangers import Result, measure
+from quaymaster.cli.client import AdminClient
+from quaymaster.cli.connection import find_connection
 from quaymaster.frontend.usage import REFUSED_KINDS_MAX
 from quaymaster.net.http_connection import UNREAD_BYTES_MAX
 from quaymaster.net.http_message import HTTPLimits
 from quaymaster.net.http_parse import SMALL_CHUNKS_MAX, ChunkedBody
+from quaymaster.protocol.sigv4 import presign
 
 from .support import running
 
@@ -68,6 +75,50 @@ def test_signed_clients_are_served_whatever_strangers_do(tmp_path: Path) -> None
     minutes = 1 + seconds / 60
     assert refused > 100, "the attackers did too little to mean anything"
     assert records <= sum(requests.values()) + REFUSED_KINDS_MAX * minutes
+
+
+def test_a_presigned_url_that_many_send_leaves_connections_to_other_keys(tmp_path: Path) -> None:
+    settings = {"http_connections_max": "60", "http_key_connections_percent": "80"}
+    process = QuaymasterProcess(tmp_path / "data", settings=settings)
+    with running(process), ExitStack() as stack:
+        ours, port = process.env(), process.listen_port
+        owner = SQSConnection(ours, port)
+        assert owner.call("CreateQueue", {"QueueName": "q"}).status == 200
+        owner.close()
+        with AdminClient(find_connection(process.data, None)) as admin:
+            made = admin.call("POST", "keys", fields={})
+        query = urlencode({"Action": "ReceiveMessage", "WaitTimeSeconds": "20", "Version": "2012-11-05"})
+        path = f"/{ours.account_id}/q"
+        url = presign(
+            method=b"GET",
+            raw_path=path.encode(),
+            raw_query=query.encode(),
+            headers=[(b"host", b"q")],
+            access_key_id=ours.access_key_id,
+            secret=ours.secret_access_key,
+            region=ours.region,
+            now_ms=time.time_ns() // 1_000_000,
+            expires_s=3600,
+        )
+
+        refused = 0
+        for _ in range(80):
+            sender = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            sender.sendall(b"GET %b?%b HTTP/1.1\r\nhost: q\r\n\r\n" % (path.encode(), url))
+            sender.settimeout(0.05)
+            with suppress(TimeoutError):  # it waits for messages, as most do
+                refused += sender.recv(12) == b"HTTP/1.1 503"
+        other = SQSConnection(
+            ours._replace(access_key_id=made["access_key_id"], secret_access_key=made["secret_access_key"]),
+            port,
+        )
+        answers = [other.call("ListQueues", {}).status for _ in range(5)]
+        other.close()
+
+        assert answers == [200] * 5
+        assert 80 - refused >= 48
+        assert refused > 0
+        process.stop()
 
 
 Samples = list[tuple[str, str, float]]
