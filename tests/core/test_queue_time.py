@@ -430,3 +430,36 @@ def test_an_elect_that_knows_the_time_waits_for_no_clock() -> None:
     found.hear_member("b", WALL_MS, WALL_MS - 5 * DAY_MS, 0)
 
     assert found.may_begin("a", THREE, 0, is_empty=False)
+
+
+def test_a_replica_that_was_away_goes_on_by_what_its_machine_measured() -> None:
+    found = QueueTime(WALL_MS, 0)
+    found.resume(WALL_MS + 5_000, 0)
+    found.note_wall(WALL_MS + DAY_MS, 0)
+
+    found.elected("a", ALONE, WALL_MS, 0)
+    found.activated(0)
+
+    assert found.is_known
+    assert found.at(0) == WALL_MS + 5_000
+    assert found.expiry_is_held
+
+
+def test_what_a_machine_measured_never_goes_behind_the_last_stamp() -> None:
+    found = QueueTime(WALL_MS, 0)
+
+    found.resume(WALL_MS - 5_000, 0)
+
+    assert found.at(0) == WALL_MS
+
+
+def test_a_gap_that_was_accepted_before_is_held_against_nobody() -> None:
+    found = QueueTime(WALL_MS, 0)
+    found.settle(-DAY_MS)
+    found.note_wall(WALL_MS - DAY_MS, 0)
+
+    found.elected("a", ALONE, WALL_MS, 0)
+    found.activated(0)
+
+    assert found.settled_ms == -DAY_MS
+    assert not found.expiry_is_held
