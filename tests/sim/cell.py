@@ -22,6 +22,7 @@ from quaymaster.broker import moves
 from quaymaster.broker.moves_out import MovesAway
 from quaymaster.coordination import watched_prefix
 from quaymaster.core import committed_runs, placement, slices, staged_messages
+from quaymaster.core import journal as core_journal
 from quaymaster.core.cell import broker_of
 from quaymaster.core.cell_view import CellView
 from quaymaster.core.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
@@ -47,7 +48,15 @@ from sim.queue_checker import RETENTION_SHORT_MS, QueueChecker, QueueKind
 from sim.redrives import REDRIVE_QUEUES, RedriveChecker, start_clients
 from sim.replica import Replica
 from sim.store import Store
-from sim.transactions import PACKED_RUNS, SLICES, TRANSACTION_EXPIRES_MS, Sink, check_batches, drive
+from sim.transactions import (
+    BEHIND_BYTES_MAX,
+    PACKED_RUNS,
+    SLICES,
+    TRANSACTION_EXPIRES_MS,
+    Sink,
+    check_batches,
+    drive,
+)
 
 ACTIVATION_LIMIT_US = 15 * SECOND
 DRAIN_LIMIT_US = 120 * SECOND
@@ -346,6 +355,7 @@ class Cell:
         changed: list[tuple[ModuleType, str, object]] = [
             (staged_messages, "EXPIRES_MS", TRANSACTION_EXPIRES_MS),
             (committed_runs, "PACKED_ROWS", PACKED_RUNS),
+            (core_journal, "BEHIND_BYTES_MAX", BEHIND_BYTES_MAX),
             *((slices, name, size) for name, size in SLICES.items()),
             (moves, "TAKE_MAX", TAKEN_AT_ONCE),
             (watched_prefix, "random", self.kernel.random_for("watches")),
@@ -411,6 +421,8 @@ class Cell:
             raise Violation("L5", f"the managers do not come to rest: {self._states()}")
         kernel.run_until(kernel.now_us + SETTLE_US)
         kernel.run_until(kernel.now_us + SETTLE_US, self._all_agree)  # a leader may just have gone home
+        if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._all_have_applied):
+            raise Violation("L2", f"slices of commits are left: {self._states()}")
         for number, key in self.store.journals.items():
             leader = broker_of(key.configuration.leader)
             if self.nemesis.is_astray(leader):
@@ -430,6 +442,14 @@ class Cell:
         """Whether every member knows all that is committed."""
         return all(
             replica.commit == self.checker_of(number).commit
+            for number, key in self.store.journals.items()
+            for replica in self._replicas_of(number, key.configuration.members)
+        )
+
+    def _all_have_applied(self) -> bool:
+        """Whether no member has slices of a commit left, or records behind one."""
+        return not any(
+            replica.journal.has_more
             for number, key in self.store.journals.items()
             for replica in self._replicas_of(number, key.configuration.members)
         )

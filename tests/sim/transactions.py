@@ -37,6 +37,8 @@ TRANSACTION_EXPIRES_MS = 10_000
 """In place of an hour."""
 SLICES = {"AT_ONCE_MESSAGES": 8, "SLICE_MESSAGES": 5, "SLICE_SINGLE_MESSAGES": 3}
 """Most commits take several slices, in place of those of thousands of messages."""
+BEHIND_BYTES_MAX = 10_000
+"""So much may wait behind them, in place of megabytes."""
 PACKED_RUNS = 2
 """So many runs are packed together, in place of thousands."""
 
