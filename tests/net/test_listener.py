@@ -109,7 +109,7 @@ def test_accepting_goes_on_after_the_system_had_no_file_for_a_connection(
     run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept = socket.socket.accept
-    failures = [errno.EMFILE, errno.ECONNABORTED]
+    failures = [errno.EMFILE, errno.ECONNABORTED, errno.EPROTO]
 
     def fail_first(listening: socket.socket) -> tuple[socket.socket, object]:
         if failures:
@@ -119,7 +119,7 @@ def test_accepting_goes_on_after_the_system_had_no_file_for_a_connection(
     monkeypatch.setattr(socket.socket, "accept", fail_first)
 
     async def scenario() -> None:
-        failures[:] = [errno.EMFILE, errno.ECONNABORTED]
+        failures[:] = [errno.EMFILE, errno.ECONNABORTED, errno.EPROTO]
         made: list[Accepted] = []
         listener = Listener(lambda: Accepted(made), takes=lambda _: True)
         _, port = await listener.start("127.0.0.1", 0)

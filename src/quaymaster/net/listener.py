@@ -109,14 +109,11 @@ class Listener:
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 accepted, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
             except OSError as error:
-                if error.errno not in _OUT_OF_ROOM:
-                    raise
-                log.error("no connection can be accepted reason=%s", error)
-                self._pause(listening)
-                return
+                if error.errno in _OUT_OF_ROOM:
+                    log.error("no connection can be accepted reason=%s", error)
+                    self._pause(listening)
+                return  # There is none, or the network had something against that one.
             if self._takes(str(address[0])):
                 self._connect(accepted)
             else:
