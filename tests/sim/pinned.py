@@ -83,12 +83,12 @@ CAUGHT_BY: dict[str, int] = {
     "longack": 14,
     "slices-let-others-in": 0,
     "snapshot-between-slices": 0,
-    "serves-between-slices": 2,
     "slices-end-with-epoch": 1,
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
 `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,
-`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early` and `commit-uncommitted`.
+`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early`, `commit-uncommitted` and
+`serves-between-slices`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
 `protocol_model`.
