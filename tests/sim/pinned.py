@@ -84,11 +84,11 @@ CAUGHT_BY: dict[str, int] = {
     "slices-let-others-in": 0,
     "snapshot-between-slices": 0,
     "slices-end-with-epoch": 1,
+    "serves-between-slices": 18,
 }
 """Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
 `compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,
-`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early`, `commit-uncommitted` and
-`serves-between-slices`.
+`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early` and `commit-uncommitted`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
 `protocol_model`.
