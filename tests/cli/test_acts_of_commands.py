@@ -21,12 +21,8 @@ from quaymaster.frontend.usage import CHANGES, NOTED_CHANGES, OTHER_ACT
 CLI = Path(quaymaster.cli.__file__).parent
 PACKAGE = "quaymaster.cli."
 WRITERS = {
-    "transaction",
-    "compare_and_swap",
-    "raise_format",
-    "force_settling",
-    "restore_data_directory",
-    "back_up_cell",
+    *("transaction", "compare_and_swap", "raise_format", "decide_to_continue"),
+    *("force_settling", "restore_data_directory", "back_up_cell"),
 }
 """Names by which code of commands writes to a store, or to a data directory that nothing serves from."""
 ASKED = {
