@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -227,6 +228,23 @@ def test_a_torn_write_at_the_end_is_cut(tmp_path: Path) -> None:
     again.append([after.batch([b"next"])])
     again.close()
     assert payloads_of(open_journal(tmp_path / "j"))[durable] == b"next"
+
+
+@pytest.mark.parametrize("left_bytes", [20, 64, 65, 200, 1_000])
+def test_a_file_that_ends_inside_a_batch_was_cut_by_no_crash(tmp_path: Path, left_bytes: int) -> None:
+    journal = open_journal(tmp_path / "j")
+    source = BatchSource.behind(journal)
+    fill(journal, source, batches=3)
+    end = DATA_AT + journal.segments()[-1].data_bytes
+    journal.append([source.batch([b"acknowledged" * 100])])
+    del journal
+    path = segment_paths(tmp_path / "j")[-1]
+    os.truncate(path, end + left_bytes)
+
+    with pytest.raises(JournalCorrupt, match="the file ends here, inside the batch at offset 12"):
+        open_journal(tmp_path / "j")
+
+    assert path.stat().st_size == end + left_bytes
 
 
 def test_whole_batches_behind_a_torn_one_of_the_same_write_are_cut_with_it(tmp_path: Path) -> None:

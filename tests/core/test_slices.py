@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from harness.replica_host import Host, identity, message, queue
+from harness.replica_host import Host, identity, message, queue, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -215,6 +215,34 @@ def test_others_are_served_between_slices(small: None) -> None:
     found = host.replies[held]
     assert isinstance(found, QueueCounts)
     assert found.visible == 9
+
+
+def test_new_attributes_of_a_queue_wait_for_its_commit(small: None) -> None:
+    host, _ = begun()
+
+    changed = host.propose(
+        SetQueue(queue(QUEUE, "standard", revision=2, attributes={"VisibilityTimeout": "7"}))
+    )
+    other = host.propose(SetQueue(queue(OTHER, "other", revision=2)))
+
+    assert changed not in host.replies
+    assert other in host.replies
+    finish(host)
+    assert host.states.definitions[QUEUE].revision == 2
+
+
+def test_a_commit_that_a_snapshot_has_is_skipped_by_the_log_and_its_groups() -> None:
+    host = host_of("log")
+    stage(host, [message(number) for number in range(1, 4)])
+    host.ask(commit_of({"0": 3}))
+    states = host.replayed()
+    before = states.state_hash(host.now_ms)
+    for partition in states.partitions.values():
+        partition.applied = host.replica.end_offset
+
+    replay(host.batches, states=states)
+
+    assert states.state_hash(host.now_ms) == before
 
 
 def test_a_little_commit_is_done_at_once() -> None:

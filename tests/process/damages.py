@@ -24,15 +24,21 @@ LEFT_OUT = ("lock", "client.json")
 
 
 class Damage(NamedTuple):
-    """A file of the directory (or a directory), and the byte of it that gets another bit; None: it is removed."""
+    """A file of the directory (or a directory), and the byte of it that gets another bit; None: it is removed.
+
+    `is_cut`: the file ends before that byte instead.
+    """
 
     path: str
     place: int | None
+    is_cut: bool = False
 
     def do(self, data: Path) -> None:
         """Harm a copy of the directory."""
         target = data / self.path
-        if self.place is not None:
+        if self.place is not None and self.is_cut:
+            os.truncate(target, self.place)
+        elif self.place is not None:
             with target.open("r+b") as file:
                 file.seek(self.place)
                 byte = file.read(1)[0]
@@ -45,7 +51,10 @@ class Damage(NamedTuple):
 
 
 def damages_of(data: Path, chance: random.Random, flips_per_file: int) -> list[Damage]:
-    """Return the removal of each file and directory, and flips at the ends, in headers, and anywhere in each file."""
+    """Return the removal of each file and directory, and of each file flips and cuts.
+
+    Flips are at its ends, in headers, and anywhere. A cut leaves nothing, the first half, or all but the last byte.
+    """
     found: list[Damage] = []
     for path in sorted(data.rglob("*")):
         name = str(path.relative_to(data))
@@ -56,6 +65,7 @@ def damages_of(data: Path, chance: random.Random, flips_per_file: int) -> list[D
             places = {0, used - 1, min(used, 64) // 2, used // 2}
             places |= {chance.randrange(used) for _ in range(flips_per_file)}
             found += [Damage(name, place) for place in sorted(places)[: flips_per_file + 4]]
+            found += [Damage(name, place, is_cut=True) for place in (0, used // 2, used - 1)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""A bit that flips in a data directory, or a file that is gone, is refused, repaired or harmless: never believed.
+"""A flipped bit in a data directory, or a file that is gone or cut, is refused, repaired or harmless: never believed.
 
 Here a sample is tried; `make damages` tries everything that `damages_of` finds.
 """
@@ -46,6 +46,20 @@ def test_no_damage_of_a_stopped_servers_directory_is_believed(tmp_path: Path) ->
     outcomes = outcomes_of(world, precious + sampled(others), tmp_path)
 
     assert {outcomes[damage] for damage in precious} == {"refused"}
+
+
+@pytest.mark.timeout(7_200)
+def test_no_cut_of_a_killed_servers_files_is_believed(tmp_path: Path) -> None:
+    world = World(tmp_path / "whole", killed=True)
+    damages = [one for one in damages_of(world.data, random.Random(SEED), FLIPS_PER_FILE) if one.is_cut]
+    segments = [one for one in damages if one.path.endswith(".seg")]
+    active = max(one.path for one in segments)
+    halves = [one for one in segments if one.path == active and one.place]
+
+    others = sampled([one for one in damages if one not in halves])
+    outcomes = outcomes_of(world, [*halves, *others], tmp_path)
+
+    assert {outcomes[damage] for damage in halves} == {"refused"}
 
 
 @pytest.mark.timeout(7_200)

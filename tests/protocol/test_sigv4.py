@@ -581,6 +581,56 @@ def test_a_query_signed_as_it_was_sent_is_accepted_too() -> None:
     _check(wire, method=b"GET", query=b"b=x+y&a=(1)", body=b"", now_ms=now_ms)
 
 
+def test_a_query_signed_as_it_is_encoded_and_sent_otherwise_is_accepted() -> None:
+    prepared = botocore.awsrequest.AWSRequest(method="GET", url="http://queue.test:9324/?a=%281%29")
+    credentials = botocore.credentials.Credentials(_KEY_ID, _SECRET)
+    botocore.auth.SigV4Auth(credentials, "sqs", _REGION).add_auth(prepared)
+    wire = _wire_headers(prepared.prepare(), "queue.test:9324")
+    now_ms = sigv4._parse_time_ms(dict(wire)[b"x-amz-date"])
+
+    _check(wire, method=b"GET", query=b"a=(1)", body=b"", now_ms=now_ms)
+
+
+@pytest.mark.parametrize(
+    ("value", "declared"),
+    [
+        (None, None),
+        (b"UNSIGNED-PAYLOAD", b"UNSIGNED-PAYLOAD"),
+        (b"0123456789abcdef" * 4, b"0123456789abcdef" * 4),
+        (b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD", None),
+        (b"0123", None),
+    ],
+)
+def test_a_head_says_what_was_signed_of_its_body_or_nothing(
+    value: bytes | None, declared: bytes | None
+) -> None:
+    headers = {} if value is None else {b"x-amz-content-sha256": value}
+
+    assert sigv4.declared_digest(headers) == declared
+
+
+def test_a_body_that_was_hashed_as_it_came_is_not_hashed_again() -> None:
+    keys = SigningKeys()
+    authorization = keys.parse(_sign(), b"")
+    assert authorization is not None
+    digest = hashlib.sha256(b"{}").hexdigest().encode()
+
+    def verify(body_sha256: bytes) -> None:
+        keys.verify(
+            authorization,
+            method=b"POST",
+            raw_path=b"/",
+            body=b"not looked at",
+            secret=_SECRET,
+            now_ms=_NOW_MS,
+            body_sha256=body_sha256,
+        )
+
+    verify(digest)
+    with pytest.raises(SignatureDoesNotMatch):
+        verify(hashlib.sha256(b"other").hexdigest().encode())
+
+
 # What is remembered
 
 

@@ -5,6 +5,7 @@ What recovery decides at the first byte that does not verify ("the break"):
     break at            offset below the durable floor        ─▶ JournalCorrupt
                         a segment that is not the last        ─▶ JournalCorrupt
     behind the break    a batch that says it was durable      ─▶ JournalCorrupt
+                        the end of the file, inside the batch ─▶ JournalCorrupt
     otherwise           a torn write nobody was told of       ─▶ cut there, zero the rest, go on
 
 The durable floor is the highest one any batch header, the state file or the owner's snapshots name. A whole
@@ -38,6 +39,7 @@ from quaymaster.broker.segments import (
     Segment,
     SegmentDamaged,
     base_offset_of,
+    ends_inside_batch,
     find_batch_behind,
     iterate_batches,
     load_footer,
@@ -248,6 +250,10 @@ def recover_tail(
                 segment.data_end,
                 f"the batch at offset {segment.end_offset} cannot be read ({why}), but the batch at "
                 f"byte {behind[0]} was written after it was durable",
+            )
+        if ends_inside_batch(disk, segment):
+            raise SegmentDamaged(
+                segment.path, size, f"the file ends here, inside the batch at offset {segment.end_offset}"
             )
         if zero_tail(disk, segment, segment.data_end):
             warnings.append(

@@ -408,6 +408,26 @@ def find_batch_behind(
     return None
 
 
+def ends_inside_batch(disk: Disk, segment: Segment) -> bool:
+    """Return whether the file ends within the batch that follows the last whole one.
+
+    The room for a batch is there, and durable, before it is written. So no crash makes a file end early.
+    """
+    fd = segment.open_file(disk).fd
+    size = disk.size(fd)
+    head = disk.read(fd, min(HEADER_BYTES, size - segment.data_end), segment.data_end)
+    if len(head) < HEADER_BYTES:
+        return bool(head.strip(b"\0"))
+    try:
+        header = decode_header(head)
+    except CorruptBatch:
+        return False
+    continues = header.base_offset == segment.end_offset and header.chain == chain_after(
+        segment.end_chain, header.epoch, header.base_offset, header.span, header.crc
+    )
+    return continues and header.length > size - segment.data_end
+
+
 def _read_table(disk: Disk, fd: int, position: int, end: int) -> BatchHeader | None:
     try:
         header = decode_header(disk.read(fd, HEADER_BYTES, position))

@@ -176,6 +176,8 @@ class Partition:
 
     def note_change(self) -> None:
         """It is no longer what the last snapshot has of it."""
+        if self.dirty:
+            return
         self.dirty = True
         if self.dirty_keys is not None:
             self.dirty_keys.add(self.key)
@@ -228,8 +230,7 @@ class Partition:
         end = self.index.next_sequence
         assert self.log is not None, "a consumer group follows a log"
         assert self.log.head <= start <= end, f"a group starts at {start}, outside of its log"
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         self.head = self.expiry_scan = start
         self.alive = end - start
         self.order.cursor = start
@@ -433,8 +434,7 @@ class Partition:
         )
         index.append(offset, time_ms, delay_ms, group)
         self.alive += 1
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         if self.sizes is not None:
             if delay_ms:
                 self.sizes.last_due_ms = max(self.sizes.last_due_ms, round_up_to_slot_ms(time_ms + delay_ms))
@@ -470,8 +470,7 @@ class Partition:
         """Messages were stored at once. Groups, ids and delays of their own are noted apart."""
         self.index.append_run(run)
         self.alive += run.length
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         if self.sizes is not None and run.delay_ms:
             due_ms = round_up_to_slot_ms(run.sent_ms + run.delay_ms)
             self.sizes.last_due_ms = max(self.sizes.last_due_ms, due_ms)
@@ -523,8 +522,7 @@ class Partition:
 
     def opened_moves(self) -> PartitionMoves:
         """Return the moves between this partition and those of other journals, to change them."""
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         if self.moves is None:
             self.moves = PartitionMoves()
         return self.moves
@@ -575,8 +573,7 @@ class Partition:
         """
         deadline_ms = time_ms + timeout_ms
         in_flight, returned, order = self.in_flight, self.returned, self.order
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         for sequence, delivery_count in messages:
             if sequence < self.head:
                 continue  # gone since, as the log of this group knows: see `follow`
@@ -610,8 +607,7 @@ class Partition:
     ) -> None:
         """A message is hidden until `time_ms + timeout_ms`, or with 0 visible now, whoever holds it."""
         row = self.in_flight.get(sequence)
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         if row is None:
             if not timeout_ms or sequence < self.head:
                 return
@@ -649,8 +645,7 @@ class Partition:
 
     def apply_delete(self, sequences: Sequence[int], time_ms: int) -> None:
         """Messages are gone: deleted, expired or moved away. Ones that are gone already are skipped."""
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         next_sequence = self.index.next_sequence
         for sequence in sequences:
             if not self.head <= sequence < next_sequence or sequence in self.deleted:
@@ -682,8 +677,7 @@ class Partition:
         """
         if stop <= self.head:
             return []
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         if stop >= self.index.next_sequence:
             return self._discard_all()
         gone = self.in_flight.take_below(stop)
@@ -698,8 +692,7 @@ class Partition:
         return []
 
     def _set_head(self, stop: int) -> None:
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         self.timed.discard_below(stop)
         self.deleted.remove_range(0, stop)
         self.head = stop
@@ -715,8 +708,7 @@ class Partition:
         self.dedup = None
         self.retries = None
         self.attempts = {}
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         return emptied
 
     def emptied(self) -> list[Iterator[None]]:
@@ -746,14 +738,12 @@ class Partition:
     def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
         """The queue has new attributes."""
         self.definition = definition
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         self.order.change_delay(definition.delay_ms)
 
     def apply_task(self, task: MoveTask) -> None:
         """A move task began or changed its status."""
-        if not self.dirty:
-            self.note_change()
+        self.note_change()
         for at, known in enumerate(self.tasks):
             if known.task_id == task.task_id:
                 self.tasks[at] = task

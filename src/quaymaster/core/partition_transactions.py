@@ -73,8 +73,7 @@ def split_commit(payload: bytes | memoryview) -> Committed:
 
 def opened_staged(partition: Partition) -> StagedMessages:
     """Return what is staged in a partition, to change it."""
-    if not partition.dirty:
-        partition.note_change()
+    partition.note_change()
     if partition.staged is None:
         partition.staged = StagedMessages()
     return partition.staged
