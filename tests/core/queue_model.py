@@ -46,6 +46,8 @@ class ModelQueue:
     next_sequence: int = 1
     live: dict[int, ModelMessage] = field(default_factory=dict)
     stored: dict[tuple[str, bytes], list[tuple[int, bytes]]] = field(default_factory=dict)
+    repeats_until_ms: int = 0
+    """A message that may repeat another was stored: until then every first attempt is looked for."""
     attempts: dict[bytes, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
     task: dict[str, object] | None = None
 

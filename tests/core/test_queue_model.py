@@ -301,6 +301,7 @@ class QueueMachine(RuleBasedStateMachine):
         model.advance(self.now_ms)
         command = Send(model.queue_id, 0, [])
         expected: list[tuple[bytes, bool]] = []
+        may_be_late = self.now_ms < max(model.repeats_until_ms, self.host.states.repeats_until_ms)
         for group, delay_ms, dedup, retry, may_be_retry in entries:
             self.ids += 1
             message_id = identity(self.ids)
@@ -323,10 +324,12 @@ class QueueMachine(RuleBasedStateMachine):
             known: bytes | None = None
             if keys["dedup"]:
                 known = model.find_stored("dedup", keys["dedup"], self.now_ms, DEDUP_WINDOW_MS)
-            if known is None and keys["retry"] and may_be_retry:
+            if known is None and keys["retry"] and (may_be_retry or may_be_late):
                 known = model.find_stored("retry", keys["retry"], self.now_ms, RETRY_WINDOW_MS)
             if known is None:
                 model.send(message_id, group, self.now_ms, delay_ms)
+                if keys["retry"] and may_be_retry:
+                    model.repeats_until_ms = self.now_ms + RETRY_WINDOW_MS
                 for kind, key in keys.items():
                     if key:
                         model.stored.setdefault((kind, key), []).append((self.now_ms, message_id))

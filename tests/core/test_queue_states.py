@@ -270,8 +270,28 @@ def test_retried_send_is_stored_once_on_a_standard_queue(host: Host) -> None:
     same_after_replay(host)
 
 
-def test_first_attempt_of_a_send_is_not_looked_up(host: Host) -> None:
+def test_a_first_attempt_that_arrives_after_its_repeat_is_found_to_be_stored(host: Host) -> None:
+    host.now_ms += 120_000  # no earlier leader can have stored a repeat
     send(host, JOBS, message(1, retry=b"r" * 16))
+
+    (late,) = send(host, JOBS, message(1, retry=b"r" * 16, may_be_retry=False), after_ms=119_999)
+
+    assert isinstance(late, Duplicate)
+    same_after_replay(host)
+
+
+def test_a_first_attempt_is_looked_for_under_the_next_leader_too(host: Host) -> None:
+    send(host, JOBS, message(1, retry=b"r" * 16))
+    after = Host(batches=host.batches, states=host.replayed(), epoch=2, now_ms=host.now_ms + 119_999)
+
+    (late,) = send(after, JOBS, message(1, retry=b"r" * 16, may_be_retry=False))
+
+    assert isinstance(late, Duplicate)
+
+
+def test_a_first_attempt_is_not_looked_for_where_no_repeat_can_have_come_before_it(host: Host) -> None:
+    host.now_ms += 120_000
+    send(host, JOBS, message(1, retry=b"r" * 16, may_be_retry=False))
 
     (first,) = send(host, JOBS, message(2, retry=b"r" * 16, may_be_retry=False))
 

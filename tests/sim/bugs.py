@@ -964,6 +964,14 @@ class _GroupMissesCommits(QueueStates):
         return [] if row.type == RecordType.TRANSACTION_COMMIT else super()._following(row)
 
 
+@plant("late-first-attempt", "a first attempt that comes after its repeat is stored once more", "queues")
+class _LateFirstAttempt(QueueStates):
+    def _send(self, command: Send, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        self.repeats_until_ms = 0
+        self.partition(command.queue_id, command.partition).repeats_until_ms = 0
+        return super()._send(command, now_ms, proposal)
+
+
 # Routing
 
 

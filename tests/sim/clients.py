@@ -28,6 +28,7 @@ from quaymaster.core.commands import (
 )
 from quaymaster.core.errors import CallerError, NotLeader, NotNow, Timeout
 from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.repeats import as_repeat
 from sim.kernel import MS, SECOND
 from sim.messages import Answer, Received, Request, Sent
 from sim.queue_checker import Delivery, QueueKind
@@ -96,7 +97,7 @@ class Client:
 
     def again(self, command: Command) -> Command:
         """Return what is sent when a command is tried again: the same, so that it is known for the same."""
-        return command
+        return as_repeat(command)
 
     def is_answer(self, number: int) -> bool:
         """Tell whether an answer is to the question that was asked last."""
@@ -204,8 +205,7 @@ def _new_message(
 ) -> tuple[int, int, int, NewMessage]:
     """Return group, deduplication id, delay and message. Some deduplication ids were used a moment ago.
 
-    Every attempt may be a retry, as of an SDK that does not number them: a first attempt that is said to be one and
-    comes after its retry would be stored twice, which a standard queue may do.
+    Half of the messages are said to be sent for the first time, as SDKs do that number their attempts.
     """
     group = dedup = 0
     delay_ms = -1
@@ -220,6 +220,7 @@ def _new_message(
         dedup=identity(dedup) if dedup else None,
         retry=identity(number),
         delay_ms=delay_ms,
+        may_be_retry=number % 2 == 0,
     )
     return group, dedup, queue.delay_ms if delay_ms < 0 else delay_ms, new
 

@@ -46,6 +46,7 @@ CAUGHT_BY: dict[str, int] = {
     "task-without-end": 0,
     "task-not-resumed": 0,
     "redrive-lost": 0,
+    "late-first-attempt": 0,
     "retry-is-new": 0,
     "answers-mixed-up": 0,
     "noprevcheck": 50,

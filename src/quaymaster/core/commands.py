@@ -28,7 +28,7 @@ class NewMessage(msgspec.Struct, gc=False, array_like=True):
     `flags` are the record's flags and say which parts the prefix has. `group` is the 64-bit hash of the message
     group id (0: none). `dedup` and `retry` are 16-byte hashes: the deduplication id in its scope (FIFO), and the
     SDK invocation with the content it carried. `may_be_retry` is false when the SDK said that this is its first
-    attempt: then the retry hash is remembered but not looked up.
+    attempt: then the retry hash is remembered, but looked up only where a repeat may have come before it.
     """
 
     message_id: bytes

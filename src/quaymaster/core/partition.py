@@ -77,6 +77,7 @@ class Partition:
         "moving",
         "number",
         "order",
+        "repeats_until_ms",
         "retries",
         "returned",
         "sent_until",
@@ -139,6 +140,8 @@ class Partition:
         """The first of those that this leader decided to send and that are not committed; 0: all are."""
         self.sent_until = 0
         """Behind the last of those that this leader decided to send: a commit in slices comes up to it later."""
+        self.repeats_until_ms = 0
+        """A message that may repeat another was stored: until then its first attempt may still arrive."""
         self.moving: dict[int, int] = {}
         self.watched = False
         self.expiry_scan = 1

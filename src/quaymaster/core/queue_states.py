@@ -152,6 +152,8 @@ class QueueStates(AppliedQueues):
         self.messages_expired = 0
         self._due_left = WorkLeft(DUE_PER_MS_MAX)
         self._due_at_ms = 0
+        self.repeats_until_ms = 0
+        """Repeats may have been stored under an earlier leader: until then first attempts are looked for, too."""
         self.expiry_is_held = False
         self._held_since_ms: int | None = None
         """Set while the clock may be wrong: no message expires."""
@@ -221,10 +223,13 @@ class QueueStates(AppliedQueues):
         stored = False
         duplicate = False
         first = partition.index.next_sequence
+        # A first attempt may arrive after its repeat: a connection that was cut delivers late what was sent by it.
+        may_be_late = now_ms < partition.repeats_until_ms or now_ms < self.repeats_until_ms
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
-            if dedup is not None or (retry is not None and message.may_be_retry):
-                found = partition.find_duplicate(dedup, retry if message.may_be_retry else None, now_ms)
+            is_sought = message.may_be_retry or may_be_late
+            if dedup is not None or (retry is not None and is_sought):
+                found = partition.find_duplicate(dedup, retry if is_sought else None, now_ms)
                 if found is not None:
                     results.append(Duplicate(found, partition_key(queue_id, number)))
                     duplicate = True
@@ -249,6 +254,8 @@ class QueueStates(AppliedQueues):
                     group.follow_send(sequence, offset, now_ms, delay_ms, own_delay, message.group)
             offset += 1
             stored = True
+            if retry is not None and message.may_be_retry:
+                partition.repeats_until_ms = now_ms + self.retry_window_ms
             results.append(SendResult(sequence, message.message_id))
         if stored:
             proposal.note_sent(partition, first, partition.next_sequence)
