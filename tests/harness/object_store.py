@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from urllib.request import urlopen
@@ -111,7 +112,10 @@ def _tag(data: bytes) -> str:
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
     """A store on a free loopback port."""
-    process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE)
+    tests = Path(__file__).parents[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.object_store"], cwd=tests, stdout=subprocess.PIPE
+    )
     try:
         assert process.stdout is not None, "its output is a pipe"
         yield ObjectStore(int(process.stdout.readline()))

@@ -435,6 +435,8 @@ class Compaction:
         self._closing.set()
         if self._working is not None:
             await asyncio.wait([self._working])
+            if not self._working.cancelled():
+                self._working.exception()  # nothing else looks at it once its step was cancelled
 
     async def step(self, *, younger_than_ms: int | None = None) -> int:
         """Judge each segment that is old enough and may have changed since; return how many were rewritten."""
