@@ -42,7 +42,7 @@ CAUGHT_BY: dict[str, int] = {
     "no-delay": 2,
     "move-taken-again": 5,
     "move-not-awaited": 0,
-    "moves-not-resumed": 16,
+    "moves-not-resumed": 2,
     "task-without-end": 0,
     "task-not-resumed": 0,
     "redrive-lost": 0,

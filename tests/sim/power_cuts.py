@@ -936,6 +936,7 @@ class Run:
         self.has_been_full = False
         self.lives = 0
         self.power_cuts = 0
+        self.boots = 1
         self.full_replays = 0
         self.live_replays = 0
         self._now_s = 0.0
@@ -957,7 +958,8 @@ class Run:
         rng = self.rng
         self.stopped = []
         disk.capacity_bytes = CAPACITY_BYTES
-        world = World(rng, now_s=self._now_s + rng.random() * 10, skew_ms=self._skew_ms)
+        now_s = self._now_s + rng.random() * 10
+        world = World(rng, now_s=now_s, skew_ms=self._skew_ms, boots=self.boots)
         self.is_checking_replay = end != "power" and rng.random() < 0.5
         if end == "power":
             disk.lose_power_after(int(rng.expovariate(1 / rng.choice((15, 60, 250)))))
@@ -988,6 +990,7 @@ class Run:
             before.evict()
         if end == "power" or (end == "fsync" and rng.random() < 0.3):
             self.power_cuts += 1
+            self.boots += 1
             after = (disk if end == "power" else before).after_power_cut(rng)
             after.is_lying = self.lying
             return after

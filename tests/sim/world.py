@@ -37,6 +37,7 @@ from quaymaster.broker import (
     writer,
 )
 from quaymaster.broker.clock import QueueClock
+from quaymaster.broker.time_file import Boot
 from quaymaster.core.partition import Partition
 
 START_MS = 1_700_000_000_000
@@ -319,9 +320,11 @@ for _name in ("exists", "free_bytes", "lock"):
 class World:
     """One life of one process."""
 
-    def __init__(self, rng: Random, *, now_s: float = 0.0, skew_ms: int = 0) -> None:
+    def __init__(self, rng: Random, *, now_s: float = 0.0, skew_ms: int = 0, boots: int = 1) -> None:
+        """`boots`: how often the machine was started; what is of an earlier boot is older by an unknown time."""
         self.rng = rng
         self.skew_ms = skew_ms
+        self.boots = boots
         self.loop = VirtualLoop(self, now_s)
         self.threads: list[SimThread] = []
         self.current: SimThread | None = None
@@ -336,6 +339,10 @@ class World:
     def time_ms(self) -> int:
         """Return the wall clock and the monotonic one: here they agree."""
         return START_MS + int(self.loop.now_s * 1000) + self.skew_ms
+
+    def boot(self) -> Boot:
+        """Return which boot this is. The uptime goes with the clocks, so that all three agree."""
+        return Boot(self.boots.to_bytes(16, "big"), self.time_ms())
 
     # Turns
 
@@ -425,6 +432,7 @@ class World:
             *[(module, "time", sim_time) for module in (writer, maintenance, broker, journal_service)],
             *[(module, "monotonic_ms", self.time_ms) for module in (replica, journal_service)],
             (writer, "SimpleQueue", partial(SimQueue, self)),
+            (journal_service, "read_boot", self.boot),
             (journal_recovery, "uuid4", SimUuid(self.rng).uuid4),
             (moves, "uuid", SimUuid(self.rng)),
             (moves.Moves, "start_tasks_of", start_tasks_later),
