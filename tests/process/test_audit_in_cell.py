@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 from harness.load import SQSConnection
@@ -31,6 +32,10 @@ class UsageQueue:
         self._connection = SQSConnection(environment, port)
         self._acts: dict[tuple[str, int, int], UsageRecord] = {}
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
     def acts(self) -> list[UsageRecord]:
         """Return what there is by now, in order."""
         given = {"QueueUrl": self._url, "MaxNumberOfMessages": 10, "VisibilityTimeout": 3_600}
@@ -57,12 +62,12 @@ def test_what_operators_do_to_a_cell_is_in_the_chain_of_a_front_end_once(tmp_pat
         front_end = cell["frontend-1"]
         described = front_end.data / "keys" / "pipeline.json"
         eventually(described.exists)
-        queue = UsageQueue(described, front_end.port)
-        eventually(lambda: len(queue.acts()) >= len(WANTED), cell.logs())
-        front_end.kill9()
-        front_end.start()
-        cell["frontend-2"].stop()
-        found = queue.acts()
+        with closing(UsageQueue(described, front_end.port)) as queue:
+            eventually(lambda: len(queue.acts()) >= len(WANTED), cell.logs())
+            front_end.kill9()
+            front_end.start()
+            cell["frontend-2"].stop()
+            found = queue.acts()
 
     assert [record.action for record in sorted(found, key=time_of)] == WANTED
     drained, activated, accepted, _ = sorted(found, key=time_of)

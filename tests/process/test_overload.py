@@ -53,6 +53,11 @@ async def overload(process: QuaymasterProcess) -> tuple[list[Answer], int]:
     opened = [await asyncio.open_connection("127.0.0.1", process.listen_port) for _ in range(CONNECTIONS)]
     request = client.render("POST", "/", TARGET, body)
 
+    # Connections that have not signed anything yet take turns of their own, however many there are.
+    for reader, writer in opened:
+        writer.write(client.render("POST", "/", {**TARGET, "x-amz-target": "AmazonSQS.ListQueues"}, b"{}"))
+        assert (await read_answer(reader)).status == 200
+
     # However fast the machine is: all is there before the server looks, so most of it has waited for the rest.
     os.kill(process.pid, signal.SIGSTOP)
     try:
