@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -411,6 +412,46 @@ def test_strangers_are_taken_up_again_in_the_next_pass_when_they_took_too_much_t
 
             assert sum(passes.values()) == 20
             assert max(passes.values()) <= 4
+
+    run(scenario)
+
+
+def test_strangers_rest_after_a_request_that_took_much_more_time_than_all_of_them_have(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        """`time` for which each request costs what strangers have for three passes."""
+
+        def __init__(self) -> None:
+            self.used_s = 0.0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(time, name)
+
+        def thread_time(self) -> float:
+            return self.used_s
+
+    async def scenario() -> None:
+        clock = Clock()
+        monkeypatch.setattr(http_server, "time", clock)
+        monkeypatch.setattr(http_server, "UNSIGNED_STEP_REQUESTS", 1)
+        taken_s: list[float] = []
+
+        def handle(requests: list[HTTPRequest]) -> None:
+            for request in requests:
+                clock.used_s += 3 * http_server.UNSIGNED_PASS_S
+                taken_s.append(time.monotonic())
+                judge(request)
+
+        async with serving(handler=handle) as served:
+            strangers = [await served.connect() for _ in range(6)]
+            for stranger in strangers:
+                stranger.send(GET)
+            for stranger in strangers:
+                assert (await stranger.reply())[0] == 200
+
+        rest_s = http_server.UNSIGNED_REST * 2 * http_server.UNSIGNED_PASS_S
+        assert min(later - earlier for earlier, later in pairwise(taken_s)) > rest_s - 0.002
 
     run(scenario)
 

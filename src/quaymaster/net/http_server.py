@@ -84,6 +84,8 @@ UNSIGNED_PASS_BYTES_MAX = 512 * 1024
 """A pass reads so much of strangers; see `net/strangers`."""
 UNSIGNED_PASS_S = 0.001
 """And takes no more of them after so much processor time: what one request costs is up to who sends it."""
+UNSIGNED_REST = 5
+"""One request may cost much more than that: then they rest for so many times what was too much."""
 UNSIGNED_STEP_REQUESTS = 4
 UNSIGNED_STEP_BYTES = 64 * 1024
 """So many of their requests, or so much of their bodies, are handed over at once."""
@@ -151,6 +153,9 @@ class HTTPServer:
         self._arrived_bytes = 0
         """Of their bodies."""
         self._is_pass_due = False
+        self._strangers_rest_until_s = 0.0
+        """On the monotonic clock: until then no request of theirs is taken."""
+        self._rest: asyncio.TimerHandle | None = None
         self._held: deque[tuple[float, HTTPConnection]] = deque()
         """Connections from which nothing is taken, and until when."""
         self._releaser: asyncio.TimerHandle | None = None
@@ -321,8 +326,22 @@ class HTTPServer:
             self._take_up(time.monotonic() * 1000)
         finally:  # whatever failed, the next pass comes
             self._is_pass_due = False
-            if self._readable or self._arrived or self._dirty or self.strangers.is_waiting:
+            if self._readable or self._arrived or self._dirty:
                 self._have_pass()
+            elif self.strangers.is_waiting:
+                self._have_pass_for_strangers()
+
+    def _have_pass_for_strangers(self) -> None:
+        """Have a pass once strangers may have their turn: now, or when they have rested."""
+        rest_s = self._strangers_rest_until_s - time.monotonic()
+        if rest_s <= 0:
+            self._have_pass()
+        elif self._rest is None:
+            self._rest = self._loop.call_later(rest_s, self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._rest = None
+        self._have_pass()
 
     def _take_up(self, pass_ms: float) -> None:
         readable, self._readable = self._readable, []
@@ -333,7 +352,7 @@ class HTTPServer:
             self._read(connection)
         self._hand_over_arrived()
         self._take_turns(pass_ms)
-        if self.strangers.is_waiting:
+        if self.strangers.is_waiting and time.monotonic() >= self._strangers_rest_until_s:
             self._read_strangers()
             self._take_turns(pass_ms)
 
@@ -361,6 +380,9 @@ class HTTPServer:
             ):
                 break
         self._hand_over_arrived()
+        overspent_s = time.thread_time() - until_s
+        if overspent_s > UNSIGNED_PASS_S:  # what is only a little over is of requests that cost little
+            self._strangers_rest_until_s = time.monotonic() + UNSIGNED_REST * overspent_s
 
     def _take_turns(self, pass_ms: float) -> None:
         dirty, self._dirty = self._dirty, []
