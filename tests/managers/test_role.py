@@ -119,7 +119,9 @@ def test_wrong_requests_are_refused() -> None:
 class Call:
     """A call that has come in, and what came of it."""
 
-    caller = "test/operator/o1 at 127.0.0.1:1"
+    peer = "test/operator/o1"
+    address = "127.0.0.1:1"
+    caller = f"{peer} at {address}"
 
     def __init__(self, body: bytes) -> None:
         self.body = body

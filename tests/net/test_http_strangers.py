@@ -375,23 +375,24 @@ def test_a_pass_takes_the_signed_first_and_a_bounded_number_of_others(run: RunOn
     run(scenario)
 
 
+class CountedTime:
+    """`time` whose processor time moves when a handler says that it used some."""
+
+    def __init__(self) -> None:
+        self.used_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def thread_time(self) -> float:
+        return self.used_s
+
+
 def test_strangers_are_taken_up_again_in_the_next_pass_when_they_took_too_much_time(
     run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Clock:
-        """`time` for which each request costs a third of what strangers may have."""
-
-        def __init__(self) -> None:
-            self.used_s = 0.0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(time, name)
-
-        def thread_time(self) -> float:
-            return self.used_s
-
     async def scenario() -> None:
-        clock = Clock()
+        clock = CountedTime()
         monkeypatch.setattr(http_server, "time", clock)
         monkeypatch.setattr(http_server, "UNSIGNED_STEP_REQUESTS", 1)
         passes: Counter[int] = Counter()
@@ -419,20 +420,8 @@ def test_strangers_are_taken_up_again_in_the_next_pass_when_they_took_too_much_t
 def test_strangers_rest_after_a_request_that_took_much_more_time_than_all_of_them_have(
     run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Clock:
-        """`time` for which each request costs what strangers have for three passes."""
-
-        def __init__(self) -> None:
-            self.used_s = 0.0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(time, name)
-
-        def thread_time(self) -> float:
-            return self.used_s
-
     async def scenario() -> None:
-        clock = Clock()
+        clock = CountedTime()
         monkeypatch.setattr(http_server, "time", clock)
         monkeypatch.setattr(http_server, "UNSIGNED_STEP_REQUESTS", 1)
         taken_s: list[float] = []

@@ -20,7 +20,7 @@ from quaymaster.broker.broker_tasks import BrokerTasks
 from quaymaster.broker.held_journals import HeldJournals
 from quaymaster.broker.peer_links import REPLICATE
 from quaymaster.broker.record_repair import RECORD, STRETCH
-from quaymaster.coordination.noted_acts import NotedAct, act_of_caller
+from quaymaster.coordination.noted_acts import NotedAct, act_of_peer
 from quaymaster.core.cell import BrokerReport, broker_of
 from quaymaster.core.errors import NotLeader
 from quaymaster.core.replication_messages import Envelope
@@ -177,8 +177,9 @@ class CellCalls:
         by = decode_accept_clock(call.body).by if call.body else ""
 
         async def accept() -> None:
-            await self._note(act_of_caller("AcceptClock", by, call.caller, {"cell": call.peer.cell}))
-            self._accept_clock(str(call.peer))
+            peer, asked = str(call.peer), {"cell": call.peer.cell}
+            await self._note(act_of_peer("AcceptClock", by, peer, call.address, asked))
+            self._accept_clock(peer)
             call.reply()
 
         self._tasks.answer(call, accept())

@@ -42,9 +42,8 @@ def list_data_keys(
         if known is None:
             if time.monotonic() >= until_s:
                 return DataKeysOutcome([], after, is_whole=False)
-            was_sealed = (
-                segment.is_sealed
-            )  # before it is read: what is sealed meanwhile may have become longer
+            # Before it is read: what is sealed meanwhile may have become longer.
+            was_sealed = segment.is_sealed
             known = array("Q", sorted(data_keys_in(disk, segment)))
             if was_sealed:
                 files.list_data_keys(segment, known)

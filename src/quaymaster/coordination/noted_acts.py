@@ -56,13 +56,12 @@ def act_of_user(action: str, asked: dict[str, Any]) -> NotedAct:
     return new_act(action, user_here(), socket.gethostname(), asked)
 
 
-def act_of_caller(action: str, by: str, caller: str, asked: dict[str, Any]) -> NotedAct:
-    """Return an act of this moment that came by the RPC.
+def act_of_peer(action: str, by: str, peer: str, address: str, asked: dict[str, Any]) -> NotedAct:
+    """Return an act of this moment that came by the RPC from an address.
 
-    `by` is what the caller says of its user, `caller` what its certificate says and where it is: "peer at address".
+    `by` is what the caller says of its user, `peer` what its certificate says.
     """
-    who, _, address = caller.rpartition(" at ")
-    return new_act(action, f"{by} as {who}" if by else who, address, asked)
+    return new_act(action, f"{by} as {peer}" if by else peer, address, asked)
 
 
 def user_here() -> str:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from quaymaster.coordination.noted_acts import act_of_caller
+from quaymaster.coordination.noted_acts import act_of_peer
 from quaymaster.core.cell import BrokerState
 from quaymaster.core.errors import CallerError, InternalFailure, MalformedInput, NotNow
 from quaymaster.core.unreadable import UNREADABLE
@@ -42,6 +42,12 @@ class Incoming(Protocol):
     """A call that has come in (net/rpc's)."""
 
     body: bytes
+
+    @property
+    def peer(self) -> object: ...
+
+    @property
+    def address(self) -> str: ...
 
     @property
     def caller(self) -> str: ...
@@ -89,7 +95,8 @@ class ManagerCalls:
 
     async def _set_broker_state(self, call: Incoming, request: BrokerStateRequest) -> None:
         try:
-            act = act_of_caller(ACTS[request.state], request.by, call.caller, {"broker": request.broker})
+            action, asked = ACTS[request.state], {"broker": request.broker}
+            act = act_of_peer(action, request.by, str(call.peer), call.address, asked)
             await self._manager.set_broker_state(request.broker, request.state, act)
         except asyncio.CancelledError:
             call.fail(NotNow("The manager is shutting down."))

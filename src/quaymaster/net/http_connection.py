@@ -174,7 +174,6 @@ class HTTPConnection(asyncio.Protocol):
         "_unread",
         "_write_paused",
         "counted_bytes",
-        "is_known",
         "key",
         "peer",
         "share",
@@ -188,9 +187,8 @@ class HTTPConnection(asyncio.Protocol):
         self._head = HeadParser(server.limits)
         self._transport: asyncio.Transport
         self.peer = ""
-        self.is_known = False
-        """Whether the last request that was judged was signed; see `net/strangers`."""
         self.key: str | None = None
+        """The access key that signed the last request that was judged; None: it was not signed. See `net/known`."""
         self.share: PeerShare | None = None
         self.counted_bytes = 0
         self._phase = _HEAD
@@ -259,7 +257,7 @@ class HTTPConnection(asyncio.Protocol):
             self._update_reading()
         else:
             self._schedule_read(time.monotonic() * 1000)
-        if not self.is_known and len(self._unread) > UNCOUNTED_BYTES:
+        if self.key is None and len(self._unread) > UNCOUNTED_BYTES:
             self._update_reading()
             self._settle()
 
@@ -317,7 +315,9 @@ class HTTPConnection(asyncio.Protocol):
         self._unread = b""
         position = 0
         size = len(data)
-        turns = self._pipeline_max if self.is_known else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
+        turns = (
+            self._pipeline_max if self.key is not None else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
+        )
         empty_lines = 0
         try:
             while position < size:
@@ -359,7 +359,7 @@ class HTTPConnection(asyncio.Protocol):
             self._schedule_turn()
         if self._stalled or self._refused or self._reading_paused:
             self._update_reading()
-        if not self.is_known:
+        if self.key is None:
             self._settle()
         if self._dropped_bytes:
             size, self._dropped_bytes = self._dropped_bytes, 0
@@ -510,7 +510,7 @@ class HTTPConnection(asyncio.Protocol):
 
     def _drop(self, size: int) -> None:
         """Forget what came after a refusal. What is forgotten was read all the same, so others have their turn."""
-        if size <= UNCOUNTED_BYTES or self.is_known:
+        if size <= UNCOUNTED_BYTES or self.key is not None:
             return
         if self._is_lost:  # it was turned away
             self._transport.pause_reading()
@@ -520,7 +520,7 @@ class HTTPConnection(asyncio.Protocol):
             self._update_reading()
 
     def _update_reading(self) -> None:
-        unread_max = UNREAD_BYTES_MAX if self.is_known else STALLED_UNREAD_BYTES_MAX
+        unread_max = UNREAD_BYTES_MAX if self.key is not None else STALLED_UNREAD_BYTES_MAX
         pause = (
             self._write_paused
             or not self._pipeline_max
@@ -618,7 +618,7 @@ class HTTPConnection(asyncio.Protocol):
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._reading_paused:
             self._update_reading()
-        if not self.is_known:
+        if self.key is None:
             self._settle()
 
     def _give_polls_up(self) -> None:
@@ -675,17 +675,16 @@ class HTTPConnection(asyncio.Protocol):
 
     def become_known(self, key: str) -> bool:
         """A request of it was signed with this key; False when the key has too many connections."""
-        self.is_known = self._server.known.add(self, key)
-        if self.is_known:
+        if self._server.known.add(self, key):
             self._server.strangers.remove(self)
-        elif self.share is None:
+            return True
+        if self.share is None:
             self._server.strangers.add(self, self.peer)
-        return self.is_known
+        return False
 
     def become_stranger(self) -> None:
         """A request of it was not."""
         if not self._is_lost:
-            self.is_known = False
             self._server.known.remove(self)
             self._server.strangers.add(self, self.peer)
 

@@ -282,7 +282,7 @@ class HTTPServer:
 
     def schedule_read(self, connection: HTTPConnection) -> None:
         """Have what `connection` received read in the next pass; a stranger's, when its turn comes."""
-        if connection.is_known:
+        if connection.key is not None:
             self._readable.append(connection)
         else:
             self.strangers.wait_for_turn(connection)

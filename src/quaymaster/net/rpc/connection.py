@@ -127,9 +127,14 @@ class IncomingCall:
         return peer
 
     @property
+    def address(self) -> str:
+        """From where."""
+        return self.connection.address
+
+    @property
     def caller(self) -> str:
         """Who calls and from where, for logs."""
-        return f"{self.peer} at {self.connection.address}"
+        return f"{self.peer} at {self.address}"
 
     @property
     def version(self) -> int:
