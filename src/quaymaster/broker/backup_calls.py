@@ -43,8 +43,15 @@ BACKUP_CUT_AT: Final = "backup.cut_at"
 BACKUP_COPY: Final = "backup.copy"
 CALLERS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
     (
-        *(BACKUP_BEGIN, BACKUP_HOLD, BACKUP_CUT, BACKUP_CHECK, BACKUP_READ, BACKUP_END),
-        *(BACKUP_STAND_BY, BACKUP_CUT_AT, BACKUP_COPY),
+        BACKUP_BEGIN,
+        BACKUP_HOLD,
+        BACKUP_CUT,
+        BACKUP_CHECK,
+        BACKUP_READ,
+        BACKUP_END,
+        BACKUP_STAND_BY,
+        BACKUP_CUT_AT,
+        BACKUP_COPY,
     ),
     ("operator",),
 )

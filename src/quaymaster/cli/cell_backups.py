@@ -70,7 +70,8 @@ def cell_restore(
         except NotNow as error:
             raise NoServer(f"the cell: {error}") from None
     print_done(
-        *(event, f"restored {len(event['journals'])} journals; start the other processes of the cell"),
+        event,
+        f"restored {len(event['journals'])} journals; start the other processes of the cell",
         "Give each front end the master keys of the backup, before it starts.",
         as_json=as_json,
     )

@@ -269,7 +269,8 @@ def run_cell_backup(settings: Settings, destination: Path, *, as_json: bool) -> 
         except NotNow as error:
             raise NoServer(f"the cell: {error}") from None
     print_done(
-        *(made, f"backed up to {made['path']}"),
+        made,
+        f"backed up to {made['path']}",
         "It holds no master key: keep the front ends' keys/ somewhere else, or it cannot be read.",
         as_json=as_json,
     )

@@ -329,7 +329,9 @@ async def _start_front_end(process: CellProcess) -> None:
     while True:
         try:
             metadata = await start_remote_metadata(
-                *(settings, stack, keys),
+                settings,
+                stack,
+                keys,
                 now_ms=wall_ms,
                 rpc=process.rpc,
                 cell_format=process.cell_format,
