@@ -274,9 +274,10 @@ def test_journal_is_backed_up_by_one_operator_from_its_leader(tmp_path: Path) ->
     told(tmp_path, story)
 
 
-def damage(directory: Path, broker: str) -> None:
-    """Flip a bit of the first message in a broker's replica of the journal."""
+async def damage(directory: Path, broker: str) -> None:
+    """Flip a bit of the first message in a broker's replica of the journal, once the replica holds it."""
     (segment,) = (directory / broker).rglob(f"{TARGET_JOURNAL}/{segment_name(0)}")
+    await until(lambda: segment.read_bytes().count(b"QMB") > 1)
     with segment.open("r+b") as file:
         found = file.read(DATA_AT + 65_536)
         at = found.index(b"QMB", found.index(b"QMB") + 3) + 100
@@ -293,7 +294,7 @@ def test_where_the_leaders_files_are_damaged_another_replica_is_in_the_backup(
         await cell.wear_out(JOBS, messages(1, 60))
         await cell.move_all(JOBS, DEAD, 60)
         for broker in damaged:
-            damage(tmp_path / "cell", broker)
+            await damage(tmp_path / "cell", broker)
         said: list[str] = []
 
         await back_up_cell(SETTINGS, tmp_path / "copy", lambda done, total: None, told=said.append)
@@ -316,7 +317,7 @@ def test_a_journal_of_which_no_replica_is_whole_is_told_and_leaves_no_backup(
         await cell.wear_out(JOBS, messages(1, 60))
         await cell.move_all(JOBS, DEAD, 60)
         for broker in "abc":
-            damage(tmp_path / "cell", broker)
+            await damage(tmp_path / "cell", broker)
 
         with pytest.raises(JournalDamaged, match=r"all its members are damaged: \['a', 'b', 'c'\]"):
             await back_up_cell(SETTINGS, tmp_path / "copy", lambda done, total: None)
