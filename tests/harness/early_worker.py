@@ -2,58 +2,62 @@
 
 The JVM gives each worker that is not forked by its daemon ten seconds from the start of the interpreter to connect, a
 limit that no setting changes. A worker connects when it has imported Spark, pandas and Arrow, which takes longer
-where many processes share a core. This program connects first and lets the worker, which comes later, use that.
+where many processes share a core. This program connects first, in an interpreter that has loaded next to nothing. The
+worker comes after it in the same process, and uses that connection.
 
-    python early_worker.py -m MODULE ...     as Spark runs `python -m MODULE ...`
+    python -I -S early_worker.py -m MODULE ...     as Spark runs `python -m MODULE ...`
 """
 
 from __future__ import annotations
 
 import os
-import runpy
-import shlex
 import socket
 import struct
 import sys
-from pathlib import Path
-from typing import Any
+
+# Nothing else is imported here: until it is connected, each import is time that the JVM may not have.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
 
 PORT = "PYTHON_WORKER_FACTORY_PORT"
 SECRET = "PYTHON_WORKER_FACTORY_SECRET"
+CONNECTION = "EARLY_WORKER_CONNECTION"
+"""The file descriptor that is connected to the JVM."""
 TIMEOUT_S = 600
+ACCEPTED = struct.pack("!i", 2) + b"ok"
 
 
 def program(directory: Path) -> str:
     """Write a program that Spark can use for `python`, and return its path."""
     path = directory / "python"
-    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{__file__}" "$@"\n')
     path.chmod(0o755)
     return str(path)
 
 
-def connect(port: int, secret: bytes) -> tuple[Any, ...]:
+def connect(port: int, secret: bytes) -> int:
     """Return a connection to the JVM that it has accepted, as `pyspark.util.local_connect_and_auth` does."""
     connection = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
-    file = connection.makefile("rwb", int(os.environ.get("SPARK_BUFFER_SIZE", 65536)))
-    file.write(struct.pack("!i", len(secret)) + secret)
-    file.flush()
-    (size,) = struct.unpack("!i", file.read(4))
-    answer = file.read(size)
-    assert answer == b"ok", f"the JVM does not accept its worker: {answer!r}"
-    return file, connection
+    connection.settimeout(None)  # where it has one, less than all may be received; a JVM that ends closes it
+    connection.sendall(struct.pack("!i", len(secret)) + secret)
+    answer = connection.recv(len(ACCEPTED), socket.MSG_WAITALL)  # what follows it is the worker's to read
+    assert answer == ACCEPTED, f"the JVM does not accept its worker: {answer!r}"
+    os.set_inheritable(connection.fileno(), True)
+    return connection.detach()
 
 
-def main() -> None:
-    """Be the worker."""
-    arguments = sys.argv[1:]
-    if arguments[:1] != ["-m"] or PORT not in os.environ:
-        os.execv(sys.executable, [sys.executable, *arguments])
-    port = int(os.environ[PORT])
-    early = [connect(port, os.environ[SECRET].encode())]
+def work(connection: socket.socket, port: int) -> None:
+    """Be the worker, in an interpreter with all that it imports."""
+    import runpy
 
-    # After connecting: this is what takes long.
     from pyspark import util
 
+    connection.settimeout(TIMEOUT_S)
+    early: list[tuple[Any, ...]] = [
+        (connection.makefile("rwb", int(os.environ.get("SPARK_BUFFER_SIZE", 65536))), connection)
+    ]
     usual = util.local_connect_and_auth
 
     def connected(conn_info: str | int | None, auth_secret: str | None) -> tuple[Any, ...]:
@@ -62,8 +66,20 @@ def main() -> None:
     util.local_connect_and_auth = connected
     # As `python -m` has it.
     sys.path[0] = os.getcwd()
-    sys.argv = arguments[1:]
-    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    """Connect, and be the worker."""
+    inherited = os.environ.pop(CONNECTION, None)
+    if inherited is not None:
+        work(socket.socket(fileno=int(inherited)), int(os.environ[PORT]))
+    elif sys.argv[1:2] == ["-m"] and PORT in os.environ:
+        os.environ[CONNECTION] = str(connect(int(os.environ[PORT]), os.environ[SECRET].encode()))
+        os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
+    else:
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 if __name__ == "__main__":
