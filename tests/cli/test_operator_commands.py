@@ -21,6 +21,17 @@ def test_accounts_are_listed(run: Run, data: Path, server: PlayedServer) -> None
     assert run("account", "list", "--data", data, "--json").json == {"accounts": [account]}
 
 
+def test_accounts_are_listed_page_by_page(run: Run, data: Path, server: PlayedServer) -> None:
+    one, two = ({"account_id": 12 * digit, "name": digit, "created_ms": 5} for digit in "12")
+    server.answers["GET /admin/v1/accounts"] = {"accounts": [one], "next_token": one["account_id"]}
+    server.answers[f"GET /admin/v1/accounts?next_token={one['account_id']}"] = {
+        "accounts": [two],
+        "next_token": None,
+    }
+
+    assert run("account", "list", "--data", data, "--json").json == {"accounts": [one, two]}
+
+
 def test_a_new_account_comes_with_a_key_whose_secret_is_shown_once(
     run: Run, data: Path, server: PlayedServer
 ) -> None:

@@ -345,6 +345,13 @@ def test_accounts_are_created_with_a_key_that_works() -> None:
             used = await client.json("CreateQueue", {"QueueName": "theirs"})
 
             assert [account["account_id"] for account in listed.json["accounts"]] == [ACCOUNT, "111111111111"]
+            assert listed.json["next_token"] is None
+            first = await port.call("GET", "accounts?limit=1")
+            assert [account["account_id"] for account in first.json["accounts"]] == [ACCOUNT]
+            rest = await port.call("GET", f"accounts?limit=1&next_token={first.json['next_token']}")
+            assert [account["account_id"] for account in rest.json["accounts"]] == ["111111111111"]
+            assert rest.json["next_token"] is None
+            assert (await port.call("GET", "status")).json["accounts"] == 2
             assert used.json["QueueUrl"].endswith("/111111111111/theirs")
             assert error_of(twice) == (400, "InvalidParameterValue")
             assert error_of(nameless) == (400, "MissingParameter")

@@ -39,7 +39,7 @@ def job(
         service.broker,
         MessageCipher(metadata.data_key),
         service.sealed,
-        queues=metadata.queues.active_queues,
+        logs=metadata.queues.active_logs,
         data_key=metadata.data_key,
         has_room=has_room,
         interval_s=interval_s,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
+from harness.steps import forbid_walks
 
 from quaymaster.core.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.rows import AccessKeyRow, AccountRow, encode_row
@@ -65,35 +67,6 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class Unwalked(dict[Any, Any]):
-    """What has an entry for each queue, key or account: look-ups only, while requests are served."""
-
-    is_watched = False
-
-    def _walk(self) -> None:
-        if Unwalked.is_watched:
-            raise AssertionError("a request walked what all accounts have")
-
-    def __iter__(self) -> Iterator[Any]:
-        self._walk()
-        return super().__iter__()
-
-    def keys(self) -> Any:
-        self._walk()
-        return super().keys()
-
-    def values(self) -> Any:
-        self._walk()
-        return super().values()
-
-    def items(self) -> Any:
-        self._walk()
-        return super().items()
-
-    def copy(self) -> NoReturn:
-        raise AssertionError("what all accounts have was copied")
-
-
 def add_others(service: Service, pattern: QueueDefinition, count: int) -> None:
     """Have so many queues and keys of other accounts, and so many accounts."""
     metadata = service.metadata
@@ -108,17 +81,6 @@ def add_others(service: Service, pattern: QueueDefinition, count: int) -> None:
         metadata.accounts._rows.apply(key_id, encode_row(key), number + 1)
         account = AccountRow(account_id, name, 0)
         metadata.accounts._accounts.apply(account_id, encode_row(account), number + 1)
-
-
-def watch(*holders: object) -> int:
-    """Put a dict that notices walks in the place of each large one; return how many there were."""
-    found = 0
-    for holder in holders:
-        for name, value in list(vars(holder).items()):
-            if type(value) is dict and len(value) >= FEW:
-                setattr(holder, name, Unwalked(value))
-                found += 1
-    return found
 
 
 async def ask(service: Service, action: str, given: dict[str, Any]) -> Answer:
@@ -148,22 +110,18 @@ async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
         await service.add_queue("log", RetentionMode="Log")
         add_others(service, jobs, count)
         metadata = service.metadata
-        watched = watch(metadata.queues, metadata.accounts)
-        watched += watch(metadata.queues.rows, metadata.accounts._rows, metadata.accounts._accounts)
-        assert watched >= 6
-        Unwalked.is_watched = True
-        try:
-            for action, given in REQUESTS:
-                seen = 0
-                sys.setprofile(note)
-                try:
-                    answer = await ask(service, action, given)
-                finally:
-                    sys.setprofile(None)
-                statuses.append(answer.status)
-                calls.append(seen)
-        finally:
-            Unwalked.is_watched = False
+        tables = metadata.queues.rows, metadata.accounts._rows, metadata.accounts._accounts
+        watched = forbid_walks(metadata.queues, metadata.accounts, *tables, entries_min=MANY)
+        assert count < MANY or len(watched) >= 6
+        for action, given in REQUESTS:
+            seen = 0
+            sys.setprofile(note)
+            try:
+                answer = await ask(service, action, given)
+            finally:
+                sys.setprofile(None)
+            statuses.append(answer.status)
+            calls.append(seen)
     return statuses, calls
 
 
@@ -191,14 +149,30 @@ def test_a_request_takes_as_many_steps_with_100_queues_keys_and_accounts_as_with
     assert many <= few * 1.5 + 300
 
 
-def test_a_walk_is_noticed() -> None:
-    watched = Unwalked({1: 2})
-    Unwalked.is_watched = True
+class Holder:
+    """Something that has very many entries."""
 
-    try:
-        for walk in (lambda: list(watched), watched.keys, watched.values, watched.items, watched.copy):
-            with pytest.raises(AssertionError):
-                walk()
-        assert watched.get(1) == 2
-    finally:
-        Unwalked.is_watched = False
+    def __init__(self) -> None:
+        self.found = dict.fromkeys(range(MANY))
+        self.names = set(range(MANY))
+        self.line = list(range(MANY))
+        self.few = [1]
+
+
+def test_a_walk_is_noticed() -> None:
+    holder = Holder()
+
+    assert forbid_walks(holder, entries_min=MANY) == ["Holder.found", "Holder.names", "Holder.line"]
+
+    found, names, line = holder.found, holder.names, holder.line
+    walks: list[Callable[[], object]] = [
+        *(partial(list, one) for one in (found, names, line, found.keys(), found.values(), found.items())),
+        *(found.copy, names.copy, line.copy, line.sort),
+        *(partial(sorted, one) for one in (found, names, line)),
+        *(lambda: found | {}, lambda: names - {1}, lambda: {1} | names, lambda: line[1:], lambda: [*line, 1]),
+        lambda: dict(found),
+    ]
+    for walk in walks:
+        with pytest.raises(AssertionError):
+            walk()
+    assert (found.get(1, 2), next(iter(found)), 5 in names, line[5:7]) == (None, 0, True, [5, 6])

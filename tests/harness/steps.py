@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -20,3 +21,74 @@ def calls_of(work: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return calls
+
+
+GLANCE_MAX = 2_000
+"""So many entries of what is large may be taken from it at once: a page of a list, or the oldest that leave."""
+
+
+def _at_a_glance(entries: Iterable[Any]) -> Iterator[Any]:
+    for number, entry in enumerate(entries):
+        assert number < GLANCE_MAX, "what all have was walked"
+        yield entry
+
+
+def _walked(self: object, *arguments: object) -> NoReturn:
+    raise AssertionError("what all have was walked or copied")
+
+
+class _Unwalked:
+    """What has an entry for each of very many: look-ups, and glances at a few."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _at_a_glance(super().__iter__())  # type: ignore[misc]
+
+    copy = __copy__ = _walked
+
+
+class UnwalkedDict(_Unwalked, dict[Any, Any]):
+    __or__ = __ror__ = _walked
+
+    def keys(self) -> Any:
+        return _at_a_glance(super().keys())
+
+    def values(self) -> Any:
+        return _at_a_glance(super().values())
+
+    def items(self) -> Any:
+        return _at_a_glance(super().items())
+
+
+class UnwalkedSet(_Unwalked, set[Any]):
+    __or__ = __ror__ = __sub__ = __rsub__ = __and__ = __rand__ = _walked
+
+
+class UnwalkedList(_Unwalked, list[Any]):
+    __add__ = __radd__ = sort = _walked  # type: ignore[assignment]
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            assert len(range(*at.indices(len(self)))) <= GLANCE_MAX, "what all have was copied"
+        return super().__getitem__(at)
+
+
+_UNWALKED: dict[type, Callable[[Any], Any]] = {
+    dict: UnwalkedDict,
+    set: UnwalkedSet,
+    list: UnwalkedList,
+}
+
+
+def forbid_walks(*holders: object, entries_min: int) -> list[str]:
+    """Replace each large dict, set and list that these objects have by one that notices walks; return their names.
+
+    What is found at once or in the end raises AssertionError: a walk, a copy, a sorting.
+    """
+    found: list[str] = []
+    for holder in holders:
+        for name, value in list(vars(holder).items()):
+            unwalked = _UNWALKED.get(type(value))
+            if unwalked is not None and len(value) >= entries_min:
+                setattr(holder, name, unwalked(value))
+                found.append(f"{type(holder).__name__}.{name}")
+    return found

@@ -100,7 +100,9 @@ def test_a_mode_that_there_is_not_is_refused(tmp_path: Path) -> None:
 )
 def test_make_prepares_no_more_than_what_it_runs(target: str, commands: list[str]) -> None:
     # The tests may themselves be run by make, whose variables would make this one its sub-make.
-    own = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+    own = {
+        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    }
     done = subprocess.run(
         ["make", "-n", target, "ARGS=--node x"],
         cwd=ROOT,

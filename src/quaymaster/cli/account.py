@@ -23,15 +23,15 @@ def list_accounts(
     from quaymaster.cli.client import AdminClient
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
-        result = admin.call("GET", "accounts")
+        accounts = list(admin.accounts())
     if as_json:
-        print_json(result)
+        print_json({"accounts": accounts})
     else:
         print_table(
             ("ACCOUNT ID", "NAME", "CREATED"),
             (
                 (account["account_id"], account["name"], time_as_text(account["created_ms"]))
-                for account in result["accounts"]
+                for account in accounts
             ),
         )
 

@@ -204,7 +204,7 @@ def accounts(
         from quaymaster.cli.client import AdminClient
 
         with AdminClient(find_connection(data, None), admin_url) as admin:
-            found = admin.call("GET", "accounts")["accounts"]
+            found = list(admin.accounts())
         with _billing_errors(), store.writing():
             store.set_account_names({one["account_id"]: one["name"] for one in found}, _now())
     names = store.account_names(_now())

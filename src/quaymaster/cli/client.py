@@ -195,6 +195,16 @@ class AdminClient:
         result: dict[str, Any] = json.loads(answer.body or b"{}")
         return result
 
+    def accounts(self) -> Iterator[dict[str, Any]]:
+        """Yield all accounts by id, page by page."""
+        token: str | None = None
+        while True:
+            page = self.call("GET", "accounts", query={"next_token": token})
+            yield from page["accounts"]
+            token = page.get("next_token")
+            if token is None:
+                return
+
 
 def _sqs_error(answer: HTTPReply) -> Refused | NoServer:
     try:

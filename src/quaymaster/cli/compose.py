@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -202,8 +202,7 @@ class Server:
             log_event(log, logging.INFO, "declared queues loaded", changed=changed)
         metrics.log_fsync = broker.host.writer.counters.fsync_durations
         metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-        queues = metadata.queues.active_queues
-        sealed = start_sealing(settings, stack, broker, metadata, data, queues)
+        sealed = start_sealing(settings, stack, broker, metadata, data, metadata.queues.active_logs)
         address = await serve_sqs(
             *(settings, stack, broker, metadata, metrics, health),
             store=store,
@@ -424,9 +423,9 @@ def start_sealing(
     broker: BrokerClient,
     metadata: Metadata,
     data: Path,
-    queues: Callable[[], Iterable[QueueDefinition]],
+    logs: Callable[[], Sequence[QueueDefinition]],
 ) -> SealedLogs | None:
-    """Start to seal the logs among `queues` in the background, and return where their blocks are.
+    """Start to seal `logs` in the background, and return where their blocks are.
 
     None when that is switched off.
     """
@@ -442,7 +441,7 @@ def start_sealing(
         broker,
         MessageCipher(metadata.data_key),
         sealed,
-        queues=queues,
+        logs=logs,
         data_key=metadata.data_key,
         has_room=has_room,
         interval_s=settings.seal_interval_s,

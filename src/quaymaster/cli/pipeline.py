@@ -645,7 +645,7 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
 
     found = []
     with AdminClient(find_connection(directory, None), admin_url) as admin:
-        for account in admin.call("GET", "accounts")["accounts"]:
+        for account in list(admin.accounts()):
             account_id = account["account_id"]
             page: dict[str, Any] = {"next_token": None}
             while True:

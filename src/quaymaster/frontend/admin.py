@@ -11,7 +11,7 @@
     GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
     GET    /admin/v1/queues/NAME/groups      consumer groups of a log-retained queue; POST: a new one
     POST   /admin/v1/queues/NAME/reset       NAME is QUEUE@GROUP: it begins anew; /offset: all below is consumed
-    GET    /admin/v1/accounts                POST: a new one with a first key
+    GET    /admin/v1/accounts                ?limit= &next_token= ; POST: a new one with a first key
     GET    /admin/v1/keys                    ?account_id= ; sessions too; POST: a new one, its secret is shown once
     POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session
     DELETE /admin/v1/keys/ID                 session: temporary credentials
@@ -119,7 +119,9 @@ class StoredKey(AccessKey, Protocol):
 class AccountService(Protocol):
     """The part of the metadata service that owns accounts and keys. Errors are those of `core.errors`."""
 
-    def list_accounts(self) -> Sequence[Account]: ...
+    def list_accounts(self, after: str = "", count_max: int = PAGE_MAX) -> Sequence[Account]: ...
+
+    def count_accounts(self) -> int: ...
 
     async def create_account(self, name: str, account_id: str | None = None) -> Account: ...
 
@@ -457,7 +459,7 @@ class Admin:
             "ready": reason is None,
             "reason": reason,
             "broker": await self._operations.status(),
-            "accounts": len(self._accounts.list_accounts()),
+            "accounts": self._accounts.count_accounts(),
         }
 
     async def _show_pauses(self, call: AdminCall) -> Mapping[str, Any]:
@@ -570,7 +572,10 @@ class Admin:
     # Accounts and access keys
 
     async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:
-        return {"accounts": [_account_row(account) for account in self._accounts.list_accounts()]}
+        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
+        accounts = self._accounts.list_accounts(call.query.get("next_token", ""), limit + 1)
+        rows = [_account_row(account) for account in accounts[:limit]]
+        return {"accounts": rows, "next_token": rows[-1]["account_id"] if len(accounts) > limit else None}
 
     async def _create_account(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.fields.get("account_id")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +33,6 @@ BLOCK_BYTES_MAX: Final = 3 << 20
 """As stored. A block opened fits into what a FetchMessages asks for by default, so that it is opened once."""
 EASE: Final = 2.0
 """Sealing takes a third of the time that the loop has left, at most: some 70,000 messages a second."""
-QUEUES_AT_ONCE: Final = 4_096
-"""So many queues are looked at before others get their turn."""
 FIRST_BYTES_EACH: Final = 512
 """What a message is taken to have before any of its log was read."""
 
@@ -42,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Sealing:
-    """The job. `queues` gives all there are; `has_room` says whether the disk can take more; it may block."""
+    """The job. `logs` gives what is sealed here; `has_room` says whether the disk can take more; it may block."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class Sealing:
         cipher: MessageCipher,
         sealed: SealedLogs,
         *,
-        queues: Callable[[], Iterable[QueueDefinition]],
+        logs: Callable[[], Sequence[QueueDefinition]],
         data_key: Callable[[int], bytes],
         has_room: Callable[[], bool],
         interval_s: float,
@@ -58,7 +56,7 @@ class Sealing:
         self._broker = broker
         self._reader = LogReader(broker, cipher, ease=EASE)
         self._sealed = sealed
-        self._queues = queues
+        self._logs = logs
         self._data_key = data_key
         self._has_room = has_room
         self._interval_s = interval_s
@@ -73,7 +71,7 @@ class Sealing:
 
     async def look(self) -> None:
         """Look once at every log."""
-        logs = await self._logs()
+        logs = self._logs()
         for gone in self._sealed.queues() - {definition.queue_id for definition in logs}:
             await self._delete(self._sealed.drop_queue(gone))
         for definition in logs:
@@ -84,20 +82,6 @@ class Sealing:
                     log_event(
                         log, logging.WARNING, "log not sealed", queue=definition.name, reason=str(error)
                     )
-
-    async def _logs(self) -> list[QueueDefinition]:
-        """Return the queues that are logs: a few of perhaps very many."""
-        queues = list(self._queues())
-        logs: list[QueueDefinition] = []
-        for start in range(0, len(queues), QUEUES_AT_ONCE):
-            # What a definition works out for itself it keeps; that is too much to keep of each queue.
-            logs += [
-                queue
-                for queue in queues[start : start + QUEUES_AT_ONCE]
-                if queue.attributes.get("RetentionMode") == "Log" and not queue.group_of
-            ]
-            await asyncio.sleep(0)
-        return logs
 
     async def _seal(self, definition: QueueDefinition, partition: int) -> None:
         queue_id = definition.queue_id

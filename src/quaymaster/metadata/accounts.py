@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -24,7 +25,6 @@ from quaymaster.core.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
-from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.data_keys import secret_purpose, session_token_purpose
 from quaymaster.metadata.master_keys import MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
@@ -37,15 +37,15 @@ from quaymaster.metadata.rows import (
     encode_row,
     row_decoder,
 )
+from quaymaster.metadata.sessions import Sessions, has_ended
 
 ACCOUNT_DIGITS: Final = 12
+ACCOUNTS_PAGE_MAX: Final = 1_000
 NAME_CHARS_MAX: Final = 128
 SESSION_MIN_MS: Final = 60_000
 SESSION_MAX_MS: Final = 36 * 3_600_000
 LOOKED_AT_AT_A_TIME: Final = 1_000
-"""So many keys are looked at in one turn of the event loop, by what looks at those of all accounts."""
-ENDED_TOLD_MS: Final = 3_600_000
-"""So long after its end a session's caller is told that it has expired."""
+"""So many sessions are judged in one turn of the event loop."""
 SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
 """Sessions ended together; the rest of the transaction is their key's."""
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
@@ -96,10 +96,13 @@ class Accounts:
         self._on_missing = on_missing
         self._master_keys = master_keys
         self._now_ms = now_ms
-        self._accounts: Table[AccountRow] = mirror.table(ACCOUNTS, row_decoder(AccountRow))
+        self._accounts: Table[AccountRow] = mirror.table(ACCOUNTS, row_decoder(AccountRow), self._on_account)
+        self._account_ids: list[str] = []
+        """In order."""
         self._rows: Table[AccessKeyRow] = mirror.table(
             ACCESS_KEYS, row_decoder(AccessKeyRow), self._on_access_key
         )
+        self._sessions = Sessions(self._rows.get)
         self._ids_of: dict[str, set[str]] = {}
         """The access keys of each account."""
         # Unwrapped once each: bounded by the keys that exist.
@@ -111,9 +114,21 @@ class Accounts:
         """Return an account, or None."""
         return self._accounts.get(account_id)
 
-    def list_accounts(self) -> list[Account]:
-        """Return all accounts, by id."""
-        return sorted((row for _, row in self._accounts.items()), key=lambda row: row.account_id)
+    def list_accounts(self, after: str = "", count_max: int = ACCOUNTS_PAGE_MAX) -> list[Account]:
+        """Return accounts in order of their ids: the first behind `after`, so many at most."""
+        start = bisect_right(self._account_ids, after)
+        rows = map(self._accounts.get, self._account_ids[start : start + count_max])
+        return [row for row in rows if row is not None]
+
+    def count_accounts(self) -> int:
+        """Return how many accounts there are."""
+        return len(self._account_ids)
+
+    def _on_account(self, account_id: str, old: AccountRow | None, new: AccountRow | None) -> None:
+        if old is None:
+            insort(self._account_ids, account_id)
+        elif new is None:
+            del self._account_ids[bisect_left(self._account_ids, account_id)]
 
     async def create_account(self, name: str, account_id: str | None = None) -> Account:
         """Make an account, of 12 random digits unless they are given; InvalidParameterValue if it exists."""
@@ -185,7 +200,7 @@ class Accounts:
         return self._list(
             row
             for row in self._rows_of(account_id)
-            if row.expires_ms is not None and not _has_ended(row, now_ms)
+            if row.expires_ms is not None and not has_ended(row, now_ms)
         )
 
     async def create_access_key(
@@ -288,22 +303,14 @@ class Accounts:
         """Delete session credentials that ended over an hour ago, or outlived their key; return how many."""
         # The hour lets a caller be told "expired" rather than "unknown".
         now_ms = self._now_ms()
-        expired = []
-        for number, (_, row) in enumerate(self._rows.items(), 1):
-            if _has_ended(row, now_ms, told_ms=ENDED_TOLD_MS) or self._is_orphan(row):
-                expired.append(ACCESS_KEYS + row.access_key_id)
+        expired: dict[str, None] = {}
+        for number, session in enumerate(self._sessions.may_be_over(now_ms), 1):
+            if self._sessions.is_over(session, now_ms):
+                expired[ACCESS_KEYS + session] = None
             if not number % LOOKED_AT_AT_A_TIME:
                 await asyncio.sleep(0)
-        await self._end(expired)
+        await self._end(list(expired))
         return len(expired)
-
-    def _is_orphan(self, row: AccessKeyRow) -> bool:
-        """Tell whether a session was left over when its key was disabled or deleted: by a crash, or by a node
-        that did not know it yet."""
-        if row.parent_id is None:
-            return False
-        parent = self._rows.get(row.parent_id)
-        return parent is None or not parent.is_enabled
 
     async def _store_new(self, key: AccessKey, compares: Sequence[Compare] = ()) -> None:
         while True:
@@ -350,8 +357,7 @@ class Accounts:
 
     def _sessions_of(self, access_key_id: str) -> list[str]:
         """Return where the sessions made of a key are stored."""
-        of_account = self._rows_of(self._existing(access_key_id).account_id)
-        return [ACCESS_KEYS + row.access_key_id for row in of_account if row.parent_id == access_key_id]
+        return [ACCESS_KEYS + session for session in self._sessions.of_key(access_key_id)]
 
     async def _end(self, sessions: list[str]) -> None:
         for at in range(0, len(sessions), SESSIONS_PER_TRANSACTION):
@@ -367,7 +373,7 @@ class Accounts:
         """Delete an account's sessions that have ended, if it has as many keys as it may."""
         if len(self._ids_of.get(account_id, ())) >= self._keys_max:
             now_ms = self._now_ms()
-            ended = [row for row in self._rows_of(account_id) if _has_ended(row, now_ms)]
+            ended = [row for row in self._rows_of(account_id) if has_ended(row, now_ms)]
             await self._end([ACCESS_KEYS + row.access_key_id for row in ended])
 
     def _check_room(self, account_id: str) -> None:
@@ -381,6 +387,7 @@ class Accounts:
 
     def _on_access_key(self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None) -> None:
         self._keys.pop(access_key_id, None)
+        self._sessions.note(access_key_id, old, new)
         if old is not None and new is None:
             ids = self._ids_of[old.account_id]
             ids.discard(access_key_id)
@@ -426,14 +433,6 @@ class Accounts:
             expires_ms=row.expires_ms,
             parent_id=row.parent_id,
         )
-
-
-def _has_ended(row: AccessKeyRow, now_ms: int, *, told_ms: int = 0) -> bool:
-    """Tell whether a session is over, for `told_ms` at least; one that a clock far ahead has made is, too."""
-    if row.expires_ms is None:
-        return False
-    lasts_ms = row.expires_ms - row.created_ms + told_ms
-    return has_passed(row.created_ms, lasts_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS + told_ms)
 
 
 def _random_id(prefix: str, characters: int) -> str:

@@ -129,7 +129,6 @@ class DataKeySweep:
         except TimeoutError:
             raise NotNow("The tables do not show yet which queues there are.") from None
         named = await self._named_in_journals()
-        accounts = {row.key_id: account_id for account_id, row in self._account_keys.items()}
         now_ms = self._now_ms()
         found: Counter[str] = Counter()
         after = ""
@@ -141,8 +140,9 @@ class DataKeySweep:
                 if item.revision > began:
                     continue
                 is_used = row.key_id in named or self._queues.queues_with_key(row.key_id) > 0
-                if not is_used and row.key_id in accounts:
-                    await self._take_from(accounts[row.key_id], row.key_id)
+                account_id = None if is_used else self._queues.account_with_key(row.key_id)
+                if account_id is not None:
+                    await self._take_from(account_id, row.key_id)
                     continue
                 life = KeyLife(row.unused_sweeps, row.retiring_since_ms)
                 next_life = after_sweep(life, is_in_use=is_used, now_ms=now_ms)

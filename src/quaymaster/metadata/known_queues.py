@@ -50,6 +50,8 @@ class KnownQueues:
         # Active queues only:
         self._by_name: dict[tuple[str, str], QueueDefinition] = {}
         self._by_id: dict[int, QueueDefinition] = {}
+        self._logs: dict[int, QueueDefinition] = {}
+        """Those that are log-retained, without their consumer groups."""
         self._names: dict[str, list[str]] = {}
         self._dead_letter_sources: dict[str, list[str]] = {}
         self._partitions_in: Counter[int] = Counter()
@@ -57,6 +59,8 @@ class KnownQueues:
         self._queues_with_key: Counter[int] = Counter()
         self._groups_of: dict[int, set[str]] = {}
         """Consumer groups in any state, by account and name, of each log; also of one that is gone."""
+        self._gone_logs: set[int] = set()
+        """Of those, the ids that no queue has: the queue is gone, consumer groups of it are not."""
         # Queues in any state, and those lately deleted, whose journals may have to be told once more:
         self._journals_of: dict[int, tuple[int, ...]] = {}
         self._gone_journals_of: dict[int, tuple[int, ...]] = {}
@@ -95,6 +99,10 @@ class KnownQueues:
         """Return all active queues, of all accounts, in no order."""
         return list(self._by_id.values())
 
+    def active_logs(self) -> list[QueueDefinition]:
+        """Return all active queues that are log-retained, of all accounts, in no order."""
+        return list(self._logs.values())
+
     def __len__(self) -> int:
         return len(self._by_id)
 
@@ -112,7 +120,7 @@ class KnownQueues:
 
     def gone_logs(self) -> list[int]:
         """Return the ids of queues that are gone while consumer groups of theirs are not."""
-        return [queue_id for queue_id in self._groups_of if queue_id not in self._journals_of]
+        return list(self._gone_logs)
 
     def partitions_in(self, journal_id: int) -> int:
         """Return how many partitions of active queues are in a journal, consumer groups aside."""
@@ -192,13 +200,19 @@ class KnownQueues:
             groups.discard(suffix)
             if not groups:
                 del self._groups_of[old.group_of]
+                self._gone_logs.discard(old.group_of)
         if new is not None and new.group_of:
             self._groups_of.setdefault(new.group_of, set()).add(suffix)
+            if new.group_of not in self._journals_of:
+                self._gone_logs.add(new.group_of)
         if old is not None and (new is None or new.queue_id != old.queue_id):
             del self._journals_of[old.queue_id]
             self._note_gone(old.queue_id, journal_ids_of(old))
+            if old.queue_id in self._groups_of:
+                self._gone_logs.add(old.queue_id)
         if new is not None:
             self._journals_of[new.queue_id] = journal_ids_of(new)
+            self._gone_logs.discard(new.queue_id)
 
     def _on_deleted(self, suffix: str, old: DeletedRow | None, new: DeletedRow | None) -> None:
         if new is not None:
@@ -216,6 +230,9 @@ class KnownQueues:
         self._by_id[definition.queue_id] = definition
         if definition.group_of:
             return
+        # Not `is_log`: what a definition works out for itself it keeps; that is too much to keep of each queue.
+        if definition.attributes.get("RetentionMode") == "Log":
+            self._logs[definition.queue_id] = definition
         if not is_internal(*key):
             insort(self._names.setdefault(definition.account_id, []), definition.name)
         self._partitions_in.update(partition.journal_id for partition in definition.partitions)
@@ -227,6 +244,7 @@ class KnownQueues:
         key = (definition.account_id, definition.name)
         del self._by_name[key]
         del self._by_id[definition.queue_id]
+        self._logs.pop(definition.queue_id, None)
         if definition.group_of:
             return
         if not is_internal(*key):

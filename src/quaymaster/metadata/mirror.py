@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 1.0
 LISTED_AT_A_TIME: Final = 500
+LOOKED_AT_AT_A_TIME: Final = 1_000
+"""So many rows are looked at in one turn of the event loop."""
 
 T = TypeVar("T")
 
@@ -83,7 +86,7 @@ class Table(Generic[T]):
         self._on_change = on_change
         self._rows: dict[str, tuple[int, T]] = {}
         # Own deletions the watch has not reported yet: a late event must not bring the row back.
-        self._gone: dict[str, int] = {}
+        self._gone: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -103,8 +106,17 @@ class Table(Generic[T]):
         return Compare(self.prefix + suffix, self.revision(suffix))
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Iterate over a copy of the rows."""
+        """Iterate over a copy of the rows, of which there are few."""
         return iter([(suffix, row) for suffix, (_, row) in self._rows.items()])
+
+    async def in_turns(self) -> AsyncIterator[tuple[str, T]]:
+        """Iterate over the rows there are at the beginning, as they are when their turn comes."""
+        for number, suffix in enumerate(tuple(self._rows), 1):
+            row = self._rows.get(suffix)
+            if row is not None:
+                yield suffix, row[1]
+            if not number % LOOKED_AT_AT_A_TIME:
+                await asyncio.sleep(0)
 
     def apply(self, suffix: str, value: bytes | None, revision: int) -> None:
         """Take over a change, unless a newer one is known."""
@@ -119,6 +131,7 @@ class Table(Generic[T]):
         if new is None:
             self._rows.pop(suffix, None)
             self._gone[suffix] = revision
+            self._gone.move_to_end(suffix)
         else:
             self._rows[suffix] = (revision, new)
         if self._on_change and (old is not None or new is not None):
@@ -133,17 +146,16 @@ class Table(Generic[T]):
             self._on_change(suffix, row, None)
 
     def forget_deletions(self, up_to_revision: int) -> None:
-        """Drop what is known of deletions the watch has passed."""
-        if self._gone:
-            self._gone = {
-                suffix: revision for suffix, revision in self._gone.items() if revision > up_to_revision
-            }
+        """Drop what is known of deletions the watch has passed, up to the first that it has not."""
+        while self._gone and next(iter(self._gone.values())) <= up_to_revision:
+            self._gone.popitem(last=False)
 
-    def keep_only(self, suffixes: set[str], revision: int) -> None:
-        """Drop the rows that a whole listing at `revision` no longer has."""
-        for suffix in [key for key, row in self._rows.items() if key not in suffixes and row[0] <= revision]:
-            # One of exactly this revision was deleted while we listed; the watch says so.
-            self.apply(suffix, None, revision)
+    async def keep_only(self, suffixes: set[str], revision: int) -> None:
+        """Drop the rows that a whole listing at `revision` no longer has, some in each turn of the loop."""
+        async for suffix, _ in self.in_turns():
+            if suffix not in suffixes and self.revision(suffix) <= revision:
+                # One of exactly this revision was deleted while we listed; the watch says so.
+                self.apply(suffix, None, revision)
 
 
 class Mirror:
@@ -235,7 +247,7 @@ class Mirror:
             if not number % LISTED_AT_A_TIME:
                 await asyncio.sleep(0)  # what is written meanwhile has a newer revision
         for prefix, table in self._tables.items():
-            table.keep_only(found[prefix], revision)
+            await table.keep_only(found[prefix], revision)
         self._move(revision)
         return revision
 

@@ -186,8 +186,11 @@ class Queues(KnownQueues):
         self._ids = IdAllocator(mirror.store, "queue", node)
         self._guard = IdGuard(mirror.store, self._ids, self._ask_marks)
         self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
-        self.account_keys: Table[AccountKeyRow] = mirror.table(ACCOUNT_KEYS, row_decoder(AccountKeyRow))
+        self.account_keys: Table[AccountKeyRow] = mirror.table(
+            ACCOUNT_KEYS, row_decoder(AccountKeyRow), self._on_account_key
+        )
         """The data key of each account's new queues."""
+        self._account_with_key: dict[int, str] = {}
         self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
         self.lost_attributes = LostAttributes()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -238,6 +241,16 @@ class Queues(KnownQueues):
         """Return the data keys that a journal's messages name; NotNow when its leader does not answer."""
         assert self._journal is not None, "a journal is attached before it is asked"
         return await self._journal.data_keys(journal_id)
+
+    def account_with_key(self, data_key_id: int) -> str | None:
+        """Return the account whose new queues have this data key, or None."""
+        return self._account_with_key.get(data_key_id)
+
+    def _on_account_key(self, account_id: str, old: AccountKeyRow | None, new: AccountKeyRow | None) -> None:
+        if old is not None:
+            self._account_with_key.pop(old.key_id, None)
+        if new is not None:
+            self._account_with_key[new.key_id] = account_id
 
     async def refresh(self, definition: QueueDefinition) -> None:
         """Nothing: whoever changes queues here has them in memory."""
@@ -854,7 +867,9 @@ class Queues(KnownQueues):
         """
         now_ms = self._now_ms()
         waiting = [
-            suffix for suffix, row in self._pending.items() if has_passed(row.since_ms, older_than_ms, now_ms)
+            suffix
+            async for suffix, row in self._pending.in_turns()
+            if has_passed(row.since_ms, older_than_ms, now_ms)
         ]
         # Logs before their consumer groups, whose names go on behind theirs.
         logs = [suffix for suffix in waiting if not split_group(suffix)[1]]
@@ -896,7 +911,7 @@ class Queues(KnownQueues):
         interval_ms = self._purge_interval_s * 1000
         deleted = [
             (key, row)
-            for key, row in self.deleted.items()
+            async for key, row in self.deleted.in_turns()
             if has_passed(row.deleted_ms, rest_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
         ]
         for some in _batched(deleted, DROPPED_AT_ONCE):
@@ -911,7 +926,7 @@ class Queues(KnownQueues):
             await self._drop(compares)
         purged = [
             self._purges.compare(key)
-            for key, row in self._purges.items()
+            async for key, row in self._purges.in_turns()
             if has_passed(row.purged_ms, interval_ms, now_ms)
         ]
         for marks in _batched(purged, DROPPED_AT_ONCE):

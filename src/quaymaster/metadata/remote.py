@@ -721,7 +721,7 @@ class RemoteMetadata:
         self._upkeep_task = supervise(asyncio.create_task(self._upkeep(), name="metadata-upkeep"))
 
     async def _start_keys(self) -> None:
-        is_empty = not (self.data_keys.has_keys or self.accounts.list_accounts())
+        is_empty = not (self.data_keys.has_keys or self.accounts.count_accounts())
         try:
             await self.master_keys.start(store_is_empty=is_empty)
         except MasterKeyMissing as missing:

@@ -1,0 +1,190 @@
+"""What a front end asks of a metadata node costs both the same however much others have: steps are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+from harness.steps import calls_of, forbid_walks
+
+from quaymaster.coordination.interface import Event, KeyValue
+from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.rows import ACCOUNTS, QUEUES
+from quaymaster.protocol.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    CreateGroup,
+    CreateQueue,
+    DeleteQueue,
+    GetChanges,
+    ListDeadLetterSources,
+    ListGroups,
+    ListQueues,
+    ListRows,
+    QueueChange,
+    QueueListing,
+    RemovePermission,
+    Request,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
+
+from .cell import Cell, FrontEnd
+from .others import FEW, LOGS_EVERY, MANY, rows_of_others
+from .support import ACCOUNT
+
+LONG_MS = 10**9
+
+
+class Pair(NamedTuple):
+    """A front end and the node it asks."""
+
+    front_end: FrontEnd
+    node: MetadataNode
+
+
+Step = tuple[str, Callable[[Pair], Awaitable[object]]]
+
+
+def changed(request: QueueChange) -> Step:
+    return type(request).__name__, lambda pair: pair.front_end.queues.change(request)
+
+
+def listed(request: QueueListing) -> Step:
+    return type(request).__name__, lambda pair: pair.front_end.queues.list_page(request)
+
+
+async def look_up(pair: Pair) -> None:
+    front_end = pair.front_end
+    queue = await front_end.look_up(lambda: front_end.queue(ACCOUNT, "jobs"))
+    assert await front_end.look_up(lambda: front_end.find_queue(ACCOUNT, "none")) is None
+    await front_end.look_up(lambda: front_end.data_key(queue.data_key_id))
+    await front_end.look_up(lambda: front_end.access_key("AKIA" + 16 * "X"))
+    await front_end.queues.refresh(queue)
+
+
+async def purge(pair: Pair) -> None:
+    queue = pair.front_end.queue(ACCOUNT, "jobs")
+    await pair.front_end.queues.change(BeginPurge(ACCOUNT, "jobs", queue.queue_id))
+    await pair.front_end.queues.change(CancelPurge(ACCOUNT, "jobs", queue.queue_id))
+
+
+async def use_keys(pair: Pair) -> None:
+    accounts = pair.front_end.accounts
+    key = await accounts.create_access_key(ACCOUNT, "more")
+    await accounts.create_session(key.access_key_id, 3_600_000)
+    await accounts.rotate_secret(key.access_key_id)
+    await accounts.delete_access_key(key.access_key_id)
+
+
+async def list_rows(pair: Pair) -> None:
+    """Ask for a few rows that stand behind most others."""
+    page: Any = await pair.node.answer(ListRows(f"{QUEUES}{ACCOUNT}/"))
+    assert [row.key for row in page.rows] == [
+        f"{QUEUES}{ACCOUNT}/{name}" for name in ("jobs", "log", "log@readers")
+    ]
+
+
+async def follow(pair: Pair) -> None:
+    """Ask for the newest changes, and have one."""
+    await pair.front_end.accounts.create_account("new", "999999999999")
+    position = pair.node.feed.position
+    await pair.node.answer(GetChanges([QUEUES, ACCOUNTS], position - 1, 0))
+
+
+STEPS: list[Step] = [
+    changed(CreateQueue(ACCOUNT, "jobs")),
+    changed(CreateQueue(ACCOUNT, "log", {"RetentionMode": "Log"})),
+    changed(CreateGroup(ACCOUNT, "log@readers")),
+    changed(SetAttributes(ACCOUNT, "jobs", {"VisibilityTimeout": "60"})),
+    changed(TagQueue(ACCOUNT, "jobs", {"team": "quay"})),
+    changed(UntagQueue(ACCOUNT, "jobs", ["team"])),
+    changed(AddPermission(ACCOUNT, "jobs", "label", [ACCOUNT], ["SendMessage"])),
+    changed(RemovePermission(ACCOUNT, "jobs", "label")),
+    listed(ListQueues(ACCOUNT, results_max=1)),
+    listed(ListDeadLetterSources(ACCOUNT, "jobs")),
+    listed(ListGroups(ACCOUNT, "log")),
+    ("BeginPurge and CancelPurge", purge),
+    ("look-ups of each request", look_up),
+    ("keys and sessions", use_keys),
+    ("ListRows", list_rows),
+    ("GetChanges", follow),
+    ("a front end's upkeep", lambda pair: pair.front_end.run_upkeep()),
+    ("a node's upkeep", lambda pair: pair.node.run_upkeep()),
+    ("a node's beat", lambda pair: pair.node.beat()),
+    changed(DeleteQueue(ACCOUNT, "log")),
+]
+
+
+def add_others(pair: Pair, count: int) -> None:
+    """Have what others have, as if the store had told of it, and notice when it is walked."""
+    front_end, node = pair
+    for row in rows_of_others(count):
+        node.feed._put(KeyValue(row.key, row.value, 1))
+        node._mirror._apply(row.key, row.value, 1)
+        front_end._mirror._apply(row.key, row.value, 1)
+        node.feed._history.insert(len(node.feed._history), Event(row.key, row.value, 1))
+    node.feed._history.sort(key=lambda event: event.revision)
+    holders: list[object] = [node.feed, node.queues, node.queues._quotas, front_end.queues]
+    holders += [front_end.accounts, front_end.accounts._sessions, front_end.data_keys]
+    holders += [*node._mirror._tables.values(), *front_end._mirror._tables.values()]
+    watched = forbid_walks(*holders, entries_min=MANY // LOGS_EVERY)
+    if count == MANY:
+        assert {"Feed._rows", "Feed._keys", "Feed._history"} < set(watched)
+
+
+async def begin(stack: AsyncExitStack, keys: Path) -> Pair:
+    cell = Cell(keys)
+    node = await stack.enter_async_context(cell.node("one"))
+    for task in node._tasks:  # beats and upkeep are asked for
+        task.cancel()
+    await asyncio.gather(*node._tasks, return_exceptions=True)
+    front_end = await stack.enter_async_context(
+        cell.front_end("a", nodes=("one",), lookup_ms=LONG_MS, change_ms=LONG_MS, staleness_ms=LONG_MS)
+    )
+    return Pair(front_end, node)
+
+
+def steps_with(keys: Path, count: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    loop = asyncio.new_event_loop()
+    stack = AsyncExitStack()
+    try:
+        pair = loop.run_until_complete(begin(stack, keys))
+        add_others(pair, count)
+        for name, step in STEPS:
+
+            async def do(step: Callable[[Pair], Awaitable[object]] = step) -> None:
+                await step(pair)
+
+            found[name] = calls_of(lambda work=do: loop.run_until_complete(work()))  # type: ignore[misc]
+        assert pair.front_end.failure is None
+        assert pair.node.failure is None
+        asked = {type(request) for link in pair.front_end.links.values() for request in link.asked}
+        assert asked == set(get_args(Request))
+    finally:
+        loop.run_until_complete(stack.aclose())
+        loop.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
+    # The first is to warm up what is made once in a process.
+    return [steps_with(tmp_path_factory.mktemp("keys"), count) for count in (FEW, FEW, MANY)]
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in STEPS))
+def test_what_is_asked_of_a_node_takes_as_many_steps_with_100_queues_as_with_100000(
+    counted: list[dict[str, int]], name: str
+) -> None:
+    _, few, many = counted
+
+    # How often the event loop turns, and what a front end is told meanwhile, is a matter of chance.
+    assert many[name] <= few[name] * 1.5 + 1_000
