@@ -32,6 +32,7 @@ from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.core.recent_ids import RecentIds
 from quaymaster.core.sequences import SequenceSet
 from quaymaster.core.staged_messages import StagedMessages
+from quaymaster.core.staged_snapshots import Parts
 from quaymaster.core.standard_order import StandardOrder
 
 STATE_VERSION = 5
@@ -257,6 +258,10 @@ def _render(sections: list[tuple[Section, Iterator[Any]]], state_version: int) -
     encode = _encoder.encode
     for section, contents in sections:
         for content in contents:
+            if isinstance(content, Parts):
+                yield _SECTION.pack(state_version, section, content.size)
+                yield from content.parts
+                continue
             data = content if isinstance(content, bytes) else encode(content)
             yield _SECTION.pack(state_version, section, len(data))
             yield data

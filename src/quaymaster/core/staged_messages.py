@@ -26,6 +26,7 @@ import msgspec
 
 from quaymaster.core.committed_runs import CommittedRuns, PackedRuns, RunsState
 from quaymaster.core.formats import Versions
+from quaymaster.core.staged_snapshots import EncodedStage, Parts, freeze
 
 STAGED_MESSAGES: Final[Versions] = {1: 0, 3: 1}
 """Since which cell format there are transactions: 0 stands for not at all."""
@@ -227,22 +228,6 @@ class _Open(msgspec.Struct, array_like=True, tag=1):
     transactions: list[tuple[str, int, int]]
 
 
-class _Stage(msgspec.Struct, array_like=True, tag=2):
-    """An open stage, and whose it is."""
-
-    sink: str
-    batch: int
-    number: int
-    name: str
-    count: int
-    offsets: bytes
-    counts: bytes
-    groups: bytes
-    dedups: bytes
-    delays: bytes
-    sizes: bytes
-
-
 class _Sinks(msgspec.Struct, array_like=True, tag=3):
     sinks: list[Sink]
 
@@ -352,36 +337,19 @@ class StagedMessages:
 
     # Snapshots
 
-    def pieces(self) -> Iterator[bytes]:
-        """Return everything as it is now, for a snapshot, in pieces. What is large is copied at once, packed later."""
+    def pieces(self) -> Iterator[bytes | Parts]:
+        """Return everything as it is now, for a snapshot, in pieces. What is large is copied and packed later."""
         open_ = list(self.open.values())
         head = _Open(self.next_number, [(each.sink, each.batch, each.touched_ms) for each in open_])
-        stages = [
-            _Stage(
-                each.sink,
-                each.batch,
-                stage.number,
-                stage.name,
-                stage.count,
-                stage.offsets.tobytes(),
-                stage.counts.tobytes(),
-                stage.groups.tobytes(),
-                bytes(stage.dedups),
-                stage.delays.tobytes(),
-                stage.sizes.tobytes(),
-            )
-            for each in open_
-            for stage in each.stages.values()
-        ]
+        stages = [freeze(each.sink, each.batch, stage) for each in open_ for stage in each.stages.values()]
         return self._packed(head, stages, list(self.sinks.values()), self.runs.state())
 
     @staticmethod
     def _packed(
-        head: _Open, stages: list[_Stage], sinks: list[Sink], runs: Iterator[PackedRuns | RunsState]
-    ) -> Iterator[bytes]:
+        head: _Open, stages: list[Parts], sinks: list[Sink], runs: Iterator[PackedRuns | RunsState]
+    ) -> Iterator[bytes | Parts]:
         yield _encode(head)
-        for stage in stages:
-            yield _encode(stage)
+        yield from stages
         for at in range(0, len(sinks), _SINKS_IN_PIECE):
             yield _encode(_Sinks(sinks[at : at + _SINKS_IN_PIECE]))
         for piece in runs:
@@ -389,7 +357,7 @@ class StagedMessages:
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[bytes | memoryview]) -> StagedMessages:
-        """Rebuild the transactions from `pieces`."""
+        """Rebuild the transactions from `pieces`, each whole."""
         staged = cls()
         for piece in pieces:
             state = _decode(piece)
@@ -397,7 +365,7 @@ class StagedMessages:
                 staged.next_number = state.next_number
                 for sink, batch, touched_ms in state.transactions:
                     staged.open[sink, batch] = Transaction(sink, batch, touched_ms)
-            elif type(state) is _Stage:
+            elif type(state) is EncodedStage:
                 staged._load_stage(state)
             elif type(state) is _Sinks:
                 staged.sinks.update((sink.name, sink) for sink in state.sinks)
@@ -405,7 +373,7 @@ class StagedMessages:
                 staged.runs.load(state)
         return staged
 
-    def _load_stage(self, state: _Stage) -> None:
+    def _load_stage(self, state: EncodedStage) -> None:
         stage = Stage(state.number, state.name)
         stage.load(
             state.count,
@@ -441,4 +409,4 @@ class StagedMessages:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Open | _Stage | _Sinks | PackedRuns | RunsState).decode
+_decode = msgspec.msgpack.Decoder(_Open | EncodedStage | _Sinks | PackedRuns | RunsState).decode
