@@ -6,6 +6,7 @@ By etcd, which then does not start, or by the server. Here a sample is tried; `m
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from harness.etcd import EtcdCluster
@@ -32,6 +34,35 @@ AT_ONCE = 2
 ETCD_WAIT_S = 60.0
 """An etcd that has no leader after so long is one that does not start."""
 PREFIX = "quaymaster/damaged/"
+DATABASE = Path("member/snap/db")
+REVISION_BEFORE, KEY_BEFORE = 19, 2
+"""So many bytes before a key its row begins with 17 bytes of revision; then the key's tag and length."""
+
+
+class RowDamage(NamedTuple):
+    """A bit of the newest row of a key in etcd's database, counted from where the key begins in it.
+
+    The database has a row once or more, in pages that count and in pages that do not: `copy` says which.
+    """
+
+    key: bytes
+    copy: int
+    place: int
+
+    def do(self, member: Path) -> None:
+        """Flip it."""
+        at = places_of(self.key, member)[self.copy] + self.place
+        Damage(str(DATABASE), at).do(member)
+
+
+def places_of(key: bytes, member: Path) -> list[int]:
+    """Return where in etcd's database a key stands in its newest row."""
+    content = (member / DATABASE).read_bytes()
+    found = {
+        one.start(): content[one.start() - REVISION_BEFORE : one.start() - KEY_BEFORE]
+        for one in re.finditer(re.escape(key), content)
+    }
+    return [place for place, revision in found.items() if revision == max(found.values())]
 
 
 class EtcdWorld:
@@ -66,7 +97,7 @@ class EtcdWorld:
                 if process.is_running:
                     process.kill9()
 
-    def outcome(self, damage: Damage, directory: Path) -> str:
+    def outcome(self, damage: Damage | RowDamage, directory: Path) -> str:
         """Harm a copy of etcd's directory, start both, and say what came of that.
 
         Raises AssertionError when something deleted or disabled is back, or something acknowledged is lost.
@@ -95,7 +126,7 @@ class EtcdWorld:
             etcd.stop()
             shutil.rmtree(directory)
 
-    def _check(self, process: QuaymasterProcess, damage: Damage) -> None:
+    def _check(self, process: QuaymasterProcess, damage: Damage | RowDamage) -> None:
         with closing(Client(process)) as client:
             assert client.call("GetQueueUrl", QueueName="gone").status == 400, damage
             attributes = client.call("GetQueueAttributes", "kept", AttributeNames=["VisibilityTimeout"])
@@ -124,12 +155,14 @@ def _starts(etcd: EtcdCluster) -> bool:
     return True
 
 
-def outcomes_of(world: EtcdWorld, damages: Sequence[Damage], directory: Path) -> dict[Damage, str]:
+def outcomes_of(
+    world: EtcdWorld, damages: Sequence[Damage | RowDamage], directory: Path
+) -> dict[Damage | RowDamage, str]:
     """Try damages, each on copies of its own."""
     directories = [directory / str(number) for number in range(len(damages))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = dict(zip(damages, pool.map(world.outcome, damages, directories), strict=True))
-    print(f"{len(damages)} damages of etcd: {dict(Counter(outcomes.values()))}")
+    print(f"{len(damages)} damages of etcd, as {damages[0]}: {dict(Counter(outcomes.values()))}")
     return outcomes
 
 
@@ -145,6 +178,20 @@ def test_no_damage_of_etcds_only_member_is_believed(tmp_path: Path) -> None:
     outcomes = outcomes_of(world, [everything, *sample], tmp_path)
 
     assert outcomes[everything] == "refused"
+
+
+@pytest.mark.timeout(900)
+def test_a_bit_that_flips_in_a_row_is_refused_by_the_server(tmp_path: Path) -> None:
+    world = EtcdWorld(tmp_path / "whole")
+    disabled, _ = world.refused_keys[-1]
+    key = f"{PREFIX}/access_keys/{disabled}".encode()
+    copies = range(len(places_of(key, world.etcd_data)))
+    places = {"root": len(PREFIX) - 2, "key": len(key) - 1, "value": len(key) + 30}
+
+    for name, place in places.items():
+        damages = [RowDamage(key, copy, place) for copy in copies]
+        found = outcomes_of(world, damages, tmp_path)
+        assert "refused" in found.values(), name
 
 
 @pytest.mark.timeout(900)

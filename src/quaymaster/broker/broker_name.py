@@ -104,7 +104,8 @@ class BrokerName:
     async def register(self, address: str) -> None:
         """Take the name, for a process that is reached at `address`; waits for coordination as long as it takes.
 
-        Raises NameTaken when another process of this name answers, and does not end within WAIT_S.
+        Raises NameTaken when another process of this name answers, and does not end within WAIT_S; StoreUnusable when
+        the store is damaged.
         """
         self._address = address
         deadline_s = time.monotonic() + WAIT_S
@@ -125,6 +126,7 @@ class BrokerName:
             except (RevisionMismatch, OutcomeUnknown):
                 continue
             except NotNow as error:
+                self._coordination.check_asked()
                 log_event(log, logging.WARNING, "broker not registered yet", reason=str(error))
                 await asyncio.sleep(RETRY_S)
 

@@ -71,7 +71,7 @@ async def start_metadata_node(
     `MetadataNode`.
 
     Raises:
-        StoreUnusable: the store is another cell's, or holds what this program cannot read.
+        StoreUnusable: the store is damaged, another cell's, or holds what this program cannot read.
         TransportSecurityError: others could reach the address without certificates, or those cannot be used.
         NotNow: the store cannot be reached within `wait_s`.
         OSError: the address cannot be listened on.
@@ -97,6 +97,7 @@ async def start_metadata_node(
         on_unusable=on_unusable,
     )
     journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
+    await _patiently(store.verify, wait_s, "coordination")
     await _patiently(lambda: node.start(journal), wait_s, "coordination")
     stack.push_async_callback(node.close)
     journals.start()

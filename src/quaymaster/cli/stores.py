@@ -55,7 +55,7 @@ async def open_store(settings: Settings, data: Path) -> SQLiteCoordination | Etc
     """Return the store of this data directory.
 
     Raises:
-        StoreUnusable: it cannot be opened, or is not the one this directory was begun with.
+        StoreUnusable: it cannot be opened, is damaged, or is not the one this directory was begun with.
         CoordinationUnavailable: etcd does not answer.
     """
     loop = asyncio.get_running_loop()
@@ -72,6 +72,7 @@ async def open_store(settings: Settings, data: Path) -> SQLiteCoordination | Etc
     store = open_etcd(settings)
     try:
         await _join(store, settings.etcd_prefix, data, begun_with)
+        await store.verify()
     except BaseException:
         await store.close()
         raise
@@ -157,6 +158,7 @@ async def _wait_for_mark(store: Coordination) -> str | None:
         try:
             row = await store.get(MARK_KEY)
         except CoordinationUnavailable as error:
+            store.check_asked()
             if loop.time() > deadline_s:
                 raise
             if not is_told:

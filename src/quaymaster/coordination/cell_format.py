@@ -97,7 +97,7 @@ class CellMember:
     async def join(self) -> None:
         """Return once the cell knows of this process and the format is known; waits for the store as long as it takes.
 
-        Raises StoreUnusable when this program cannot read what the cell writes.
+        Raises StoreUnusable when this program cannot read what the cell writes, or the store is damaged.
         """
         while True:
             try:
@@ -106,6 +106,7 @@ class CellMember:
                 number = await read_format(self._store)
                 break
             except (NotNow, LeaseExpired) as error:
+                self._store.check_asked()
                 log_event(log, logging.WARNING, "cell not joined yet", reason=str(error))
                 await asyncio.sleep(RETRY_S)
         reason = why_unreadable(number)

@@ -11,8 +11,11 @@ root is no part of keys here. A revision is etcd's: it counts the changes of all
 A watch may be dead without a sign: its member paused or cut off, a proxy between that forgot it. So a silent one
 asks its member for a read that needs the leader each WATCH_PROBE_S, and is made anew after WATCH_RENEW_S.
 
-An etcd that answers from a revision before one it had has lost its data, or was restored. It is not asked any more by
-whoever saw that: to those it is away, and what they know stays as it is.
+Each row carries a checksum (`row_checksum`), which is put on and taken off here.
+
+A member that answers from a revision before one it had has lost its data, or was restored. One that gives a row whose
+checksum does not fit is damaged. Processes that saw that do not ask this member any more. When no other member is left,
+etcd is away for them, and what they know stays as it is.
 
 What etcd does when it is unsure (time-out, leader changed) is OutcomeUnknown; see `etcd_gateway`.
 """
@@ -63,6 +66,7 @@ from quaymaster.coordination.interface import (
     prefix_end,
     transaction_bytes,
 )
+from quaymaster.coordination.row_checksum import roots_nearby, value_of, why_damaged, with_checksum
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.coordination.store_witness import with_generation
 from quaymaster.monitoring.logs import log_event
@@ -78,17 +82,25 @@ WATCH_RETRY_MIN_S: Final = 0.05
 WATCH_RETRY_MAX_S: Final = 1.0
 WATCH_GIVE_UP_S: Final = 30.0
 """Without any stream for so long, a watch says that it is blind."""
+VERIFY_ROWS: Final = 256
+"""So many rows are read at once when all are."""
+RESTORE: Final = (
+    "If other members of etcd are whole, replace this one by an empty one; else restore etcd from a snapshot. Then "
+    "restart all that use it"
+)
 
 
 class _KeyValue(msgspec.Struct, frozen=True):
     key: bytes
     value: bytes = b""
+    """As it is stored, with its checksum."""
     mod_revision: int = 0
     lease: int = 0
 
 
 class _Range(msgspec.Struct, frozen=True):
     kvs: tuple[_KeyValue, ...] = ()
+    count: int = 0
 
 
 class _RangeReply(Reply, frozen=True):
@@ -184,7 +196,9 @@ class EtcdCoordination(Coordination):
         return self._gateway.why_refused
 
     async def get(self, key: str) -> KeyValue | None:
-        reply = await self._call("/v3/kv/range", {"key": self._full(key)}, _RangeReply)
+        reply = await self._call(
+            "/v3/kv/range", {"key": self._full(key)}, _RangeReply, check=self._check_range
+        )
         return self._key_value(reply.kvs[0]) if reply.kvs else None
 
     async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
@@ -209,10 +223,7 @@ class EtcdCoordination(Coordination):
                 }
                 for compare in compares
             ],
-            "success": [
-                {"request_put": {"key": self._full(put.key), "value": put.value, "lease": put.lease_id}}
-                for put in puts
-            ]
+            "success": [{"request_put": self._stored(put)} for put in puts]
             + [{"request_delete_range": {"key": self._full(key)}} for key in deletes],
             "failure": [
                 {"request_range": {"key": self._full(compare.key), "keys_only": True}} for compare in compares
@@ -232,12 +243,21 @@ class EtcdCoordination(Coordination):
                 raise RevisionMismatch(compare.key, compare.revision, found)
         raise AssertionError("a transaction that failed has a compare that does not hold")
 
+    async def verify(self) -> None:
+        try:
+            after = ""
+            while (page := await self._range("", after, VERIFY_ROWS)).more:
+                after = self._key(page.kvs[-1].key)
+            await self._look_for_strays()
+        except CoordinationUnavailable:
+            self.check_asked()
+            raise
+
     async def read(self, keys: Sequence[str]) -> tuple[list[KeyValue], int]:
         check_read(keys)
         request = {"success": [{"request_range": {"key": self._full(key)}} for key in keys]}
-        reply = await self._call("/v3/kv/txn", request, _TransactionReply)
-        rows = [row for operation in reply.responses for row in operation.response_range.kvs]
-        return [self._key_value(row) for row in rows], reply.header.revision
+        reply = await self._call("/v3/kv/txn", request, _TransactionReply, check=self._check_read)
+        return [self._key_value(row) for row in _rows_read(reply)], reply.header.revision
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
         position = after_revision
@@ -310,7 +330,7 @@ class EtcdCoordination(Coordination):
             reply = await self._range("", "", LIST_LIMIT_MAX)
             revision = reply.header.revision
             while True:
-                puts = [Put(self._key(row.key), row.value) for row in reply.kvs if not row.lease]
+                puts = [Put(self._key(row.key), value_of(row.value)) for row in reply.kvs if not row.lease]
                 await _write_all(copy, puts)
                 if not reply.more:
                     return revision
@@ -332,12 +352,15 @@ class EtcdCoordination(Coordination):
         *,
         changes: bool = False,
         repeatable: bool = True,
+        check: Callable[[T], str | None] = lambda reply: None,
     ) -> T:
         self._check_open()
         self._calls += 1
         self._idle.clear()
         try:
-            return await self._gateway.call(path, request, reply_type, changes=changes, repeatable=repeatable)
+            return await self._gateway.call(
+                path, request, reply_type, changes=changes, repeatable=repeatable, check=check
+            )
         except Refused as refused:
             if refused.code == NOT_FOUND:
                 raise _LeaseNotFound from None
@@ -358,7 +381,7 @@ class EtcdCoordination(Coordination):
             "limit": limit,
             "revision": revision,
         }
-        return await self._call("/v3/kv/range", request, _RangeReply)
+        return await self._call("/v3/kv/range", request, _RangeReply, check=self._check_range)
 
     # Watching
 
@@ -397,6 +420,10 @@ class EtcdCoordination(Coordination):
             raise EndpointFailed(
                 stream.endpoint, f"the watch was cancelled: {reply.cancel_reason}", may_have_acted=True
             )
+        rows = [change.kv for change in reply.events if change.type != "DELETE"]
+        if reason := self._why_damaged(rows, reply.header.revision):
+            self._gateway.refuse(stream.endpoint, reason)
+            raise EndpointFailed(stream.endpoint, reason, may_have_acted=True)
         return reply
 
     async def _pause(self, duration_s: float) -> None:
@@ -405,7 +432,61 @@ class EtcdCoordination(Coordination):
             async with asyncio.timeout(duration_s):
                 await self._closing.wait()
 
-    # Keys
+    # Rows
+
+    async def _look_for_strays(self) -> None:
+        """Refuse an etcd in which a row of ours has left the root: a bit of its key flipped."""
+        roots = roots_nearby(self._root)
+        for first in range(0, len(roots), TRANSACTION_OPERATIONS_MAX):
+            some = roots[first : first + TRANSACTION_OPERATIONS_MAX]
+            request = {"success": [{"request_range": _under(root) | {"count_only": True}} for root in some]}
+            try:
+                reply = await self._gateway.call(
+                    "/v3/kv/txn", request, _TransactionReply, changes=False, repeatable=True
+                )
+            except Refused:
+                return  # this user may read nothing outside of the root
+            for root, operation in zip(some, reply.responses, strict=True):
+                if operation.response_range.count:
+                    await self._look_for_strays_under(root)
+
+    async def _look_for_strays_under(self, root: bytes) -> None:
+        """Read what is under another root, which may rightly be another cell's."""
+        request = _under(root) | {"limit": VERIFY_ROWS}
+        while True:
+            reply = await self._call(
+                "/v3/kv/range", request, _RangeReply, check=functools.partial(self._why_stray, root)
+            )
+            if not reply.more:
+                return
+            request["key"] = reply.kvs[-1].key + b"\0"
+
+    def _why_stray(self, root: bytes, reply: _RangeReply) -> str | None:
+        for row in reply.kvs:
+            was = self._root + row.key[len(root) :]
+            if why_damaged(row.key, row.value, row.lease) and not why_damaged(was, row.value, row.lease):
+                return f"is damaged at the key {_shown(was)}: it is now {_shown(row.key)}. {RESTORE}"
+        return None
+
+    def _check_range(self, reply: _RangeReply) -> str | None:
+        return self._why_damaged(reply.kvs, reply.header.revision)
+
+    def _check_read(self, reply: _TransactionReply) -> str | None:
+        return self._why_damaged(_rows_read(reply), reply.header.revision)
+
+    def _why_damaged(self, rows: Sequence[_KeyValue], revision: int) -> str | None:
+        """Return why a member is not to be believed, None when each row is as it was written."""
+        for row in rows:
+            reason = why_damaged(row.key, row.value, row.lease)
+            if reason is None and row.mod_revision > revision:
+                reason = f"it was changed at revision {row.mod_revision}, and etcd is at {revision}"
+            if reason is not None:
+                return f"is damaged at the key {_shown(row.key)}: {reason}. {RESTORE}"
+        return None
+
+    def _stored(self, put: Put) -> dict[str, object]:
+        key = self._full(put.key)
+        return {"key": key, "value": with_checksum(key, put.value, put.lease_id), "lease": put.lease_id}
 
     def _full(self, key: str) -> bytes:
         return self._root + _encode(key)
@@ -414,11 +495,23 @@ class EtcdCoordination(Coordination):
         return full[len(self._root) :].decode("utf-8", "surrogateescape")
 
     def _key_value(self, row: _KeyValue) -> KeyValue:
-        return KeyValue(self._key(row.key), row.value, row.mod_revision)
+        return KeyValue(self._key(row.key), value_of(row.value), row.mod_revision)
 
     def _event(self, change: _Change) -> Event:
-        value = None if change.type == "DELETE" else change.kv.value
+        value = None if change.type == "DELETE" else value_of(change.kv.value)
         return Event(self._key(change.kv.key), value, change.kv.mod_revision)
+
+
+def _rows_read(reply: _TransactionReply) -> list[_KeyValue]:
+    return [row for operation in reply.responses for row in operation.response_range.kvs]
+
+
+def _under(root: bytes) -> dict[str, object]:
+    return {"key": root, "range_end": root[:-1] + bytes([root[-1] + 1])}
+
+
+def _shown(key: bytes) -> str:
+    return repr(key.decode(errors="backslashreplace"))
 
 
 async def _write_all(store: Coordination, puts: Sequence[Put]) -> None:

@@ -18,7 +18,7 @@ import asyncio
 import io
 import logging
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,8 +218,9 @@ class EtcdGateway:
 
     @property
     def why_refused(self) -> str | None:
-        """Why an endpoint is not asked any more, for good; None while all are."""
-        return next((f"{one.url} {one.why_refused}" for one in self._endpoints if one.why_refused), None)
+        """Why no endpoint is asked any more, for good; None while one is."""
+        refused = [f"{one.url} {one.why_refused}" for one in self._endpoints if one.why_refused]
+        return refused[0] if len(refused) == len(self._endpoints) else None
 
     async def close(self) -> None:
         """End all streams and connections."""
@@ -229,11 +230,19 @@ class EtcdGateway:
         await self._watches.close()
 
     async def call(
-        self, path: str, request: object, reply_type: type[T], *, changes: bool, repeatable: bool
+        self,
+        path: str,
+        request: object,
+        reply_type: type[T],
+        *,
+        changes: bool,
+        repeatable: bool,
+        check: Callable[[T], str | None] = lambda reply: None,
     ) -> T:
         """Return etcd's answer from the first endpoint that gives one, within the time-out.
 
-        `changes`: it is not only a read. `repeatable`: doing it twice is as good as once.
+        `changes`: it is not only a read. `repeatable`: doing it twice is as good as once. `check` returns why an answer
+        must not be believed: who gave it is not asked any more.
 
         Raises:
             Refused: etcd answered that it did not do it.
@@ -254,7 +263,11 @@ class EtcdGateway:
                     await self._try_out(endpoint, min(left_s, ATTEMPT_TIMEOUT_S))
                     left_s = deadline_s - loop.time()
                 attempt_s = min(left_s, ATTEMPT_TIMEOUT_S) if repeatable else left_s
-                return await self._attempt(endpoint, path, body, reply_type, attempt_s)
+                reply = await self._attempt(endpoint, path, body, reply_type, attempt_s)
+                if reason_refused := check(reply):
+                    self.refuse(endpoint, reason_refused)
+                    raise EndpointFailed(endpoint, reason_refused, may_have_acted=True)
+                return reply
             except EndpointFailed as error:
                 reason = str(error)
                 may_have_acted = may_have_acted or (changes and error.may_have_acted)
@@ -301,16 +314,25 @@ class EtcdGateway:
             stream.close()
 
     def by_preference(self) -> list[Endpoint]:
-        """Return the endpoints in the order given; those to avoid last, the longest avoided first."""
+        """Return the endpoints in the order given; those to avoid last, the longest avoided first, then the refused."""
         now_s = asyncio.get_running_loop().time()
         return sorted(
             self._endpoints,
-            key=lambda endpoint: endpoint.avoided_until_s if endpoint.avoided_until_s > now_s else 0.0,
+            key=lambda endpoint: (
+                bool(endpoint.why_refused),
+                endpoint.avoided_until_s if endpoint.avoided_until_s > now_s else 0.0,
+            ),
         )
 
     def avoid(self, endpoint: Endpoint, reason: str) -> None:
         """Ask others for a while."""
         endpoint.note_failure(asyncio.get_running_loop().time(), reason)
+
+    def refuse(self, endpoint: Endpoint, reason: str) -> None:
+        """Do not ask an endpoint any more, for good."""
+        if not endpoint.why_refused:
+            endpoint.why_refused = reason
+            log_event(log, logging.ERROR, "etcd endpoint refused", endpoint=endpoint.url, reason=reason)
 
     def check_cluster(self, endpoint: Endpoint, header: Header) -> None:
         """Make sure that all endpoints are one etcd; EndpointFailed for one that is not."""
@@ -330,11 +352,11 @@ class EtcdGateway:
         if not path.startswith("/v3/kv/"):
             return  # may be of a member that is behind
         if header.revision < seen:
-            endpoint.why_refused = (
+            self.refuse(
+                endpoint,
                 f"is at revision {header.revision} and was at {seen}: it lost its data, or was restored from a "
-                "snapshot (restore a newer one, or decide with `quaymaster force-store`; then restart all that use it)"
+                "snapshot (restore a newer one, or decide with `quaymaster force-store`; then restart all that use it)",
             )
-            log_event(log, logging.ERROR, "etcd lost changes", endpoint=endpoint.url, seen=seen)
             raise EndpointFailed(endpoint, endpoint.why_refused, may_have_acted=True)
         self._revision = max(self._revision, header.revision)
 

@@ -105,8 +105,20 @@ class Coordination(ABC):
 
     @property
     def why_refused(self) -> str | None:
-        """Why the store is not asked any more, for good: it was seen to have lost changes. None while it is asked."""
+        """Why the store is not asked any more, for good: it lost changes, or is damaged. None while it is asked."""
         return None
+
+    def check_asked(self) -> None:
+        """Raise StoreUnusable when the store is not asked any more: a start has nothing else to continue with."""
+        if self.why_refused is not None:
+            raise StoreUnusable(self.why_refused)
+
+    async def verify(self) -> None:
+        """Read everything once, before it is believed; nothing to do for a store that did so when it was opened.
+
+        Raises StoreUnusable when it is damaged.
+        """
+        self.check_asked()
 
     @abstractmethod
     async def get(self, key: str) -> KeyValue | None:

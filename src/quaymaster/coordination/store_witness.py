@@ -147,7 +147,8 @@ class StoreWitness:
     async def wait_until_accepted(self) -> None:
         """Return when the store may be believed, however long an operator takes to decide.
 
-        Raises StoreUnusable when no decision about the store can help: the directory must not be used with it.
+        Raises StoreUnusable when no decision about the store can help: the directory must not be used with it, or the
+        store is damaged.
         """
         while True:
             with suppress(NotNow):
@@ -155,6 +156,7 @@ class StoreWitness:
                 self._check_usable()
                 if self.problem is None:
                     return
+            self._store.check_asked()
             await asyncio.sleep(self._interval_s)
 
     async def look_at_start(self) -> None:
@@ -166,6 +168,7 @@ class StoreWitness:
             try:
                 await self.look()
             except NotNow:
+                self._store.check_asked()
                 await asyncio.sleep(self._interval_s)
             else:
                 self._check_usable()
