@@ -42,6 +42,7 @@ from harness.wall_clock import WallClock
 
 from quaymaster.cli.local_etcd import EtcdMember, etcd_command
 from quaymaster.coordination.cell_keys import JOURNALS, decode_configuration, journal_of
+from quaymaster.coordination.row_checksum import value_of
 from quaymaster.core.cell import broker_of
 from quaymaster.core.journal_configuration import JournalConfiguration
 
@@ -276,7 +277,7 @@ class Cell:
                 continue
             return {
                 journal_of(base64.b64decode(row["key"]).decode()[len(ETCD_PREFIX) :]): decode_configuration(
-                    base64.b64decode(row["value"])
+                    value_of(base64.b64decode(row["value"]))
                 )
                 for row in found
             }
