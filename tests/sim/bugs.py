@@ -15,8 +15,10 @@ import msgspec
 from crc32c import crc32c
 from harness.replica_host import identity
 
+from quaymaster.broker.disk import Disk
 from quaymaster.broker.moves import Moves
 from quaymaster.broker.moves_out import MovesAway
+from quaymaster.broker.time_file import Boot, TimeFile
 from quaymaster.coordination.cell_keys import JOURNALS
 from quaymaster.coordination.interface import Compare, Put
 from quaymaster.core.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
@@ -751,6 +753,34 @@ class _FollowsItsOwnClock(QueueTime):
 class _SkewedLeader(CellView):
     def why_astray(self, name: str) -> str | None:
         return None
+
+
+@plant("uptime-ignored", "a process that starts again asks wall clocks how long it was away", "restarts")
+class _UptimeIgnored(TimeFile):
+    def resume(self, queue_time: QueueTime, now_ms: int) -> None:
+        pass
+
+
+@plant("time-of-another-boot", "what was written before a boot is believed after it", "restarts")
+class _TimeOfAnotherBoot(TimeFile):
+    def __init__(
+        self, disk: Disk, directory: str, storage_id: bytes, *, boot: Callable[[], Boot | None]
+    ) -> None:
+        def first() -> Boot | None:
+            found = boot()
+            return None if found is None else found._replace(boot_id=bytes(16))
+
+        super().__init__(disk, directory, storage_id, boot=first)
+
+
+@plant(
+    "absence-not-counted",
+    "a process that starts again continues from where it wrote queue time down",
+    "restarts",
+)
+class _AbsenceNotCounted(QueueTime):
+    def resume(self, time_ms: int, now_ms: int) -> None:
+        super().resume(0, now_ms)
 
 
 @plant("purge-in-front-only", "a follower purges only what was there at the oldest message", "more queues")

@@ -243,6 +243,7 @@ class Cell:
                 self.store.key_of(journal),
                 clock_error_ms=self._clock_error_ms(),
                 clock_drift=self.faults.clock_drift,
+                is_measured=self.faults.restarts is not None,
             )
         return self.checkers[journal]
 
@@ -295,6 +296,14 @@ class Cell:
         return self._numbers
 
     # What happens to hosts
+
+    def on_clocks_step(self) -> None:
+        """Wall clocks of any number of hosts begin to step."""
+        for number, checker in self.checkers.items():
+            key = self.store.journals.get(number)
+            members = () if key is None else key.configuration.members
+            if not members or not all(self.hosts[broker_of(each)].knows_time(each) for each in members):
+                checker.forget_clocks()
 
     def on_host_ended(self, host: Host) -> None:
         """A process ended: it is started again some time, by whoever watches over processes."""
@@ -382,6 +391,8 @@ class Cell:
         """Return how far the clocks of a majority may be ahead of real time, None if there is no telling."""
         profile = self.faults
         if "clock jump" in profile.intervals_us or (profile.wrong_clocks and profile.wrong_clocks.all_ms):
+            return None
+        if self.nemesis.has_stepped_clocks:
             return None
         return profile.clock_skew_ms
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quaymaster.broker.move_calls import MOVE_TIMEOUT_MS
+from quaymaster.broker.time_file import TIME_NAME
 from quaymaster.coordination.cell_keys import (
     BrokerRegistration,
     decode_registration,
@@ -27,6 +28,7 @@ from quaymaster.core.replication_messages import Envelope, Room
 from sim.kernel import MS, SECOND, Clock
 from sim.log_disk import LogDisk
 from sim.loop import SimLoop
+from sim.machine import Machine
 from sim.messages import Answer, BrokerAnswer, BrokerCall, ConnectionClosed, Copied, Copy, Request, TakeMoved
 from sim.replica import TICK_US, Asked, Replica
 from sim.store import STORE, Changed, Get, Got, StoreAnswer, StoreCall
@@ -50,6 +52,7 @@ class Host:
         self.name = name
         self.zone = zone
         self.clock = clock
+        self.machine = Machine(name, cell.kernel, clock, has_uptime=cell.faults.has_uptime)
         self.random = cell.kernel.random_for(f"node {name}")
         self.disks: dict[int, LogDisk] = {}
         """By journal."""
@@ -107,6 +110,10 @@ class Host:
             self.open(journal)
         return self.replicas[journal]
 
+    def knows_time(self, member: str) -> bool:
+        """Tell whether a process that starts finds what the queue time of a member's journal was."""
+        return self.machine.disk.exists(f"/{member.partition('@')[2]}/{TIME_NAME}")
+
     def have_room(self, room: Room) -> None:
         """Let the disks have room for so much; it holds for processes to come, too."""
         self.room = room
@@ -148,6 +155,8 @@ class Host:
             replica.close()
             if is_power_cut:
                 replica.disk.crash(has_stale=self.cell.faults.disk.has_stale)
+        if is_power_cut:
+            self.machine.lose_power()
         self.replicas = {}
         self.loop.end()
         for other in (*self.cell.hosts, *(manager.name for manager in self.cell.managers)):

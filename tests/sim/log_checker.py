@@ -30,10 +30,17 @@ class LogChecker:
     """One for each journal of a run."""
 
     def __init__(
-        self, kernel: Kernel, key: JournalKey, *, clock_error_ms: int | None, clock_drift: float
+        self,
+        kernel: Kernel,
+        key: JournalKey,
+        *,
+        clock_error_ms: int | None,
+        clock_drift: float,
+        is_measured: bool,
     ) -> None:
         """`clock_error_ms`: how far the clocks of any majority may be ahead of real time, None if there is no telling;
-        `clock_drift`: how much faster or slower than real time a monotonic clock may run."""
+        `clock_drift`: how much faster or slower than real time a monotonic clock may run; `is_measured`: nothing keeps
+        queue time from being right, so it may not be behind either."""
         self.kernel = kernel
         self.key = key
         self.ends: list[int] = []
@@ -43,6 +50,7 @@ class LogChecker:
         self.activations = 0
         self._clock_error_ms = clock_error_ms
         self._pace_error = clock_drift + 1 / SLEW
+        self._is_measured = is_measured
         self._stamped: tuple[int, int, int] = (0, 0, 0)
         """Epoch, real time and queue time of the newest batch but for barriers."""
         self._barriers: dict[int, str] = {}
@@ -52,6 +60,10 @@ class LogChecker:
     def commit(self) -> int:
         """How much is committed, as far as anybody knows."""
         return self.ends[-1] if self.ends else 0
+
+    def forget_clocks(self) -> None:
+        """Wall clocks step before a majority knows the queue time: there is no telling what it will be."""
+        self._clock_error_ms = None
 
     def on_append(self, node: Replica, batch: Batch) -> None:
         """A leader appends: one leader in an epoch, and one batch at each place of it."""
@@ -83,7 +95,8 @@ class LogChecker:
         stamp_ms, now_ms = header.time_ms, self.kernel.now_us // MS
         if self._clock_error_ms is not None:
             ahead_ms = stamp_ms - START_MS - now_ms
-            if ahead_ms > self._clock_error_ms + self._pace_error * now_ms + STAMP_SLACK_MS:
+            error_ms = self._clock_error_ms + self._pace_error * now_ms + STAMP_SLACK_MS
+            if ahead_ms > error_ms or (self._is_measured and ahead_ms < -error_ms):
                 raise Violation(
                     "I24", f"queue time is {ahead_ms} ms ahead at {batch.base_offset}", batch.base_offset
                 )

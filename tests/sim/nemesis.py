@@ -36,9 +36,12 @@ class Nemesis:
         self._random = cell.kernel.random_for("nemesis")
         cell.network.connect(NEMESIS, lambda sender, message: None)
         self._is_over = False
+        self.has_stepped_clocks = False
+        """Whether wall clocks have stepped that were right at first, perhaps all of them."""
         self._doomed: set[str] = set()
         self._asked_for_state: set[str] = set()
         self._clocks = cell.kernel.random_for("wrong clocks")
+        self._restarts = cell.kernel.random_for("restarts")
         self._astray: list[Host] = []
         """Hosts whose wall clocks are far off."""
         self._faults: dict[str, Callable[[], None]] = {
@@ -113,9 +116,60 @@ class Nemesis:
             self._kernel.fault("clock shift")
             self._shift_clock(host)
 
+    def _stop_all(self) -> None:
+        """End all processes, and start them after a while; meanwhile wall clocks step, or the machines are booted."""
+        restarts = self.cell.faults.restarts
+        assert restarts is not None, "all processes end together only in runs that want that"
+        if self._is_over:
+            return
+        random = self._restarts
+        self._kernel.after(self._between(restarts.interval_us), self._stop_all)
+        self._kernel.fault("all stopped")
+        until_us = self._kernel.now_us + random.randint(SECOND, restarts.away_us)
+        hosts = list(self.cell.hosts.values())
+        for host in hosts:
+            start_us = until_us + random.randrange(SECOND)
+            self.absent_until_us[host.name] = start_us
+            self._kernel.at(start_us, self.cell.restart, host)
+            host.end(is_power_cut=not restarts.shifts_ms)
+        if restarts.shifts_ms:
+            self._step_clocks(random.sample(hosts, random.randint(1, len(hosts))), restarts.shifts_ms)
+
+    def _step_clocks(self, hosts: list[Host], shifts_ms: tuple[int, ...]) -> None:
+        """Let wall clocks say something else, all of them the same or each its own, or what they said at first."""
+        if not self.has_stepped_clocks:
+            self.has_stepped_clocks = True
+            self.cell.on_clocks_step()
+        random = self._restarts
+        common_ms = random.choice((-1, 0, 1)) * random.choice(shifts_ms)
+        is_common = random.random() < 0.5
+        for host in hosts:
+            own_ms = random.choice((-1, 0, 1)) * random.choice(shifts_ms)
+            host.clock.offset_ms = common_ms if is_common else own_ms
+            self._kernel.tell("nemesis", f"the clock of {host.name} is off by {host.clock.offset_ms} ms")
+
+    def _step_some_clocks(self) -> None:
+        """Let wall clocks step while brokers run."""
+        restarts = self.cell.faults.restarts
+        assert restarts is not None, "such steps are of runs with restarts"
+        if not self._is_over:
+            self._kernel.after(self._between(restarts.interval_us), self._step_some_clocks)
+            hosts = list(self.cell.hosts.values())
+            self._kernel.fault("clocks stepped")
+            self._step_clocks(
+                self._restarts.sample(hosts, self._restarts.randint(1, len(hosts))), restarts.shifts_ms
+            )
+
+    def _between(self, interval_us: int) -> int:
+        return self._restarts.randint(interval_us // 2, interval_us * 3 // 2)
+
     def begin(self) -> None:
         """Start every kind of fault that the profile has."""
         self._begin_with_clocks()
+        if (restarts := self.cell.faults.restarts) is not None:
+            self._kernel.after(self._between(restarts.interval_us), self._stop_all)
+            if restarts.shifts_ms:
+                self._kernel.after(self._between(restarts.interval_us), self._step_some_clocks)
         for name, interval_us in self.cell.faults.intervals_us.items():
             self._kernel.after(self._gap(interval_us), self._strike, name, interval_us)
 

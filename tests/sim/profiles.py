@@ -62,6 +62,16 @@ class WrongClocks:
     all_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """About every `interval_us` all processes end, and start after up to `away_us`. `shifts_ms`: how far wall clocks
+    step, while their machines stay up; if it is empty, the machines lose power, and wall clocks are right."""
+
+    interval_us: int
+    away_us: int
+    shifts_ms: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Profile:
     """A run: its cell, its load, its faults. `intervals_us`: how far apart the faults of each kind are on average."""
@@ -80,6 +90,9 @@ class Profile:
     clock_skew_ms: int = 0
     clock_drift: float = 0.0
     wrong_clocks: WrongClocks | None = None
+    has_uptime: bool = False
+    """Whether processes that start again know how long they were away, as long as their machine stayed up."""
+    restarts: Restarts | None = None
     producers: int = 3
     consumers: int = 4
     gap_us: int = 100 * MS
@@ -167,6 +180,8 @@ def draw(seed: int) -> Profile:
     profile.has_transactions = random.random() < 0.2
     profile.has_redrives = random.random() < 0.1
     set_clocks(profile, draw_wrong_clocks(seed, members, chance=0.35))
+    set_restarts(profile, draw_restarts(seed, members, chance=0.2))
+    profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     return profile
 
 
@@ -193,6 +208,45 @@ def draw_wrong_clocks(seed: int, members: int, *, chance: float) -> WrongClocks 
     return WrongClocks(interval_us, shifts_ms, all_ms)
 
 
+UNMEASURED = (
+    "clock jump",
+    "disk fails",
+    "disk lost",
+    "pause",
+    "power cut",
+    "blackout",
+    "swap",
+    "appointment",
+    "drain",
+)
+"""Faults after which queue time may be a little or more behind: a replica hears late what the time was, is booted, or
+never knew it."""
+
+
+def draw_restarts(seed: int, members: int, *, chance: float) -> Restarts | None:
+    """Draw how all processes start again together, in so many of the runs in which some replica knows the time."""
+    random = Random(f"{seed}/restarts")
+    if members < 3 or random.random() >= chance:
+        return None
+    shifts_ms = tuple(random.sample(SHIFTS_MS, 3)) if random.random() < 0.6 else ()
+    return Restarts(random.choice((8, 15)) * SECOND, random.choice((5, 20)) * SECOND, shifts_ms)
+
+
+def set_restarts(profile: Profile, restarts: Restarts | None) -> None:
+    """Let all processes start again together, in a run in which queue time has to be right all the time."""
+    profile.restarts, profile.has_uptime = restarts, restarts is not None
+    if restarts is None:
+        return
+    set_clocks(profile, None)
+    profile.hosts -= profile.late_hosts
+    profile.late_hosts = 0
+    for fault in UNMEASURED:
+        profile.intervals_us.pop(fault, None)
+    profile.network.slow = profile.network.reordering = 0.0
+    profile.clock_skew_ms = min(profile.clock_skew_ms, 200)
+    profile.clock_drift = min(profile.clock_drift, 0.0001)
+
+
 HUNTS: dict[str, dict[str, int]] = {
     "any": {},
     "stale": {"leader cut off": 2, "power cut": 1, "appointment": 3},
@@ -215,6 +269,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "logs": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "transactions": {"kill": 2, "power cut": 3, "leader cut off": 4, "transfer": 6},
     "queues": {"kill": 3, "leader cut off": 5, "transfer": 8, "power cut": 6},
+    "restarts": {"kill": 4, "leader cut off": 4, "transfer": 8},
     "clocks": {"kill": 4, "leader cut off": 4, "disk lost": 8, "power cut": 6, "blackout": 12, "transfer": 8},
 }
 """Profiles in which one kind of bug shows soonest: the mean distance in seconds of each fault they add."""
@@ -235,6 +290,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
     if hunt == "unattended":
         profile.managers = 1
     set_clocks(profile, draw_wrong_clocks(seed, 3, chance=1.0) if hunt == "clocks" else None)
+    set_restarts(profile, draw_restarts(seed, 3, chance=1.0) if hunt == "restarts" else None)
     if hunt == "clocks":
         profile.late_hosts = seed % 2
     profile.has_more_queues = hunt == "more queues"

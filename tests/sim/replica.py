@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quaymaster.broker.state_store import encode_key, encode_partition, load_partitions
+from quaymaster.broker.time_file import LOOK_S, TimeFile
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
 from quaymaster.core.cell import ReplicaSeen, broker_of
 from quaymaster.core.commands import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from sim.host import Host
 
 TICK_US = 100 * MS
+LOOK_US = int(LOOK_S * SECOND)
 TURN_US = 100
 SLICE_US_MAX = 20 * MS
 """So long the next slice of a commit may take to come."""
@@ -111,6 +113,8 @@ class Replica:
         ]
         queues, _, last_time_ms = self._replayed()
         self.queue_time = cell.bugs.variant(QueueTime)(last_time_ms, self.clock.monotonic_ms())
+        self._time_file = self._open_time_file()
+        self._time_file_due_us = self._kernel.now_us + LOOK_US
         self._look_at_clock()
         self._looked_ms = 0
         """The queue time at the last tick."""
@@ -235,6 +239,10 @@ class Replica:
         self.queue_time.follow(self.clock.monotonic_ms())
         self.journal.queues.expiry_is_held = self.queue_time.expiry_is_held
         self._tell_hold()
+        if now_us >= self._time_file_due_us:
+            self._time_file_due_us = now_us + LOOK_US
+            if self._time_file.is_due(self.queue_time):
+                self._time_file.write(self.queue_time, self.clock.monotonic_ms)
         self.journal.on_tick(self.clock.monotonic_ms())
         self._maintain()
         self.cell.manager_checker.on_tick(
@@ -254,6 +262,16 @@ class Replica:
                 before_ms=looked_ms,
                 now_ms=self._looked_ms,
             )
+
+    def _open_time_file(self) -> TimeFile:
+        """Carry queue time on from what an earlier process wrote down."""
+        machine, storage_id = self.host.machine, self.disk.storage_id
+        machine.disk.make_directory(f"/{storage_id}")
+        time_file = self.cell.bugs.variant(TimeFile)(
+            machine.disk, f"/{storage_id}", storage_id.encode().ljust(16), boot=machine.boot
+        )
+        time_file.resume(self.queue_time, self.clock.monotonic_ms())
+        return time_file
 
     def _look_at_clock(self) -> None:
         self.queue_time.note_wall(self.clock.wall_ms(), self.clock.monotonic_ms())
