@@ -167,7 +167,7 @@ async def forge_heads(target: Target) -> None:
     """Send what is much to judge for its size: queries of a thousand parameters, long paths that are not plain."""
     async with target.connected() as (reader, writer):
         for _ in range(20):
-            path = random.choice(["/?" + "%61=/&" * 1_000, "/" + "a" * 8_000 + "$", "/" + "%2" * 5_000])
+            path = random.choice(["/?" + "%61=/&" * 1_000, "/" + "a" * 2_000 + "$", "/" + "%2" * 1_000])
             await send(writer, target.head("POST", "content-length: 0", path) * 4)
             for _ in range(4):
                 await reader.readuntil(b"\r\n\r\n")

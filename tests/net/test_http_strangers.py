@@ -19,6 +19,7 @@ from quaymaster.net.http_connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_T
 from quaymaster.net.http_parse import (
     CHUNK_BYTES_MEAN_MIN,
     CHUNK_STEPS_PER_TURN,
+    PATH_BYTES_MAX,
     SMALL_CHUNKS_MAX,
     ChunkedBody,
     HeadParser,
@@ -569,6 +570,78 @@ def test_a_sweep_over_many_connections_is_done_in_turns(
                 assert await client.rest() == b""
 
             assert served.events["timeout_idle"] == 5
+
+    run(scenario)
+
+
+def test_clients_that_go_at_once_are_seen_off_a_few_in_a_pass_behind_what_is_answered(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "ENDS_PER_PASS", 4)
+
+    async def scenario() -> None:
+        async with serving(judge) as served:
+            served.count_passes()
+            signed = await served.connect()
+            await signed.ask(SIGNED)
+            leaving = [await served.connect() for _ in range(50)]
+            while len(served.server._open) < 51:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            ends: Counter[int] = Counter()
+            order: list[bool] = []
+            take_turn = HTTPConnection.take_turn
+
+            def counted(connection: HTTPConnection, pass_ms: float) -> None:
+                is_leaving = connection.key is None
+                ends[served.passes] += is_leaving
+                order.append(is_leaving)
+                take_turn(connection, pass_ms)
+
+            monkeypatch.setattr(HTTPConnection, "take_turn", counted)
+            signed.send(SIGNED)
+            for client in leaving:
+                client.close()
+            assert (await signed.reply())[0] == 200
+            while len(served.server._open) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+            assert sum(ends.values()) == 50
+            assert max(ends.values()) <= 4
+            assert order.index(False) < 50, "who asks does not wait for all who go"
+
+    run(scenario)
+
+
+def test_an_end_of_one_that_waits_for_an_answer_is_taken_up_with_its_answer(run: RunOnLoop) -> None:
+    async def scenario() -> None:
+        async with serving() as served:
+            client = await served.connect()
+            client.send(GET)
+            (request,) = await served.keep(1)
+            client.writer.write_eof()
+            await asyncio.sleep(0)
+
+            request.respond(200, b"", b"late")
+
+            assert (await client.reply())[2] == b"late"
+            assert await client.rest() == b""
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("target", [b"/%b", b"/%b?Action=ListQueues", b"http://q/%b"])
+def test_a_path_is_refused_before_it_is_decoded_when_it_is_too_long(run: RunOnLoop, target: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(judge) as served:
+            client = await served.connect()
+            fits = target % (b"%" * (PATH_BYTES_MAX - 1))
+            first = await client.ask(b"GET " + fits + b" HTTP/1.1\r\nHost: q\r\n\r\n")
+            too_long = target % (b"%" * PATH_BYTES_MAX)
+            second = await client.ask(b"GET " + too_long + b" HTTP/1.1\r\nHost: q\r\n\r\n")
+            with_query = b"GET /?" + b"%" * 10_000 + b" HTTP/1.1\r\nHost: q\r\n\r\n"
+
+            assert (first[0], second[0], second[1][b"Connection"]) == (200, 414, b"close")
+            assert (await (await served.connect()).ask(with_query))[0] == 200
 
     run(scenario)
 

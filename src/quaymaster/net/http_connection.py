@@ -121,6 +121,10 @@ class ConnectionOwner(Protocol):
         """Have `connection` send what it has, and read on, at the end of the next pass."""
         ...
 
+    def schedule_end(self, connection: HTTPConnection) -> None:
+        """Have `connection`, whose client is gone and waits for nothing, close when others have had their turn."""
+        ...
+
     def arrive(self, request: HTTPRequest) -> None:
         """Have a request that is complete handed over: in this pass, or in the next if it has begun to write."""
         ...
@@ -266,7 +270,11 @@ class HTTPConnection(asyncio.Protocol):
         self._end_of_input = True
         if self._is_lost or self._is_lingering:
             return False
-        self._schedule_turn()
+        if self._pending or self._out or self._unread or self._turn_scheduled:
+            self._schedule_turn()
+        else:
+            self._turn_scheduled = True
+            self._server.schedule_end(self)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
