@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+from harness.steps import calls_of, forbid_walks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,5 +146,22 @@ def test_each_key_has_at_most_its_share_whatever_happens(steps: list[tuple[str, 
             else:
                 chosen.idle_for_ms = IDLE_MS_MIN
 
-        for name in "xyz":
-            assert sum(one.key == name for one in connections) <= 5
+        counts = Counter(one.key for one in connections if one.key is not None)
+        assert max(counts.values(), default=0) <= 5
+        largest = known._largest()
+        assert counts.get(largest or "") == max(counts.values(), default=None)
+
+
+def test_room_is_made_in_as_many_steps_with_10_keys_as_with_1000() -> None:
+    steps = []
+    for count in (10, 10, 1_000):
+        known = Known(replace(LIMITS, connections_max=10_000))
+        all_ = [Connection(known, f"key-{number}", IDLE_MS_MIN) for number in range(count)]
+        Connection(known, "key-5", IDLE_MS_MIN + 1)
+        forbid_walks(known, entries_min=1_000)
+
+        steps.append(calls_of(lambda known=known: known.can_make_room() and known.make_room()))  # type: ignore[misc]
+
+        assert sum(one.is_closed for one in all_) == 0
+        assert len(known._by_key["key-5"]) == 1
+    assert abs(steps[2] - steps[1]) <= 20  # what watches takes some

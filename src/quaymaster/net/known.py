@@ -45,6 +45,10 @@ class Known:
     def __init__(self, limits: HTTPLimits) -> None:
         self._share_max = -(-limits.connections_max * limits.key_connections_percent // 100)
         self._by_key: dict[str, dict[KnownConnection, None]] = {}
+        self._keys_with: dict[int, dict[str, None]] = {}
+        """Which keys have so many connections."""
+        self._most = 0
+        """How many connections the key has that has most."""
         self._busy_keys: set[str] = set()
         """Those of which none was idle for long; looked at again after the next sweep, which is when some may be."""
 
@@ -60,7 +64,9 @@ class Known:
         elif key and len(own) >= self._share_max and not self._close_longest_idle(key):
             return False
         connection.key = key
-        self._by_key.setdefault(key, own)[connection] = None
+        own = self._by_key.setdefault(key, own)
+        own[connection] = None
+        self._count(key, len(own) - 1, len(own))
         return True
 
     def remove(self, connection: KnownConnection) -> None:
@@ -71,6 +77,7 @@ class Known:
         connection.key = None
         own = self._by_key[key]
         del own[connection]
+        self._count(key, len(own) + 1, len(own))
         if not own:
             del self._by_key[key]
 
@@ -91,8 +98,18 @@ class Known:
         self._busy_keys.clear()
 
     def _largest(self) -> str | None:
-        by_key = self._by_key
-        return max(by_key, key=lambda key: len(by_key[key]), default=None)
+        return next(iter(self._keys_with[self._most])) if self._most else None
+
+    def _count(self, key: str, before: int, now: int) -> None:
+        """Note that a key has one connection more, or one less."""
+        if before:
+            del self._keys_with[before][key]
+            if not self._keys_with[before]:
+                del self._keys_with[before]
+        if now:
+            self._keys_with.setdefault(now, {})[key] = None
+        if now > self._most or (before == self._most and before not in self._keys_with):
+            self._most = now
 
     def _close_longest_idle(self, key: str) -> bool:
         if key in self._busy_keys:
