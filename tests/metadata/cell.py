@@ -164,9 +164,8 @@ class Cell:
             name=name,
             region=REGION,
             account_id=ACCOUNT,
-            now_ms=self.clock,
             upkeep_interval_ms=3_600_000,
-            **{"change_ms": 2_000, "lookup_ms": 1_000, **options},
+            **{"now_ms": self.clock, "change_ms": 2_000, "lookup_ms": 1_000, **options},
         )
         metadata.links = links
         await metadata.start()

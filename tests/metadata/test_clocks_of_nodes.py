@@ -9,7 +9,8 @@ import pytest
 from quaymaster.core.errors import JournalStopped, PurgeQueueInProgress, QueueDeletedRecently
 from quaymaster.protocol.metadata_messages import BeginPurge, CreateQueue, DeleteQueue
 
-from .support import ACCOUNT, World, run
+from .cell import Cell, run_cell
+from .support import ACCOUNT, Clock, World, eventually, run
 
 YEAR_S = 365 * 86_400
 
@@ -119,3 +120,31 @@ def test_a_session_that_was_made_in_the_future_has_ended(tmp_path: Path) -> None
             assert service.access_key(session.access_key_id) is None
 
     run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("off_s", [3 * 86_400, -3 * 86_400])
+def test_a_front_end_whose_clock_is_wrong_ends_no_session_while_another_one_disagrees(
+    tmp_path: Path, off_s: int
+) -> None:
+    async def scenario(cell: Cell) -> None:
+        wrong = Clock()
+        wrong.pass_s(off_s)
+        async with cell.node("one"), cell.front_end("right", nodes=("one",)) as right:
+            cell.copy_keys("right", "wrong")
+            async with cell.front_end("wrong", nodes=("one",), now_ms=wrong) as astray:
+                key = await right.accounts.create_access_key(ACCOUNT, "app")
+                session = await right.accounts.create_session(key.access_key_id, 3_600_000)
+                await right.run_upkeep()
+                await eventually(lambda: astray.accounts._rows.get(session.access_key_id) is not None)
+                await eventually(lambda: len(astray._readers) == 2)
+
+                await astray.run_upkeep()
+
+                assert astray.accounts._rows.get(session.access_key_id) is not None
+                assert right.access_key(session.access_key_id) == session
+                cell.clock.pass_s(2 * 3_600)
+                await right.run_upkeep()
+                await eventually(lambda: right.accounts.list_sessions(ACCOUNT) == [])
+                assert right.accounts._rows.get(session.access_key_id) is None
+
+    run_cell(scenario, tmp_path)

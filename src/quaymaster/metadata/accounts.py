@@ -107,6 +107,8 @@ class Accounts:
         """The access keys of each account."""
         # Unwrapped once each: bounded by the keys that exist.
         self._keys: dict[str, AccessKey] = {}
+        self.other_ms: int | None = None
+        """What another clock said last: a session is deleted when it has ended by both. None: there is no other."""
 
     # Accounts
 
@@ -303,9 +305,10 @@ class Accounts:
         """Delete session credentials that ended over an hour ago, or outlived their key; return how many."""
         # The hour lets a caller be told "expired" rather than "unknown".
         now_ms = self._now_ms()
+        other_ms = now_ms if self.other_ms is None else self.other_ms
         expired: dict[str, None] = {}
         for number, session in enumerate(self._sessions.may_be_over(now_ms), 1):
-            if self._sessions.is_over(session, now_ms):
+            if self._sessions.is_over(session, now_ms) and self._sessions.is_over(session, other_ms):
                 expired[ACCESS_KEYS + session] = None
             if not number % LOOKED_AT_AT_A_TIME:
                 await asyncio.sleep(0)
@@ -373,7 +376,12 @@ class Accounts:
         """Delete an account's sessions that have ended, if it has as many keys as it may."""
         if len(self._ids_of.get(account_id, ())) >= self._keys_max:
             now_ms = self._now_ms()
-            ended = [row for row in self._rows_of(account_id) if has_ended(row, now_ms)]
+            other_ms = now_ms if self.other_ms is None else self.other_ms
+            ended = [
+                row
+                for row in self._rows_of(account_id)
+                if has_ended(row, now_ms) and has_ended(row, other_ms)
+            ]
             await self._end([ACCESS_KEYS + row.access_key_id for row in ended])
 
     def _check_room(self, account_id: str) -> None:

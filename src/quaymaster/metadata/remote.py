@@ -63,6 +63,7 @@ from quaymaster.metadata.identity import Identity, compare_identities
 from quaymaster.metadata.known_queues import QueuePage
 from quaymaster.metadata.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
 from quaymaster.metadata.mirror import Mirror, Table
+from quaymaster.metadata.other_clocks import OtherClocks
 from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.rows import (
     ACCESS_KEYS,
@@ -650,6 +651,7 @@ class RemoteMetadata:
         self._mirror = CachedMirror(store, RemoteSource(client, rows_max), self.lookups)
         self.lookups.mirror = self._mirror
         self._readers: Table[ReaderRow] = self._mirror.table(READERS, row_decoder(ReaderRow))
+        self._other_clocks = OtherClocks()
         self.master_keys = MasterKeys(
             key_provider, self._mirror, check_new=self._check_all_have, retires_with_others=True
         )
@@ -819,6 +821,9 @@ class RemoteMetadata:
         await self._rotation.finish()
         self.data_keys.take_receipt_keys()
         await self.data_keys.drop_old_receipt_keys()
+        self.accounts.other_ms = self._other_clocks.look(
+            {row.name: row.seen_ms for _, row in self._readers.items() if row.name != self.name}
+        )
         await self.accounts.drop_expired_sessions()
 
     async def _note_reader(self) -> None:
