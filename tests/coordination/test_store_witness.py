@@ -18,6 +18,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.store_witness import (
+    FORGOTTEN,
     GENERATION,
     REFUSED,
     STORE_ID,
@@ -375,6 +376,79 @@ def test_rows_that_cannot_be_read_are_refused_with_a_sentence() -> None:
             await looked(store, file)
 
     run(scenario)
+
+
+def test_rows_of_directories_that_are_gone_have_an_end() -> None:
+    async def scenario(store: RestorableStore) -> None:
+        lasting = File()
+        witness = StoreWitness(store, "metadata lasting", lasting, rows_max=3)
+        for number in range(20):
+            await store.change()
+            await witness.look()
+            await StoreWitness(store, f"metadata {number}", File(), rows_max=3).look()
+
+        rows, _ = await store.list_all(WITNESSES)
+
+        assert len(rows) == 3
+        assert witness._mark is not None
+        assert WITNESSES + witness._mark.directory_id in {row.key for row in rows}
+        await witness.look()
+        assert witness.verdict is Verdict.FITS
+
+    run(scenario)
+
+
+def test_a_directory_whose_row_was_removed_begins_again_and_a_store_that_went_back_is_still_refused() -> None:
+    async def scenario(store: RestorableStore) -> None:
+        away = File()
+        await store.change()
+        witness = broker(store, away)
+        await witness.look()
+        copy = store.copied()
+        for number in range(3):
+            await store.change()
+            await StoreWitness(store, f"metadata {number}", File(), rows_max=1).look()
+        back = await looked(store, away)
+        verdicts = [back.verdict]
+        await back.look()
+        verdicts.append(back.verdict)
+        assert verdicts == [Verdict.FORGOTTEN, Verdict.FITS]
+        assert back.problem is None
+
+        store.restore(copy)
+        for number in range(3):
+            await store.change()
+            await StoreWitness(store, f"metadata {number}", File(), rows_max=2).look()
+
+        assert back._mark is not None
+        assert await store.get(WITNESSES + back._mark.directory_id) is None
+        again = await looked(store, away)
+        assert again.verdict is Verdict.STORE_WENT_BACK
+
+    run(scenario)
+
+
+def test_a_row_that_was_written_meanwhile_is_not_removed() -> None:
+    class Crowded(RestorableStore):
+        async def list_all(self, prefix: str) -> tuple[list[KeyValue], int]:
+            found = await super().list_all(prefix)
+            if prefix == WITNESSES:
+                await other.look()
+            return found
+
+    store = Crowded()
+    other = broker(store, File())
+
+    async def scenario() -> None:
+        await other.look()
+        await store.change()
+
+        await StoreWitness(store, "metadata one", File(), rows_max=1).look()
+
+        assert len((await RestorableStore.list_all(store, WITNESSES))[0]) == 2
+        assert await store.get(FORGOTTEN) is None
+
+    asyncio.run(scenario())
 
 
 def test_changes_that_count_make_a_new_generation() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from quaymaster.core.store_history import (
     DECISIONS_MAX,
+    FORGOTTEN_AT_ONCE_MAX,
     SeenStore,
     Verdict,
     WitnessMark,
@@ -17,6 +18,8 @@ from quaymaster.core.store_history import (
     is_due,
     judge,
     renewed,
+    row_again,
+    rows_to_forget,
     tell,
     with_decision,
 )
@@ -50,11 +53,37 @@ def seen(**fields: Any) -> SeenStore:
         (seen(store_id=None, witness=None), Verdict.OTHER_STORE),
         (seen(store_id=None, decisions=("second",), witness=None), Verdict.DECIDED),
         (seen(store_id="another", decisions=("second",), witness=None), Verdict.OTHER_STORE),
+        # Its row was removed, with others of its generation or later ones.
+        (seen(witness=None, forgotten=50), Verdict.FORGOTTEN),
+        (seen(witness=None, forgotten=49), Verdict.STORE_WENT_BACK),
+        (seen(witness=None, forgotten=50, decisions=()), Verdict.STORE_WENT_BACK),
+        (seen(witness=row(token=b"old", generation=40), forgotten=50), Verdict.STORE_WENT_BACK),
     ],
 )
 def test_a_store_is_judged_by_the_directorys_own_row(store: SeenStore, verdict: Verdict) -> None:
     assert judge(MARK, store) is verdict
     assert judge(None, store) is Verdict.UNKNOWN
+
+
+def test_a_row_that_is_written_again_fits_the_directory_and_is_new() -> None:
+    again = row_again(MARK, seen(witness=None, forgotten=50), "broker broker-1")
+
+    assert again.generation == SEEN.generation
+    assert judge(MARK, seen(witness=again)) is Verdict.FITS
+
+
+def test_the_oldest_rows_are_removed_beyond_a_number() -> None:
+    written = {"b": (3, 8), "a": (3, 9), "c": (1, 20), "d": (9, 12), "e": (9, 11)}
+
+    assert rows_to_forget(written, 5) == []
+    assert rows_to_forget(written, 3) == ["c", "b"]
+    assert rows_to_forget(written, 0) == ["c", "b", "a", "e", "d"]
+
+
+def test_a_directory_that_begins_removes_no_more_than_some_rows() -> None:
+    written = {f"{number:03}": (number, number) for number in range(200)}
+
+    assert rows_to_forget(written, 10) == [f"{number:03}" for number in range(FORGOTTEN_AT_ONCE_MAX)]
 
 
 def test_a_directory_without_decisions_is_not_missed_one() -> None:

@@ -5,10 +5,12 @@
 
 Each seed draws: access keys changed, beats, copies of the store and restores of them (some raise the revision, as
 `etcdutl --bump-revision` does), seconds that pass, processes that end and start, files of witnesses that are lost,
-brokers' directories replaced by older copies, and an operator who decides to continue.
+brokers' directories replaced by older copies, processes with directories of their own that come and go, and an operator
+who decides to continue.
 
     W1    when the store lacks a change that a running process has seen, no process believes it after two looks
     W2    a store that was not restored, or from a copy with all that was seen, is believed
+    W3    rows of directories have an end
 
     PYTHONPATH=tests python -m sim.restored_keys 0 500
     PYTHONPATH=tests python -m sim.restored_keys 0 5000 revision-believed
@@ -23,10 +25,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from quaymaster.coordination import store_witness
 from quaymaster.coordination.interface import Compare, KeyValue, Put
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.coordination.store_witness import StoreWitness, decide_to_continue, with_generation
+from quaymaster.coordination.store_witness import (
+    WITNESSES,
+    StoreWitness,
+    decide_to_continue,
+    with_generation,
+)
 from quaymaster.core.store_history import SeenStore, Verdict, WitnessMark, judge
 from quaymaster.metadata.rows import ACCESS_KEYS, NODES, is_counted
 from sim.kernel import Violation
@@ -39,6 +48,9 @@ COPIES_MAX = 3
 KEYS = 4
 BUMP = 100_000
 HARM = 0.03
+PASSES_BY = 0.4
+"""So often after a step a process with a directory of its own begins, or comes back."""
+ROWS_MAX = 6
 DECIDES = 0.5
 
 Content = tuple[dict[str, KeyValue], int]
@@ -94,6 +106,11 @@ class World:
     def __init__(self, seed: int, bug: str | None = None) -> None:
         self.bug = bug
         self.rng = random.Random(f"{seed}-restored-keys")
+        self.passing_rng = random.Random(f"{seed}-restored-keys-passing")
+        self.passing: list[File] = []
+        """Directories of processes that came and went since the store was restored last."""
+        self.forgotten = 0
+        """How often one came back whose row had been removed."""
         self.store = RestorableStore()
         self.store.deletions_count = bug != "deletions-uncounted"
         self.copies: list[Copy] = []
@@ -114,6 +131,8 @@ class World:
             await self.rng.choice((self.change, self.change, self.pass_second, self.pass_second, *rarer))()
             if self.rng.random() < HARM:
                 self.harm()
+            if self.passing_rng.random() < PASSES_BY:
+                await self.pass_by()
 
     # Processes
 
@@ -121,7 +140,7 @@ class World:
         """Let a process look, which starts it if it does not run; it ends when it must not use its directory."""
         witness = self.running.get(name)
         if witness is None:
-            witness = StoreWitness(self.store, name, self.files.get(name), keeps_data=name in BROKERS)
+            witness = self.witness(name, self.files.get(name))
             if self.bug == "refusal-kept":
                 witness._tell_others = _tell_nobody  # type: ignore[method-assign]
             self.running[name] = witness
@@ -133,6 +152,26 @@ class World:
         elif name in self.files and witness.problem is None and not self.lacking():
             # What is changed in a store that others refuse is for the operator to judge.
             self.seen[name] = self.changes
+
+    def witness(self, name: str, file: File | None) -> StoreWitness:
+        return StoreWitness(self.store, name, file, keeps_data=name in BROKERS, rows_max=ROWS_MAX)
+
+    async def pass_by(self) -> None:
+        """A process with a directory of its own begins, or comes back, looks twice, and ends."""
+        if not self.passing or self.passing_rng.random() < 0.5:
+            self.passing.append(File())
+        file = self.passing_rng.choice(self.passing)
+        witness = self.witness("m-passing", file)
+        for _ in range(2):
+            await witness.look()
+            self.forgotten += witness.verdict is Verdict.FORGOTTEN
+        if self.is_believable and witness.problem is not None:
+            raise Violation(
+                "W2", f"a process that came back refuses a store that lost nothing: {witness.problem}"
+            )
+        rows, _ = await self.store.list_all(WITNESSES)
+        if len(rows) > ROWS_MAX:
+            raise Violation("W3", f"{len(rows)} rows of directories")
 
     def lacking(self) -> dict[str, frozenset[int]]:
         """Return what directories have seen and the store has no more."""
@@ -202,6 +241,7 @@ class World:
         copy = self.rng.choice(self.copies)
         self.restores += 1
         self.store.restore(copy.content, BUMP if self.rng.random() < 0.2 else 0)
+        self.passing.clear()  # one that began after the copy rightly refuses it, though no change is lost
         if (
             not copy.is_settled
             or copy.changes != self.changes
@@ -245,15 +285,28 @@ def _follows_again(mark: WitnessMark | None, seen: SeenStore) -> Verdict:
     return Verdict.DECIDED if verdict is Verdict.STORE_WENT_BACK and seen.decisions else verdict
 
 
+def _refuses_forgotten(mark: WitnessMark | None, seen: SeenStore) -> Verdict:
+    verdict = judge(mark, seen)
+    return Verdict.STORE_WENT_BACK if verdict is Verdict.FORGOTTEN else verdict
+
+
+def _forgets_all(mark: WitnessMark | None, seen: SeenStore) -> Verdict:
+    return judge(mark, msgspec.structs.replace(seen, forgotten=seen.generation if seen.forgotten else 0))
+
+
 PLANTED: dict[str, Any] = {
     "revision-believed": _believes_revisions,
     "decision-followed-again": _follows_again,
+    "forgotten-refused": _refuses_forgotten,
+    "forgotten-without-end": _forgets_all,
 }
 CAUGHT_BY = {
     "revision-believed": 0,
     "decision-followed-again": 1,
     "refusal-kept": 0,
     "deletions-uncounted": 8,
+    "forgotten-refused": 10,
+    "forgotten-without-end": 39,
 }
 """For each planted bug a seed that catches it."""
 

@@ -34,6 +34,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.core.errors import NotNow
 from quaymaster.core.store_history import (
+    WITNESSES_MAX,
     Refusal,
     SeenStore,
     Verdict,
@@ -43,6 +44,8 @@ from quaymaster.core.store_history import (
     is_due,
     judge,
     renewed,
+    row_again,
+    rows_to_forget,
     tell,
     with_decision,
 )
@@ -55,6 +58,7 @@ STORE_ID: Final = "store/id"
 GENERATION: Final = "store/generation"
 DECISIONS: Final = "store/decisions"
 WITNESSES: Final = "store/witnesses/"
+FORGOTTEN: Final = "store/forgotten"
 REFUSED: Final = "store/refused"
 WITNESS_FILE: Final = "store.witness"
 WITNESS_VERSION: Final = 1
@@ -70,6 +74,7 @@ _rows = msgspec.msgpack.Decoder(WitnessRow)
 _marks = msgspec.msgpack.Decoder(WitnessMark)
 _refusals = msgspec.json.Decoder(Refusal)
 _decisions = msgspec.json.Decoder(tuple[str, ...])
+_numbers = msgspec.json.Decoder(int)
 
 
 class WitnessFile(Protocol):
@@ -97,16 +102,19 @@ class StoreWitness:
         *,
         keeps_data: bool = False,
         interval_s: float = LOOK_INTERVAL_S,
+        rows_max: int = WITNESSES_MAX,
     ) -> None:
         """`process`: role and name. Without a `file` it only reads what others found.
 
         `keeps_data`: the directory has more than the witness file. It must not be used when it is older than the store.
+        `rows_max`: beyond so many, rows of directories that were not used for longest are removed.
         """
         self._store = store
         self._process = process
         self._file = file
         self._keeps_data = keeps_data
         self._interval_s = interval_s
+        self._rows_max = rows_max
         self._mark: WitnessMark | None = None
         self._is_read = file is None
         self._unwritten = False
@@ -132,14 +140,14 @@ class StoreWitness:
         try:
             refusal = _refusal_of(found.get(REFUSED))
             seen = _seen(found, self._mark)
+            if self._file is None or (self._mark is None and refusal is not None):
+                own = None  # a store that others refuse is nothing to remember
+            else:
+                own = await self._compare(found, seen)
         except UNREADABLE as error:
             raise StoreUnusable(
                 f"what is under {STORE!r} in the metadata store cannot be read: {error}"
             ) from None
-        if self._file is None or (self._mark is None and refusal is not None):
-            own = None  # a store that others refuse is nothing to remember
-        else:
-            own = await self._compare(found, seen)
         if self.verdict is Verdict.STORE_WENT_BACK and own is not None and refusal is None:
             await self._tell_others(own)
         self._tell(own or (None if refusal is None else refusal.reason))
@@ -214,7 +222,7 @@ class StoreWitness:
     # The store
 
     async def _ask(self) -> dict[str, KeyValue]:
-        keys = [STORE_ID, GENERATION, DECISIONS, REFUSED]
+        keys = [STORE_ID, GENERATION, DECISIONS, REFUSED, FORGOTTEN]
         if self._mark is not None:
             keys.append(WITNESSES + self._mark.directory_id)
         rows, _ = await self._store.read(keys)
@@ -233,10 +241,16 @@ class StoreWitness:
             if not self._unwritten and is_due(self._mark or mark, seen):
                 await self._renew(found, seen)
             return None
+        if mark is not None and self.verdict is Verdict.FORGOTTEN:
+            await self._write_again(mark, seen)
+            await self._forget_others(found, seen)
+            return None
         if mark is None or self.verdict is Verdict.DECIDED:
             if mark is not None:
                 log_event(log, logging.WARNING, "store differs, as decided", process=self._process)
             await self._renew(found, seen)
+            if seen.witness is None:
+                await self._forget_others(found, seen)
             return None
         assert self._file is not None, "what has no file compares nothing"
         return tell(self.verdict, mark, seen, self._process, self._file.directory)
@@ -262,6 +276,32 @@ class StoreWitness:
         with suppress(RevisionMismatch, OutcomeUnknown):
             await self._store.transaction(compares, puts)
             await self._write_file(mark)
+
+    async def _write_again(self, mark: WitnessMark, seen: SeenStore) -> None:
+        log_event(log, logging.INFO, "row of this directory was removed", process=self._process)
+        key = WITNESSES + mark.directory_id
+        with suppress(RevisionMismatch, OutcomeUnknown):  # the next look knows
+            row = row_again(mark, seen, self._process)
+            await self._store.transaction([Compare(key, ABSENT)], [Put(key, _encode(row))])
+
+    async def _forget_others(self, found: dict[str, KeyValue], seen: SeenStore) -> None:
+        """Remove rows of directories that were not used for longest, now that there is one more."""
+        items, _ = await self._store.list_all(WITNESSES)
+        rows = {item.key: item for item in items}
+        generations = {key: _rows.decode(row.value).generation for key, row in rows.items()}
+        written = {key: (generations[key], row.revision) for key, row in rows.items()}
+        keys = rows_to_forget(written, self._rows_max)
+        if not keys:
+            return
+        forgotten = max(seen.forgotten, *(generations[key] for key in keys))
+        compares = [Compare(key, rows[key].revision) for key in keys]
+        compares.append(Compare(FORGOTTEN, found[FORGOTTEN].revision if FORGOTTEN in found else ABSENT))
+        # One of them came back meanwhile, or another process did the same: the next directory that begins does it.
+        with suppress(RevisionMismatch, OutcomeUnknown):
+            await self._store.transaction(compares, [Put(FORGOTTEN, str(forgotten).encode())], keys)
+            log_event(
+                log, logging.INFO, "rows of old directories removed", rows=len(keys), generation=forgotten
+            )
 
     async def _tell_others(self, reason: str) -> None:
         refusal = Refusal(self._process, reason, time.time_ns() // 1_000_000)
@@ -344,11 +384,13 @@ def _seen(found: dict[str, KeyValue], mark: WitnessMark | None) -> SeenStore:
     decisions = found.get(DECISIONS)
     store_id = found.get(STORE_ID)
     witness = None if mark is None else found.get(WITNESSES + mark.directory_id)
+    forgotten = found.get(FORGOTTEN)
     return SeenStore(
         None if store_id is None else store_id.value.decode(),
         0 if generation is None else generation.revision,
         () if decisions is None else _decisions.decode(decisions.value),
         None if witness is None else _rows.decode(witness.value),
+        0 if forgotten is None else _numbers.decode(forgotten.value),
     )
 
 

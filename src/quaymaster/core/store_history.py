@@ -4,17 +4,23 @@
     store/generation       written with every change of metadata; its revision is the store's *generation*
     store/decisions        the ids of what operators decided with `force-store`, oldest first
     store/witnesses/<id>   WitnessRow: what one data directory knows, as the store has it
+    store/forgotten        text: the highest generation of a row of a directory that was removed
     store/refused          Refusal: a process found that the store went back; removed by `force-store`
     <data>/store.witness   WitnessMark: the same, as the directory has it
 
 A directory and its row carry the same token, a random one for each generation that was seen. No other process writes
 that row. So a row with an older token says that the store went back, however much was written to it since; a revision
 or a count could have been passed again.
+
+Directories come and go, and their rows stay. So a directory that begins removes the rows with the oldest generations,
+beyond WITNESSES_MAX. A directory without a row that has seen no more than such a row writes it again: nothing says that
+the store went back. What a restored store lost was seen after the rows in its copy were written, so the directory's
+generation is above theirs: such a store could hide only when so many directories began in it since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -22,6 +28,10 @@ import msgspec
 
 DECISIONS_MAX: Final = 64
 """So many decisions are remembered, the latest ones."""
+WITNESSES_MAX: Final = 1_000
+"""So many directories have a row; beyond that, those without any use for longest lose theirs."""
+FORGOTTEN_AT_ONCE_MAX: Final = 50
+"""So many rows are removed at most when a directory begins."""
 
 
 class WitnessRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,12 +66,16 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class SeenStore(msgspec.Struct, frozen=True, gc=False):
-    """What a store says at one moment. `witness`: the row of the directory that asks."""
+    """What a store says at one moment.
+
+    `witness`: the row of the directory that asks. `forgotten`: rows up to this generation may have been removed.
+    """
 
     store_id: str | None
     generation: int
     decisions: tuple[str, ...]
     witness: WitnessRow | None
+    forgotten: int = 0
 
 
 class Verdict(Enum):
@@ -70,6 +84,7 @@ class Verdict(Enum):
     UNKNOWN = "the directory has seen no store yet"
     FITS = "the store has all that the directory saw"
     DECIDED = "they differ, and an operator decided since to continue with the store"
+    FORGOTTEN = "the store removed the row of a directory that was not used for long"
     STORE_WENT_BACK = "the store is older than the directory"
     OTHER_STORE = "the store is not the one that the directory was begun with"
     DIRECTORY_WENT_BACK = "the directory is older than the store"
@@ -89,6 +104,8 @@ def judge(mark: WitnessMark | None, seen: SeenStore) -> Verdict:
     if is_decided:
         return Verdict.DECIDED
     lacks_decision = bool(mark.followed) and mark.followed[-1] not in seen.decisions
+    if witness is None and mark.generation <= seen.forgotten and not lacks_decision:
+        return Verdict.FORGOTTEN
     if witness is None or witness.generation < mark.generation or lacks_decision:
         return Verdict.STORE_WENT_BACK
     return Verdict.DIRECTORY_WENT_BACK
@@ -116,6 +133,21 @@ def renewed(
         WitnessRow(token, before, seen.generation, process),
         WitnessMark(store_id, directory_id, token, seen.generation, followed),
     )
+
+
+def row_again(mark: WitnessMark, seen: SeenStore, process: str) -> WitnessRow:
+    """Return the row of a directory whose row was removed, with its token: older copies of the store fit as well."""
+    return WitnessRow(mark.token, b"", seen.generation, process)
+
+
+def rows_to_forget(written: Mapping[str, tuple[int, int]], rows_max: int) -> list[str]:
+    """Return the keys of the rows to remove, the oldest first, by generation and by the revision they are of.
+
+    Processes that run have the store's generation within a second. If one loses its row, because nothing has changed
+    for long, it writes it again, and that is then the newest one.
+    """
+    surplus = min(len(written) - rows_max, FORGOTTEN_AT_ONCE_MAX)
+    return sorted(written, key=lambda key: (written[key], key))[: max(0, surplus)]
 
 
 def with_decision(decisions: Sequence[str], decision: str) -> tuple[str, ...]:
