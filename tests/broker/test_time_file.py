@@ -51,7 +51,7 @@ class Machine:
     def started(self, *, storage_id: bytes = STORAGE_ID) -> QueueTime:
         """Return the queue time of a process that begins to lead; the last stamp is of before."""
         queue_time = QueueTime(STAMP_MS, 500)
-        self.file(storage_id).resume(queue_time, 500)
+        self.file(storage_id).resume(queue_time, lambda: 500)
         return self.led(queue_time, 500)
 
     def led(self, queue_time: QueueTime, now_ms: int) -> QueueTime:
@@ -65,6 +65,42 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
+
+
+def test_a_start_that_a_slow_disk_or_a_pause_holds_up_makes_queue_time_late_and_never_early(
+    tmp_path: Path,
+) -> None:
+    """Each look at a clock, and each read of a file, takes seconds, in which both clocks go on."""
+    passed_ms = 0
+
+    def held_up() -> None:
+        nonlocal passed_ms
+        passed_ms += 3_000
+
+    class SlowDisk(RealDisk):
+        def read(self, fd: int, length: int, offset: int) -> bytes:
+            held_up()
+            return super().read(fd, length, offset)
+
+    def monotonic_ms() -> int:
+        held_up()
+        return passed_ms
+
+    def boot() -> Boot:
+        held_up()
+        return Boot(FIRST_BOOT, 7_000_000 + passed_ms)
+
+    def file() -> TimeFile:
+        return TimeFile(SlowDisk(), str(tmp_path), STORAGE_ID, boot=boot)
+
+    before = QueueTime(STAMP_MS, 0)
+    before.resume(STAMP_MS, 0)
+    file().write(before, monotonic_ms)
+    after = QueueTime()
+    file().resume(after, monotonic_ms)
+
+    assert after.is_known
+    assert STAMP_MS + passed_ms - 10_000 < after.at(passed_ms) <= STAMP_MS + passed_ms
 
 
 @pytest.mark.parametrize("ahead_ms", [400_000, 3 * DAY_MS, -3 * DAY_MS, 20 * 365 * DAY_MS])
@@ -137,7 +173,7 @@ def test_a_later_stamp_counts_more_than_the_file(machine: Machine) -> None:
     machine.run_and_kill(0)
 
     queue_time = QueueTime(STAMP_MS + MINUTE_MS, 500)
-    machine.file().resume(queue_time, 500)
+    machine.file().resume(queue_time, lambda: 500)
 
     assert queue_time.at(500) == STAMP_MS + MINUTE_MS
 

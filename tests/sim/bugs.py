@@ -757,7 +757,7 @@ class _SkewedLeader(CellView):
 
 @plant("uptime-ignored", "a process that starts again asks wall clocks how long it was away", "restarts")
 class _UptimeIgnored(TimeFile):
-    def resume(self, queue_time: QueueTime, now_ms: int) -> None:
+    def resume(self, queue_time: QueueTime, monotonic_ms: Callable[[], int]) -> None:
         pass
 
 

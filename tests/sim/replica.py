@@ -270,7 +270,7 @@ class Replica:
         time_file = self.cell.bugs.variant(TimeFile)(
             machine.disk, f"/{storage_id}", storage_id.encode().ljust(16), boot=machine.boot
         )
-        time_file.resume(self.queue_time, self.clock.monotonic_ms())
+        time_file.resume(self.queue_time, self.clock.monotonic_ms)
         return time_file
 
     def _look_at_clock(self) -> None:

@@ -173,7 +173,7 @@ class JournalService:
             log_event(log, logging.WARNING, "recovery warning", journal=options.journal_id, warning=warning)
         clock = QueueClock(last_stamp_ms=recovered.last_time_ms)
         time_file = TimeFile(self._disk, self._path, self.files.storage_id, boot=read_boot)
-        await loop.run_in_executor(None, time_file.resume, clock.queue_time, monotonic_ms())
+        await loop.run_in_executor(None, time_file.resume, clock.queue_time, monotonic_ms)
         replicated_log = LogReplica(
             self.member,
             promised_epoch=self.files.promised_epoch,

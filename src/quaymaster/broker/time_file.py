@@ -70,8 +70,8 @@ class TimeFile:
         self._written: tuple[int, int] | None = None
         """The offset of queue time to the monotonic clock, and the accepted gap, as they were written last."""
 
-    def resume(self, queue_time: QueueTime, now_ms: int) -> None:
-        """Carry queue time on from what is written, as far as that is of this boot. Blocks; `now_ms` is monotonic."""
+    def resume(self, queue_time: QueueTime, monotonic_ms: Callable[[], int]) -> None:
+        """Carry queue time on from what is written, as far as that is of this boot. Blocks."""
         try:
             data = read_file(self._disk, self._path)
         except OSError:
@@ -85,7 +85,9 @@ class TimeFile:
         if (version, magic, storage_id) != (TIME_VERSION, TIME_MAGIC, self._storage_id):
             return
         queue_time.settle(accepted_ms)
+        # In this order: a thread that is held up between the two makes queue time late, never early.
         boot = self._boot()
+        now_ms = monotonic_ms()
         if boot is not None and boot.boot_id == boot_id and boot.uptime_ms >= uptime_ms:
             queue_time.resume(time_ms + boot.uptime_ms - uptime_ms, now_ms)
 
@@ -112,11 +114,13 @@ class TimeFile:
 
     def write(self, queue_time: QueueTime, monotonic_ms: Callable[[], int]) -> None:
         """Write what queue time is now, where the machine says how long it is up. Blocks."""
-        offset_ms, accepted_ms, boot = queue_time.at(0), queue_time.settled_ms, self._boot()
+        offset_ms, accepted_ms = queue_time.at(0), queue_time.settled_ms
+        # In this order: see `resume`.
+        time_ms = offset_ms + monotonic_ms()
+        boot = self._boot()
         self._written = offset_ms, accepted_ms
         if boot is None:
             return
-        time_ms = offset_ms + monotonic_ms()
         bare = _TIME.pack(
             TIME_VERSION,
             TIME_MAGIC,
