@@ -22,7 +22,7 @@ from quaymaster.core.commands import (
     ReceiveOutcome,
     Send,
 )
-from quaymaster.core.errors import QueueDoesNotExist
+from quaymaster.core.errors import NotLeader, QueueDoesNotExist
 
 LONG_MS = 20_000
 
@@ -418,7 +418,7 @@ def test_a_deadline_does_not_end_a_poll_that_is_being_given_messages(tmp_path: P
 def test_polls_that_end_together_are_answered_some_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiters, "EXPIRED_PER_TURN_MAX", 3)
+    monkeypatch.setattr(waiters, "ANSWERED_PER_TURN_MAX", 3)
 
     async def run() -> list[int]:
         async with running(tmp_path) as tester:
@@ -439,6 +439,67 @@ def test_polls_that_end_together_are_answered_some_a_turn(
     answered = asyncio.run(run())
 
     assert [answered.count(turn) for turn in sorted(set(answered))] == [3, 3, 3, 1]
+
+
+def test_polls_whose_leader_leads_no_longer_are_sent_away_some_a_turn_and_get_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "ANSWERED_PER_TURN_MAX", 3)
+
+    async def run() -> tuple[list[int], set[type], list[int]]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            turn = 0
+            answered: list[int] = []
+            kinds: set[type] = set()
+
+            def reply(outcome: object) -> None:
+                answered.append(turn)
+                kinds.add(type(outcome))
+
+            for _ in range(10):
+                tester.broker.submit(Receive(1, 0, 1, -1, LONG_MS), reply)
+            await parked(tester, 10)
+            host = tester.broker.host
+            host.waiters.cancel(host.waiters._lines[host.replica.queues.partition(1, 0)].waiters[4])
+
+            host.waiters.send_away(NotLeader())
+
+            assert host.waiters.parked == 0
+            sent = asyncio.create_task(tester.send(1, message(7)))
+            while len(answered) < 9:
+                turn += 1
+                await asyncio.sleep(0)
+            await sent
+            return answered, kinds, numbers(await tester.receive(1))
+
+    answered, kinds, found = asyncio.run(run())
+
+    assert [answered.count(turn) for turn in sorted(set(answered))] == [3, 2, 3, 1]  # one had gone
+    assert (kinds, found) == ({NotLeader}, [7])
+
+
+def test_polls_that_are_being_sent_away_are_all_answered_when_the_broker_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "ANSWERED_PER_TURN_MAX", 3)
+
+    async def run() -> list[type]:
+        async with running(tmp_path) as tester:
+            await tester.set_queue(define(1))
+            kinds: list[type] = []
+            for _ in range(10):
+                tester.broker.submit(
+                    Receive(1, 0, 1, -1, LONG_MS), lambda outcome: kinds.append(type(outcome))
+                )
+            await parked(tester, 10)
+
+            tester.broker.host.waiters.send_away(NotLeader())
+            tester.broker.host.waiters.answer_all()
+
+            return kinds
+
+    assert asyncio.run(run()) == [NotLeader] * 3 + [ReceiveOutcome] * 7
 
 
 def test_a_poll_that_ends_and_is_woken_in_one_turn_gets_the_message(tmp_path: Path) -> None:

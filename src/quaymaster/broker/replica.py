@@ -462,7 +462,7 @@ class ReplicaHost:
         if self.replica.is_leading != self._is_leading:
             self._is_leading = not self._is_leading
             if not self._is_leading:
-                self.waiters.answer_all(NotLeader())
+                self.waiters.send_away(NotLeader())
             self._links.leads(self._is_leading)
 
     def _on_progress(self, written_end: int, durable_end: int, truncations: int) -> None:

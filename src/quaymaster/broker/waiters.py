@@ -2,7 +2,7 @@
 
     empty receive ──park──▶ in line ──wake──▶ decided again ──▶ messages: answered, and the next in line is woken
                               ▲                     └──▶ nothing: back to the front of the line
-                              └── deadline: answered empty · client gone: forgotten
+                              └── deadline: answered empty · client gone: forgotten · no leader any more: sent away
 
 First come, first served. A waiter is woken when messages were committed or came back, and at the partition's next
 due time; one at a time, because who is served wakes the next.
@@ -21,7 +21,8 @@ from quaymaster.core.timers import round_up_to_slot_ms
 from quaymaster.monitoring.logs import log_failure
 from quaymaster.net.broker_client import Reply
 
-EXPIRED_PER_TURN_MAX = 100
+ANSWERED_PER_TURN_MAX = 100
+"""So many of the thousands that may end together are answered in one turn of the loop."""
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,10 @@ class Waiters:
         self._epoch = epoch
         self._lines: dict[Partition, _Line] = {}
         self._expired: deque[Waiter] = deque()
+        self._leaving: deque[Waiter] = deque()
+        """Those that are no longer in line, and are to be told so."""
+        self._leaving_with: Exception | None = None
+        """What they are told; None: there was no message."""
         self.parked = 0
 
     def park(self, waiter: Waiter, partition: Partition, wait_ms: int) -> None:
@@ -128,20 +133,32 @@ class Waiters:
         waiter.finish()
         self._drop_done(waiter.partition)
 
-    def answer_all(self, error: Exception | None = None) -> None:
-        """End every parked receive: empty, as the broker stops, or with the error that sends it elsewhere."""
+    def answer_all(self) -> None:
+        """End every parked receive empty, at once: the broker stops."""
+        self._take_all()
+        self._leaving_with = None
+        self._answer_leaving(len(self._leaving))
+
+    def send_away(self, error: Exception) -> None:
+        """End every parked receive with an error that sends it elsewhere, so many a turn; none is given a message."""
+        self._take_all()
+        self._leaving_with = error
+        self._answer_leaving(ANSWERED_PER_TURN_MAX)
+
+    def _take_all(self) -> None:
+        """Take everybody out of line, to be answered."""
         for line in list(self._lines.values()):
-            for waiter in line.waiters:
-                if waiter.is_done:
-                    continue
-                if error is None:
-                    self._answer_empty(waiter)
-                else:
-                    waiter.finish()
-                    waiter.reply(error)
-            self.parked -= len(line.waiters)
-            line.waiters.clear()
+            self._leaving += line.waiters
             self._close(line)
+        self.parked = 0
+
+    def _answer_leaving(self, count_max: int) -> None:
+        for _ in range(min(count_max, len(self._leaving))):
+            waiter = self._leaving.popleft()
+            if not waiter.is_done:
+                self._answer(waiter, self._leaving_with)
+        if self._leaving:
+            self._loop.call_soon(self._answer_leaving, ANSWERED_PER_TURN_MAX)
 
     def _expire(self, waiter: Waiter) -> None:
         self._expired.append(waiter)
@@ -150,17 +167,14 @@ class Waiters:
 
     def _answer_expired(self) -> None:
         """Answer whoever waited long enough, so many a turn: thousands that came together end together."""
-        some = [self._expired.popleft() for _ in range(min(EXPIRED_PER_TURN_MAX, len(self._expired)))]
+        some = [self._expired.popleft() for _ in range(min(ANSWERED_PER_TURN_MAX, len(self._expired)))]
         if self._expired:
             self._loop.call_soon(self._answer_expired)
         for waiter in some:
             # One that was woken meanwhile is being decided: what it is given must not go to nobody.
             if waiter.is_done or waiter.was_woken:
                 continue
-            try:
-                self._answer_empty(waiter)
-            except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
-                log_failure(log, "reply failed", error)
+            self._answer(waiter)
             self._drop_done(waiter.partition)
 
     def _drop_done(self, partition: Partition | None) -> None:
@@ -177,6 +191,17 @@ class Waiters:
             self.parked -= 1
         if not waiters:
             self._close(line)
+
+    def _answer(self, waiter: Waiter, error: Exception | None = None) -> None:
+        """End a receive, empty or with an error."""
+        try:
+            if error is None:
+                self._answer_empty(waiter)
+            else:
+                waiter.finish()
+                waiter.reply(error)
+        except Exception as failure:  # noqa: BLE001 -- one reply must not cost the others theirs
+            log_failure(log, "reply failed", failure)
 
     def _answer_empty(self, waiter: Waiter) -> None:
         waiter.finish()
