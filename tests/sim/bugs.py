@@ -160,7 +160,9 @@ class _NoFetch(LogReplica):
             self._be_elected()
 
 
-@plant("tail-not-compared", "an elect takes a tail behind its own log, whether they agree there or not")
+@plant(
+    "tail-not-compared", "an elect takes a tail behind its own log, whether they agree there or not", "forks"
+)
 class _TailNotCompared(LogReplica):
     def _continues(self, start: int, batch: Batch) -> bool:
         return True
@@ -480,9 +482,7 @@ class _CopyForgotten(LogReplica):
 # Compaction
 
 
-@plant(
-    "compacted-by-what-was-cut", "a compaction goes on though the log was cut since it judged", "compaction"
-)
+@plant("compacted-by-what-was-cut", "a compaction goes on though the log was cut since it judged", "forks")
 class _CompactedByWhatWasCut(Replica):
     def may_rewrite(self, end: int, truncations: int) -> bool | None:
         return self.log.commit >= end
@@ -524,7 +524,7 @@ class _CutNotNoticed(JournalReplica):
             self._apply(unapplied)
 
 
-@plant("gap-after-rebuild", "what came while queues were made anew is not applied to them", "slow disks")
+@plant("gap-after-rebuild", "what came while queues were made anew is not applied to them", "forks")
 class _GapAfterRebuild(JournalReplica):
     def on_rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
         self._unapplied = []
@@ -532,7 +532,7 @@ class _GapAfterRebuild(JournalReplica):
         super().on_rebuilt(queues, applied_end, last_time_ms, truncations)
 
 
-@plant("stale-rebuild", "queues made anew from a log that was cut again meanwhile are taken", "slow disks")
+@plant("stale-rebuild", "queues made anew from a log that was cut again meanwhile are taken", "forks")
 class _StaleRebuild(JournalReplica):
     def on_rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
         super().on_rebuilt(queues, applied_end, last_time_ms, self.log.truncations)

@@ -64,6 +64,8 @@ TASKS_LIMIT_US = 60 * SECOND
 SET_UP_US = 10 * SECOND
 """What goes wrong begins when the queues are there, or after so long."""
 REST_LIMIT_US = 600 * SECOND
+REST_CHANGES_MAX = 100
+"""So many configurations may be put until managers come to rest."""
 SETTLE_US = 2 * SECOND
 STAGED_GRACE_MS = 3_000
 TAKEN_AT_ONCE = 3
@@ -169,6 +171,7 @@ class Cell:
         self.producers_left = profile.producers
         self.last_counts = ""
         self.lost_members: set[str] = set()
+        self._configurations_max = 0
         self._numbers = 0
         self._storages = 0
         self._random = kernel.random_for("cell")
@@ -206,6 +209,7 @@ class Cell:
                 if not kind.is_log and not kind.group_of and kind not in REDRIVE_QUEUES
             ]
         )
+        self.queue_checker.journal_of = lambda kind: self.journal_of(kind.queue_id)
         self.group_checkers = {kind.queue_id: QueueChecker([kind]) for kind in self.queues if kind.group_of}
         """Of each consumer group one: to it, the log is a queue of its own."""
         self.managers = [Manager(self, name, self._clock()) for name in MANAGERS[: profile.managers]]
@@ -428,6 +432,7 @@ class Cell:
         self.redrive_checker.check_drained()
         for sink in self.sinks:
             check_batches(sink, self.judges_of(sink.queue))
+        self._configurations_max = self.store.configurations + REST_CHANGES_MAX
         if not kernel.run_until(kernel.now_us + REST_LIMIT_US, self._is_at_rest):
             raise Violation("L5", f"the managers do not come to rest: {self._states()}")
         kernel.run_until(kernel.now_us + SETTLE_US)
@@ -570,6 +575,8 @@ class Cell:
 
     def _is_at_rest(self) -> bool:
         """Tell whether no configuration has changed for longer than managers wait for anything to settle."""
+        if self.store.configurations > self._configurations_max:
+            raise Violation("L5", f"the managers change configurations without end: {self._states()}")
         changed_us = max(key.changed_us for key in self.store.journals.values())
         rest_us = self.faults.placement.settle_ms * MS + 5 * SECOND
         if self.kernel.now_us - changed_us <= rest_us or not self._is_served():

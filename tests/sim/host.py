@@ -21,7 +21,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
 from quaymaster.core.cell import BrokerReport
-from quaymaster.core.commands import MoveIn
+from quaymaster.core.commands import MoveIn, MoveInOutcome
 from quaymaster.core.errors import DiskFull, NotLeader, Timeout, Unreachable
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.core.replication_messages import Envelope, Room
@@ -68,6 +68,8 @@ class Host:
         self.is_paused = False
         self.room = Room.PLENTY
         self.starts = 0
+        self.resumed_us = 0
+        """When a process that was stopped went on last."""
         self.ended_us = 0
         """When the last process ended."""
         self._ticks = 0
@@ -136,6 +138,7 @@ class Host:
         """Go on."""
         if self.is_paused:
             self.is_paused = False
+            self.resumed_us = self._kernel.now_us
             for act, arguments in self.deferred:
                 if not self.is_up:
                     return
@@ -249,6 +252,9 @@ class Host:
 
     async def ask_to_take(self, name: str, journal: int, command: MoveIn) -> object:
         """Have a journal's leader take messages; raises NotNow when that may not have happened."""
+        source = self.replicas.get(self.cell.journal_of(command.source_queue_id))
+        if source is not None:
+            source.checker.on_sent_away(source, command)
         answer: asyncio.Future[object] = self.loop.create_future()
         self._asked += 1
         self._waiting[self._asked] = answer
@@ -276,7 +282,14 @@ class Host:
         elif replica.log.refuses_sends and replica.journal.is_leading:
             self._answer(sender, asked.number, DiskFull("The disk is full."))
         else:
-            replica.propose_inside(asked.command, lambda outcome: self._answer(sender, asked.number, outcome))
+            taking = replica
+
+            def on_answer(outcome: object) -> None:
+                if isinstance(outcome, MoveInOutcome):
+                    taking.checker.on_taken(taking, asked.command)
+                self._answer(sender, asked.number, outcome)
+
+            taking.propose_inside(asked.command, on_answer)
 
     # Registration
 

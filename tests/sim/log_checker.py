@@ -7,12 +7,17 @@ must agree.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quaymaster.core.commands import Command, Send
+from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, MOVE_OUT
+from quaymaster.core.commands import Command, CommittedOutcome, CommitTransaction, MoveIn, Send
+from quaymaster.core.log_tail import Position
+from quaymaster.core.messages import decode_moved, split_payload
+from quaymaster.core.partition_transactions import split_commit
 from quaymaster.core.queue_definitions import Durability
 from quaymaster.core.queue_time import SLEW
-from quaymaster.core.records import Batch, RecordType, decode_header, iterate_rows
+from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows
 from quaymaster.core.replication_messages import Appended, Envelope, Promise
 from sim.kernel import MS, START_MS, Kernel, Violation
 from sim.messages import Sent
@@ -24,6 +29,20 @@ if TYPE_CHECKING:
 
 STAMP_SLACK_MS = 500
 """What is decided in a turn is stamped with when the turn began."""
+
+
+DEPOSED_US = 200 * MS
+"""A leader that was replaced has noticed it after so long, or is in the middle of what waited while it was stopped."""
+
+
+def _is_commit_of(command: CommitTransaction) -> Callable[[Row, bytes], bool]:
+    def is_of(row: Row, payload: bytes) -> bool:
+        if row.type != RecordType.TRANSACTION_COMMIT or row.queue_id != command.queue_id:
+            return False
+        committed = split_commit(payload)
+        return (committed.sink, committed.batch) == (command.sink, command.batch)
+
+    return is_of
 
 
 class LogChecker:
@@ -158,6 +177,8 @@ class LogChecker:
     def on_activated(self, node: Replica, epoch: int) -> None:
         """A leader was activated."""
         self.activations += 1
+        if epoch not in self.key.activated_epochs:
+            raise Violation("I1", f"{node.member} serves in epoch {epoch}, which the store has not activated")
         if self.key.by_epoch[epoch].leader != node.member:
             raise Violation("I1", f"{node.member} is activated in epoch {epoch}, which it does not lead")
         self._check_complete(node, epoch)
@@ -215,8 +236,19 @@ class LogChecker:
         if offset >= node.log.commit:
             raise Violation("I2", f"{node.member} hands out what is not committed, at {offset}", offset)
 
+    def on_received(self, node: Replica, epoch: int) -> None:
+        """A leader answers a receive, with messages or without: not once another has led for a while."""
+        now = self.key.configuration
+        is_replaced = now.epoch > epoch and now.activated
+        if is_replaced and self.kernel.now_us - max(self.key.changed_us, node.host.resumed_us) > DEPOSED_US:
+            raise Violation(
+                "I27", f"{node.member} answers a receive in epoch {epoch}, long after epoch {now.epoch} began"
+            )
+
     def on_reply(self, node: Replica, command: Command, outcome: object) -> None:
         """A client is answered: an acknowledged send is on a majority of disks, and stays there without power."""
+        if isinstance(outcome, CommittedOutcome) and isinstance(command, CommitTransaction):
+            self._check_committed(node, "commits a transaction", _is_commit_of(command))
         if not isinstance(outcome, Sent) or not isinstance(command, Send):
             return
         definition = node.journal.queues.definitions.get(command.queue_id)
@@ -244,6 +276,50 @@ class LogChecker:
         if 2 * (len(have) + len(lost)) <= len(members):
             raise Violation(
                 "I7", f"a send is acknowledged at {end}, but durable on {have} of {members} only", end - 1
+            )
+
+    def on_taken(self, node: Replica, command: MoveIn) -> None:
+        """Another journal is told that messages have come: that is committed."""
+
+        def is_of(row: Row, payload: bytes) -> bool:
+            if row.type != RecordType.MOVE or row.queue_id != command.queue_id:
+                return False
+            moved = decode_moved(split_payload(row.flags, payload[MOVE_HEAD_BYTES:])[3])
+            return moved.source_queue_id == command.source_queue_id and moved.number in numbers
+
+        numbers = {message.number for message in command.messages}
+        self._check_committed(node, "takes messages", is_of)
+
+    def on_sent_away(self, node: Replica, command: MoveIn) -> None:
+        """Messages are sent to another journal: that they leave is committed."""
+
+        def is_of(row: Row, payload: bytes) -> bool:
+            if row.type != RecordType.MOVE_OUT or row.queue_id != command.source_queue_id:
+                return False
+            target_queue_id, _, _, number, _ = MOVE_OUT.unpack(payload)
+            return target_queue_id == command.queue_id and number in numbers
+
+        numbers = {message.number for message in command.messages}
+        self._check_committed(node, "sends messages away", is_of)
+
+    def _check_committed(self, node: Replica, what: str, is_of: Callable[[Row, bytes], bool]) -> None:
+        """I7: no record that an answer rests on is among those that nobody has committed."""
+        for batch in reversed(node.batches):
+            if batch.next_offset <= self.commit:
+                return
+            data = batch.data
+            for row in iterate_rows(data, decode_header(data)):
+                if is_of(row, data[row.position : row.position + row.length]):
+                    raise Violation(
+                        "I7", f"{node.member} {what}, which is not committed, at {row.offset}", row.offset
+                    )
+
+    def on_given_up(self, node: Replica, end: Position) -> None:
+        """Records are given up that are dead as of this end of a log: all up to there is committed."""
+        place = bisect_right(self.ends, end.end) - 1
+        if place < 0 or self.ends[place] != end.end or self.chains[place] != end.chain:
+            raise Violation(
+                "I13", f"{node.member} gives up records by what is not committed, at {end.end}", end.end - 1
             )
 
     def on_applied(self, node: Replica) -> None:

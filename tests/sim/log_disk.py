@@ -12,10 +12,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
-from quaymaster.core.records import MESSAGE_TYPES, Batch, Row, decode_header, iterate_rows
+from quaymaster.core.records import MESSAGE_TYPES, Batch, Row, decode_header, follows_chain, iterate_rows
 from quaymaster.core.replication_effects import LogOperation, Truncate, Write
 from sim.kernel import MS, Kernel, Violation
 
@@ -97,6 +98,10 @@ class LogDisk:
             raise Violation(
                 "disk", f"a batch at {batch.base_offset} is written behind the end at {self.end}", self.end
             )
+        if batch.epoch < self.end_epoch or (self.checks_chain and not follows_chain(batch, self.end_chain)):
+            raise Violation(
+                "I26", f"a batch at {batch.base_offset} does not continue the log", batch.base_offset
+            )
         self.batches.append(batch)
         self.ends.append(batch.next_offset)
 
@@ -122,6 +127,11 @@ class LogDisk:
 
     def recover(self) -> None:
         """Make what a start finds durable: it is taken for that from now on."""
+        for before, batch in pairwise(self.batches):
+            if batch.epoch < before.epoch:
+                raise Violation(
+                    "I26", f"a start finds epoch {batch.epoch} behind epoch {before.epoch}", batch.base_offset
+                )
         self.fsync(self.end)
 
     def promise(self, epoch: int) -> None:

@@ -10,7 +10,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quaymaster.coordination.cell_keys import BrokerRegistration
+from quaymaster.coordination.cell_keys import (
+    JOURNALS,
+    BrokerRegistration,
+    decode_configuration,
+    journal_of,
+)
 from quaymaster.coordination.interface import (
     LIST_LIMIT_MAX,
     Compare,
@@ -26,7 +31,7 @@ from quaymaster.core.cell import BrokerReport
 from quaymaster.core.errors import ConnectionLost, Timeout
 from quaymaster.managers.broker_link import DROP_TIMEOUT_MS, PREPARE_TIMEOUT_MS, TRANSFER_TIMEOUT_MS
 from quaymaster.managers.in_cluster import InClusterManager
-from sim.kernel import MS, Clock
+from sim.kernel import MS, Clock, Violation
 from sim.loop import SimLoop
 from sim.messages import BrokerAnswer, BrokerCall, ConnectionClosed
 from sim.store import STORE, WATCH_US, StoreAnswer, StoreCall
@@ -204,6 +209,8 @@ class StoreClient(Coordination):
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self._unknown: set[int] = set()
+        """Journals for which an appointment was written with an unknown outcome, and not read since (M4)."""
 
     async def _read(self, method: str, *arguments: Any) -> Any:
         try:
@@ -220,18 +227,39 @@ class StoreClient(Coordination):
     async def get(self, key: str) -> KeyValue | None:
         """See `Coordination`."""
         found: KeyValue | None = await self._read("get", key)
+        if key.startswith(JOURNALS):
+            self._unknown.discard(journal_of(key))
         return found
 
     async def list_prefix(self, prefix: str, *, after: str = "", limit: int = LIST_LIMIT_MAX) -> Listing:
         """See `Coordination`."""
         found: Listing = await self._read("list", prefix)
+        self._unknown.clear()
         return found
 
     async def transaction(
         self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> int:
         """See `Coordination`."""
-        return int(await self._change("transact", tuple(compares), tuple(puts), tuple(deletes)))
+        appointed = {journal for put in puts if (journal := self._appointed(put)) is not None}
+        if unread := appointed & self._unknown:
+            raise Violation(
+                "M4", f"{self._manager.name} appoints for {unread} again, and has not read what holds"
+            )
+        try:
+            return int(await self._change("transact", tuple(compares), tuple(puts), tuple(deletes)))
+        except OutcomeUnknown:
+            self._unknown |= appointed
+            raise
+
+    def _appointed(self, put: Put) -> int | None:
+        """Return the journal for which this is a new epoch, None when it is something else."""
+        if not put.key.startswith(JOURNALS):
+            return None
+        journal = journal_of(put.key)
+        known = self._manager.product._journals.get(journal)
+        is_newer = known is not None and decode_configuration(put.value).epoch > known.configuration.epoch
+        return journal if is_newer else None
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[list[Event]]:
         """See `Coordination`. It asks again and again, so an answer that is lost is late, and no more."""
@@ -247,6 +275,7 @@ class StoreClient(Coordination):
                     raise CoordinationUnavailable from error
             else:
                 silences = 0
+                self._unknown -= {journal_of(event.key) for event in events if event.key.startswith(JOURNALS)}
                 if events:
                     yield events
 

@@ -54,6 +54,7 @@ class Nemesis:
             "drain": self._drain,
             "isolation": self._isolate,
             "kill": self._kill,
+            "leader alone": self._leave_leader_alone,
             "leader cut off": self._cut_off_leader,
             "long absence": self._long_absence,
             "manager away": self._manager_away,
@@ -305,6 +306,13 @@ class Nemesis:
         )
         self._cut_off(leader, others)
 
+    def _leave_leader_alone(self) -> None:
+        """Cut a leader off from all but its clients: it is replaced, and does not hear of it."""
+        name = self._leader().name
+        others = [*self.cell.hosts, *(manager.name for manager in self.cell.managers), STORE]
+        pairs = [pair for other in others if other != name for pair in ((name, other), (other, name))]
+        self._cut(pairs, took_us=self._random.randint(3 * SECOND, 8 * SECOND))
+
     def _everybody(self) -> list[str]:
         cell = self.cell
         return [
@@ -335,10 +343,12 @@ class Nemesis:
                 pairs += [(one, other), (other, one)]
         self._cut(pairs)
 
-    def _cut(self, pairs: list[tuple[str, str]]) -> None:
+    def _cut(self, pairs: list[tuple[str, str]], took_us: int | None = None) -> None:
         for pair in pairs:
             self.cell.network.cut(*pair)
-        self._kernel.after(self._random.randint(200 * MS, 8 * SECOND), self._uncut, pairs)
+        if took_us is None:
+            took_us = self._random.randint(200 * MS, 8 * SECOND)
+        self._kernel.after(took_us, self._uncut, pairs)
 
     def _uncut(self, pairs: list[tuple[str, str]]) -> None:
         for pair in pairs:

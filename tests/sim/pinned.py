@@ -89,11 +89,17 @@ CAUGHT_BY: dict[str, int] = {
     "snapshot-between-slices": 0,
     "slices-end-with-epoch": 1,
     "serves-between-slices": 18,
+    "commit-uncommitted": 0,
+    "noactivate": 0,
+    "probably-activated": 0,
+    "move-answered-early": 0,
+    "move-sent-early": 0,
+    "compacted-before-commit": 0,
+    "lost-answer-is-a-failure": 0,
+    "never-settles": 1,
 }
-"""Not here are `tail-not-compared`, `noactivate`, `nochain`, `probably-activated`, `never-settles`,
-`compacted-by-what-was-cut`, `compacted-before-commit`, `gap-after-rebuild`, `stale-rebuild`, `no-lease`,
-`lost-answer-is-a-failure`, `never-expires`, `move-answered-early`, `move-sent-early` and `commit-uncommitted`.
+"""Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild`,
+`no-lease` and `never-expires`.
 
-They take many seeds or seconds, or have not been caught in cells yet; `nochain` and `noactivate` are caught in
-`protocol_model`.
+They take many seeds or seconds, or have not been caught in cells yet; `nochain` is caught in `protocol_model`.
 """

@@ -36,7 +36,7 @@ FAULTS = (
     "swap",
     "transfer",
 )
-"""What the nemesis does, by name."""
+"""What the nemesis does, by name. A leader alone with its clients is drawn apart."""
 
 
 SHIFTS_MS = (3_000, 60_000, 400_000, 1_200_000, 18_000_000, 432_000_000, 94_608_000_000, 1_261_440_000_000)
@@ -101,6 +101,8 @@ class Profile:
     snapshot_records: int = 400
     compaction_us: int = 0
     """How far apart the compactions of a replica are on average; 0: there are none."""
+    rebuild_us: int = 0
+    """So long at most a replica makes its queues anew, while its log goes on; 0: the log stands still meanwhile."""
     has_moves: bool = False
     """Whether dead letters of one queue move to another in another journal."""
     has_more_queues: bool = False
@@ -181,6 +183,9 @@ def draw(seed: int) -> Profile:
     profile.has_redrives = random.random() < 0.1
     set_clocks(profile, draw_wrong_clocks(seed, members, chance=0.35))
     set_restarts(profile, draw_restarts(seed, members, chance=0.2))
+    if (leaders := Random(f"{seed}/leader alone")).random() < 0.3:
+        profile.intervals_us["leader alone"] = leaders.choice((5, 15)) * SECOND
+    profile.rebuild_us = Random(f"{seed}/rebuild").choice((0, 50 * MS, 2 * SECOND))
     profile.has_uptime |= Random(f"{seed}/uptime").random() < 0.5
     return profile
 
@@ -249,10 +254,10 @@ def set_restarts(profile: Profile, restarts: Restarts | None) -> None:
 
 HUNTS: dict[str, dict[str, int]] = {
     "any": {},
-    "stale": {"leader cut off": 2, "power cut": 1, "appointment": 3},
-    "slow disks": {"leader cut off": 2, "appointment": 2, "slow disk": 1},
+    "stale": {"leader alone": 3, "power cut": 2, "appointment": 4},
+    "forks": {"leader alone": 3, "appointment": 4, "slow disk": 2},
     "learning": {"swap": 2, "slow disk": 4, "transfer": 6},
-    "leases": {"leader cut off": 2, "isolation": 3, "pause": 3, "swap": 8},
+    "leases": {"leader alone": 4, "pause": 3},
     "elections": {"appointment": 2, "kill": 3, "power cut": 2, "isolation": 4, "leader cut off": 4},
     "unattended": {"manager away": 2, "power cut": 1, "kill": 3},
     "members": {"drain": 6, "disk lost": 8, "kill": 8},
@@ -284,6 +289,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
     profile.placement = msgspec.structs.replace(profile.placement, replicas=3)
     profile.fire_us = 20 * SECOND
     profile.gap_us = min(profile.gap_us, 60 * MS)
+    profile.intervals_us.pop("leader alone", None)
     profile.intervals_us.update({name: seconds * SECOND for name, seconds in HUNTS[hunt].items()})
     if hunt == "cut off":
         profile.managers = 2
@@ -293,23 +299,27 @@ def draw_for(hunt: str, seed: int) -> Profile:
     set_restarts(profile, draw_restarts(seed, 3, chance=1.0) if hunt == "restarts" else None)
     if hunt == "clocks":
         profile.late_hosts = seed % 2
+    profile.rebuild_us = 2 * SECOND if hunt == "forks" else 0
     profile.has_more_queues = hunt == "more queues"
     profile.has_moves = hunt == "moves"
     profile.has_logs = hunt == "logs"
     profile.has_transactions = hunt == "transactions"
     profile.has_redrives = hunt == "redrives"
-    profile.compaction_us = 300 * MS if hunt in ("compaction", "logs", "transactions") else 0
-    if hunt in ("laggards", "snapshots", "compaction", "logs", "transactions"):
+    profile.compaction_us = 300 * MS if hunt in ("compaction", "forks", "logs", "transactions") else 0
+    if hunt in ("laggards", "snapshots", "compaction", "forks", "logs", "transactions"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
+    if hunt in ("forks", "leases", "stale"):  # a leader that is alone has to be replaced
+        for fault in ("store away", "manager away", "manager cut off", "disk fails"):
+            profile.intervals_us.pop(fault, None)
     if hunt == "stale":
         profile.gap_us = 200 * MS
         profile.disk.has_stale = True
-    if hunt == "slow disks":
+    if hunt == "forks":
         profile.disk.slow = 0.3
         profile.disk.slow_us = 500 * MS
     if hunt == "leases":
-        profile.carelessness = 0.0
+        profile.carelessness = 0.9
         profile.consumers = 8
     if hunt == "moves":
         profile.snapshot_records = 60

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quaymaster.broker.maintenance import EXPIRY_ROUND_S
 from quaymaster.broker.state_store import encode_key, encode_partition, load_partitions
 from quaymaster.broker.time_file import LOOK_S, TimeFile
 from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
@@ -115,6 +116,7 @@ class Replica:
         self.queue_time = cell.bugs.variant(QueueTime)(last_time_ms, self.clock.monotonic_ms())
         self._time_file = self._open_time_file()
         self._time_file_due_us = self._kernel.now_us + LOOK_US
+        self._expiry_due_us = self._kernel.now_us
         self._look_at_clock()
         self._looked_ms = 0
         """The queue time at the last tick."""
@@ -613,8 +615,24 @@ class Replica:
         if not self.journal.has_kept_from(applied):
             self._kernel.after(MS, self._rebuild)
             return
+        if took_us := self.cell.faults.rebuild_us:
+            took_us = self._random.randrange(took_us)
+            self._kernel.after(took_us, self._rebuilt, queues, applied, last_time_ms, self.writer.truncations)
+        else:
+            self._rebuilt(queues, applied, last_time_ms, self.writer.truncations)
+
+    def _rebuilt(self, queues: QueueStates, applied: int, last_time_ms: int, truncations: int) -> None:
+        """The queues were made of what the disk had; in some runs the log is longer by now, or was cut."""
+        if not self.is_open or self.journal.is_ready:
+            return
+        if self.host.is_paused:
+            self.host.deferred.append((self._rebuilt, (queues, applied, last_time_ms, truncations)))
+            return
+        if truncations == self.log.truncations and not self.journal.has_kept_from(applied):
+            self._kernel.after(MS, self._rebuild)
+            return
         self.tell(f"has made its queues anew up to {applied}")
-        self.journal.on_rebuilt(queues, applied, last_time_ms, self.writer.truncations)
+        self.journal.on_rebuilt(queues, applied, last_time_ms, truncations)
         self._settle()
 
     def has_cut(self) -> bool:
@@ -695,6 +713,7 @@ class Replica:
         """Read what was taken, as a receive gives it."""
         command = asked.command
         assert isinstance(command, Receive), "only a receive takes"
+        self.checker.on_received(self, taken.epoch)
         timeout_ms = command.visibility_timeout_ms
         if timeout_ms < 0:
             timeout_ms = self.journal.queues.definitions[command.queue_id].visibility_timeout_ms
@@ -790,18 +809,25 @@ class Replica:
                 if partition.staged is not None and partition.staged.expired(now_ms):
                     expire = ExpireMessages(partition.definition.queue_id, partition.number)
                     self.journal.propose(expire, None, now_ms)
-        if self.cell.faults.has_more_queues and self.journal.is_leading:
+        if self.cell.faults.has_more_queues and self.journal.is_leading and self._is_expiry_due():
             for partition in list(self.journal.queues.partitions.values()):
                 if partition.alive and partition.definition.retention_ms < RETENTION_SHORT_MS:
                     expire = ExpireMessages(partition.definition.queue_id, partition.number)
                     self.journal.propose(expire, None, self.time_ms())
+
+    def _is_expiry_due(self) -> bool:
+        now_us = self._kernel.now_us
+        if now_us < self._expiry_due_us:
+            return False
+        self._expiry_due_us = now_us + int(EXPIRY_ROUND_S * SECOND)
+        return True
 
     def _compact(self) -> None:
         """Judge what is kept below the log: what is dead goes once all that it was judged by is committed."""
         if self.journal.is_ready and not self._is_compacting and self.disk.kept:
             dead = [offset for offset, kept in self.disk.kept.items() if self.is_dead(kept.row)]
             self._is_compacting = True
-            self._rewrite(dead, self.log.end.end, self.log.truncations)
+            self._rewrite(dead, self.log.end, self.log.truncations)
 
     def is_dead(self, row: Row) -> bool:
         """Tell whether nobody may ask for a message any more."""
@@ -813,15 +839,16 @@ class Replica:
             return False
         return True if self.log.truncations == truncations else None
 
-    def _rewrite(self, dead: list[int], end: int, truncations: int) -> None:
+    def _rewrite(self, dead: list[int], end: Position, truncations: int) -> None:
         if not self.is_open:
             return
-        may_rewrite = self.may_rewrite(end, truncations)
+        may_rewrite = self.may_rewrite(end.end, truncations)
         if may_rewrite is False:
             self._kernel.after(2 * MS, self._rewrite, dead, end, truncations)
             return
         self._is_compacting = False
-        if may_rewrite:
+        if may_rewrite and dead:
+            self.checker.on_given_up(self, end)
             self.tell(f"gives up {len(dead)} records of {len(self.disk.kept)}")
             for offset in dead:
                 del self.disk.kept[offset]

@@ -151,6 +151,8 @@ class Store:
         """Judges what a manager writes: journal, what was there, what it puts."""
         self.journals: dict[int, JournalKey] = {}
         """Those that were created."""
+        self.configurations = 0
+        """How many were put, of all journals."""
         self._keys: dict[int, JournalKey] = {}
         self._rows: dict[str, KeyValue] = {}
         self._revision = 0
@@ -261,6 +263,7 @@ class Store:
             if journal in self.journals and sender.startswith("m") and self.on_write_of_manager is not None:
                 self.on_write_of_manager(journal, key.configuration, new)
             key.put(new, event.revision)
+            self.configurations += 1
             key.changed_us = self._kernel.now_us
             self.journals[journal] = key
             for watcher in self.watchers:
