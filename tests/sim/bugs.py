@@ -807,9 +807,11 @@ class _NoDelay(QueueStates):
 
 @plant("never-expires", "what has expired is handed out as long as nobody has swept it up", "more queues")
 class _NeverExpires(QueueStates):
-    def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
-        if partition.alive > 20:
-            super()._expire_some(partition, now_ms, proposal)
+    def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        is_held, self.expiry_is_held = self.expiry_is_held, True
+        decided = super()._receive(command, now_ms, proposal)
+        self.expiry_is_held = is_held
+        return decided
 
 
 # Moves between journals

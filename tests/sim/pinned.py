@@ -97,9 +97,10 @@ CAUGHT_BY: dict[str, int] = {
     "compacted-before-commit": 0,
     "lost-answer-is-a-failure": 0,
     "never-settles": 1,
+    "never-expires": 0,
 }
-"""Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild`,
-`no-lease` and `never-expires`.
+"""Not here are `tail-not-compared`, `nochain`, `compacted-by-what-was-cut`, `gap-after-rebuild`, `stale-rebuild` and
+`no-lease`.
 
 They take many seeds or seconds, or have not been caught in cells yet; `nochain` is caught in `protocol_model`.
 """
