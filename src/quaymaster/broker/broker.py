@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from quaymaster.broker.disk import Disk, RealDisk
+from quaymaster.broker.floor_note import FloorNote, read_floor
 from quaymaster.broker.journal_files import JournalFiles
 from quaymaster.broker.journal_service import JournalOptions, JournalService
-from quaymaster.broker.journal_state import STATE_NAME, read_state
+from quaymaster.broker.journal_state import STATE_NAME, JournalEndsEarly, read_state
 from quaymaster.broker.maintenance import Compaction, Snapshots
 from quaymaster.broker.replica import ReplicaHost
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
@@ -25,6 +26,7 @@ from quaymaster.coordination.store_mark import DECIDE
 from quaymaster.core.commands import Command
 from quaymaster.core.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.logs import log_event
+from quaymaster.monitoring.supervision import supervise
 from quaymaster.net.broker_client import Reply, Submitted
 
 ACTIVATION_TIMEOUT_S = 30.0
@@ -38,7 +40,7 @@ class NotActivated(Exception):
 
 
 class JournalWentBack(Exception):
-    """The journal is missing, or older than what the metadata knows of it; nothing was changed."""
+    """The journal is missing, or it and the metadata are not of one moment; nothing was changed."""
 
 
 class Broker:
@@ -59,6 +61,8 @@ class Broker:
         self._disk = disk or RealDisk()
         self._takes_any_journal = takes_any_journal
         self.journal = JournalService(options, NODE_NAME, coordination, on_stopped=on_stopped, disk=disk)
+        self._floor_note: FloorNote | None = None
+        self._noting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Recover the journal and begin to lead it; returns when commands are served.
@@ -66,15 +70,20 @@ class Broker:
         Raises what recovery raises (`JournalCorrupt`, `DirectoryInUse`, ...), and JournalWentBack: nothing was changed
         then.
         """
-        journal = self.journal
-        found = await self._coordination.get(configuration_key(self._options.journal_id))
+        journal, journal_id = self.journal, self._options.journal_id
+        found = await self._coordination.get(configuration_key(journal_id))
+        noted = await read_floor(self._coordination, journal_id)
         if found is not None and not self._takes_any_journal:
             await asyncio.get_running_loop().run_in_executor(
                 None, self._check_journal, decode_configuration(found.value)
             )
-        await journal.open()
+        await self._open(0 if self._takes_any_journal else noted)
         journal.host.on_configuration(await self._appoint(journal.files.promised_epoch))
         await self._leading()
+        self._floor_note = FloorNote(
+            self._coordination, journal_id, lambda: journal.files.durable_floor, noted=noted
+        )
+        self._noting = supervise(asyncio.create_task(self._floor_note.run(), name="floor-note"))
         log_event(
             log,
             logging.INFO,
@@ -87,7 +96,12 @@ class Broker:
 
     async def close(self) -> None:
         """Answer parked receives, finish what was decided, write a last snapshot, and let go of the directory."""
+        if self._noting is not None:
+            self._noting.cancel()
+            await asyncio.gather(self._noting, return_exceptions=True)
         await self.journal.close()
+        if self._floor_note is not None:
+            await self._floor_note.write_last()
 
     def submit(self, command: Command, reply: Reply) -> Submitted:
         """See `BrokerClient`."""
@@ -132,8 +146,17 @@ class Broker:
         """Return facts for operators: offsets, segments, caches, queues."""
         return await self.journal.status()
 
+    async def _open(self, noted: int) -> None:
+        """Recover the journal. `noted`: it was durable up to this offset, as the metadata says."""
+        try:
+            await self.journal.open(noted_floor=noted)
+        except JournalEndsEarly as error:
+            raise JournalWentBack(
+                f"{error}. The end of the journal is damaged, or an older copy was put back. {DECIDE}."
+            ) from None
+
     def _check_journal(self, known: JournalConfiguration) -> None:
-        """Refuse a directory without the journal that was led, or with an older copy of it."""
+        """Refuse a directory without the journal that was led, with an older copy of it, or with older metadata."""
         directory = f"{self._options.directory}/{self._options.journal_id}"
         if not self._disk.exists(f"{directory}/{STATE_NAME}"):
             # Before the first activation there is nothing in it that anybody was told of.
@@ -148,6 +171,12 @@ class Broker:
             raise JournalWentBack(
                 f"{directory} is an older copy of the journal: it has promised epoch {promised_epoch}, and was led in "
                 f"epoch {known.epoch}. {DECIDE}."
+            )
+        if promised_epoch > known.epoch:
+            # A server takes an epoch in its metadata first.
+            raise JournalWentBack(
+                f"The metadata is an older copy: it knows epoch {known.epoch} of the journal, which has promised epoch "
+                f"{promised_epoch}. {DECIDE}."
             )
 
     async def _appoint(self, promised_epoch: int) -> JournalConfiguration:

@@ -118,6 +118,7 @@ class JournalFiles(JournalReader):
         journal_id: int,
         limits: JournalLimits | None = None,
         durable_floor: int = 0,
+        noted_floor: int = 0,
         verify_all: bool = False,
         lock: FileHandle | None = None,
         is_replicated: bool = False,
@@ -126,14 +127,16 @@ class JournalFiles(JournalReader):
 
         An owner with other files in the directory takes the lock first (`lock_directory`) and hands it over.
 
-        `durable_floor` is what the owner knows to have been durable, from its snapshot. `verify_all` checks
+        `durable_floor` is what the owner knows to have been durable, from its snapshot; `noted_floor` what somebody
+        else knows, who may be wrong: an operator may decide to open it without. `verify_all` checks
         every batch instead of those of the last segment; read_batches checks what it reads anyway. Afterwards
         `warnings` says what an operator should be told.
 
         `is_replicated`: batches came from other replicas too. Their floors are what *those* had durable, so only
         the floor that was written down here counts.
 
-        Raises JournalCorrupt, DirectoryInUse, OSError. Nothing is changed when it raises JournalCorrupt.
+        Raises JournalCorrupt, JournalEndsEarly (it ends below `noted_floor`), DirectoryInUse, OSError. Nothing is
+        changed when it raises one of the first two.
         """
         path = os.fspath(directory).rstrip("/")
         limits = limits or JournalLimits()
@@ -145,6 +148,7 @@ class JournalFiles(JournalReader):
             journal_id=journal_id,
             limits=limits,
             durable_floor=durable_floor,
+            noted_floor=noted_floor,
             verify_all=verify_all,
             is_replicated=is_replicated,
         )

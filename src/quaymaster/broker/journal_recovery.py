@@ -26,6 +26,7 @@ from quaymaster.broker.journal_state import (
     STATE_NAME,
     TAINTED_NAME,
     JournalCorrupt,
+    JournalEndsEarly,
     JournalState,
     damage_story,
     header_at,
@@ -69,6 +70,7 @@ def recover_segments(
     journal_id: int,
     limits: JournalLimits,
     durable_floor: int,
+    noted_floor: int,
     verify_all: bool,
     is_replicated: bool,
 ) -> RecoveredSegments:
@@ -95,7 +97,10 @@ def recover_segments(
     warnings: list[str] = []
     segments = load_segments(disk, directory, state, bases, verify_all or tainted, limits)
     floor = max(durable_floor, state.durable_floor)
-    recover_tail(disk, limits, segments[-1], floor, warnings, trusts_headers=not is_replicated)
+    trusts_headers = not is_replicated
+    recover_tail(
+        disk, limits, segments[-1], floor, warnings, noted_floor=noted_floor, trusts_headers=trusts_headers
+    )
     if tainted:
         state = _copy_to_fresh_files(disk, directory, state, segments, warnings)
     return RecoveredSegments(state, tuple(segments), space, warnings)
@@ -218,11 +223,12 @@ def recover_tail(
     floor: int,
     warnings: list[str],
     *,
+    noted_floor: int = 0,
     trusts_headers: bool,
 ) -> None:
-    """Find where the active segment ends and cut a torn write behind it."""
+    """Find where the active segment ends and cut a torn write behind it; see `JournalFiles.open`."""
     try:
-        why = "it is whole"
+        why = "the file is whole"
         size = disk.size(segment.open_file(disk).fd)
         if segment.header.is_compacted or load_footer(disk, segment):
             raise SegmentDamaged(segment.path, size, "it was sealed, but the segment after it is missing")
@@ -254,6 +260,11 @@ def recover_tail(
         if ends_inside_batch(disk, segment):
             raise SegmentDamaged(
                 segment.path, size, f"the file ends here, inside the batch at offset {segment.end_offset}"
+            )
+        if segment.end_offset < noted_floor:
+            raise JournalEndsEarly(
+                f"{segment.path} at byte {segment.data_end}: records from {segment.end_offset} to {noted_floor} were "
+                f"durable but cannot be read ({why})"
             )
         if zero_tail(disk, segment, segment.data_end):
             warnings.append(

@@ -155,15 +155,17 @@ class JournalService:
         self._holds = 0
         self._hold_ends: asyncio.TimerHandle | None = None
 
-    async def open(self) -> None:
+    async def open(self, *, noted_floor: int = 0) -> None:
         """Recover the journal and begin to take part in it; it leads when it hears that it is appointed.
+
+        `noted_floor`: the journal was durable up to this offset, as somebody else noted.
 
         Raises what recovery raises (`JournalCorrupt`, `DirectoryInUse`, ...): nothing was changed then.
         """
         loop = asyncio.get_running_loop()
         options = self._options
         started = time.monotonic()
-        recovered = await loop.run_in_executor(None, self._recover)
+        recovered = await loop.run_in_executor(None, self._recover, noted_floor)
         self.recovery_s = time.monotonic() - started
         self.replayed_records = recovered.replayed_records
         self.files = recovered.files
@@ -386,7 +388,7 @@ class JournalService:
 
     # Inside
 
-    def _recover(self) -> Recovered:
+    def _recover(self, noted_floor: int) -> Recovered:
         options = self._options
         return recover(
             self._disk,
@@ -397,6 +399,7 @@ class JournalService:
             retry_ids_max=options.retry_ids_max,
             in_flight_max=options.in_flight_max,
             account_stages_max=options.account_stages_max,
+            noted_floor=noted_floor,
             is_replicated=self._peers is not None,
             cell_format=options.cell_format,
         )

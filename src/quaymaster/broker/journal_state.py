@@ -31,6 +31,10 @@ class JournalCorrupt(Exception):
     """The files are damaged where acknowledged records may be; the message says where and what to do."""
 
 
+class JournalEndsEarly(Exception):
+    """Records are missing that were durable, as somebody else than the journal noted; the message says which."""
+
+
 class JournalClosed(Exception):
     """An earlier write or fsync failed, or the journal was closed; nothing more is written."""
 

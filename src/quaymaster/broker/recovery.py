@@ -135,6 +135,7 @@ def recover(
     retry_ids_max: int | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
     account_stages_max: int = ACCOUNT_STAGES_MAX,
+    noted_floor: int = 0,
     is_replicated: bool = False,
     cell_format: CellFormat | None = None,
 ) -> Recovered:
@@ -149,6 +150,7 @@ def recover(
         retry_ids_max=retry_ids_max,
         in_flight_max=in_flight_max,
         account_stages_max=account_stages_max,
+        noted_floor=noted_floor,
         is_replicated=is_replicated,
         cell_format=cell_format or CellFormat(),
     )
@@ -168,6 +170,7 @@ def _recover(
     retry_ids_max: int | None,
     in_flight_max: int,
     account_stages_max: int,
+    noted_floor: int,
     is_replicated: bool,
     cell_format: CellFormat,
 ) -> Recovered:
@@ -184,6 +187,7 @@ def _recover(
                 journal_id=journal_id,
                 limits=limits,
                 durable_floor=durable_floor,
+                noted_floor=noted_floor,
                 lock=lock,
                 is_replicated=is_replicated,
             )

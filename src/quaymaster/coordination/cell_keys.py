@@ -3,6 +3,7 @@
 journals/<id>     JournalConfiguration   epoch, leader, members; changed by compare-and-swap only
 brokers/<name>    BrokerRegistration     where a broker is reached; written by the broker, `state` by the manager
 managers/in_cluster   text               the manager that acts, bound to its lease
+journal_floors/<id>   JournalFloor       how far a server's journal was durable (`broker/floor_note`); none in a cell
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from quaymaster.core.journal_configuration import JournalConfiguration
 
 JOURNALS: Final = "journals/"
 BROKERS: Final = "brokers/"
+JOURNAL_FLOORS: Final = "journal_floors/"
 ACTING_MANAGER: Final = "managers/in_cluster"
 
 
@@ -39,6 +41,11 @@ _registrations = msgspec.msgpack.Decoder(BrokerRegistration)
 def configuration_key(journal_id: int) -> str:
     """Return the key of a journal's configuration."""
     return f"{JOURNALS}{journal_id}"
+
+
+def floor_key(journal_id: int) -> str:
+    """Return the key of how far a journal was durable."""
+    return f"{JOURNAL_FLOORS}{journal_id}"
 
 
 def journal_of(key: str) -> int:

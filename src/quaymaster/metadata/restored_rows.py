@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from quaymaster.coordination.cell_format import FORMAT_KEY, PROCESSES
-from quaymaster.coordination.cell_keys import BROKERS, JOURNALS
+from quaymaster.coordination.cell_keys import BROKERS, JOURNAL_FLOORS, JOURNALS
 from quaymaster.coordination.interface import (
     TRANSACTION_BYTES_MAX,
     TRANSACTION_OPERATIONS_MAX,
@@ -23,7 +23,7 @@ from quaymaster.coordination.store_witness import STORE
 from quaymaster.core.queue_definitions import decode_queue_definition
 from quaymaster.metadata.rows import NODES, PENDING, QUEUES, READERS, PendingRow, encode_row
 
-OF_PROCESSES: Final = (PROCESSES, BROKERS, JOURNALS, "managers/", NODES, READERS, ACTS, STORE)
+OF_PROCESSES: Final = (PROCESSES, BROKERS, JOURNALS, JOURNAL_FLOORS, "managers/", NODES, READERS, ACTS, STORE)
 """Who is there, who has which journal, which store it is: that is for the new cell to say. Acts are in the chains of
 the old one."""
 OF_ONE_SERVER: Final = ("directory", FORMAT_KEY)
