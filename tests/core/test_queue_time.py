@@ -192,7 +192,7 @@ def test_a_step_is_told_with_how_far_it_went_as_long_as_expiry_is_held_for_it() 
     assert found.stepped_ms == 21 * DAY_MS
     told = say_held(7, found.gap_ms, found.stepped_ms)
     assert "nothing expires in journal 7 for an hour" in told
-    assert "stepped by 504.0 h" in told
+    assert "stepped by 30,240 min" in told
     # Doubt about the clocks of now is the newer story.
     assert "clocks are 400.0 s ahead" in say_held(7, 400_000, found.stepped_ms)
     assert "0.0 s" in say_held(7, 0, JUMP_MS)
@@ -204,6 +204,13 @@ def test_a_lone_server_that_was_off_for_minutes_just_goes_on() -> None:
 
     assert found.at(0) == WALL_MS + JUMP_MS
     assert not found.expiry_is_held
+
+
+def test_a_lone_server_whose_clock_came_back_an_hour_ahead_expires_nothing_for_an_hour() -> None:
+    found = leading(wall_ms=WALL_MS + 3_300_000)
+
+    assert found.expiry_is_held
+    assert "stepped by 55 min" in say_held(0, found.gap_ms, found.stepped_ms)
 
 
 def test_a_lone_server_that_boots_in_2099_believes_nothing_of_it() -> None:

@@ -27,10 +27,10 @@ from typing import Final
 
 STEP_MAX_MS: Final = 5_000
 """So far may wall clocks be from queue time before messages stop to expire."""
-JUMP_MS: Final = 3_600_000
-"""A journal that stood still for longer than this, as clocks say, holds expiry up."""
-HOUR_MS: Final = 3_600_000
-HOLD_MS: Final = HOUR_MS
+JUMP_MS: Final = 300_000
+"""A journal that stood still for longer than this, as clocks say, holds expiry up: longer than a machine boots."""
+MINUTE_MS: Final = 60_000
+HOLD_MS: Final = 3_600_000
 """Expiry goes on after clocks went evenly for so long."""
 ALONE_MAX_MS: Final = 4 * 86_400_000
 """No lone clock is believed that the journal stood still for longer."""
@@ -288,7 +288,7 @@ def say_held(journal: int, ahead_ms: int, stepped_ms: int = 0) -> str:
     if stepped_ms > JUMP_MS and abs(ahead_ms) <= STEP_MAX_MS:
         return (
             f"nothing expires in journal {journal} for an hour: when it began to be led, its time stepped by "
-            f"{stepped_ms / HOUR_MS:.1f} h to what a majority of clocks says. Stop its brokers if that is wrong"
+            f"{stepped_ms / MINUTE_MS:,.0f} min to what a majority of clocks says. Stop its brokers if that is wrong"
         )
     seconds = ahead_ms / 1000
     return (
