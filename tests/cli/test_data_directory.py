@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import shutil
+import sys
+import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from harness.waiting import INTERVAL_S, PATIENCE_S
 
+from quaymaster.cli.compose import Server
+from quaymaster.cli.connection import CLIENT_FILE
 from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
+from quaymaster.cli.server import force_start
+from quaymaster.cli.stores import open_store
 from quaymaster.core.formats import FORMAT_MAX
+from quaymaster.settings import Settings, load_settings
 
 
 @pytest.mark.parametrize("left", [b"\xb1\n", b"", b"q\n", b"0\n", b"\x00" * 512, b"1\xff"])
@@ -55,3 +67,142 @@ def test_a_single_server_upgrades_the_directory_of_an_older_one(tmp_path: Path) 
     prepare_data_directory(tmp_path).release()
 
     assert (tmp_path / "format").read_text() == f"{FORMAT_MAX}\n"
+
+
+class Snapshots:
+    """Copies a directory before each file operation of this process in it: what a kill at that moment leaves."""
+
+    def __init__(self, data: Path, target: Path) -> None:
+        self.data = data
+        self.target = target
+        self.taken: list[Path] = []
+        self._inside = threading.local()
+        self._lock = threading.Lock()
+        self.is_on = True
+        sys.addaudithook(self._on_event)
+
+    def _on_event(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.is_on or event not in ("open", "os.mkdir", "os.rename", "sqlite3.connect"):
+            return
+        path = arguments[1] if event == "os.rename" else arguments[0]
+        if not isinstance(path, str | bytes | os.PathLike) or getattr(self._inside, "copying", False):
+            return
+        if os.fsdecode(path).removeprefix("file://").startswith(str(self.data)):
+            self._inside.copying = True
+            with self._lock:
+                self._copy()
+            self._inside.copying = False
+
+    def _copy(self) -> None:
+        if self.data.exists():
+            copy = self.target / f"{len(self.taken):03}"
+            shutil.copytree(self.data, copy, ignore_dangling_symlinks=True)
+            self.taken.append(copy)
+
+
+def settings_for(data: Path) -> Settings:
+    return load_settings(None, flags={"data": data, "listen": "127.0.0.1:0", "admin": "127.0.0.1:0"})
+
+
+async def start_until_ready(settings: Settings) -> None:
+    async with AsyncExitStack() as stack:
+        running = asyncio.create_task(Server(settings).run(stack))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (settings.data / CLIENT_FILE).exists():
+                assert not running.done(), running
+                await asyncio.sleep(INTERVAL_S)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def start_once(settings: Settings) -> None:
+    asyncio.run(start_until_ready(settings))
+
+
+def open_again(data: Path) -> None:
+    async def open_and_close() -> None:
+        await (await open_store(settings_for(data), data)).close()
+
+    prepare_data_directory(data, has_store=True).release()
+    asyncio.run(open_and_close())
+
+
+@pytest.mark.parametrize("has_keys", [False, True], ids=["new", "keys of an operator"])
+def test_a_first_start_killed_at_any_step_starts_again(tmp_path: Path, has_keys: bool) -> None:
+    data = tmp_path / "data"
+    if has_keys:
+        start_once(settings_for(tmp_path / "other"))
+        data.mkdir()
+        shutil.copytree(tmp_path / "other" / "keys", data / "keys")
+    snapshots = Snapshots(data, tmp_path / "killed")
+
+    start_once(settings_for(data))
+    snapshots.is_on = False
+
+    names = [{path.name for path in copy.iterdir()} for copy in snapshots.taken]
+    assert any("format" in found and "metadata.sqlite" not in found for found in names)
+    assert any("journals" in found and "format" not in found for found in names)
+    assert any("metadata.sqlite" in found and CLIENT_FILE not in found for found in names)
+    for copy in snapshots.taken:
+        open_again(copy)
+
+
+def files_in(data: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(data)): path.read_bytes() for path in data.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "lost", [(), ("format",), ("client.json",), ("client.json", "usage"), ("usage", "format")]
+)
+def test_a_served_directory_without_metadata_and_journals_is_refused_unchanged_until_it_is_forced(
+    tmp_path: Path, lost: tuple[str, ...]
+) -> None:
+    data = tmp_path / "data"
+    start_once(settings_for(data))
+    for path in [*data.glob("metadata.sqlite*"), *(data / name for name in ("journals", *lost))]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    left = files_in(data)
+
+    for _ in range(2):
+        with pytest.raises(
+            DataDirectoryUnusable,
+            match=r"served before.* metadata\.sqlite .* journals/ is missing.*force-start",
+        ):
+            prepare_data_directory(data, has_store=True)
+        assert files_in(data) == left
+
+    force_start(data, yes=True)
+    open_again(data)
+
+
+def test_a_start_refused_for_missing_metadata_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    start_once(settings_for(data))
+    for path in (*data.glob("metadata.sqlite*"), data / "format"):
+        path.unlink()
+    left = files_in(data)
+
+    with pytest.raises(
+        DataDirectoryUnusable, match=r"journals/0 .*metadata\.sqlite is missing:.*force-start"
+    ):
+        prepare_data_directory(data, has_store=True)
+
+    assert files_in(data) == left
+
+
+def test_keys_and_files_of_others_make_no_directory_look_served(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "pipeline.json").write_text("{}")
+    (tmp_path / "journals" / "lost+found").mkdir(parents=True)
+    (tmp_path / "quaymaster.toml").touch()
+
+    prepare_data_directory(tmp_path, has_store=True).release()
+
+    assert (tmp_path / "format").exists()
+
+
+def test_a_process_without_a_store_of_its_own_starts_in_what_is_left_of_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "format").write_bytes(b"1\n")
+    (tmp_path / "client.json").touch()
+
+    prepare_data_directory(tmp_path, 1).release()

@@ -53,6 +53,12 @@ def set_timeout(client: Client, timeout: str) -> None:
     assert done.status == 200, done
 
 
+def remove_metadata_and_journals(data: Path) -> None:
+    for path in data.glob("metadata.sqlite*"):
+        path.unlink()
+    shutil.rmtree(data / "journals")
+
+
 def flip_in_the_middle(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -67,8 +73,9 @@ def flip_in_the_middle(path: Path) -> None:
         (lambda data: (data / "metadata.sqlite").unlink(), "is missing"),
         (lambda data: shutil.rmtree(data / "journals"), "has no journal"),
         (lambda data: shutil.rmtree(data / "journals" / "0"), "has no journal"),
+        (remove_metadata_and_journals, "was served before"),
     ],
-    ids=["byte of the log", "log", "metadata", "journals", "journal"],
+    ids=["byte of the log", "log", "metadata", "journals", "journal", "metadata and journals"],
 )
 def test_what_is_missing_or_damaged_is_told_and_put_back_it_is_served(
     server: QuaymasterProcess, tmp_path: Path, harm: Callable[[Path], None], told: str

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from quaymaster.broker.journal_service import JournalOptions
 from quaymaster.broker.journal_state import JournalCorrupt
 from quaymaster.broker.snapshots import SnapshotsDamaged
 from quaymaster.broker.space import JournalLimits
+from quaymaster.cli.connection import CLIENT_FILE
 from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory
 from quaymaster.cli.figures import broker_samples, held_expiry
 from quaymaster.cli.file_limit import admin_limits, sqs_limits
@@ -72,7 +74,6 @@ EXIT_UNUSABLE = 3
 JOURNAL_ID = 0
 SEGMENT_BYTES_LEAST = 2 << 20
 """On a small disk segments are at most a sixteenth of it, but not smaller than this."""
-CLIENT_FILE = "client.json"
 PIPELINE_WAIT_S = 2.0
 SEALED_DIRECTORY = "sealed"
 SEALING_ROOM = 4
@@ -126,7 +127,8 @@ class Server:
         garbage.pause()
         stack.callback(garbage.stop)
         data = settings.data.absolute()
-        lock = await loop.run_in_executor(None, prepare_data_directory, data)
+        has_store = settings.coordination == "sqlite"
+        lock = await loop.run_in_executor(None, partial(prepare_data_directory, data, has_store=has_store))
         stack.callback(lock.release)
         listen_for_failures(loop, self._on_failure)
         health = Health()

@@ -226,7 +226,7 @@ def force_start(
     keys and accounts are what they were when the metadata was copied.
     """
     from quaymaster.broker.disk import DirectoryInUse
-    from quaymaster.cli.data_directory import DataDirectoryUnusable, prepare_data_directory
+    from quaymaster.cli.data_directory import DataDirectoryUnusable, check_format, lock_data_directory
     from quaymaster.cli.settling import force_settling
     from quaymaster.coordination.noted_acts import act_of_user
 
@@ -234,7 +234,8 @@ def force_start(
     if not directory.is_dir():
         raise WrongUsage(f"{directory} is no directory.")
     try:
-        lock = prepare_data_directory(directory.absolute())
+        lock = lock_data_directory(directory.absolute())
+        check_format(directory)
     except (DirectoryInUse, DataDirectoryUnusable) as error:
         raise Refused(str(error)) from None
     note(

@@ -60,7 +60,7 @@ SEGMENT_VERSION: Final = 1
 SEGMENT_SUFFIX: Final = ".usage"
 DAMAGED_SUFFIX: Final = ".damaged"
 _SHIPPED: Final = "shipped"
-_FRONT_END: Final = "front_end"
+FRONT_END_FILE: Final = "front_end"
 _MAGIC: Final = b"QMS"
 _HEAD = struct.Struct("<B3sII")
 _SEGMENT_HEAD_BYTES_MAX: Final = 4096
@@ -191,7 +191,7 @@ class UsageSpool:
             following = heads[at + 1][1] if at + 1 < len(heads) else None
             self._mend(number, head, following if following and following.epoch == head.epoch else None)
         self._shipped = self._read_shipped()
-        for name in (_FRONT_END, _SHIPPED):  # made readable for others, once
+        for name in (FRONT_END_FILE, _SHIPPED):  # made readable for others, once
             with suppress(OSError):
                 (self._directory / name).chmod(0o600)
         self._drop_shipped_segments()
@@ -352,7 +352,7 @@ class UsageSpool:
 
     def _take_name(self, recorded: str | None) -> None:
         """Take the name that records are under. `recorded`: that of the newest segment, which has a checksum."""
-        path = self._directory / _FRONT_END
+        path = self._directory / FRONT_END_FILE
         kept = _read_name(path)
         if not self._is_named:
             if recorded is None and kept is None:
