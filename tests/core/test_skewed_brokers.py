@@ -61,7 +61,35 @@ def test_of_two_clocks_that_differ_nobody_can_tell_which_is_wrong() -> None:
     cell.run()
 
     assert CellView(cell.see()).skews_ms == {}
-    assert set(cell.leaders().values()) <= {"b", "c"}
+    assert set(cell.leaders().values()) == {"b", "c"}
+    assert _unsure(cell) == [
+        "clocks of brokers differ, and no majority tells which is right: that of b is 60.0 s ahead of that of c; "
+        "any of them may lead"
+    ]
+
+
+def test_two_clocks_that_agree_are_no_problem() -> None:
+    cell = running("a", "b", "c")
+    shift(cell, "b", SKEW_MAX_MS)
+    cell.kill("a")
+    cell.run()
+
+    assert _unsure(cell) == []
+
+
+def test_one_clock_alone_disagrees_with_none() -> None:
+    cell = running("a", "b", "c")
+    for name in ("a", "b"):
+        cell.hosts[name].clock_ahead_ms = None
+
+    assert _unsure(cell) == []
+
+
+def test_where_a_majority_agrees_only_the_broker_that_is_off_is_told_of() -> None:
+    cell = running("a", "b", "c")
+    shift(cell, "b", 60_000)
+
+    assert cell.plan().problems == ("the clock of broker b is 60.0 s ahead of the others",)
 
 
 def test_of_four_brokers_the_skewed_one_is_passed_over() -> None:
@@ -108,6 +136,10 @@ def test_where_no_majority_of_clocks_agrees_nobody_is_accused() -> None:
 
     assert CellView(cell.see()).skews_ms == {}
     assert not cell.plan().actions
+    assert _unsure(cell) == [
+        "clocks of brokers differ, and no majority tells which is right: that of b is 10.0 s, that of c is 20.0 s "
+        "ahead of that of a; any of them may lead"
+    ]
 
 
 def test_brokers_that_tell_no_clock_are_not_judged_by_it() -> None:
@@ -133,6 +165,10 @@ def test_a_journal_in_which_nothing_expires_is_told_of() -> None:
         f"nothing expires in journal {number}: clocks are 7.0 s ahead of its time, or were lately",
         f"nothing expires in journal {number}: clocks are 7.0 s behind its time, or were lately",
     ]
+
+
+def _unsure(cell: PlannedCell) -> list[str]:
+    return [problem for problem in cell.plan().problems if "no majority" in problem]
 
 
 def _brokers(cell: PlannedCell, number: int) -> set[str]:

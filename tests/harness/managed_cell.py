@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+
 from harness.planned_cell import PlannedCell
 from quaymaster.coordination.cell_keys import (
     JOURNALS,
@@ -78,7 +80,9 @@ class FakeLink:
         await self._reach()
         if self._name in self._cell.silent:
             raise Timeout
-        return self._cell.world.hosts[self._name].report()
+        host = self._cell.world.hosts[self._name]
+        wall_ms = 0 if host.clock_ahead_ms is None else self._cell.now_ms() + host.clock_ahead_ms
+        return msgspec.structs.replace(host.report(), wall_ms=wall_ms)
 
     async def prepare(self, journal: int) -> str:
         await self._reach()

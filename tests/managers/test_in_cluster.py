@@ -473,6 +473,30 @@ def test_status_tells_who_leads_and_how_far_the_others_are() -> None:
     run(FakeCell("a", "b", "c"), scenario)
 
 
+def test_clocks_that_differ_without_a_majority_are_told_in_status_metrics_and_health() -> None:
+    async def scenario(cell: FakeCell) -> None:
+        for host in cell.world.hosts.values():
+            host.clock_ahead_ms = 0
+        await cell.until_led("a", "b", "c")
+        manager = cell.managers["m1"]
+        quiet = (manager.clock_notices(), _value(cell, "quaymaster_cell_clock_disagreement_seconds"))
+
+        cell.world.hosts["b"].clock_ahead_ms = 60_000
+        await cell.until(lambda: bool(manager.clock_notices()))
+        known = (manager.clock_notices(), _value(cell, "quaymaster_cell_clock_disagreement_seconds"))
+        cell.kill("a")
+        await cell.until(lambda: any("no majority" in problem for problem in manager.status().problems))
+
+        assert quiet == ([], 0.0)
+        assert [told.startswith("the clock of broker b is ") for told in known[0]] == [True]
+        assert known[1] == 0.0
+        assert [told for told in manager.clock_notices() if "that of b is" in told]
+        assert 59 < _value(cell, "quaymaster_cell_clock_disagreement_seconds") <= 60
+        assert {broker.clock_ahead_ms for broker in manager.status().brokers} == {None}
+
+    run(FakeCell("a", "b", "c"), scenario)
+
+
 def _samples(cell: FakeCell, name: str) -> list[Sample]:
     return [
         sample for manager in cell.managers.values() for sample in manager.samples() if sample.name == name

@@ -312,7 +312,7 @@ async def _start_metadata(process: CellProcess) -> None:
 
 async def _start_manager(process: CellProcess) -> None:
     witness = process.witness
-    await start_manager(
+    manager, _ = await start_manager(
         process.settings,
         process.stack,
         process.store,
@@ -321,6 +321,7 @@ async def _start_manager(process: CellProcess) -> None:
         rpc=process.rpc,
         problems=lambda: (witness.problem,) if witness.problem else (),
     )
+    process.health.add_notices(manager.clock_notices)
 
 
 async def _start_front_end(process: CellProcess) -> None:

@@ -24,8 +24,15 @@ class CellView:
         self.brokers = {broker.name: broker for broker in sorted(seen.brokers, key=lambda seen: seen.name)}
         self.journals = dict(sorted(seen.journals.items()))
         self._settings = seen.settings
+        self._clocks_ms = {
+            name: broker.clock_ms
+            for name, broker in self.brokers.items()
+            if broker.clock_ms is not None and self.is_heard(name)
+        }
         self.skews_ms = self._skews_ms()
         """How far the wall clocks of brokers are ahead of the others', where that is known."""
+        self.leads_ms = {} if self.skews_ms else self._leads_ms()
+        """Where no majority of the clocks agrees: how far each is ahead of the last one, at least."""
 
     # Brokers
 
@@ -88,6 +95,18 @@ class CellView:
         direction = "ahead of" if skew_ms > 0 else "behind"
         return f"the clock of broker {name} is {abs(skew_ms) / 1000:.1f} s {direction} the others"
 
+    def why_unsure(self) -> str | None:
+        """Return how wall clocks differ where no majority tells which is right; None where they agree, or one does."""
+        far = [name for name, lead_ms in self.leads_ms.items() if lead_ms > self._settings.clock_skew_max_ms]
+        if not far:
+            return None
+        near = [name for name in self.leads_ms if name not in far]
+        ahead = ", ".join(f"that of {name} is {self.leads_ms[name] / 1000:.1f} s" for name in far)
+        return (
+            f"clocks of brokers differ, and no majority tells which is right: {ahead} ahead of that of "
+            f"{' and '.join(near)}; any of them may lead"
+        )
+
     def why_not_lead(self, name: str) -> str | None:
         """Return why a broker that is heard should get no leadership while another one can have it."""
         return self.why_unfit(name) or self.why_astray(name)
@@ -97,17 +116,18 @@ class CellView:
 
         Where no majority of them agrees, there is no telling who is wrong.
         """
-        spans = {
-            name: broker.clock_ms
-            for name, broker in self.brokers.items()
-            if broker.clock_ms is not None and self.is_heard(name)
-        }
+        spans = self._clocks_ms
         if len(spans) < CLOCKS_MIN:
             return {}
         median_ms = sorted(sum(span) // 2 for span in spans.values())[(len(spans) - 1) // 2]
         skews = {name: _outside(median_ms, low, high) for name, (low, high) in spans.items()}
         near = sum(abs(skew_ms) <= self._settings.clock_skew_max_ms for skew_ms in skews.values())
         return skews if 2 * near > len(skews) else {}
+
+    def _leads_ms(self) -> dict[str, int]:
+        """Return how far the wall clock of each broker that is heard is ahead of the last one, at least."""
+        last_ms = min((high for _, high in self._clocks_ms.values()), default=0)
+        return {name: max(0, low - last_ms) for name, (low, _) in self._clocks_ms.items()}
 
     def usable_count(self) -> int:
         """Return how many brokers may have journals for good."""

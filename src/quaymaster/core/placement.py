@@ -102,6 +102,8 @@ class _Planner:
                 self.problems.append(why)
             elif broker.report.is_disk_low:
                 self.problems.append(f"broker {broker.name} is short of disk space")
+        if (why := self._cell.why_unsure()) is not None:
+            self.problems.append(why)
         usable = self._cell.usable_count()
         if usable < self._settings.replicas:
             self.problems.append(

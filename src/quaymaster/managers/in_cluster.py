@@ -220,6 +220,12 @@ class InClusterManager:
                 )
                 log_event(log, logging.INFO, "broker state set", broker=name, state=state)
 
+    def clock_notices(self) -> list[str]:
+        """Return which brokers' clocks are far off, or that they differ and none is known to be right."""
+        view = CellView(self._seen())
+        found = [*(view.why_astray(name) for name in view.skews_ms), view.why_unsure()]
+        return [why for why in found if why is not None]
+
     def samples(self) -> Iterator[Sample]:
         """Yield what the metrics say of the cell."""
         seen = self._seen()
@@ -234,7 +240,10 @@ class InClusterManager:
         moving = sum(bool(journal.configuration.learners) for journal in seen.journals.values())
         yield Sample("quaymaster_cell_journals_moving", float(moving))
         yield Sample("quaymaster_cell_problems", float(len(self._problems)))
-        for name, skew_ms in CellView(seen).skews_ms.items():
+        view = CellView(seen)
+        apart_ms = max(view.leads_ms.values(), default=0)
+        yield Sample("quaymaster_cell_clock_disagreement_seconds", apart_ms / 1000)
+        for name, skew_ms in view.skews_ms.items():
             yield Sample("quaymaster_broker_clock_skew_seconds", skew_ms / 1000, (name,))
         for (action, result), count in sorted(self._actions_done.items()):
             yield Sample("quaymaster_manager_actions_total", float(count), (action, result))

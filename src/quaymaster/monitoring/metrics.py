@@ -288,6 +288,11 @@ METRICS: Final[dict[str, Declaration]] = {
         ("broker",),
         is_of_cells=True,
     ),
+    "quaymaster_cell_clock_disagreement_seconds": Declaration(
+        "gauge",
+        "How far the wall clocks of a cell's brokers are apart while no majority of them tells which is right; else 0.",
+        is_of_cells=True,
+    ),
     "quaymaster_log_append_bytes_total": Declaration("counter", "Bytes written to the journal."),
     "quaymaster_log_append_records_total": Declaration("counter", "Records written to the journal."),
     "quaymaster_log_fsync_duration_seconds": Declaration(
