@@ -288,7 +288,7 @@ class Settings(BaseSettings):
     """A front end that did not say for so long that it runs is gone: another one seals its epoch, so that hours can be
     closed. What it had not shipped is not billed, unless it comes back."""
     usage_spool_bytes_max: Annotated[int, Field(ge=MIB)] = Field(256 * MIB, json_schema_extra=USAGE)
-    """Records on disk that are not yet in that queue, because brokers are away. Above it requests go on, and what is
+    """Records on disk that are not yet in that queue, because brokers are away. Above it messages go on, and what is
     not recorded is counted."""
 
     master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=SECRECY)

@@ -32,8 +32,19 @@ MIB = 1 << 20
 OVERFLOW = [DroppedCount("1", "SendMessage", 3, 3, 30, 3, 0)]
 
 
-def taken(count: int, *, overflow: int = 0, changes: Sequence[int] = (), user_agent: str = "a") -> TakenRows:
-    """Return rows as the recorder gives them; those in `changes` are of management actions."""
+def taken(
+    count: int,
+    *,
+    overflow: int = 0,
+    changes: Sequence[int] = (),
+    owed: Sequence[int] = (),
+    user_agent: str = "a",
+    later_ms: int = 0,
+) -> TakenRows:
+    """Return rows as the recorder gives them; those in `changes` are of management actions.
+
+    `later_ms`: the recorder's clock has another origin, and these came so much later.
+    """
     who = ("1", "p", "k", "192.0.2.1", user_agent, "json")
     contexts = [
         UsageContext(*who, action, category_of(action), False, 7, "q", "standard", 200, "")
@@ -41,15 +52,27 @@ def taken(count: int, *, overflow: int = 0, changes: Sequence[int] = (), user_ag
     ]
     cells: list[Any] = []
     for at in range(count):
-        cells += (int(at in changes), 2.0 + at, 1.0 + at, 0, 300, 200, 100, 1, 0, f"{at:036d}")
+        cells += (
+            int(at in changes),
+            2.0 + at - later_ms,
+            1.0 + at - later_ms,
+            0,
+            300,
+            200,
+            100,
+            1,
+            0,
+            f"{at:036d}",
+        )
     return TakenRows(
         contexts,
         cells,
         [Change(at, "{}", "") for at in changes],
-        NOON_US,
-        NOON_US + 1_000_000 + count,
+        NOON_US + 2 * later_ms * 1000,
+        NOON_US + 1_000_000 + count + later_ms * 1000,
         overflow,
         OVERFLOW if overflow else [],
+        list(owed),
     )
 
 

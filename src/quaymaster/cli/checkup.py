@@ -56,6 +56,7 @@ MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
 SPOOL_PROBLEMS_SHOWN = 5
 HELD_ADVICE = "Set the clock right; if it is right, `quaymaster accept-clock`."
+NOTICE_ADVICE = "Do what it says; the server's log says more."
 CLOCK_UNSYNCHRONISED = 0x40
 """STA_UNSYNC of adjtimex(2)."""
 
@@ -400,7 +401,7 @@ def check_server(data: Path) -> Iterator[Finding]:
     if reason := said.get("reason"):
         yield Finding("server", WARNING, reason, "It takes no requests yet, or no longer: its log says more.")
     for notice in said.get("notices", ()):
-        yield Finding("server", WARNING, notice, HELD_ADVICE)
+        yield Finding("server", WARNING, notice, HELD_ADVICE if "clock" in notice else NOTICE_ADVICE)
     if not reason and not said.get("notices"):
         yield Finding("server", OK, "it is ready")
 

@@ -322,6 +322,7 @@ async def serve_sqs(
     """Start a front end, what records its requests and those of operators, and its port; return the address."""
     feed = await start_usage(settings, stack, metrics, store=store, data=data) if settings.usage else None
     if feed is not None:
+        health.add_notices(feed.notices)
         await feed.chain_acts(store, settings.account_id)
     front_end = make_front_end(
         settings,

@@ -67,6 +67,8 @@ class NotedCall(msgspec.Struct):
     duplicate_count: int = 0
     wait_ms: int = 0
     replied_ms: float = 0.0
+    is_begun: bool = False
+    """Not that records know: until its event is written the act's row is kept."""
     form: None = None
     """No client asked."""
     times: PassTimes = msgspec.field(default_factory=NoTimes)

@@ -384,18 +384,23 @@ class Admin:
             if act is not None:
                 act.asked = ({"name": name} if name else {}) | query | fields
             call = AdminCall(name, query, fields, principal.account_id)
-            self._start(self._answer(request, route.handler, call, act), is_act=act is not None)
+            self._start(self._answer(request, route.handler, call, act), act)
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
             self._refuse(request, act, error)
 
-    def _start(self, work: Coroutine[Any, Any, None], *, is_act: bool) -> None:
-        tasks = self._acting if is_act else self._looking
-        if is_act and self._takes_no_acts:
+    def _start(self, work: Coroutine[Any, Any, None], act: Act | None) -> None:
+        tasks = self._looking if act is None else self._acting
+        try:
+            if act is not None and self._takes_no_acts:
+                raise _stopping()
+            if len(self._acting) + len(self._looking) >= REQUESTS_MAX:
+                raise Overloaded
+            if act is not None:
+                self._acts.check(act)
+                act.is_begun = True
+        except NotNow:
             work.close()
-            raise _stopping()
-        if len(self._acting) + len(self._looking) >= REQUESTS_MAX:
-            work.close()
-            raise Overloaded
+            raise
         task = asyncio.get_running_loop().create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -444,7 +449,7 @@ class Admin:
             respond()
         else:
             self._acts.note(act, code, status, answer, len(body))
-            self._acts.when_noted(act, respond)
+            self._acts.when_noted(act, respond, None if answer is None else partial(_respond_late, request))
 
     async def _queue_of_act(self, call: AdminCall) -> QueueDefinition | None:
         return self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
@@ -734,6 +739,10 @@ async def _when_known(handler: Callable[[AdminCall], Awaitable[Result]], call: A
             return await handler(call)
         except NotYetKnown as unknown:  # handlers look before they change anything
             await known(unknown)
+
+
+def _respond_late(request: HTTPRequest, error: NotNow) -> None:
+    request.respond(*_error_reply(error))
 
 
 def _stopping() -> NotNow:

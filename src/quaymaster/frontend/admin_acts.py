@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from quaymaster.core.errors import NotNow
 from quaymaster.core.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage import ADMIN_CHANGES, ADMIN_LOOKS, PassTimes, UsageRecorder, bounded_json
@@ -59,6 +60,7 @@ class Act(msgspec.Struct):
     request_id: str
     queue: QueueDefinition | None = None
     change: tuple[str, str] | None = None
+    is_begun: bool = False
     form: None = None
     """It came by the admin port."""
     times: PassTimes = msgspec.field(default_factory=ActTimes)
@@ -103,9 +105,20 @@ class AdminActs:
         act.change = (bounded_json(act.asked), bounded_json(kept) if kept else "")
         self.usage.record(act, code, status, time.monotonic() * 1000, response_bytes)
 
-    def when_noted(self, act: Act, then: Callable[[], None]) -> None:
-        """Call `then` once the event of an act that was noted is on the disk; at once for a look."""
+    def check(self, act: Act) -> None:
+        """Raise NotNow for a change while no audit event can be written."""
+        if self.usage is not None and act.action.name in ADMIN_CHANGES:
+            self.usage.audit.check()
+
+    def when_noted(
+        self, act: Act, then: Callable[[], None], if_late: Callable[[NotNow], None] | None
+    ) -> None:
+        """Call `then` once the event of an act that was noted is on the disk; at once for a look.
+
+        Where it is not in time, `if_late` takes what is said of a change that was made; None where none was.
+        """
         if self.usage is None or act.action.name not in ADMIN_CHANGES:
             then()
-        else:
-            self.usage.when_written(then)
+            return
+        audit = self.usage.audit
+        self.usage.when_written(then, None if if_late is None else lambda: if_late(audit.not_written()))

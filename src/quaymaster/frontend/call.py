@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -295,6 +296,11 @@ class Call(msgspec.Struct, eq=False):
 
     # The reply.
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether an action that runs as a task was begun."""
+        return self.is_control
+
     def encode(self, output: Shape | None) -> tuple[bytes, bytes]:
         """Return header lines and body of the reply with the action's output."""
         form = self.form
@@ -340,14 +346,24 @@ class Call(msgspec.Struct, eq=False):
         self._answer(wire_error(error).code, response.status, headers, response.body)
 
     def _answer(self, code: str, status: int, headers: bytes, body: bytes) -> None:
-        """Answer and record; what may have changed a queue in the other order, its record on the disk first."""
+        """Answer and record; what may have changed a queue in the other order, its record on the disk first.
+
+        Where that is not written in time, the client of a change that was made is told that the outcome is unknown.
+        """
         request, usage = self.request, self.calls.usage
         if usage is None or self.action.name not in CHANGES or not self.principal.account_id:
             request.respond(status, headers, body)
             self.count(code, _monotonic() * 1000, status, len(body))
             return
         self.count(code, _monotonic() * 1000, status, len(body))
-        usage.when_written(partial(request.respond, status, headers, body))
+        respond = partial(request.respond, status, headers, body)
+        usage.when_written(respond, self._answer_late if status == HTTPStatus.OK else None)
+
+    def _answer_late(self) -> None:
+        usage = self.calls.usage
+        assert usage is not None, "the answer waited for its record"
+        response = render_error(usage.audit.not_written(), self.form, self.request_id)
+        self.request.respond(response.status, render_headers(response) + self.cors, response.body)
 
     def count(self, code: str, now_ms: float, status: int, response_bytes: int) -> None:
         """Count and record the answered request, and log it if it was slow."""

@@ -37,6 +37,7 @@ from quaymaster.core.errors import (
 from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
 from quaymaster.frontend.call import NOBODY, UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
+from quaymaster.frontend.usage import CHANGES
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http_message import HTTPRequest
@@ -439,6 +440,8 @@ class FrontEnd:
 
     def _run(self, call: Call, given: Shape) -> None:
         budget = self._budgets[call.action.name]
+        if call.action.name in CHANGES and self.calls.usage is not None:
+            self.calls.usage.audit.check()
         if len(budget.tasks) >= budget.actions_max:
             raise Overloaded
         call.is_control = True

@@ -10,6 +10,8 @@ A record is ten cells at the end of one long list: numbers, and an index into th
 All else is worked out when a block is made of them, on another thread. A record leaves no object behind that
 collections of garbage would look at. Nothing here waits, and nothing fails a request.
 
+Records of changes that were begun are *owed*: others are counted where they cannot be written, these are kept.
+
 Requests that were refused before it was known who asks are not recorded one by one: anyone can send any number,
 and records are kept for long.
 
@@ -21,13 +23,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from quaymaster.core.errors import AccessDenied, CallerError
 from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.frontend.audit_gate import AuditGate
 from quaymaster.frontend.authentication import Principal
 from quaymaster.net.http_message import HTTPRequest
 from quaymaster.protocol.internal_queues import USAGE_QUEUE, is_internal
@@ -125,6 +128,7 @@ _DATA_LOOKS: Final = frozenset({"DescribeLog", "FindOffsets", "FetchMessages"})
 _MANAGEMENT: Final = CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS | NOTED_CHANGES
 
 _MS_TO_US: Final = 1000
+_OWED: Final = CHANGES | ADMIN_CHANGES
 _json = msgspec.json.Encoder()
 
 RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str]
@@ -163,6 +167,11 @@ class AnsweredCall(Protocol):
     replied_ms: float
 
     @property
+    def is_begun(self) -> bool:
+        """Whether its action was begun: otherwise nothing was changed."""
+        ...
+
+    @property
     def form(self) -> WireForm | None: ...
     @property
     def action(self) -> Named: ...
@@ -184,6 +193,8 @@ class TakenRows(msgspec.Struct):
     overflow: int
     """Records that were too many, after the rows."""
     overflow_counts: list[DroppedCount]
+    owed: list[int] = []
+    """Rows that are kept until they can be written, ascending."""
 
     @property
     def count(self) -> int:
@@ -221,6 +232,46 @@ class TakenRows(msgspec.Struct):
                 if start <= change.row < end
             ],
         )
+
+    def after(self, earlier: TakenRows) -> TakenRows:
+        """Return these rows behind rows that were taken before."""
+        shift_ms = (earlier.anchor_us - self.anchor_us) / _MS_TO_US
+        count, known = earlier.count, len(earlier.contexts)
+        cells = [*earlier.cells, *self.cells]
+        for at in range(0, len(cells), CELLS):
+            if at < count * CELLS:
+                cells[at + 1] += shift_ms
+                cells[at + 2] += shift_ms
+            else:
+                cells[at] += known
+        changes = [msgspec.structs.replace(change, row=change.row + count) for change in self.changes]
+        return msgspec.structs.replace(
+            self,
+            contexts=[*earlier.contexts, *self.contexts],
+            cells=cells,
+            changes=[*earlier.changes, *changes],
+            owed=[*earlier.owed, *(row + count for row in self.owed)],
+        )
+
+    def split(self, start: int, end: int) -> tuple[TakenRows, TakenRows]:
+        """Return of some of the rows those that are owed, and the others. They say nothing of later ones."""
+        owed = {row for row in self.owed if start <= row < end}
+        return self._pick(sorted(owed)), self._pick([row for row in range(start, end) if row not in owed])
+
+    def _pick(self, rows: Sequence[int]) -> TakenRows:
+        numbers = dict.fromkeys(self.cells[row * CELLS] for row in rows)
+        contexts = [self.contexts[number] for number in numbers]
+        new = {number: at for at, number in enumerate(numbers)}
+        at = {row: index for index, row in enumerate(rows)}
+        cells: list[Any] = []
+        for row in rows:
+            cells.append(new[self.cells[row * CELLS]])
+            cells += self.cells[row * CELLS + 1 : (row + 1) * CELLS]
+        changes = [
+            msgspec.structs.replace(change, row=at[change.row]) for change in self.changes if change.row in at
+        ]
+        owed = [at[row] for row in self.owed if row in at]
+        return TakenRows(contexts, cells, changes, self.anchor_us, 0, 0, [], owed)
 
     def request_ids(self, start: int, end: int) -> list[str]:
         """Return the request ids of some of the rows."""
@@ -274,6 +325,7 @@ class UsageRecorder:
         self._numbers: dict[RowKey, int] = {}
         self._contexts: list[UsageContext] = []
         self._changes: list[Change] = []
+        self._owed: list[int] = []
         self._overflow: dict[tuple[str, str], DroppedCount] = {}
         self._refused: dict[tuple[str, int, str], _Refusals] = {}
         """By protocol, status and code."""
@@ -287,8 +339,8 @@ class UsageRecorder:
         self.on_many: Callable[[], None] = lambda: None
         """Called when there is enough to be written at once."""
         self.has_writer = False
-        """Whether somebody takes what is recorded, and calls what `take_waiting` returns once it is on the disk."""
-        self._waiting: list[Callable[[], None]] = []
+        """Whether what is recorded is taken, and answers that wait in `audit` are given once it is on the disk."""
+        self.audit = AuditGate()
 
     def record(self, call: AnsweredCall, code: str, status: int, now_ms: float, response_bytes: int) -> None:
         """Note a request that was answered, "OK" or with an error's code. On the path of every request: 1 us."""
@@ -324,7 +376,8 @@ class UsageRecorder:
             return
         self.recorded += 1
         count = self._count
-        if count >= self._rows_max:
+        is_owed = call.action.name in _OWED and call.is_begun
+        if count >= self._rows_max and not is_owed:
             self._count_overflow(
                 principal.account_id, call.action.name, call.message_count, call.payload_bytes, status
             )
@@ -336,6 +389,8 @@ class UsageRecorder:
             wait_ms = min(wait_ms, call.replied_ms - call.times.submitted_ms)
         if self._contexts[number].category == "management":
             self._changes.append(Change(count, *(call.change or ("", ""))))
+            if is_owed:
+                self._owed.append(count)
         self._count = count + 1
         self._cells.extend(
             (
@@ -384,21 +439,17 @@ class UsageRecorder:
         """How many records wait to be taken."""
         return self._count
 
-    def when_written(self, then: Callable[[], None]) -> None:
+    def when_written(self, then: Callable[[], None], if_late: Callable[[], None] | None = None) -> None:
         """Call `then` once what is recorded so far is on the disk; at once where nothing writes it.
 
-        What changed something is answered only then: a server that is killed after an answer has the event.
+        What changed something is answered only then: a server that is killed after an answer has the event. Where it
+        is not written in time, `if_late` is called instead; None where nothing was changed (`AuditGate.wait`).
         """
         if not self.has_writer:
             then()
             return
-        self._waiting.append(then)
+        self.audit.wait(then, if_late)
         self.on_many()
-
-    def take_waiting(self) -> list[Callable[[], None]]:
-        """Return what waits for the records that `take` returned just before."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
 
     def take(self, *, is_last: bool = False) -> TakenRows:
         """Return what was recorded since the last time; what was counted of refusals, once a minute or at last."""
@@ -409,6 +460,7 @@ class UsageRecorder:
         cells, self._cells = self._cells, []
         self._count = 0
         changes, self._changes = self._changes, []
+        owed, self._owed = self._owed, []
         overflow, self._overflow = list(self._overflow.values()), {}
         self._numbers = {}
         anchor_us = self._anchor_us
@@ -427,6 +479,7 @@ class UsageRecorder:
             watermark_us,
             sum(count.requests for count in overflow),
             overflow,
+            owed,
         )
 
     def _record_refusals(self, now_ms: float) -> None:

@@ -4,6 +4,7 @@ start: spool read and mended ─▶ epoch claimed in coordination ─▶ records
 once a second: records ─▶ spool (its thread: encoded, written, fsynced) ─▶ shipper
 once a minute at the latest: a block although there was nothing, so that hours can be closed
 once a minute: the epoch is renewed, and front ends that did not for long are sealed (`usage_epochs`)
+events cannot be written: no change begins (`audit_gate`), and a write is tried every half second
 stop: last records ─▶ seal ─▶ shipped, if that goes quickly; otherwise by the next start
 """
 
@@ -22,6 +23,7 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 from quaymaster.coordination.interface import Coordination, RevisionMismatch
 from quaymaster.core.errors import CallerError, NotNow
 from quaymaster.frontend.act_chain import ActChain, NotedCall
+from quaymaster.frontend.audit_gate import PROBE_S, WaitingAnswer, give_all
 from quaymaster.frontend.usage import UsageRecorder
 from quaymaster.frontend.usage_epochs import RENEW_S, Epoch, FrontEndEpochs, is_gone, lost_block
 from quaymaster.frontend.usage_shipper import RETRY_MAX_S, RETRY_MIN_S, UsageShipper
@@ -33,8 +35,6 @@ from quaymaster.protocol.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
 from quaymaster.protocol.usage_records import CorruptBlock, DropReason, decode_header
 
 STOP_SHIPPING_S: Final = 2.0
-WRITE_WAIT_S: Final = 5.0
-"""Answers to changes wait so long for the disk to have their events."""
 CHAIN_FIRST_S: Final = 5.0
 """A start waits so long for the acts that were noted before it."""
 PIPELINE_FILE: Final = "pipeline.json"
@@ -85,6 +85,8 @@ class UsageFeed:
         self._spool_bytes = 0
         self._block_s = 0.0
         """When there was a block last, by the monotonic clock."""
+        self._unanswered: list[WaitingAnswer] = []
+        """Their events were recorded, and could not be written yet."""
         self._acts: ActChain | None = None
         self._chaining: asyncio.Task[None] | None = None
         self._may_ship = asyncio.Event()
@@ -143,6 +145,8 @@ class UsageFeed:
             await self._on_thread(lambda: self._spool.close(now_us=self._now_us()))
         except OSError as error:
             log_event(log, logging.WARNING, "usage epoch not sealed", reason=str(error))
+        for event in self._spool.owed_events():
+            log_event(log, logging.ERROR, "audit event lost", **event)
         if self._shipper is not None:
             self._shipper.wake()
             with suppress(TimeoutError):
@@ -170,7 +174,7 @@ class UsageFeed:
     async def write_act(self, call: NotedCall) -> bool:
         """Make an act durable in the spool, if it is not there; true when it is."""
         acts = self._spool.noted_acts
-        if call.request_id not in acts:
+        if call.request_id not in acts and self.recorder.audit.trouble is None:
             self.recorder.record(call, "OK", 200, time.monotonic() * 1000, 0)
             await self._write(is_heartbeat=False)
         return call.request_id in acts
@@ -197,6 +201,10 @@ class UsageFeed:
         await self._on_thread(self._spool.mark_shipped, block)
         self._spool_bytes = self._spool.size_bytes
 
+    def notices(self) -> list[str]:
+        """Return what an operator should know: a source for `Health`."""
+        return self.recorder.audit.notices
+
     def samples(self) -> Iterable[Sample]:
         """Give the feed's metrics: a source for `Metrics`."""
         shipper = self._shipper
@@ -207,6 +215,7 @@ class UsageFeed:
         yield Sample("quaymaster_usage_records_shipped_total", 0 if shipper is None else shipper.records)
         yield Sample("quaymaster_usage_blocks_shipped_total", 0 if shipper is None else shipper.blocks)
         yield Sample("quaymaster_usage_front_ends_sealed_total", self._sealed)
+        yield Sample("quaymaster_usage_changes_refused", int(self.recorder.audit.trouble is not None))
         yield Sample("quaymaster_usage_spool_bytes", self._spool_bytes)
         yield Sample("quaymaster_usage_ship_lag_seconds", 0 if shipper is None else shipper.lag_s)
 
@@ -281,30 +290,35 @@ class UsageFeed:
 
     async def _write_for_ever(self) -> None:
         while not self._is_stopping:
+            pause_s = self._sync_s
+            if self.recorder.audit.trouble is not None:
+                pause_s = min(pause_s, PROBE_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._sync_s):
+                async with asyncio.timeout(pause_s):
                     await self._write_now.wait()
             self._write_now.clear()
             await self._write(is_heartbeat=time.monotonic() - self._block_s >= self._heartbeat_s)
 
     async def _write(self, *, is_heartbeat: bool, is_last: bool = False) -> None:
+        audit = self.recorder.audit
         taken = self.recorder.take(is_last=is_last)
-        waiting = self.recorder.take_waiting()
-        if not (taken.count or taken.overflow or is_heartbeat):
-            _answer(waiting)
+        answers = audit.take()
+        if audit.trouble is not None and audit.trouble != "spool_full":
+            is_heartbeat = True  # the disk shows by a write whether it works again
+        if not (taken.count or taken.overflow or is_heartbeat or audit.trouble):
+            give_all(answers)
             return
-        # A disk that does not answer keeps no operator waiting for ever.
-        late = asyncio.get_running_loop().call_later(WRITE_WAIT_S, _answer, waiting)
-        try:
-            appended = await self._on_thread(lambda: self._spool.append(taken, is_heartbeat=is_heartbeat))
-        finally:
-            late.cancel()
-            _answer(waiting)
+        appended = await self._on_thread(lambda: self._spool.append(taken, is_heartbeat=is_heartbeat))
         self._spool_bytes = self._spool.size_bytes
         self._written += appended.rows
         if appended.rows or is_heartbeat:
             self._block_s = time.monotonic()
         self._tell(appended)
+        audit.tell(appended.trouble)
+        self._unanswered += answers
+        if not appended.owed:
+            answers, self._unanswered = self._unanswered, []
+            give_all(answers)
         if self._shipper is not None:
             self._shipper.wake()
 
@@ -333,12 +347,6 @@ class UsageFeed:
     ) -> Result:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: call(*args, **kwargs))
-
-
-def _answer(waiting: list[Callable[[], None]]) -> None:
-    """Call each once."""
-    while waiting:
-        waiting.pop(0)()
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

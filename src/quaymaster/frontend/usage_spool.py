@@ -12,7 +12,8 @@ that whoever adds up knows that nothing is to come; damage found then is written
 epoch lie end to end, whatever happens, and end with a seal.
 
 When there is no room (`bytes_max`, a full disk), records are counted by account and action, and the counts are
-written in front of the next block that finds room.
+written in front of the next block that finds room. Records that are owed, of changes, are kept in memory until there is
+room; they have a little room of their own, above `bytes_max` and on the disk.
 
 All of it belongs to one thread, which is not the event loop's: nothing here has a lock.
 """
@@ -32,7 +33,8 @@ import msgspec
 from crc32c import crc32c
 
 from quaymaster.coordination.noted_acts import ACT_ID
-from quaymaster.frontend.usage import TakenRows
+from quaymaster.frontend.audit_gate import Trouble
+from quaymaster.frontend.usage import CELLS, TakenRows
 from quaymaster.monitoring.logs import log_event
 from quaymaster.protocol.usage_records import (
     BLOCK_BYTES_MAX,
@@ -67,12 +69,24 @@ _SEGMENT_HEAD_BYTES_MAX: Final = 4096
 _NAME_CHARS_MAX: Final = 255
 _FREE_BYTES_MIN: Final = 1 << 20
 """Below it the disk counts as full for us: journals come first."""
+OWED_BYTES: Final = 4 << 20
+"""Records that are owed may go so far above `bytes_max`."""
+_EVENT_BYTES: Final = 64 << 10
+"""Room that one audit event needs at most, with what a block and a segment have around it."""
 
 log = logging.getLogger(__name__)
 
 
 class SpoolUnusable(Exception):
     """The spool cannot be gone on with: the message says why, and what to do."""
+
+
+class _LittleRoom(OSError):
+    """Too little is free, `free_bytes`, for what is left to the journals. Nothing was tried."""
+
+    def __init__(self, free_bytes: int) -> None:
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.free_bytes = free_bytes
 
 
 class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +115,10 @@ class Appended(msgspec.Struct):
     rows: int
     dropped: int
     reason: DropReason | None
+    owed: int = 0
+    """Records that are kept, to be written later."""
+    trouble: Trouble | None = None
+    """Why the next event could not be written."""
 
 
 class _Segment(msgspec.Struct):
@@ -155,6 +173,12 @@ class UsageSpool:
         self._region = ""
         self._chain = _Chain(0, NO_HASH, NO_HASH)
         self._dropped: Dropped | None = None
+        self._owed: TakenRows | None = None
+        """Records of changes that could not be written yet."""
+        self._is_failing = False
+        """Whether the disk did not take the last write that was tried."""
+        self._is_told = False
+        """Whether the log says that records are not written."""
         self._lost: tuple[int, int] | None = None
         """An epoch that is still to be sealed as lost, and when that was found (us)."""
         self._shipped = (0, 0)
@@ -217,34 +241,46 @@ class UsageSpool:
     # Writing
 
     def append(self, taken: TakenRows, *, is_heartbeat: bool = False) -> Appended:
-        """Make records durable, or count them as dropped. With `is_heartbeat` there is a block even without records.
+        """Make records durable, or count them as dropped; keep those that are owed until they can be written.
 
-        Never fails: what cannot be written is counted.
+        With `is_heartbeat` there is a block even without records. Never fails: what cannot be written is counted.
         """
         with suppress(OSError):  # told of below
             self._write_lost()
+        if self._owed is not None:
+            taken, self._owed = taken.after(self._owed), None
         before, dropped_before = self._chain, self._dropped
         data: list[bytes] = []
         reason: DropReason | None = None
         lost = 0
+        kept: list[TakenRows] = []
         written_acts: list[str] = []
         room = self._bytes_max - self.size_bytes
         for start in range(0, taken.count, ROWS_PER_BLOCK_MAX):
             end = min(start + ROWS_PER_BLOCK_MAX, taken.count)
             blocks = self._encode(taken, start, end)
-            if sum(map(len, data)) + sum(len(block.data) for block in blocks) > room:
-                self._drop(end - start, taken.counts(start, end), "spool_full")
-                lost += end - start
-                reason = "spool_full"
-                continue
+            acts = _acts_in(taken.request_ids(start, end))
+            if not _has_room(room, data, blocks):
+                owed, rest = taken.split(start, end)
+                self._drop(rest, "spool_full")
+                lost += rest.count
+                reason = "spool_full" if rest.count else reason
+                if not owed.count:
+                    continue
+                blocks, acts = self._encode(owed, 0, owed.count), []
+                if not _has_room(room + OWED_BYTES, data, blocks):
+                    kept.append(owed)
+                    # What comes later is not all there is before this time.
+                    taken = msgspec.structs.replace(taken, watermark_us=0)
+                    continue
             data.extend(block.data for block in blocks)
-            written_acts += _acts_in(taken.request_ids(start, end))
+            written_acts += acts
             self._dropped = None
             self._chain = _Chain(
                 blocks[-1].seq_hi, blocks[-1].digest, blocks[-1].audit_hash, taken.watermark_us
             )
         if taken.overflow:
-            self._drop(taken.overflow, taken.overflow_counts, "too_many")
+            self._drop_overflow(taken)
             lost += taken.overflow
             reason = reason or "too_many"
         if is_heartbeat and not data:
@@ -255,19 +291,94 @@ class UsageSpool:
         try:
             if data:
                 self._write(b"".join(data), before)
+                self._is_told = False
         except OSError as error:
-            log_event(log, logging.WARNING, "usage records not written", reason=str(error))
             self._chain, self._dropped = before, dropped_before
-            self._drop(taken.count, taken.counts(0, taken.count), "disk_failed")
-            self._drop(taken.overflow, taken.overflow_counts, "too_many")
-            return Appended(0, taken.count + taken.overflow, "disk_failed")
+            return self._append_owed_alone(taken, error)
         self.noted_acts.update(written_acts)
-        return Appended(taken.count + taken.overflow - lost, lost, reason)
+        self._keep(kept)
+        left = self._owed_count
+        rows = taken.count + taken.overflow - lost - left
+        return Appended(rows, lost, reason, left, self._trouble())
+
+    def _append_owed_alone(self, taken: TakenRows, error: OSError) -> Appended:
+        """Count what the disk did not take; records that are owed may use what is left to the journals otherwise."""
+        if not self._is_told:
+            log_event(log, logging.WARNING, "usage records not written", reason=str(error))
+            self._is_told = True
+        self._is_failing = not isinstance(error, _LittleRoom) or error.free_bytes < _EVENT_BYTES
+        owed, rest = taken.split(0, taken.count)
+        self._drop(rest, "disk_failed")
+        self._drop_overflow(taken)
+        self._keep([owed])
+        with suppress(OSError):
+            self._write_owed()
+        left = self._owed_count
+        return Appended(owed.count - left, rest.count + taken.overflow, "disk_failed", left, self._trouble())
+
+    def _keep(self, parts: list[TakenRows]) -> None:
+        """Keep records that are owed until the next append."""
+        for part in parts:
+            if part.count:
+                self._owed = part if self._owed is None else part.after(self._owed)
+
+    def _write_owed(self) -> None:
+        """Write the records that are owed, in as little room as there is; an OSError leaves them to be tried again."""
+        owed = self._owed
+        if owed is None:
+            return
+        before, dropped_before = self._chain, self._dropped
+        data = []
+        for start in range(0, owed.count, ROWS_PER_BLOCK_MAX):
+            blocks = self._encode(owed, start, min(start + ROWS_PER_BLOCK_MAX, owed.count))
+            data += [block.data for block in blocks]
+            self._dropped = None
+            self._chain = _Chain(blocks[-1].seq_hi, blocks[-1].digest, blocks[-1].audit_hash)
+        try:
+            self._write(b"".join(data), before, free_bytes_min=_EVENT_BYTES)
+        except OSError:
+            self._chain, self._dropped = before, dropped_before
+            self._is_failing = True
+            raise
+        self._owed = None
+
+    @property
+    def _owed_count(self) -> int:
+        return 0 if self._owed is None else self._owed.count
+
+    def _trouble(self) -> Trouble | None:
+        if self._is_failing:
+            return "disk_failed"
+        full = self.size_bytes + _EVENT_BYTES > self._bytes_max + OWED_BYTES
+        return "spool_full" if full or self._owed is not None else None
+
+    def owed_events(self) -> list[dict[str, str]]:
+        """Return what the log says of records that are owed and will never be written."""
+        owed = self._owed
+        if owed is None:
+            return []
+        found = []
+        for row, request_id in enumerate(owed.request_ids(0, owed.count)):
+            context = owed.contexts[owed.cells[row * CELLS]]
+            found.append(
+                {
+                    "action": context.action,
+                    "account_id": context.account_id,
+                    "access_key_id": context.access_key_id,
+                    "queue": context.queue_name,
+                    "request_id": request_id,
+                }
+            )
+        return found
 
     def close(self, *, now_us: int) -> None:
-        """Seal the epoch and let go of the files. An OSError leaves the sealing to the next start."""
+        """Seal the epoch and let go of the files. An OSError leaves the sealing to the next start.
+
+        Records that are owed are written before, however full the spool is; else they stay in memory.
+        """
         try:
             self._write_lost()
+            self._write_owed()
             if self._fd >= 0:
                 block = self._encode_empty(now_us, Seal(self.epoch, self._end_sequence, "stopped"))
                 self._write(block.data, self._chain)
@@ -559,7 +670,13 @@ class UsageSpool:
             seal=seal,
         )
 
-    def _drop(self, records: int, counts: list[DroppedCount], reason: DropReason) -> None:
+    def _drop(self, rows: TakenRows, reason: DropReason) -> None:
+        self._count_dropped(rows.count, rows.counts(0, rows.count), reason)
+
+    def _drop_overflow(self, taken: TakenRows) -> None:
+        self._count_dropped(taken.overflow, taken.overflow_counts, "too_many")
+
+    def _count_dropped(self, records: int, counts: list[DroppedCount], reason: DropReason) -> None:
         if not records:
             return
         start = self._end_sequence
@@ -585,11 +702,12 @@ class UsageSpool:
         self._chain = msgspec.structs.replace(chain, previous=block.digest)
         self._lost = None
 
-    def _write(self, data: bytes, before: _Chain) -> None:
+    def _write(self, data: bytes, before: _Chain, *, free_bytes_min: int | None = None) -> None:
         """Make blocks durable at the end of the last segment, or of a new one that goes on from `before`."""
         status = os.statvfs(self._directory)
-        if status.f_bavail * status.f_frsize < len(data) + _FREE_BYTES_MIN:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        free_bytes = status.f_bavail * status.f_frsize
+        if free_bytes < len(data) + (_FREE_BYTES_MIN if free_bytes_min is None else free_bytes_min):
+            raise _LittleRoom(free_bytes)
         if self._fd < 0 or self._segments[-1].end + len(data) > self._segment_bytes:
             self._roll(before)
         segment = self._segments[-1]
@@ -603,6 +721,7 @@ class UsageSpool:
             self._close_file()
             raise
         segment.end += len(data)
+        self._is_failing = False
 
     def _roll(self, chain: _Chain | None = None) -> None:
         """Begin a new segment."""
@@ -710,3 +829,7 @@ def _write_all(fd: int, data: bytes, position: int) -> None:
         written = os.pwrite(fd, view, position)
         view = view[written:]
         position += written
+
+
+def _has_room(room: int, data: list[bytes], blocks: list[EncodedBlock]) -> bool:
+    return sum(map(len, data)) + sum(len(block.data) for block in blocks) <= room

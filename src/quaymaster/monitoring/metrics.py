@@ -110,6 +110,9 @@ METRICS: Final[dict[str, Declaration]] = {
     "quaymaster_usage_front_ends_sealed_total": Declaration(
         "counter", "Front ends that are gone, whose last epoch of usage records this one sealed."
     ),
+    "quaymaster_usage_changes_refused": Declaration(
+        "gauge", "1 while changes are refused because audit events cannot be written. Worth an alarm."
+    ),
     "quaymaster_usage_spool_bytes": Declaration("gauge", "Bytes of this front end's spool of usage records."),
     "quaymaster_usage_ship_lag_seconds": Declaration(
         "gauge", "How old the first usage record is that is not in the usage queue; 0 when all are."
