@@ -56,7 +56,9 @@ from harness.history import (
 )
 
 SLACK_NS = 20_000_000
-"""Server and clients read two clocks of one machine, in milliseconds; expiry of timers is never early by more."""
+"""Server and clients read two clocks of one machine, in milliseconds."""
+PACE = 100
+"""A wait may be so much shorter or longer, one part in so many: how queue time approaches wall clocks."""
 DEDUP_WINDOW_NS = 300_000_000_000
 VIOLATIONS_PER_RULE_MAX = 50
 """More of one rule tell nothing new."""
@@ -425,7 +427,7 @@ class _Checker:
         if receive is None:
             return False
         completed_ns = deleted.operation.completed_ns
-        if completed_ns + SLACK_NS >= receive.invoked_ns + receive.visibility_ms * MS:
+        if completed_ns + _slack_ns(receive.visibility_ms) >= receive.invoked_ns + receive.visibility_ms * MS:
             return False
         if any(
             change.entry.outcome != FAIL and self._horizon_ns(change.operation) >= receive.invoked_ns
@@ -645,7 +647,8 @@ class _Checker:
             )
             certain_ns = changed_ns if is_certain else -1
             before_ns = operation.completed_ns
-        return second.receive.completed_ns + SLACK_NS >= max(until_ns, certain_ns)
+        hidden_ns = max(until_ns, certain_ns)
+        return second.receive.completed_ns + _slack_ns((hidden_ns - receive.invoked_ns) // MS) >= hidden_ns
 
     # I21
 
@@ -658,12 +661,12 @@ class _Checker:
         visible_ns = sent.send.invoked_ns + delay_ms * MS
         expired_ns = self._horizon_ns(sent.send) + facts.retention_ms * MS
         for receive, _ in place.receives:
-            if receive.completed_ns + SLACK_NS < visible_ns:
+            if receive.completed_ns + _slack_ns(delay_ms) < visible_ns:
                 early_s = (visible_ns - receive.completed_ns) / 1e9
                 self._violate(
                     "I21", place.queue, f"message {place.message_id} was delivered {early_s:.3f} s too early"
                 )
-            if receive.invoked_ns - SLACK_NS > expired_ns:
+            if receive.invoked_ns - _slack_ns(facts.retention_ms) > expired_ns:
                 late_s = (receive.invoked_ns - expired_ns) / 1e9
                 self._violate(
                     "I21",
@@ -858,3 +861,8 @@ def _comes_back(place: _Place, other: _Place) -> bool:
         return False
     there_ns = min(there)
     return any(received.receive.invoked_ns > there_ns for received in place.receives)
+
+
+def _slack_ns(waited_ms: int) -> int:
+    """Return how far off the end of a wait may be."""
+    return SLACK_NS + max(0, waited_ms) * MS // PACE
