@@ -206,7 +206,7 @@ class _NoChainInMemory(LogReplica):
         return True
 
 
-@plant("noprevcheck", "a follower does not compare what is before an append")
+@plant("noprevcheck", "a follower does not compare what is before an append", "stale")
 class _NoPreviousCheck(LogReplica):
     def _on_append(self, sender: str, message: Append) -> None:
         position = self.tail.position_at(message.previous_end)
@@ -239,7 +239,11 @@ class _NoFence(LogReplica):
         super()._on_append(sender, message)
 
 
-@plant("commit-unverified", "a follower commits what the leader says, up to its own end, compared or not")
+@plant(
+    "commit-unverified",
+    "a follower commits what the leader says, up to its own end, compared or not",
+    "stale",
+)
 class _CommitUnverified(LogReplica):
     def _on_append(self, sender: str, message: Append) -> None:
         super()._on_append(sender, message)
@@ -430,7 +434,7 @@ class _DoesNotReadAgain(InClusterManager):
 # Snapshots and copies
 
 
-@plant("early-snapshot", "a leader's snapshot is published before what is in it is committed", "snapshots")
+@plant("early-snapshot", "a leader's snapshot is published before what is in it is committed", "alone")
 class _EarlySnapshot(Replica):
     def _take_snapshot(self) -> None:
         super()._take_snapshot()
@@ -581,7 +585,7 @@ class _RestsOnNothing(JournalReplica):
 # Queue decisions
 
 
-@plant("fifo-receive-uncommitted", "a FIFO receive is answered before it is committed", "queues")
+@plant("fifo-receive-uncommitted", "a FIFO receive is answered before it is committed", "alone")
 class _FifoReceiveUncommitted(QueueStates):
     def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         outcome, _ = super()._receive(command, now_ms, proposal)

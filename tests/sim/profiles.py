@@ -258,6 +258,7 @@ HUNTS: dict[str, dict[str, int]] = {
     "forks": {"leader alone": 3, "appointment": 4, "slow disk": 2},
     "learning": {"swap": 2, "slow disk": 4, "transfer": 6},
     "leases": {"leader alone": 4, "pause": 3},
+    "alone": {"leader alone": 3, "power cut": 4},
     "elections": {"appointment": 2, "kill": 3, "power cut": 2, "isolation": 4, "leader cut off": 4},
     "unattended": {"manager away": 2, "power cut": 1, "kill": 3},
     "members": {"drain": 6, "disk lost": 8, "kill": 8},
@@ -309,7 +310,7 @@ def draw_for(hunt: str, seed: int) -> Profile:
     if hunt in ("laggards", "snapshots", "compaction", "forks", "logs", "transactions"):
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
-    if hunt in ("forks", "leases", "stale"):  # a leader that is alone has to be replaced
+    if hunt in ("alone", "forks", "leases", "stale"):  # a leader that is alone has to be replaced
         for fault in ("store away", "manager away", "manager cut off", "disk fails"):
             profile.intervals_us.pop(fault, None)
     if hunt == "stale":
@@ -321,6 +322,11 @@ def draw_for(hunt: str, seed: int) -> Profile:
     if hunt == "leases":
         profile.carelessness = 0.9
         profile.consumers = 8
+    if hunt == "alone":  # much that no majority ever has: in snapshots, and handed out of many groups
+        profile.snapshot_records = 5
+        profile.carelessness = 0.1
+        profile.consumers = 8
+        profile.groups = 10
     if hunt == "moves":
         profile.snapshot_records = 60
         profile.gap_us = 20 * MS
