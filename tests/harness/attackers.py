@@ -29,6 +29,9 @@ to itself."""
 ADDRESS: Final = "127.0.0.2"
 """Where they come from: another host than the signed clients, which do not share its budgets."""
 
+PEERS: Final = 40
+PIPELINED: Final = 20
+
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -55,10 +58,10 @@ class Target:
         self._connects = Pace(CONNECTS_PER_S)
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Stream]:
-        """Connect; the server may hang up at any time."""
+    async def connected(self, address: str = ADDRESS) -> AsyncIterator[Stream]:
+        """Connect from an address; the server may hang up at any time."""
         await self._connects.wait(1)
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(ADDRESS, 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
         try:
             yield reader, writer
         finally:
@@ -185,6 +188,39 @@ async def change_agents(target: Target) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
+async def pipeline(target: Target, address: str, request: Callable[[], str]) -> None:
+    """Send requests without a body 20 at a time, and read their answers."""
+    async with target.connected(address) as (reader, writer):
+        for _ in range(50):
+            await send(writer, "".join(request() for _ in range(PIPELINED)).encode())
+            for _ in range(PIPELINED):
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                at = head.find(b"content-length:")
+                if at >= 0:
+                    await reader.readexactly(int(head[at + 15 :].split(b"\r\n")[0]))
+
+
+async def pipeline_preflights(target: Target) -> None:
+    """Ask whether pages of one origin after the other may call, all from one address."""
+
+    def request() -> str:
+        origin = f"http://e{random.getrandbits(32):x}"
+        asked = "access-control-request-method: POST"
+        return f"OPTIONS / HTTP/1.1\r\nhost: q\r\norigin: {origin}\r\n{asked}\r\n\r\n"
+
+    await pipeline(target, ADDRESS, request)
+
+
+async def pipeline_agents(target: Target) -> None:
+    """Ask unsigned from many addresses, each time as somebody else."""
+
+    def request() -> str:
+        agent = f"user-agent: {random.getrandbits(128):x}"
+        return f"GET /?Action=ListQueues HTTP/1.1\r\nhost: q\r\n{agent}\r\n\r\n"
+
+    await pipeline(target, f"127.0.{random.randrange(PEERS)}.3", request)
+
+
 async def send_garbage(target: Target) -> None:
     """Send bytes at random, at once and in pipelines."""
     async with target.connected() as (_, writer):
@@ -214,6 +250,8 @@ KINDS: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {
     "forged": forge_sends,
     "forged-heads": forge_heads,
     "agents": change_agents,
+    "preflights": pipeline_preflights,
+    "pipelined-agents": pipeline_agents,
     "garbage": send_garbage,
     "unread": read_nothing,
 }

@@ -15,6 +15,7 @@ import pytest
 from test_http_server import PATIENT, Client, RunOnLoop, echo, post, run, serving
 
 from quaymaster.net import http_server, known
+from quaymaster.net import strangers as unsigned
 from quaymaster.net.http_connection import EMPTY_LINES_MAX, STRANGER_HEADS_PER_TURN, HTTPConnection
 from quaymaster.net.http_parse import (
     CHUNK_BYTES_MEAN_MIN,
@@ -26,6 +27,7 @@ from quaymaster.net.http_parse import (
     RequestRefused,
 )
 from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer
+from quaymaster.net.strangers import LATE_REST, NEWCOMER_REST
 
 __all__ = ["run"]
 
@@ -418,9 +420,49 @@ def test_strangers_are_taken_up_again_in_the_next_pass_when_they_took_too_much_t
     run(scenario)
 
 
-def test_strangers_rest_after_a_request_that_took_much_more_time_than_all_of_them_have(
-    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"OPTIONS / HTTP/1.1\r\nHost: q\r\nOrigin: http://e\r\nAccess-Control-Request-Method: POST\r\n\r\n",
+        b"GET /?Action=ListQueues HTTP/1.1\r\nHost: q\r\nUser-Agent: e\r\n\r\n",
+    ],
+    ids=["preflights", "unsigned"],
+)
+def test_pipelines_of_strangers_have_the_time_of_newcomers_and_late_ones_together(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch, request_: bytes
 ) -> None:
+    async def scenario() -> None:
+        clock = CountedTime()
+        monkeypatch.setattr(http_server, "time", clock)
+        passes: Counter[int] = Counter()
+
+        def handle(requests: list[HTTPRequest]) -> None:
+            for request in requests:
+                clock.used_s += http_server.UNSIGNED_PASS_S / 3
+                passes[served.passes] += 1
+                judge(request)
+
+        async with serving(handler=handle) as served:
+            served.count_passes()
+            strangers = [await served.connect() for _ in range(10)]
+            for stranger in strangers:
+                stranger.send(request_ * 20)
+            for stranger in strangers:
+                for _ in range(20):
+                    assert (await stranger.reply())[0] == 200
+
+            assert sum(passes.values()) == 200
+            assert max(passes.values()) <= 2 * STRANGER_HEADS_PER_TURN
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["newcomers", "late"])
+def test_strangers_rest_after_what_they_did_not_sign_while_the_known_are_served(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    used_s = 0.003
+
     async def scenario() -> None:
         clock = CountedTime()
         monkeypatch.setattr(http_server, "time", clock)
@@ -429,19 +471,53 @@ def test_strangers_rest_after_a_request_that_took_much_more_time_than_all_of_the
 
         def handle(requests: list[HTTPRequest]) -> None:
             for request in requests:
-                clock.used_s += 3 * http_server.UNSIGNED_PASS_S
-                taken_s.append(time.monotonic())
+                if request.path == b"/a":
+                    clock.used_s += used_s
+                    taken_s.append(time.monotonic())
                 judge(request)
 
         async with serving(handler=handle) as served:
-            strangers = [await served.connect() for _ in range(6)]
+            signed = await served.connect()
+            await signed.ask(SIGNED)
+            strangers = [await served.connect() for _ in range(4)]
+            if is_late:
+                for stranger in strangers:
+                    await stranger.ask(GET)
+            monkeypatch.setattr(unsigned, "KNOWN_FOR_S", 60)
+            taken_s.clear()
             for stranger in strangers:
                 stranger.send(GET)
+            began_s = time.monotonic()
+            assert (await signed.ask(SIGNED))[0] == 200, "the known do not rest"
             for stranger in strangers:
                 assert (await stranger.reply())[0] == 200
 
-        rest_s = http_server.UNSIGNED_REST * 2 * http_server.UNSIGNED_PASS_S
-        assert min(later - earlier for earlier, later in pairwise(taken_s)) > rest_s - 0.002
+            assert served.server.unsigned_time.rest_s(began_s, is_late=is_late) > 0
+            rest_s = (LATE_REST if is_late else NEWCOMER_REST) * used_s
+            assert min(later - earlier for earlier, later in pairwise(taken_s)) > rest_s - 0.002
+
+    run(scenario)
+
+
+def test_a_signed_newcomer_does_not_wait_for_the_rest_of_those_answered_unsigned(
+    run: RunOnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(judge) as served:
+            late = await served.connect()
+            await late.ask(GET)
+            unsigned_time = served.server.unsigned_time
+            now_s = time.monotonic()
+            monkeypatch.setattr(unsigned, "REST_MAX_S", 60)
+            unsigned_time.note_known(now_s)
+            unsigned_time.charge(60, now_s, is_late=True)
+            late.send(GET)
+            newcomer = await served.connect()
+
+            assert (await newcomer.ask(SIGNED))[0] == 200
+
+            assert unsigned_time.rest_s(time.monotonic(), is_late=True) > 0
+            assert served.server.strangers.is_waiting(is_late=True)
 
     run(scenario)
 

@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaymaster.net.http_message import HTTPLimits
-from quaymaster.net.strangers import LOOKS_MAX, REPLACED_MAX, PeerShare, Strangers, peer_name
+from quaymaster.net.strangers import (
+    KNOWN_FOR_S,
+    LATE_REST,
+    LOOKS_MAX,
+    NEWCOMER_REST,
+    REPLACED_MAX,
+    REST_MAX_S,
+    PeerShare,
+    Strangers,
+    UnsignedTime,
+    peer_name,
+)
 
 LIMITS = replace(
     HTTPLimits(), unsigned_bytes_max=100, unsigned_peer_bytes_max=60, unsigned_peer_connections_max=3
@@ -23,6 +34,7 @@ class Connection:
         self.share: PeerShare | None = None
         self.counted_bytes = 0
         self.is_answered = True
+        self.is_late = False
         self.ended = ""
         self._strangers = strangers
         strangers.add(self, peer)
@@ -161,17 +173,19 @@ def test_one_that_has_too_much_alone_gives_it_back_itself() -> None:
     assert (connection.ended, strangers.kept_bytes) == ("gave", 0)
 
 
-def test_peers_take_turns_however_many_connections_each_has() -> None:
+@pytest.mark.parametrize("is_late", [False, True], ids=["newcomers", "late"])
+def test_peers_take_turns_however_many_connections_each_has(is_late: bool) -> None:
     strangers = Strangers(LIMITS)
     many = [Connection(strangers) for _ in range(4)]
     one = Connection(strangers, "2.2.2.2")
     for connection in (*many, one):
+        connection.is_late = is_late
         strangers.wait_for_turn(connection)
 
-    turns = [strangers.next_turn() for _ in range(6)]
+    turns = [strangers.next_turn(is_late=is_late) for _ in range(6)]
 
     assert turns == [many[0], one, many[1], many[2], many[3], None]
-    assert not strangers.is_waiting
+    assert not strangers.is_waiting(is_late=is_late)
 
 
 def test_connections_that_sent_much_do_not_keep_those_waiting_that_sent_little() -> None:
@@ -183,9 +197,53 @@ def test_connections_that_sent_much_do_not_keep_those_waiting_that_sent_little()
     for connection in (*heavy, *light):
         strangers.wait_for_turn(connection)
 
-    turns = [strangers.next_turn() for _ in range(5)]
+    turns = [strangers.next_turn(is_late=False) for _ in range(5)]
 
     assert turns == [light[0], heavy[0], light[1], heavy[1], heavy[2]]
+
+
+def test_those_answered_unsigned_keep_no_newcomers_waiting() -> None:
+    strangers = Strangers(LIMITS)
+    late = [Connection(strangers) for _ in range(3)]
+    newcomer = Connection(strangers)
+    for connection in late:
+        connection.is_late = True
+    for connection in (*late, newcomer):
+        strangers.wait_for_turn(connection)
+
+    assert strangers.next_turn(is_late=False) is newcomer
+    assert strangers.next_turn(is_late=False) is None
+    assert [strangers.next_turn(is_late=True) for _ in range(4)] == [*late, None]
+
+
+@pytest.mark.parametrize(("is_late", "times"), [(False, NEWCOMER_REST), (True, LATE_REST)])
+def test_strangers_rest_for_several_times_what_they_used_while_the_known_are_served(
+    is_late: bool, times: int
+) -> None:
+    unsigned_time = UnsignedTime()
+
+    unsigned_time.charge(0.001, 100.0, is_late=is_late)
+    assert unsigned_time.rest_s(100.0, is_late=is_late) <= 0, "nobody else needs the time"
+
+    unsigned_time.note_known(100.0)
+    unsigned_time.charge(0.001, 100.0, is_late=is_late)
+
+    assert unsigned_time.rest_s(100.0, is_late=is_late) == pytest.approx(times * 0.001)
+    assert unsigned_time.rest_s(100.0, is_late=not is_late) <= 0
+    assert unsigned_time.rest_s(100.0 + times * 0.001, is_late=is_late) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["newcomers", "late"])
+def test_no_rest_is_longer_than_its_bound_and_none_begins_when_the_known_are_gone(is_late: bool) -> None:
+    unsigned_time = UnsignedTime()
+    unsigned_time.note_known(100.0)
+
+    unsigned_time.charge(5.0, 100.0, is_late=is_late)
+    assert unsigned_time.rest_s(100.0, is_late=is_late) == pytest.approx(REST_MAX_S)
+
+    later_s = 101.0 + KNOWN_FOR_S
+    unsigned_time.charge(5.0, later_s, is_late=is_late)
+    assert unsigned_time.rest_s(later_s, is_late=is_late) <= 0
 
 
 @pytest.mark.parametrize(
@@ -203,7 +261,7 @@ def test_a_peer_is_an_address_or_a_network_that_one_client_has(one: str, other: 
     assert (peer_name(one) == peer_name(other)) is same
 
 
-@given(st.lists(st.tuples(st.sampled_from("akrwt"), st.integers(0, 5), st.integers(0, 80)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("aklrwt"), st.integers(0, 5), st.integers(0, 80)), max_size=60))
 @settings(deadline=None)
 def test_sums_are_those_of_the_connections_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
     strangers = Strangers(LIMITS)
@@ -222,8 +280,10 @@ def test_sums_are_those_of_the_connections_whatever_happens(steps: list[tuple[st
             strangers.remove(connection)
         elif what == "w" and connection.share is not None:
             strangers.wait_for_turn(connection)
+        elif what == "l":
+            connection.is_late = True
         elif what == "t":
-            strangers.next_turn()
+            strangers.next_turn(is_late=bool(kept_bytes % 2))
 
         left = [connection for connection in connections if connection.share is not None]
         shares = {id(connection.share): connection.share for connection in left}

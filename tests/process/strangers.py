@@ -32,7 +32,7 @@ CLIENTS = 4
 TURNS = 4
 BODY = "m" * 300_000
 """As large as what was refused for minutes."""
-CONNECTIONS = {"idle": 2_000, "whole-bodies": 4}
+CONNECTIONS = {"idle": 2_000, "whole-bodies": 4, "preflights": 100, "pipelined-agents": 100}
 CONNECTIONS_ELSE = 20
 SETTLE_S = 0.5
 NICENESS = 19

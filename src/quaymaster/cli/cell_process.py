@@ -373,6 +373,7 @@ async def _start_front_end(process: CellProcess) -> None:
         store=process.store,
         data=process.data,
         admin=admin,
+        unsigned_time=process.admin.unsigned_time,
         sealed=sealed,
         on_log_read=recent.note,
     )

@@ -64,6 +64,7 @@ from quaymaster.monitoring.metrics import Metrics, Sample
 from quaymaster.monitoring.supervision import listen_for_failures, supervise
 from quaymaster.net.broker_client import BrokerClient
 from quaymaster.net.http_server import HTTPServer, one_by_one
+from quaymaster.net.strangers import UnsignedTime
 from quaymaster.settings import Address, Settings
 
 EXIT_OK = 0
@@ -210,6 +211,7 @@ class Server:
             store=store,
             data=data,
             admin=admin,
+            unsigned_time=admin_server.unsigned_time,
             sealed=sealed,
         )
         await loop.run_in_executor(
@@ -316,6 +318,7 @@ async def serve_sqs(
     store: Coordination,
     data: Path,
     admin: Admin,
+    unsigned_time: UnsignedTime,
     sealed: SealedLogs | None = None,
     on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
 ) -> Address:
@@ -341,6 +344,7 @@ async def serve_sqs(
         name="sqs",
         admit=front_end.admit,
         on_event=metrics.count_http_event,
+        unsigned_time=unsigned_time,
     )
     address = await listen_on(server, settings.listen_address, "listen")
     stack.push_async_callback(server.drain, settings.drain_grace_s)

@@ -76,6 +76,7 @@ class ConnectionOwner(Protocol):
     """What a connection asks of its server."""
 
     limits: HTTPLimits
+    unsigned_answers: int
     name: str
     admit: AdmitRequest | None
     error_response: RenderError
@@ -178,6 +179,7 @@ class HTTPConnection(asyncio.Protocol):
         "_unread",
         "_write_paused",
         "counted_bytes",
+        "is_late",
         "key",
         "peer",
         "share",
@@ -194,6 +196,8 @@ class HTTPConnection(asyncio.Protocol):
         self.key: str | None = None
         """The access key that signed the last request that was judged; None: it was not signed. See `net/known`."""
         self.share: PeerShare | None = None
+        self.is_late = False
+        """Whether an answer went to it that was not for something signed; see `net/strangers`."""
         self.counted_bytes = 0
         self._phase = _HEAD
         self._unread = b""
@@ -547,6 +551,9 @@ class HTTPConnection(asyncio.Protocol):
     # Replying.
 
     def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
+        if self.key is None:
+            self.is_late = True
+            self._server.unsigned_answers += 1
         pending = self._pending
         if self._server.is_draining and self._is_last(request):
             request._connection_line = CONNECTION_CLOSE
@@ -685,6 +692,7 @@ class HTTPConnection(asyncio.Protocol):
         """A request of it was signed with this key; False when the key has too many connections."""
         if self._server.known.add(self, key):
             self._server.strangers.remove(self)
+            self.is_late = False
             return True
         if self.share is None:
             self._server.strangers.add(self, self.peer)
@@ -698,8 +706,8 @@ class HTTPConnection(asyncio.Protocol):
 
     @property
     def has_much(self) -> bool:
-        """Whether it sent much, or is only read so that it sees why it was refused."""
-        return self.counted_bytes > 0 or self._is_lingering
+        """Whether it sent much."""
+        return self.counted_bytes > 0
 
     def can_be_closed(self) -> bool:
         """Tell whether no request of it waits for an answer, or to be read for the first time."""

@@ -38,7 +38,7 @@ from quaymaster.net.http_message import (
 )
 from quaymaster.net.known import Known
 from quaymaster.net.listener import Listener
-from quaymaster.net.strangers import Stranger, Strangers
+from quaymaster.net.strangers import Stranger, Strangers, UnsignedTime
 
 __all__ = [
     "HTTP_EVENTS",
@@ -86,8 +86,6 @@ UNSIGNED_PASS_BYTES_MAX = 512 * 1024
 """A pass reads so much of strangers; see `net/strangers`."""
 UNSIGNED_PASS_S = 0.001
 """And takes no more of them after so much processor time: what one request costs is up to who sends it."""
-UNSIGNED_REST = 5
-"""One request may cost much more than that: then they rest for so many times what was too much."""
 UNSIGNED_STEP_REQUESTS = 4
 UNSIGNED_STEP_BYTES = 64 * 1024
 """So many of their requests, or so much of their bodies, are handed over at once."""
@@ -124,6 +122,8 @@ def one_by_one(handler: Callable[[HTTPRequest], None]) -> RequestsHandler:
 class HTTPServer:
     """Accepts connections and hands their requests to `handler`, one call for those of a pass.
 
+    Servers of one event loop share `unsigned_time`.
+
     Runs on asyncio's own event loop and on uvloop. Everything happens on the loop's thread.
     """
 
@@ -136,6 +136,7 @@ class HTTPServer:
         on_event: Callable[[str], None] | None = None,
         admit: AdmitRequest | None = None,
         error_response: RenderError = render_error_as_text,
+        unsigned_time: UnsignedTime | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -156,8 +157,8 @@ class HTTPServer:
         self._arrived_bytes = 0
         """Of their bodies."""
         self._is_pass_due = False
-        self._strangers_rest_until_s = 0.0
-        """On the monotonic clock: until then no request of theirs is taken."""
+        self.unsigned_time = unsigned_time or UnsignedTime()
+        self.unsigned_answers = 0
         self._rest: asyncio.TimerHandle | None = None
         self._held: deque[tuple[float, HTTPConnection]] = deque()
         """Connections from which nothing is taken, and until when."""
@@ -336,16 +337,26 @@ class HTTPServer:
             self._is_pass_due = False
             if self._readable or self._arrived or self._dirty or self._ending:
                 self._have_pass()
-            elif self.strangers.is_waiting:
+            else:
                 self._have_pass_for_strangers()
 
     def _have_pass_for_strangers(self) -> None:
-        """Have a pass once strangers may have their turn: now, or when they have rested."""
-        rest_s = self._strangers_rest_until_s - time.monotonic()
-        if rest_s <= 0:
-            self._have_pass()
-        elif self._rest is None:
-            self._rest = self._loop.call_later(rest_s, self._end_rest)
+        """Have a pass once those that wait may have their turn: now, or when they have rested."""
+        now_s = time.monotonic()
+        rests_s = [
+            self.unsigned_time.rest_s(now_s, is_late=is_late)
+            for is_late in (False, True)
+            if self.strangers.is_waiting(is_late=is_late)
+        ]
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+        if rests_s:
+            rest_s = min(rests_s)
+            if rest_s <= 0:
+                self._have_pass()
+            else:
+                self._rest = self._loop.call_later(rest_s, self._end_rest)
 
     def _end_rest(self) -> None:
         self._rest = None
@@ -353,6 +364,8 @@ class HTTPServer:
 
     def _take_up(self, pass_ms: float) -> None:
         readable, self._readable = self._readable, []
+        if readable:
+            self.unsigned_time.note_known(pass_ms / 1000)
         for index, connection in enumerate(readable):
             if len(self._arrived) >= PASS_REQUESTS_MAX or self._arrived_bytes >= PASS_BODY_BYTES_MAX:
                 self._readable = readable[index:]
@@ -360,13 +373,16 @@ class HTTPServer:
             self._read(connection)
         self._hand_over_arrived()
         self._take_turns(pass_ms)
-        if self.strangers.is_waiting and time.monotonic() >= self._strangers_rest_until_s:
-            self._read_strangers()
-            self._take_turns(pass_ms)
+        for is_late in (False, True):
+            if (
+                self.strangers.is_waiting(is_late=is_late)
+                and self.unsigned_time.rest_s(time.monotonic(), is_late=is_late) <= 0
+            ):
+                self._read_strangers(pass_ms, is_late=is_late)
         for _ in range(min(len(self._ending), ENDS_PER_PASS)):
             self._take_turn(self._ending.popleft(), pass_ms)
 
-    def _read_strangers(self) -> None:
+    def _read_strangers(self, pass_ms: float, *, is_late: bool) -> None:
         """Take requests of some whose signature is not known to be valid; the others wait for the next pass.
 
         They are handed over a few at a time, for it is then that their signatures are looked at: how long that takes
@@ -374,9 +390,11 @@ class HTTPServer:
         """
         requests_max = self.limits.unsigned_requests_per_pass
         requests = read_bytes = 0
-        until_s = time.thread_time() + UNSIGNED_PASS_S
+        answers_before = self.unsigned_answers
+        began_s = time.thread_time()
+        until_s = began_s + UNSIGNED_PASS_S
         for _ in range(requests_max):
-            connection = self.strangers.next_turn()
+            connection = self.strangers.next_turn(is_late=is_late)
             if connection is None:
                 break
             read_bytes += self._read(connection)
@@ -389,10 +407,15 @@ class HTTPServer:
                 or time.thread_time() >= until_s
             ):
                 break
+        requests += len(self._arrived)
         self._hand_over_arrived()
-        overspent_s = time.thread_time() - until_s
-        if overspent_s > UNSIGNED_PASS_S:  # what is only a little over is of requests that cost little
-            self._strangers_rest_until_s = time.monotonic() + UNSIGNED_REST * overspent_s
+        self._take_turns(pass_ms)
+        unsigned = self.unsigned_answers - answers_before
+        if unsigned:
+            used_s = time.thread_time() - began_s
+            self.unsigned_time.charge(
+                used_s * min(1, unsigned / max(1, requests)), time.monotonic(), is_late=is_late
+            )
 
     def _take_turns(self, pass_ms: float) -> None:
         dirty, self._dirty = self._dirty, []

@@ -13,8 +13,11 @@ A connection is a *stranger's* until a request that came by it was found signed,
 So an attacker pushes out his own connections before those of others, and what stalls goes before what comes in. A
 peer is an IPv4 address, or a /64 network of IPv6: a client has all addresses of it.
 
+Who was answered and is still a stranger is *late*, the others are *newcomers*. While known connections are served, both
+rest after requests that were not signed, and late ones for longer (`UnsignedTime`).
+
 Public: `Strangers` (`may_connect`, `make_room_for`, `make_room`, `forgive`, `add`, `remove`, `keep`, `wait_for_turn`,
-`next_turn`, `is_waiting`, `kept_bytes`), `PeerShare`, `Stranger`.
+`next_turn`, `is_waiting`, `kept_bytes`), `PeerShare`, `Stranger`, `UnsignedTime`.
 """
 
 from __future__ import annotations
@@ -33,11 +36,44 @@ REPLACED_MAX: Final = 100
 """So many connections may be closed for others of one peer between two sweeps, which is half a second. To accept and
 to close one takes 100 us, so a peer that connects all the time would take much of the loop."""
 
+NEWCOMER_REST: Final = 3
+LATE_REST: Final = 15
+"""While known connections are served, newcomers and late ones rest for so many times what they used unsigned."""
+REST_MAX_S: Final = 0.1
+"""No rest is longer, so that one dear request, as a large page of metrics, does not shut everybody out."""
+KNOWN_FOR_S: Final = 0.1
+"""Known connections are being served when one was within this time."""
+
+
+class UnsignedTime:
+    """How much time strangers have, on all ports of one event loop. All times are seconds of the monotonic clock."""
+
+    __slots__ = ("_known_at_s", "_rest_until_s")
+
+    def __init__(self) -> None:
+        self._known_at_s = -KNOWN_FOR_S
+        self._rest_until_s = [0.0, 0.0]
+        """Of newcomers, and of those that are late."""
+
+    def note_known(self, now_s: float) -> None:
+        """Note that a request of a known connection came in."""
+        self._known_at_s = now_s
+
+    def charge(self, used_s: float, now_s: float, *, is_late: bool) -> None:
+        """Have newcomers, or late ones, rest after so much processor time that nobody signed for."""
+        if now_s - self._known_at_s < KNOWN_FOR_S:
+            rest_s = (LATE_REST if is_late else NEWCOMER_REST) * used_s
+            self._rest_until_s[is_late] = now_s + min(rest_s, REST_MAX_S)
+
+    def rest_s(self, now_s: float, *, is_late: bool) -> float:
+        """Return for how long they rest from now on; 0 or less when they do not."""
+        return self._rest_until_s[is_late] - now_s
+
 
 class PeerShare:
     """What the strangers of one peer have."""
 
-    __slots__ = ("connections", "heavy", "holders", "is_heavy_next", "kept_bytes", "light", "name")
+    __slots__ = ("connections", "heavy", "holders", "is_heavy_next", "kept_bytes", "late", "light", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,10 +83,17 @@ class PeerShare:
         """Those whose memory is counted, the one heard least lately first."""
         self.kept_bytes = 0
         self.light: deque[Stranger] = deque()
-        """Those that wait for their turn and sent little so far: who signs is known after one turn."""
+        """Newcomers that wait for their turn and sent little so far: who signs is known after one turn."""
         self.heavy: deque[Stranger] = deque()
         """And those that sent much; they and the others are read alternately."""
         self.is_heavy_next = False
+        self.late: deque[Stranger] = deque()
+        """Late ones that wait for their turn."""
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a newcomer waits for its turn."""
+        return bool(self.light or self.heavy)
 
 
 class Stranger(Protocol):
@@ -63,7 +106,12 @@ class Stranger(Protocol):
 
     @property
     def has_much(self) -> bool:
-        """Whether it sent much, or is only read so that it sees why it was refused."""
+        """Whether it sent much."""
+        ...
+
+    @property
+    def is_late(self) -> bool:
+        """Whether an answer went to it that was not for something signed."""
         ...
 
     def read(self) -> int:
@@ -94,7 +142,9 @@ class Strangers:
         self._holders: dict[Stranger, None] = {}
         self._shares: dict[str, PeerShare] = {}
         self._turns: deque[PeerShare] = deque()
-        """Peers some of whose connections wait for a turn."""
+        """Peers some of whose newcomers wait for a turn."""
+        self._late_turns: deque[PeerShare] = deque()
+        """Peers some of whose late ones do."""
         self.kept_bytes = 0
         """Memory that is counted: received and not taken, and unsent."""
         self._replaced: dict[str, int] = {}
@@ -171,28 +221,42 @@ class Strangers:
     def wait_for_turn(self, connection: Stranger) -> None:
         """Have a connection read when its turn comes: peers take turns, and so do the connections of each.
 
-        Those of a peer that sent much do not keep those waiting that sent little.
+        Late ones keep no newcomers waiting, and those of a peer that sent much none that sent little.
         """
         share = connection.share
         assert share is not None, "known connections do not wait among strangers"
-        if not (share.light or share.heavy):
-            self._turns.append(share)
-        (share.heavy if connection.has_much else share.light).append(connection)
+        if connection.is_late:
+            if not share.late:
+                self._late_turns.append(share)
+            share.late.append(connection)
+        else:
+            if not share.has_newcomers:
+                self._turns.append(share)
+            (share.heavy if connection.has_much else share.light).append(connection)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether somebody waits for a turn."""
-        return bool(self._turns)
+    def is_waiting(self, *, is_late: bool) -> bool:
+        """Tell whether a newcomer, or a late one, waits for a turn."""
+        return bool(self._late_turns if is_late else self._turns)
 
-    def next_turn(self) -> Stranger | None:
-        """Return whose turn it is."""
-        if not self._turns:
+    def next_turn(self, *, is_late: bool) -> Stranger | None:
+        """Return which newcomer's, or which late one's, turn it is."""
+        if not self.is_waiting(is_late=is_late):
             return None
+        return self._next_late() if is_late else self._next_newcomer()
+
+    def _next_late(self) -> Stranger:
+        share = self._late_turns.popleft()
+        connection = share.late.popleft()
+        if share.late:
+            self._late_turns.append(share)
+        return connection
+
+    def _next_newcomer(self) -> Stranger:
         share = self._turns.popleft()
         is_heavy = bool(share.heavy) and (share.is_heavy_next or not share.light)
         connection = (share.heavy if is_heavy else share.light).popleft()
         share.is_heavy_next = not is_heavy
-        if share.light or share.heavy:
+        if share.has_newcomers:
             self._turns.append(share)
         return connection
 
