@@ -269,7 +269,8 @@ class Nemesis:
         configuration = key.configuration
         involved = {*configuration.members, *configuration.previous_members, *configuration.learners}
         is_whole = not (self.cell.lost_members | self._doomed) & involved
-        return configuration.activated and len(configuration.members) >= 3 and is_whole
+        have_disks = all(self.cell.disk_of(journal, member) is not None for member in configuration.members)
+        return configuration.activated and len(configuration.members) >= 3 and is_whole and have_disks
 
     def _disk_lost(self) -> None:
         host = self._host()
@@ -460,7 +461,10 @@ class Nemesis:
         configuration = key.configuration
         others = [member for member in configuration.members if member != configuration.leader]
         is_whole = not self.cell.lost_members & set(configuration.members)
-        if others and learner not in configuration.members and configuration.activated and is_whole:
+        # Who never came to be a learner, because the store did not hear of it, may have been dropped meanwhile.
+        is_there = self.cell.disk_of(key.journal, learner) is not None
+        is_new = is_there and learner not in configuration.members
+        if others and is_new and configuration.activated and is_whole:
             leaving = self._random.choice(others)
             wanted = msgspec.structs.replace(
                 configuration,
