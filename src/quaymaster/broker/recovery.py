@@ -205,7 +205,7 @@ def _recover(
             account_stages_max=account_stages_max,
             cell_format=cell_format,
         )
-    except (ChunkLost, OSError):
+    except Exception:
         for files in opened:
             files.close()
         lock.close()  # for the next try: what was raised keeps everything alive that it has passed
