@@ -301,7 +301,7 @@ class QueueMachine(RuleBasedStateMachine):
         model.advance(self.now_ms)
         command = Send(model.queue_id, 0, [])
         expected: list[tuple[bytes, bool]] = []
-        may_be_late = self.now_ms < max(model.repeats_until_ms, self.host.states.repeats_until_ms)
+        may_be_late = self.now_ms < model.repeats_until_ms  # there was no earlier leader
         for group, delay_ms, dedup, retry, may_be_retry in entries:
             self.ids += 1
             message_id = identity(self.ids)

@@ -289,6 +289,15 @@ def test_a_first_attempt_is_looked_for_under_the_next_leader_too(host: Host) -> 
     assert isinstance(late, Duplicate)
 
 
+def test_a_first_attempt_is_not_looked_for_where_an_earlier_leader_stored_nothing(host: Host) -> None:
+    after = Host(batches=host.batches, states=host.replayed(), epoch=2, now_ms=host.now_ms + 1_000)
+    send(after, JOBS, message(1, retry=b"r" * 16, may_be_retry=False))
+
+    (first,) = send(after, JOBS, message(2, retry=b"r" * 16, may_be_retry=False))
+
+    assert isinstance(first, SendResult)
+
+
 def test_a_first_attempt_is_not_looked_for_where_no_repeat_can_have_come_before_it(host: Host) -> None:
     host.now_ms += 120_000
     send(host, JOBS, message(1, retry=b"r" * 16, may_be_retry=False))

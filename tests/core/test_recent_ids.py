@@ -311,3 +311,17 @@ def test_one_question_tells_of_many_ids_whether_any_is_known() -> None:
     assert not has_any(identity(17), 1_000 + WINDOW_MS)
     ids.add(identity(7_000), 7_000, 1_000 + WINDOW_MS // 2)
     assert has_any(identity(7_000), 1_000 + WINDOW_MS)
+
+
+def test_ids_are_known_below_the_offset_of_the_first_that_was_noted_and_after_a_restart_anywhere() -> None:
+    one_by_one, at_once = RecentIds(WINDOW_MS), RecentIds(WINDOW_MS)
+    assert not one_by_one.may_know_below(1_000)
+
+    for offset in (10, 11):
+        one_by_one.add(identity(offset), offset, 1_000)
+        at_once.add_run(identity(offset), offset, 1_000)
+
+    for ids in (one_by_one, at_once):
+        assert (ids.may_know_below(10), ids.may_know_below(11)) == (False, True)
+        assert RecentIds.from_bytes(b"".join(ids.pieces()), WINDOW_MS).may_know_below(1)
+    assert not RecentIds.from_bytes(b"", WINDOW_MS).may_know_below(1_000)

@@ -319,7 +319,12 @@ class JournalReplica:
         self._apply([batch for batch in unapplied if batch.base_offset >= applied_end])
         if self._was_leading:
             queues.expiry_is_held = self.log.time.expiry_is_held
-            queues.repeats_until_ms = self.last_time_ms + queues.retry_window_ms
+            self._look_for_late_first_attempts()
+
+    def _look_for_late_first_attempts(self) -> None:
+        """Which sends so far were repeats is not known: for the retry window their first attempts may still come."""
+        self.queues.repeats_until_ms = self.last_time_ms + self.queues.retry_window_ms
+        self.queues.repeats_below = self.log.end.end
 
     def stop(self, reason: NotNow) -> None:
         """Take part no longer, for good; whoever waits learns that the outcome is unknown."""
@@ -425,7 +430,7 @@ class JournalReplica:
                 self._was_leading = True
                 self._proposal = Proposal(log.end.end, log.epoch)
                 self.queues.expiry_is_held = log.time.expiry_is_held
-                self.queues.repeats_until_ms = self.last_time_ms + self.queues.retry_window_ms
+                self._look_for_late_first_attempts()
                 # Of an earlier epoch of its own: it may never have heard that this one ended.
                 _leave_to_others(partition for pending in self._pending for partition in pending.sent_to)
         elif self._was_leading and log.role == "follower":

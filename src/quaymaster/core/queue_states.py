@@ -154,6 +154,8 @@ class QueueStates(AppliedQueues):
         self._due_at_ms = 0
         self.repeats_until_ms = 0
         """Repeats may have been stored under an earlier leader: until then first attempts are looked for, too."""
+        self.repeats_below = 0
+        """Such repeats have offsets below this: who has none noted there need not look."""
         self.expiry_is_held = False
         self._held_since_ms: int | None = None
         """Set while the clock may be wrong: no message expires."""
@@ -224,7 +226,11 @@ class QueueStates(AppliedQueues):
         duplicate = False
         first = partition.index.next_sequence
         # A first attempt may arrive after its repeat: a connection that was cut delivers late what was sent by it.
-        may_be_late = now_ms < partition.repeats_until_ms or now_ms < self.repeats_until_ms
+        may_be_late = now_ms < partition.repeats_until_ms or (
+            now_ms < self.repeats_until_ms
+            and partition.retries is not None
+            and partition.retries.may_know_below(self.repeats_below)
+        )
         for message in command.messages:
             dedup, retry = message.dedup, message.retry
             is_sought = message.may_be_retry or may_be_late

@@ -205,7 +205,16 @@ class RecentIds:
     With `entries_max` the oldest slots go when there are more entries, whatever their age.
     """
 
-    __slots__ = ("_backlog", "_digested", "_left_union", "_slots", "_unions", "entries_max", "window_ms")
+    __slots__ = (
+        "_backlog",
+        "_begin",
+        "_digested",
+        "_left_union",
+        "_slots",
+        "_unions",
+        "entries_max",
+        "window_ms",
+    )
 
     def __init__(self, window_ms: int, entries_max: int | None = None) -> None:
         self.window_ms = window_ms
@@ -217,6 +226,8 @@ class RecentIds:
         self._backlog: list[_Waiting] = []
         self._digested = 0
         """How many ids of the first of the backlog are in slots already."""
+        self._begin: int | None = None
+        """No offset that was noted is below this; None while there is none."""
 
     def __len__(self) -> int:
         waiting = sum(len(run.identities) // ID_BYTES for run in self._backlog) - self._digested
@@ -224,6 +235,8 @@ class RecentIds:
 
     def add(self, identity: bytes, offset: int, time_ms: int) -> None:
         """Remember an id from `time_ms` on, and forget what is past the window."""
+        if self._begin is None:
+            self._begin = offset
         if self._backlog and self.digest(DIGESTED_AT_ONCE):
             self._backlog.append(_Waiting(identity, offset, time_ms))
             return
@@ -240,6 +253,8 @@ class RecentIds:
 
     def add_run(self, identities: bytes, offset: int, time_ms: int) -> None:
         """Remember ids that follow one another, used by records at consecutive offsets."""
+        if self._begin is None:
+            self._begin = offset
         self._backlog.append(_Waiting(identities, offset, time_ms))
 
     def digest(self, entries_max: int) -> bool:
@@ -288,6 +303,10 @@ class RecentIds:
     def _seal(self, slot: _OpenSlot) -> None:
         self._slots[-1] = sealed = slot.sealed()
         self._unite(sealed)
+
+    def may_know_below(self, offset: int) -> bool:
+        """Tell whether an id may have been noted for an offset below this one. Takes no look at any."""
+        return self._begin is not None and self._begin < offset
 
     def known_tops(self, now_ms: int) -> BitMap:
         """Return the top bits of all ids within the window, for `has_any`; there is no backlog."""
@@ -358,6 +377,7 @@ class RecentIds:
     def from_bytes(cls, data: bytes, window_ms: int, entries_max: int | None = None) -> RecentIds:
         """Rebuild from the joined `pieces`; the filters are made anew."""
         result = cls(window_ms, entries_max)
+        result._begin = 0 if data else None
         at = 0
         while at < len(data):
             (length,) = _SLOT_HEAD.unpack_from(data, at)
