@@ -202,8 +202,9 @@ def accept_clock(
 ) -> None:
     """Say that the clock is right, so messages expire again.
 
-    After a jump of more than an hour the server lets no message expire until somebody says so, or until its
-    clock has run evenly for an hour.
+    While the clock is more than 5 s from the journal's time, and after a stop that lasted more than five minutes
+    by that clock, the server lets no message expire: until the two are near again, until somebody says that the
+    clock is right, or, where messages could only expire late, until it has run evenly for an hour.
     """
     from quaymaster.cli.client import AdminClient
 
