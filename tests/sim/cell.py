@@ -41,6 +41,7 @@ from sim.log_checker import LogChecker
 from sim.log_disk import LogDisk
 from sim.manager import Manager, StoryHandler
 from sim.manager_checker import ManagerChecker
+from sim.messages import sent_again
 from sim.nemesis import Nemesis
 from sim.network import Network
 from sim.profiles import Profile, draw
@@ -162,7 +163,7 @@ class Cell:
         self.faults = profile = profile or draw(seed)
         self.kernel = kernel = Kernel(seed, story=story)
         self.bugs = Planted(bugs)
-        self.network = Network(kernel, profile.network)
+        self.network = Network(kernel, profile.network, sent_again)
         self.chunks = MemoryChunks()
         """Chunks of the indexes of all replicas. They outlive restarts and copies, as files that are rebuilt do."""
         self.is_set_up = False

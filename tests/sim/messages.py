@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from quaymaster.core.commands import Command, MoveIn
 from quaymaster.core.log_tail import Position
 from quaymaster.core.records import Batch
+from quaymaster.core.repeats import as_repeat
 from sim.log_disk import Kept, Snapshot
 from sim.queue_checker import Delivery
 
@@ -17,6 +18,11 @@ class Request(NamedTuple):
     number: int
     journal: int
     command: Command
+
+
+def sent_again(message: object) -> object:
+    """Return a message as it is sent once more: a client, and the front end for it, says that it is a repeat."""
+    return message._replace(command=as_repeat(message.command)) if isinstance(message, Request) else message
 
 
 class Sent(NamedTuple):

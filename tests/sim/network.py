@@ -27,12 +27,21 @@ class NetworkFaults:
 
 
 class Network:
-    """Who can reach whom, and how long it takes. Receivers are callables by name."""
+    """Who can reach whom, and how long it takes. Receivers are callables by name.
 
-    def __init__(self, kernel: Kernel, faults: NetworkFaults) -> None:
+    A connection brings nothing twice, so what arrives twice was sent twice: `again` says how the second is sent.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        faults: NetworkFaults,
+        again: Callable[[object], object] = lambda message: message,
+    ) -> None:
         self.faults = faults
         self.sent = 0
         self.lost = 0
+        self._again = again
         self._kernel = kernel
         self._random = kernel.random_for("network")
         self._receivers: dict[str, Callable[..., None]] = {}
@@ -69,7 +78,7 @@ class Network:
             return
         self._deliver_later(sender, receiver, message)
         if faults.duplication and random() < faults.duplication:
-            self._deliver_later(sender, receiver, message)
+            self._deliver_later(sender, receiver, self._again(message))
 
     def _deliver_later(self, sender: str, receiver: str, message: object) -> None:
         faults = self.faults
