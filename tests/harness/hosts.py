@@ -22,6 +22,7 @@ a black hole. Neighbours are written down for ever, so that no failed ARP reques
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import itertools
 import os
 import re
@@ -236,11 +237,24 @@ def processes_in(namespace: str) -> list[int]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the namespaces of runs whose process has ended."""
-    for path in NAMESPACES.iterdir() if NAMESPACES.is_dir() else ():
-        made_by = re.fullmatch(rf"{PREFIX}(\d+)-.+", path.name)
-        if made_by is not None and not Path(f"/proc/{made_by[1]}").exists():
-            _remove_namespace(path.name)
+    """Remove the namespaces of runs whose process has ended, in one process at a time: all of them want to."""
+    if not NAMESPACES.is_dir():
+        return
+    with _locked(NAMESPACES):
+        for path in sorted(NAMESPACES.iterdir()):
+            made_by = re.fullmatch(rf"{PREFIX}(\d+)-.+", path.name)
+            if made_by is not None and not Path(f"/proc/{made_by[1]}").exists():
+                _remove_namespace(path.name)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _remove_namespace(namespace: str) -> None:

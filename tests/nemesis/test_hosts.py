@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from harness.hosts import NAMESPACES, Hosts, processes_in
@@ -15,6 +16,7 @@ from harness.waiting import PATIENCE_S
 pytestmark = pytest.mark.privileged
 
 PORT = 7000
+TESTS = Path(__file__).resolve().parents[1]
 SILENCE_S = 0.3
 
 
@@ -179,3 +181,27 @@ def test_what_a_killed_run_left_is_removed_by_the_next(hosts: Hosts) -> None:
 
         assert child.wait(PATIENCE_S) == -9
     assert (NAMESPACES / hosts.namespace("a")).exists()
+
+
+def test_processes_that_find_the_same_leftovers_at_once_all_get_their_hosts() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = [f"qm{ended.pid}-left-{number}" for number in range(20)]
+    for name in left:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    program = "from harness.hosts import Hosts\nwith Hosts.made(['e']): print('made')"
+
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=TESTS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(6)
+    ]
+
+    for other in others:
+        told, complaint = other.communicate(timeout=PATIENCE_S)
+        assert told == b"made\n", complaint.decode()
+    assert not [name for name in left if (NAMESPACES / name).exists()]
