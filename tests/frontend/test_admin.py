@@ -502,6 +502,32 @@ def test_a_backup_tells_how_far_it_is() -> None:
     asyncio.run(scenario())
 
 
+def test_a_backup_that_cannot_be_written_says_why() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            port.operations.failure = PermissionError(13, "Permission denied", "/backups/there")
+            port.operations.go_on.set()
+
+            failed = await port.call("POST", "backup", {"path": "/backups/there"})
+            impossible = await port.call("POST", "backup", {"path": "/backups/\0"})
+
+            assert error_of(failed) == (503, "ServiceUnavailable")
+            assert "Permission denied: '/backups/there'" in failed.json["error"]["message"]
+            assert error_of(impossible) == (400, "InvalidParameterValue")
+
+    asyncio.run(scenario())
+
+
+def test_a_number_of_thousands_of_digits_is_refused() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            answer = await port.call("GET", f"queues?limit={'1' * 5_000}")
+
+            assert error_of(answer) == (400, "InvalidParameterValue")
+
+    asyncio.run(scenario())
+
+
 def test_a_backup_that_fails_says_why() -> None:
     async def scenario() -> None:
         async with administered() as port:

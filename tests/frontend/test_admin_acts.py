@@ -53,6 +53,20 @@ def test_every_request_that_changes_something_is_an_act() -> None:
     asyncio.run(scenario())
 
 
+def test_event_names_what_was_acted_upon_whatever_query_and_body_call_a_name() -> None:
+    async def scenario() -> None:
+        async with audited() as (port, usage):
+            await port.call("DELETE", "keys/AKIAVICTIM?name=AKIAOTHER")
+            deleted = one_of(usage)
+            await port.call("POST", "keys/AKIAVICTIM/disable", {"name": "AKIAOTHER"})
+            disabled = one_of(usage)
+
+            for record in (deleted, disabled):
+                assert json.loads(record.request_params)["name"] == "AKIAVICTIM"
+
+    asyncio.run(scenario())
+
+
 def test_every_act_leaves_an_event_with_who_from_where_and_what_came_of_it() -> None:
     async def scenario() -> None:
         async with audited() as (port, usage):

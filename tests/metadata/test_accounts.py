@@ -57,6 +57,30 @@ def test_key_the_operator_disabled_is_not_shown_as_the_default(tmp_path: Path) -
     run(scenario, tmp_path)
 
 
+def test_keys_that_are_taken_away_at_once_leave_one_where_one_must_stay(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            accounts = service.accounts
+            for _ in range(2):
+                await accounts.create_access_key(ACCOUNT)
+            first, second, third = [key.access_key_id for key in accounts.list_access_keys(ACCOUNT)]
+
+            outcomes = await asyncio.gather(
+                accounts.set_enabled(first, enabled=False, not_last_of=ACCOUNT),
+                accounts.delete_access_key(second, not_last_of=ACCOUNT),
+                accounts.set_enabled(third, enabled=False, not_last_of=ACCOUNT),
+                return_exceptions=True,
+            )
+
+            assert [type(outcome) for outcome in outcomes].count(UnsupportedOperation) == 1
+            left = [key for key in accounts.list_access_keys(ACCOUNT) if key.is_enabled]
+            assert len(left) == 1
+            with pytest.raises(UnsupportedOperation, match="last enabled key"):
+                await accounts.delete_access_key(left[0].access_key_id, not_last_of=ACCOUNT)
+
+    run(scenario, tmp_path)
+
+
 def test_account_has_several_keys_each_with_its_own_secret(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with world.service() as service:

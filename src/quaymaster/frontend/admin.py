@@ -86,6 +86,8 @@ PEEK_PER_COMMAND: Final = 16
 PEEK_BYTES_MAX: Final = 8 << 20
 """Bytes of messages in one answer, as JSON; more than the largest message takes."""
 SESSION_DEFAULT_S: Final = 3_600
+NUMBER_DIGITS_MAX: Final = 20
+"""More than any number of a query has; int() refuses thousands with an error that is no answer."""
 
 _JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
 
@@ -135,11 +137,13 @@ class AccountService(Protocol):
 
     async def create_session(self, access_key_id: str, duration_ms: int) -> StoredKey: ...
 
-    async def set_enabled(self, access_key_id: str, *, enabled: bool) -> StoredKey: ...
+    async def set_enabled(
+        self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
+    ) -> StoredKey: ...
 
     async def rotate_secret(self, access_key_id: str) -> StoredKey: ...
 
-    async def delete_access_key(self, access_key_id: str) -> None: ...
+    async def delete_access_key(self, access_key_id: str, *, not_last_of: str | None = None) -> None: ...
 
 
 class AdminMetadata(Protocol):
@@ -203,7 +207,8 @@ class AdminCall(msgspec.Struct, frozen=True):
         text = self.query.get(parameter)
         if not text:
             return default
-        if not text.isascii() or not text.isdigit() or not smallest <= int(text) <= largest:
+        is_number = text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS_MAX
+        if not is_number or not smallest <= int(text) <= largest:
             raise InvalidParameterValue.of(parameter, text, f"Must be between {smallest} and {largest}.")
         return int(text)
 
@@ -382,7 +387,8 @@ class Admin:
                 raise AccessDenied("Only the default account may use the admin API.")
             query, fields = parse_parameters(request.query), _fields(request.body)
             if act is not None:
-                act.asked = ({"name": name} if name else {}) | query | fields
+                # What the path names is what is acted upon, whatever a query or a body calls a name.
+                act.asked = query | fields | ({"name": name} if name else {})
             call = AdminCall(name, query, fields, principal.account_id)
             self._start(self._answer(request, route.handler, call, act), act)
         except Exception as error:  # noqa: BLE001 -- the request is answered with it
@@ -604,14 +610,16 @@ class Admin:
     async def _enable_key(self, call: AdminCall) -> Mapping[str, Any]:
         return _key_row(await self._accounts.set_enabled(call.name, enabled=True))
 
+    # Keep the way in open: without an enabled key of the default account nobody could use this API.
+
     async def _disable_key(self, call: AdminCall) -> Mapping[str, Any]:
-        self._check_not_last(call.name)
-        key = await self._accounts.set_enabled(call.name, enabled=False)
+        key = await self._accounts.set_enabled(
+            call.name, enabled=False, not_last_of=self._settings.account_id
+        )
         return _key_row(key)
 
     async def _delete_key(self, call: AdminCall) -> Mapping[str, Any]:
-        self._check_not_last(call.name)
-        await self._accounts.delete_access_key(call.name)
+        await self._accounts.delete_access_key(call.name, not_last_of=self._settings.account_id)
         return {"access_key_id": call.name, "deleted": True}
 
     async def _rotate_secret(self, call: AdminCall) -> Mapping[str, Any]:
@@ -628,16 +636,6 @@ class Admin:
             "secret_access_key": key.secret,
             "session_token": key.session_token,
         }
-
-    def _check_not_last(self, access_key_id: str) -> None:
-        """Keep the way in open: without an enabled key of the default account nobody could use this API."""
-        keys = self._accounts.list_access_keys(self._settings.account_id)
-        enabled = [key.access_key_id for key in keys if key.is_enabled]
-        if enabled == [access_key_id]:
-            raise UnsupportedOperation(
-                f"{access_key_id} is the last enabled key of the default account; without it nobody could "
-                "use the admin API. Create another one first."
-            )
 
     # The server's own keys, backup
 
@@ -670,8 +668,8 @@ class Admin:
 
     async def _make_backup(self, call: AdminCall) -> Mapping[str, Any]:
         destination = Path(call.text("path"))
-        if not destination.is_absolute():
-            raise InvalidParameterValue.of("path", destination, "Must be absolute.")
+        if not destination.is_absolute() or "\0" in str(destination):
+            raise InvalidParameterValue.of("path", destination, "Must be an absolute path.")
         if self._backup["state"] == "running":
             raise UnsupportedOperation("A backup is running; there can be one at a time.")
         progress: dict[str, Any] = {
@@ -691,6 +689,8 @@ class Admin:
         except BaseException as error:
             progress["state"] = "failed"
             progress["reason"] = str(error)
+            if isinstance(error, OSError):  # of the destination's: no permission, no room, no such path
+                raise NotNow(f"The backup could not be written: {error}") from error
             raise
         progress["state"] = "done"
         return {"path": str(destination), **result}

@@ -273,9 +273,19 @@ class Accounts:
                 raise
             return session
 
-    async def set_enabled(self, access_key_id: str, *, enabled: bool) -> AccessKey:
-        """Switch a key off or on. Off, its sessions end for good."""
-        return await self._change(access_key_id, lambda _: {"is_enabled": enabled}, ends_sessions=not enabled)
+    async def set_enabled(
+        self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
+    ) -> AccessKey:
+        """Switch a key off or on. Off, its sessions end for good.
+
+        UnsupportedOperation where it is the last enabled key of the account `not_last_of` that would be off.
+        """
+        return await self._change(
+            access_key_id,
+            lambda _: {"is_enabled": enabled},
+            ends_sessions=not enabled,
+            not_last_of=None if enabled else not_last_of,
+        )
 
     async def rotate_secret(self, access_key_id: str) -> AccessKey:
         """Give a key a new secret; the old one is refused at once, and the sessions made with it end."""
@@ -286,14 +296,17 @@ class Accounts:
 
         return await self._change(access_key_id, new_secret, ends_sessions=True)
 
-    async def delete_access_key(self, access_key_id: str) -> None:
-        """Delete a key for good, with its sessions; ResourceNotFound when there is none."""
+    async def delete_access_key(self, access_key_id: str, *, not_last_of: str | None = None) -> None:
+        """Delete a key for good, with its sessions; ResourceNotFound when there is none.
+
+        UnsupportedOperation for the last enabled key of the account `not_last_of`.
+        """
         while True:
             self._existing(access_key_id)
             sessions = self._sessions_of(access_key_id)
             try:
                 await self._mirror.transact(
-                    [self._rows.compare(access_key_id)],
+                    [self._rows.compare(access_key_id), *self._another_stays(access_key_id, not_last_of)],
                     deletes=[ACCESS_KEYS + access_key_id, *sessions[:SESSIONS_PER_TRANSACTION]],
                 )
             except RevisionMismatch:
@@ -334,14 +347,16 @@ class Accounts:
         changes: Callable[[AccessKeyRow], dict[str, object]],
         *,
         ends_sessions: bool,
+        not_last_of: str | None = None,
     ) -> AccessKey:
         while True:
             row = self._existing(access_key_id)
+            others = self._another_stays(access_key_id, not_last_of)
             new = msgspec.structs.replace(row, **changes(row))
             sessions = self._sessions_of(access_key_id) if ends_sessions else []
             try:
                 await self._mirror.transact(
-                    [self._master_keys.compare(), self._rows.compare(access_key_id)],
+                    [self._master_keys.compare(), self._rows.compare(access_key_id), *others],
                     [Put(ACCESS_KEYS + access_key_id, encode_row(new))],
                     sessions[:SESSIONS_PER_TRANSACTION],
                 )
@@ -349,6 +364,25 @@ class Accounts:
                 continue
             await self._end(sessions[SESSIONS_PER_TRANSACTION:])
             return self._unwrap(new)
+
+    def _another_stays(self, access_key_id: str, account_id: str | None) -> list[Compare]:
+        """Return the condition that another enabled key of an account stays as it is; none where none has to.
+
+        Two that are taken away at once are each other's condition, also by two nodes: one of them finds that it is
+        the last. UnsupportedOperation where it is.
+        """
+        if account_id is None:
+            return []
+        enabled = [key.access_key_id for key in self.list_access_keys(account_id) if key.is_enabled]
+        if access_key_id not in enabled:
+            return []
+        for other in enabled:
+            if other != access_key_id:
+                return [self._rows.compare(other)]
+        raise UnsupportedOperation(
+            f"{access_key_id} is the last enabled key of the account {account_id}; without it nobody could "
+            "use the admin API. Create another one first."
+        )
 
     def _rows_of(self, account_id: str) -> Iterable[AccessKeyRow]:
         rows = map(self._rows.get, self._ids_of.get(account_id, ()))
