@@ -291,6 +291,23 @@ def test_tags_are_set_and_removed_without_the_journal(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_tags_that_are_added_at_once_are_no_more_than_a_queue_may_have(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            added = [{f"{request}-{number}": "v" for number in range(30)} for request in range(4)]
+
+            outcomes = await asyncio.gather(
+                *(service.queues.change(TagQueue(ACCOUNT, "orders", tags)) for tags in added),
+                return_exceptions=True,
+            )
+
+            assert [type(outcome) for outcome in outcomes].count(InvalidParameterValue) == 3
+            assert len(service.queues.queue(ACCOUNT, "orders").tags) == 30
+
+    run(scenario, tmp_path)
+
+
 # Deleting
 
 

@@ -103,6 +103,7 @@ from quaymaster.protocol.queue_attributes import (
     invalid_redrive_policy,
 )
 from quaymaster.protocol.queue_names import check_group_name
+from quaymaster.protocol.validation import check_tags
 
 log = logging.getLogger(__name__)
 
@@ -610,9 +611,12 @@ class Queues(KnownQueues):
         )
 
     async def _tag(self, request: TagQueue) -> QueueDefinition:
-        return await self._change_tags(
-            request.account_id, request.name, lambda current: {**current, **request.tags}
-        )
+        def add(current: dict[str, str]) -> dict[str, str]:
+            # Again: since the front end looked, others may have added theirs.
+            check_tags(request.name, request.tags, current)
+            return {**current, **request.tags}
+
+        return await self._change_tags(request.account_id, request.name, add)
 
     async def _untag(self, request: UntagQueue) -> QueueDefinition:
         gone = frozenset(request.keys)
