@@ -157,7 +157,9 @@ class Settings(BaseSettings):
     """Messages of a queue that may be in flight at once. SQS: 120000."""
 
     account_queues_max: Count = Field(1_000_000, json_schema_extra=QUOTAS)
-    """Queues of one account; one more is refused with `OverLimit`. Those being deleted count until they are gone."""
+    """Queues of one account; one more is refused with `OverLimit`. Those being deleted count until they are gone.
+    Requests that are in progress together may each be the last one: of this and of the other quotas an account
+    can get as many more as it has requests in progress."""
     account_groups_max: Count = Field(100_000, json_schema_extra=QUOTAS)
     """Consumer groups of all log-retained queues of one account; one more is refused with `OverLimit`."""
     account_policies_max: Count = Field(100_000, json_schema_extra=QUOTAS)

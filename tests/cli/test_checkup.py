@@ -201,6 +201,43 @@ def test_of_a_server_that_does_not_run_nothing_is_said(tmp_path: Path) -> None:
         assert list(checkup.check_server(tmp_path)) == []
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:many", "http://[::1", "http://127.0.0.1:99999"])
+def test_of_a_server_whose_address_cannot_be_read_nothing_is_said(tmp_path: Path, url: str) -> None:
+    write_client_file(tmp_path, url, url)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = parse_address(f"127.0.0.1:{other.getsockname()[1]}")
+
+        assert list(checkup.check_server(tmp_path)) == []
+        assert checkup.check_port("listen", address, tmp_path).result == PROBLEM
+
+
+def test_file_that_goes_while_it_is_looked_at_is_no_matter(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+
+    assert next(checkup.check_clock(tmp_path)).result == OK
+    assert checkup.check_permissions(tmp_path).result == OK
+
+
+def test_directory_that_may_not_be_looked_at_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "of another"
+
+    def refuse(path: Path, **_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+
+    problems = [finding for finding in checkup.check_up(settings_of(data)) if finding.result == PROBLEM]
+
+    assert [(finding.check, "Permission denied" in finding.found) for finding in problems] == [
+        ("permissions", True)
+    ]
+
+
 def test_doctor_ends_with_one_when_something_is_wrong(run: Run, tmp_path: Path) -> None:
     ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 

@@ -48,6 +48,13 @@ def test_env_as_json_has_what_a_client_needs(run: Run, data: Path, server: Playe
     }
 
 
+def test_env_says_when_no_key_can_sign(run: Run, data: Path) -> None:
+    path = data / "client.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"access_key_id": "", "secret_access_key": ""}))
+
+    assert "no enabled access key" in run("env", "--data", data).err
+
+
 def test_env_takes_the_data_directory_from_the_environment(run: Run, data: Path) -> None:
     result = run("env", environment={"QUAYMASTER_DATA": str(data)})
 

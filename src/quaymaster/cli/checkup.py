@@ -18,7 +18,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -72,8 +73,14 @@ class Finding(NamedTuple):
 
 def check_up(settings: Settings) -> list[Finding]:
     """Look at everything, in the order in which people would."""
+    kernel = check_kernel(platform.system(), platform.release())
+    try:
+        settings.data.exists()
+    except OSError as error:  # all other checks look there
+        advice = "Run as the user who runs the server, or name another directory with --data."
+        return [kernel, Finding("permissions", PROBLEM, f"{settings.data}: {error.strerror}", advice)]
     return [
-        check_kernel(platform.system(), platform.release()),
+        kernel,
         *check_clock(settings.data),
         *check_disk(settings),
         check_permissions(settings.data),
@@ -107,7 +114,11 @@ def check_clock(data: Path) -> Iterator[Finding]:
     """The clock is plausible, behind nothing that was written here, and kept right by someone."""
     now_s = time.time()
     found = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now_s))
-    newest_s = max((entry.stat().st_mtime for entry in data.iterdir()), default=0.0) if data.is_dir() else 0.0
+    newest_s = (
+        max((status.st_mtime for _, status in _statuses(data.iterdir())), default=0.0)
+        if data.is_dir()
+        else 0.0
+    )
     if time.gmtime(now_s).tm_year < YEAR_MIN:
         yield Finding(
             "clock", PROBLEM, found, "Set the clock: signatures, retention and timeouts depend on it."
@@ -239,8 +250,7 @@ def check_permissions(data: Path) -> Finding:
     if not data.is_dir():
         return Finding("permissions", PROBLEM, f"{data} is not a directory", "Name another one with --data.")
     wrong = []
-    for path in (data, *_contents_of(data)):
-        status = path.stat()
+    for path, status in _statuses((data, *_contents_of(data))):
         if status.st_uid != os.geteuid():
             wrong.append(f"{path} belongs to user {status.st_uid}, not {os.geteuid()}")
         elif stat.S_IMODE(status.st_mode) & 0o077:
@@ -253,6 +263,13 @@ def check_permissions(data: Path) -> Finding:
             f"chown -R the server's user {data}; chmod -R go= {data}",
         )
     return Finding("permissions", OK, f"{data} is private")
+
+
+def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield what is known of files; a server that runs removes some between the listing and the look."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 def _contents_of(data: Path) -> Iterator[Path]:
@@ -386,10 +403,12 @@ def check_server(data: Path) -> Iterator[Finding]:
     """The server of this data directory, if it runs, is ready and has nothing to tell."""
     try:
         admin = urlsplit(read_client_file(data).admin_url or "")
-    except NoServer:
+        has_address = admin.hostname is not None and admin.port is not None
+    except (NoServer, ValueError):  # there is none, or the file is damaged
         return
-    if admin.hostname is None:
+    if not has_address:
         return
+    assert admin.hostname is not None, "it was looked at"
     connection = HTTPConnection(admin.hostname, admin.port, timeout=2)
     try:
         connection.request("GET", "/health/ready")
@@ -410,10 +429,11 @@ def _is_used_by_our_server(address: Address, data: Path) -> bool:
     """Tell whether the server that last ran on this data directory has the port, and lives."""
     try:
         server = read_client_file(data)
-    except NoServer:
+        admin = urlsplit(server.admin_url or "")
+        ports = admin.port, urlsplit(server.endpoint_url).port
+    except (NoServer, ValueError):  # there is none, or the file is damaged
         return False
-    admin = urlsplit(server.admin_url or "")
-    if address.port not in (admin.port, urlsplit(server.endpoint_url).port) or admin.hostname is None:
+    if address.port not in ports or admin.hostname is None:
         return False
     connection = HTTPConnection(admin.hostname, admin.port, timeout=2)
     try:

@@ -78,6 +78,8 @@ def env(
     writes what the lines say to client.json in its data directory at each start.
     """
     connection = read_client_file(data_directory(data))
+    if not connection.access_key_id:
+        note("The server has no enabled access key of the default account: requests cannot be signed.")
     if as_json:
         print_json(connection_fields(connection))
         return
