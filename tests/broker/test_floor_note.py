@@ -78,6 +78,31 @@ def test_a_last_batch_that_was_acknowledged_and_is_damaged_is_no_torn_write(tmp_
     asyncio.run(story())
 
 
+def test_a_journal_that_was_decided_for_is_taken_by_the_start_after_a_kill_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = MemoryCoordination()
+        async with running(tmp_path / "data", coordination=store) as tester:
+            await tester.set_queue(define(1))
+            await tester.send(1, message(1), message(2))
+        assert await read_floor(store, 0) > 1
+
+        (tmp_path / "data").rename(tmp_path / "gone")
+        decided = Broker(
+            options(tmp_path / "data"), store, on_stopped=lambda error: None, takes_any_journal=True
+        )
+        await decided.start()
+        shutil.copytree(tmp_path / "data", tmp_path / "killed")
+        rows, _ = await store.list_all("")
+        await decided.close()
+
+        at_the_kill = MemoryCoordination()
+        await at_the_kill.transaction([], [Put(row.key, row.value) for row in rows])
+        async with running(tmp_path / "killed", coordination=at_the_kill) as tester:
+            await tester.set_queue(define(1))
+
+    asyncio.run(story())
+
+
 def test_an_older_copy_of_the_same_epoch_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         store = MemoryCoordination()

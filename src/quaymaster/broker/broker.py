@@ -68,7 +68,7 @@ class Broker:
         """Recover the journal and begin to lead it; returns when commands are served.
 
         Raises what recovery raises (`JournalCorrupt`, `DirectoryInUse`, ...), and JournalWentBack: nothing was changed
-        then.
+        then. NotNow: the metadata store does not answer.
         """
         journal, journal_id = self.journal, self._options.journal_id
         found = await self._coordination.get(configuration_key(journal_id))
@@ -83,6 +83,10 @@ class Broker:
         self._floor_note = FloorNote(
             self._coordination, journal_id, lambda: journal.files.durable_floor, noted=noted
         )
+        if self._takes_any_journal:
+            # What was noted is of a journal that is not asked for any more: the next start, which may come after a
+            # kill and without that permission, must not ask this one for it.
+            await self._floor_note.write()
         self._noting = supervise(asyncio.create_task(self._floor_note.run(), name="floor-note"))
         log_event(
             log,
