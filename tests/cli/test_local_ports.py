@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from harness.process import free_port
 
 from quaymaster.cli import local_ports
 from quaymaster.cli.local_ports import (
@@ -166,3 +168,10 @@ def test_the_system_says_which_ports_outgoing_connections_get(tmp_path: Path) ->
     assert ephemeral_ports(tmp_path / "none") == EPHEMERAL_USUAL
     said.write_text("?")
     assert ephemeral_ports(said) == EPHEMERAL_USUAL
+
+
+def test_threads_that_ask_at_once_get_different_ports() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: free_port(), range(300)))
+
+    assert len(set(found)) == 300

@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ LOG_TAIL_BYTES = 20_000
 
 # By process: a child that was forked must not give what its parent gives.
 _ports: dict[int, Iterator[int]] = {}
+_ports_lock = threading.Lock()
+"""Tests start servers in threads."""
 
 
 class Environment(NamedTuple):
@@ -50,7 +53,8 @@ class ProcessFailed(AssertionError):
 
 def free_port() -> int:
     """Return a loopback port that no other process is given while this one runs; see `quaymaster.cli.local_ports`."""
-    return next(_ports.setdefault(os.getpid(), ports_of_this_process()))
+    with _ports_lock:
+        return next(_ports.setdefault(os.getpid(), ports_of_this_process()))
 
 
 class QuaymasterProcess:
