@@ -454,8 +454,12 @@ def test_leader_that_leads_again_gives_what_it_had_sent_before() -> None:
     assert [found.sequence for found in taken.taken] == [1, 2]
 
 
-def test_leader_that_missed_an_epoch_in_between_gives_what_was_sent_in_it() -> None:
-    """It led, somebody else did for a moment, and it leads again without having heard of that."""
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_leader_that_missed_an_epoch_in_between_gives_what_was_sent_in_it(is_waiting: bool) -> None:
+    """It led, somebody else did for a moment, and it leads again without having heard of that.
+
+    `is_waiting`: what it had sent itself was not committed before.
+    """
     members = ("a", "b", "c")
     log = LogReplica("a", promised_epoch=0, start=LOG_START, positions=(), now_ms=0)
     found = JournalReplica(log, QueueStates(MemoryChunks(), retry_window_ms=RETRY_WINDOW_MS), last_time_ms=0)
@@ -464,9 +468,10 @@ def test_leader_that_missed_an_epoch_in_between_gives_what_was_sent_in_it() -> N
         found.on_configuration(configuration(epoch, members=members, previous=members), epoch * 10_000)
         found.take()
         found.on_promise_durable(epoch)
+        start = found.end_offset
         found.on_message("b", Promise(epoch, last_epoch, end), epoch * 10_000)
         if tail:
-            found.on_message("b", Tail(epoch, found.commit, tail), epoch * 10_000)
+            found.on_message("b", Tail(epoch, start, tail), epoch * 10_000)
         found.take(1_000)
         found.on_durable(found.end_offset)
         found.on_message("b", Appended(epoch, found.end_offset, found.end_offset, 0), epoch * 10_000)
@@ -476,12 +481,14 @@ def test_leader_that_missed_an_epoch_in_between_gives_what_was_sent_in_it() -> N
 
     lead(1, 0, 0, [])
     found.propose(SetQueue(queue(JOBS, "jobs")), 1, 1_000)
+    found.propose(Send(JOBS, 0, [message(1)]), 2, 1_000)
     found.take()
-    found.on_durable(found.end_offset)
-    found.on_message("b", Appended(1, found.end_offset, found.end_offset, 0), 10_000)
+    if not is_waiting:
+        found.on_durable(found.end_offset)
+        found.on_message("b", Appended(1, found.end_offset, found.end_offset, 0), 10_000)
     records = [
         Record(RecordType.BARRIER, 0, 0, 0, 0, 1_000, 0, b""),
-        Record(RecordType.SEND, message(1).flags, JOBS, 0, 1, 1_000, 0, message(1).payload),
+        Record(RecordType.SEND, message(2).flags, JOBS, 0, 2, 1_000, 0, message(2).payload),
     ]
     end = found.log.end
     sent_by_b = encode_batch(
@@ -491,4 +498,4 @@ def test_leader_that_missed_an_epoch_in_between_gives_what_was_sent_in_it() -> N
     lead(3, 2, sent_by_b.next_offset, [sent_by_b])
 
     partition = found.queues.partition(JOBS, 0)
-    assert partition.committed == partition.next_sequence == 2
+    assert partition.committed == partition.next_sequence == 3

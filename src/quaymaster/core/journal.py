@@ -421,18 +421,23 @@ class JournalReplica:
         log = self.log
         if log.truncated_to is not None or log.accepted:
             self._follow_log()
+        # It may have led another one just before. A follower serves once it has applied what it took.
+        begins = (
+            log.role == "leading"
+            and log.epoch != self._led_epoch
+            and (self._was_leading or self.is_caught_up)
+        )
+        # Of an earlier epoch of its own, and committed by now: it may never have heard that somebody led in between.
+        earlier = [partition for pending in self._pending for partition in pending.sent_to] if begins else []
         if log.commit > self._committed:
             self._advance_commit()  # first: who resigns has just committed what others wait for
-        if log.role == "leading":
-            # It may have led another one just before. A follower serves once it has applied what it took.
-            if log.epoch != self._led_epoch and (self._was_leading or self.is_caught_up):
-                self._led_epoch = log.epoch
-                self._was_leading = True
-                self._proposal = Proposal(log.end.end, log.epoch)
-                self.queues.expiry_is_held = log.time.expiry_is_held
-                self._look_for_late_first_attempts()
-                # Of an earlier epoch of its own: it may never have heard that this one ended.
-                _leave_to_others(partition for pending in self._pending for partition in pending.sent_to)
+        if begins:
+            self._led_epoch = log.epoch
+            self._was_leading = True
+            self._proposal = Proposal(log.end.end, log.epoch)
+            self.queues.expiry_is_held = log.time.expiry_is_held
+            self._look_for_late_first_attempts()
+            _leave_to_others(earlier)
         elif self._was_leading and log.role == "follower":
             self._was_leading = False
             self._fail_waiting(StaleEpoch())
