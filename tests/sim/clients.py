@@ -286,11 +286,14 @@ def purge(client: Client, queue: QueueKind) -> Script:
 
 
 def watch_empty(client: Client, queues: list[QueueKind]) -> Script:
-    """After sending has stopped: ask until every queue says that it is empty."""
+    """After sending has stopped: ask until every queue says that it is empty, one after the other and twice.
+
+    In the first round a message may have moved from a queue that was not asked yet to one that was.
+    """
     cell = client.cell
     while cell.producers_left:
         yield 100 * MS
-    left = list(queues)
+    left = 2 * queues
     while left:
         counts = yield CountMessages(left[-1].queue_id)
         if isinstance(counts, QueueCounts):
@@ -298,6 +301,6 @@ def watch_empty(client: Client, queues: list[QueueKind]) -> Script:
             if not counts.visible + counts.in_flight + counts.delayed:
                 left.pop()
                 continue
-            left = list(queues)
+            left = 2 * queues
         yield 200 * MS
     cell.is_drained = True
