@@ -207,6 +207,23 @@ def test_parked_receives_follow_the_leader_and_are_served_by_it(tmp_path: Path) 
     run(tmp_path, story)
 
 
+def test_a_leader_whose_hand_over_is_given_up_leads_again_before_it_decides_anything(tmp_path: Path) -> None:
+    async def story(cell: Cell) -> None:
+        leader = cell.brokers["a"].journals[JOURNAL]
+        behind = cell.brokers["b"].journals[JOURNAL].member
+        await cell.brokers.pop("b").close()
+        await cell.ask(send(1))
+        before = leader.leaderships
+        assert leader.host.transfer(behind)
+
+        leader.host.end_transfer()
+
+        assert leader.host.replica.is_leading
+        assert leader.leaderships == before + 1
+
+    run(tmp_path, story)
+
+
 def test_messages_handed_to_a_client_that_has_just_gone_come_back_after_their_visibility_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

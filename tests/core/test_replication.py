@@ -304,6 +304,62 @@ def test_transfer_that_does_not_come_about_is_given_up(cluster: LogCluster) -> N
     assert leader.is_leading
 
 
+def test_leader_that_gave_a_transfer_up_leads_again_once_all_that_it_has_is_committed(
+    cluster: LogCluster,
+) -> None:
+    leader = cluster.leader
+    cluster.cut = {("b", "a"), ("c", "a")}
+    end = cluster.propose(leader)
+    assert leader.transfer("b")
+    cluster.settle()
+
+    leader.end_transfer()
+
+    assert (leader.role, leader.is_leading) == ("leading", False)
+    cluster.cut = set()
+    cluster.pass_time(500)
+    assert (leader.commit, leader.is_leading) == (end, True)
+
+
+def test_transfer_that_was_given_up_is_not_given_up_again(cluster: LogCluster) -> None:
+    cluster.crash("b")
+    cluster.propose(cluster.leader)
+    leader = cluster.leader
+    leader.transfer("b")
+    cluster.settle()
+    leader.end_transfer()
+    assert cluster.propose(leader) > leader.commit
+
+    leader.end_transfer()
+
+    assert leader.is_leading
+
+
+def test_leader_that_lost_what_it_had_when_it_gave_a_transfer_up_leads_again_when_it_is_elected(
+    cluster: LogCluster,
+) -> None:
+    old = cluster.leader
+    cluster.cut = {("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")}
+    for _ in range(9):
+        lost = cluster.propose(old)
+    old.transfer("b")
+    old.end_transfer()
+    cluster.pass_time(2 * LEASE_MS)
+    cluster.appoint("b")
+    cluster.settle()
+    cluster.cut = set()
+    cluster.pass_time(2 * LEASE_MS)
+    assert (old.role, cluster.leader.node) == ("follower", "b")
+
+    assert cluster.leader.transfer("a")
+    cluster.settle()
+    cluster.appoint("a")
+    cluster.settle()
+
+    assert old.end.end < lost
+    assert old.is_leading
+
+
 def test_member_whose_missing_part_is_no_longer_kept_needs_a_copy(cluster: LogCluster) -> None:
     for _ in range(300):
         cluster.propose(cluster.leader)

@@ -863,6 +863,17 @@ class _MoveSentEarly(QueueStates):
         return outcome, Wait.NOTHING if command.target_journal_id is not None else wait
 
 
+@plant(
+    "resumes-uncommitted",
+    "a leader that gives a hand-over up goes on before all that it has is committed",
+    "any",
+)
+class _ResumesUncommitted(LogReplica):
+    def end_transfer(self) -> None:
+        super().end_transfer()
+        self._leads_from = 0
+
+
 @plant("moves-not-resumed", "a new leader does not go on with what was leaving", "moves")
 class _MovesNotResumed(MovesAway):
     def resume(self) -> None:

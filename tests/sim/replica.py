@@ -396,6 +396,12 @@ class Replica:
             checker.on_applied(self)
         if log.end.end - self._snapshot_at >= self.cell.faults.snapshot_records and self.may_take_snapshot():
             self._take_snapshot()
+        is_put_back = False
+        if self._moves is not None and self.journal.is_leading != self._was_leading:
+            self._was_leading = self.journal.is_leading
+            # Before anything is decided: who begins to lead sends all that is leaving, for that is committed.
+            self._moves.leads(self._was_leading)
+            is_put_back = self._was_leading and self._put_back_undecided()
         if self._tasks is not None:
             self._have_moved(self._tasks, letters)
             letters = []
@@ -412,12 +418,7 @@ class Replica:
             self._kernel.after(
                 self._random.randint(0, LATE_SLICE_US if is_late else SLICE_US_MAX), self._do_slice
             )
-        if self._moves is not None and self.journal.is_leading != self._was_leading:
-            self._was_leading = self.journal.is_leading
-            self._moves.leads(self._was_leading)
-            is_put_back = self._was_leading and self._put_back_undecided()
-            return is_put_back or bool(letters) or bool(todo.again)
-        return bool(letters) or bool(todo.again)
+        return is_put_back or bool(letters) or bool(todo.again)
 
     def _do_slice(self) -> None:
         """Do a slice of a commit that takes several."""

@@ -382,7 +382,7 @@ class ReplicaHost:
 
     def end_transfer(self) -> None:
         """Give up a transfer that did not come about."""
-        self.replica.log.end_transfer()
+        self._feed(self.replica.log.end_transfer)
 
     def rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
         """The queues were made anew."""

@@ -125,6 +125,8 @@ class LogReplica:
         self._is_activated = False
         self._asked_to_activate = False
         self._transfer_to: str | None = None
+        self._leads_from = 0
+        """Where the log ended when a transfer was given up: it leads again once that is committed."""
         self._is_feed_due = False
         self._tell_received = False
         self._effects = Effects([], [], [], None, [])
@@ -140,8 +142,8 @@ class LogReplica:
 
     @property
     def is_leading(self) -> bool:
-        """Whether it leads an activated epoch and takes new batches."""
-        return self.role == "leading" and self._transfer_to is None
+        """Whether it leads an activated epoch and takes new batches: when that begins, its whole log is committed."""
+        return self.role == "leading" and self._transfer_to is None and self.commit >= self._leads_from
 
     @property
     def wants_barrier(self) -> bool:
@@ -349,8 +351,14 @@ class LogReplica:
         return True
 
     def end_transfer(self) -> None:
-        """Give a transfer up and take batches again, if it has not happened."""
-        self._transfer_to = None
+        """Give a transfer up, if it has not happened, and take batches again once all that are there are committed.
+
+        Who begins to lead goes on with what is in its log, and tells other journals of it. After an election all of
+        that is committed; after a transfer that failed, for want of a majority perhaps, it may still get lost.
+        """
+        if self._transfer_to is not None:
+            self._transfer_to = None
+            self._leads_from = self.end.end
 
     def stop(self) -> None:
         """Take part no longer, for good."""
@@ -439,6 +447,7 @@ class LogReplica:
         self.leader = None
         self._is_activated = False
         self._transfer_to = None
+        self._leads_from = 0
         self._followers = self._no_followers()
         self._promises = {}
         self._fetching = None
