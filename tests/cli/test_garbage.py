@@ -131,6 +131,36 @@ def test_what_is_much_is_looked_at_again_when_it_has_doubled(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("clean")
+def test_a_look_does_not_pass_through_what_is_set_aside_until_that_has_doubled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quaymaster.cli.garbage.ALL_OBJECTS_CHEAP", 0)
+    garbage = collecting(2 * LOOK_AFTER_S)
+    aside = gc.get_freeze_count()
+    counted: list[int] = []
+    count = gc.get_freeze_count
+
+    def get_freeze_count() -> int:
+        counted.append(count())
+        return counted[-1]
+
+    monkeypatch.setattr(gc, "get_freeze_count", get_freeze_count)
+    kept: list[list[list[int]]] = []
+    for _ in range(9):
+        kept.append([[] for _ in range(aside // 10)])
+        garbage.look()
+    counted_before = list(counted)
+    kept.append([[] for _ in range(aside // 5)])
+    garbage.look()
+
+    assert counted_before == []
+    assert len(counted) == 1
+    assert counted[0] >= 2 * aside
+    assert garbage.times_set_aside >= 10
+    garbage.stop()
+
+
+@pytest.mark.usefixtures("clean")
 def test_nothing_is_collected_while_the_server_starts() -> None:
     garbage = GarbageCollection()
 

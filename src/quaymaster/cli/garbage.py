@@ -51,6 +51,10 @@ class GarbageCollection:
         self._looked_s = 0.0
         self._thresholds_before = gc.get_threshold()
         self._aside_at_last = 0
+        """How many were set aside when all were looked at last."""
+        self._aside = 0
+        """The same with what was set aside since, also what was freed meanwhile: to count what is left, Python passes
+        through all of it."""
         self._has_set_aside = False
         self.times_set_aside = 0
 
@@ -60,8 +64,7 @@ class GarbageCollection:
 
     def resume(self) -> None:
         """Set aside what is there, and collect what comes."""
-        gc.freeze()
-        self._aside_at_last = gc.get_freeze_count()
+        self._set_all_aside()
         gc.callbacks.append(self._on_collection)
         gc.set_threshold(YOUNG_OBJECTS_MAX, *YOUNG_ROUNDS)
         gc.enable()
@@ -74,16 +77,19 @@ class GarbageCollection:
             gc.collect()
             if self._has_set_aside:
                 self._has_set_aside = False
-                aside = gc.get_freeze_count()
-                if aside <= ALL_OBJECTS_CHEAP or aside >= 2 * self._aside_at_last:
+                if self._aside <= ALL_OBJECTS_CHEAP or self._aside >= 2 * self._aside_at_last:
                     self._look_at_all()
 
     def _look_at_all(self) -> None:
         gc.unfreeze()
         gc.collect()
-        gc.freeze()
-        self._aside_at_last = gc.get_freeze_count()
+        self._set_all_aside()
         self._has_set_aside = False
+
+    def _set_all_aside(self) -> None:
+        """Set aside what is there, and count all that is: as long as a look at all of it, and as rare."""
+        gc.freeze()
+        self._aside = self._aside_at_last = gc.get_freeze_count()
 
     def stop(self) -> None:
         """Go back to how a process begins."""
@@ -99,6 +105,7 @@ class GarbageCollection:
         if phase == "start":
             self._began_s = self._clock()
         elif self._clock() - self._began_s > FULL_COLLECTION_MAX_S:
+            self._aside += len(gc.get_objects())  # as many as this collection has just met
             gc.freeze()
             self._has_set_aside = True
             self.times_set_aside += 1
