@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import shutil
@@ -69,6 +70,10 @@ def test_a_single_server_upgrades_the_directory_of_an_older_one(tmp_path: Path) 
     assert (tmp_path / "format").read_text() == f"{FORMAT_MAX}\n"
 
 
+COPIES_TRIED_MAX = 100
+"""What another thread does meanwhile disturbs a copy or two; more are something else."""
+
+
 class Snapshots:
     """Copies a directory before each file operation of this process in it: what a kill at that moment leaves."""
 
@@ -76,6 +81,7 @@ class Snapshots:
         self.data = data
         self.target = target
         self.taken: list[Path] = []
+        self._numbers = itertools.count()
         self._inside = threading.local()
         self._lock = threading.Lock()
         self.is_on = True
@@ -89,15 +95,26 @@ class Snapshots:
             return
         if os.fsdecode(path).removeprefix("file://").startswith(str(self.data)):
             self._inside.copying = True
-            with self._lock:
-                self._copy()
-            self._inside.copying = False
+            try:
+                with self._lock:
+                    self._copy()
+            finally:
+                self._inside.copying = False
 
     def _copy(self) -> None:
-        if self.data.exists():
-            copy = self.target / f"{len(self.taken):03}"
-            shutil.copytree(self.data, copy, ignore_dangling_symlinks=True)
-            self.taken.append(copy)
+        """Copy the directory as it is; again, when a file was renamed by another thread meanwhile."""
+        for attempt in range(COPIES_TRIED_MAX):
+            if not self.data.exists():
+                return
+            copy = self.target / f"{next(self._numbers):03}"
+            try:
+                shutil.copytree(self.data, copy, ignore_dangling_symlinks=True)
+            except (shutil.Error, FileNotFoundError):
+                if attempt == COPIES_TRIED_MAX - 1:
+                    raise
+            else:
+                self.taken.append(copy)
+                return
 
 
 def settings_for(data: Path) -> Settings:
@@ -125,6 +142,31 @@ def open_again(data: Path) -> None:
 
     prepare_data_directory(data, has_store=True).release()
     asyncio.run(open_and_close())
+
+
+def test_a_copy_that_a_rename_disturbed_is_made_again_and_only_the_whole_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "format").write_bytes(b"1\n")
+    (data / "queue.time.tmp").touch()
+    copy_file = shutil.copy2
+
+    def renamed_before(source: str, target: str) -> object:
+        if source.endswith(".tmp"):
+            (data / "queue.time.tmp").rename(data / "queue.time")
+        return copy_file(source, target)
+
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, renamed_before, False, False))
+    snapshots = Snapshots(data, tmp_path / "killed")
+
+    (data / "format").read_bytes()
+    (data / "format").read_bytes()
+    snapshots.is_on = False
+
+    names = [{path.name for path in copy.iterdir()} for copy in snapshots.taken]
+    assert names == [{"format", "queue.time"}] * 2
 
 
 @pytest.mark.parametrize("has_keys", [False, True], ids=["new", "keys of an operator"])
