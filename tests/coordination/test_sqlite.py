@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
+import os
 import shutil
 import sqlite3
 import stat
@@ -217,13 +220,16 @@ class FailingConnection:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.failing: tuple[str, int] | None = None
+        self.failing: tuple[str, int | Exception] | None = None
+        self.backup: Callable[[sqlite3.Connection], None] = connection.backup
 
     def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
         if self.failing and statement.startswith(self.failing[0]):
+            failure, self.failing = self.failing[1], None
+            if isinstance(failure, Exception):
+                raise failure
             error = sqlite3.OperationalError("made to fail")
-            error.sqlite_errorcode = self.failing[1]
-            self.failing = None
+            error.sqlite_errorcode = failure
             raise error
         return self._connection.execute(statement, *parameters)
 
@@ -299,6 +305,90 @@ def test_io_error_at_commit_is_an_unknown_outcome_and_stops_the_store(
 
         with pytest.raises(CoordinationUnavailable, match="I/O error"):
             await store.get("a")
+        await store.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("statement", ["BEGIN IMMEDIATE", "COMMIT", "PRAGMA data_version"])
+def test_a_store_that_broke_tells_who_opened_it_once_and_why(
+    tmp_path: Path, failing: list[FailingConnection], statement: str
+) -> None:
+    told: list[Exception] = []
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", on_stopped=told.append)
+        failing[0].failing = (statement, sqlite3.SQLITE_IOERR | (4 << 8))
+
+        with contextlib.suppress(CoordinationUnavailable, OutcomeUnknown):
+            await store.compare_and_swap("a", ABSENT, b"1")
+        for _ in range(2):
+            with pytest.raises(CoordinationUnavailable, match="stopped after an I/O error"):
+                await store.get("a")
+
+        assert len(told) == 1
+        assert "stopped after an I/O error" in str(told[0])
+        assert isinstance(told[0].__cause__, sqlite3.OperationalError)
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_bug_on_the_stores_thread_is_told_too(tmp_path: Path, failing: list[FailingConnection]) -> None:
+    told: list[Exception] = []
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", on_stopped=told.append)
+        failing[0].failing = ("BEGIN", AssertionError("a bug"))
+
+        with pytest.raises(CoordinationUnavailable):
+            await store._call(lambda _: None, timeout_ms=10)
+        with pytest.raises(CoordinationUnavailable, match="a bug"):
+            await store.get("a")
+
+        assert [str(error.__cause__) for error in told] == ["a bug"]
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_full_disk_is_not_told_as_the_end_of_the_store(
+    tmp_path: Path, failing: list[FailingConnection]
+) -> None:
+    told: list[Exception] = []
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", on_stopped=told.append)
+        failing[0].failing = ("INSERT INTO kv", sqlite3.SQLITE_FULL)
+        with pytest.raises(CoordinationUnavailable):
+            await store.compare_and_swap("a", ABSENT, b"1")
+        await store.compare_and_swap("a", ABSENT, b"1")
+
+        assert told == []
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_copy_that_cannot_be_written_fails_alone(tmp_path: Path, failing: list[FailingConnection]) -> None:
+    told: list[Exception] = []
+
+    async def scenario() -> None:
+        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", on_stopped=told.append)
+
+        def fail(_: sqlite3.Connection) -> None:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+
+        failing[0].backup = fail
+        copying = asyncio.create_task(store.backup(tmp_path / "copy.sqlite"))
+        revision = await store.compare_and_swap("a", ABSENT, b"1")
+
+        with pytest.raises(OSError, match=r"copy\.sqlite cannot be written: disk I/O error"):
+            await copying
+        assert await store.get("a") == KeyValue("a", b"1", revision)
+        assert told == []
         await store.close()
 
     run(scenario)
@@ -516,16 +606,68 @@ def test_a_mark_that_cannot_be_written_stops_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        store = await SQLiteCoordination.open(tmp_path / "metadata.sqlite", mark=tmp_path / "store.mark")
+        told: list[Exception] = []
+        store = await SQLiteCoordination.open(
+            tmp_path / "metadata.sqlite", mark=tmp_path / "store.mark", on_stopped=told.append
+        )
 
         def fail(mark: StoreMark, moment: Mark) -> None:
-            raise OSError("no room")
+            raise OSError(errno.EIO, "made to fail")
 
         monkeypatch.setattr(StoreMark, "write", fail)
         with pytest.raises(OutcomeUnknown):
             await store.compare_and_swap("a", ABSENT, b"1")
         with pytest.raises(CoordinationUnavailable, match=r"store\.mark cannot be written"):
             await store.get("a")
+        assert len(told) == 1
         await store.close()
+
+    run(scenario)
+
+
+def test_a_mark_that_finds_no_room_is_written_when_there_is_some_and_nothing_is_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, mark = tmp_path / "metadata.sqlite", tmp_path / "store.mark"
+    told: list[Exception] = []
+    is_full = False
+    real = os.pwrite
+
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(sqlite_module, "POLL_MS", 10)
+
+    async def scenario() -> None:
+        nonlocal is_full
+        store = await SQLiteCoordination.open(path, mark=mark, on_stopped=told.append)
+        revision = await store.compare_and_swap("a", ABSENT, b"1")
+        watching = asyncio.create_task(first_events(store, revision))
+        for _ in range(2):  # before the second one is answered, the watch has read all there is
+            await store.get("a")
+
+        is_full = True
+        with pytest.raises(OutcomeUnknown):
+            await store.compare_and_swap("b", ABSENT, b"1")
+        for _ in range(2):
+            with pytest.raises(CoordinationUnavailable, match=r"waits for room .*store\.mark"):
+                await store.get("b")
+        shutil.copy(mark, tmp_path / "mark-meanwhile")
+        is_full = False
+
+        assert [event.key for event in await watching] == ["b"]
+        assert await store.get("b") == KeyValue("b", b"1", revision + 1)
+        assert told == []
+        await store.close()
+
+        for written, known in ((tmp_path / "mark-meanwhile", revision), (mark, revision + 1)):
+            opened = StoreMark(written)
+            found = opened.open()
+            opened.close()
+            assert found is not None
+            assert found.revision == known
 
     run(scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -103,6 +104,42 @@ def test_a_failed_fsync_ends_the_process_by_itself_and_the_next_start_has_all_th
 
         assert "was copied to fresh files" in process.log()
         assert [body for body in found if body != "one more"] == sorted(sent)
+
+
+FAILING_MARK = """
+import errno, os
+real = os.fdatasync
+def fdatasync(fd):
+    if os.path.exists({switch!r}) and os.readlink(f"/proc/self/fd/{{fd}}").endswith("/store.mark"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    real(fd)
+os.fdatasync = fdatasync
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of open files come from /proc")
+def test_a_metadata_store_that_broke_ends_the_process_by_itself_and_the_next_start_serves(
+    process: QuaymasterProcess, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch, patches = tmp_path / "fails", tmp_path / "patches"
+    patches.mkdir()
+    (patches / "sitecustomize.py").write_text(FAILING_MARK.format(switch=str(switch)))
+    monkeypatch.setenv("PYTHONPATH", f"{patches}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    sent = bodies(20)
+    with running(process):
+        client = connect(process)
+        client.create("q")
+        client.send("q", sent)
+
+        switch.touch()
+        assert client.call("CreateQueue", QueueName="never-answered").status in (0, 503)
+        assert process.ended_with() == 1
+        assert "server stopped" in process.log()
+        assert "The metadata store stopped: " in process.log()
+
+        switch.unlink()
+        process.start()
+        assert connect(process).take_all("q") == sorted(sent)
 
 
 # Ends and pauses

@@ -51,8 +51,12 @@ ETCD_RETRY_S = 0.5
 log = logging.getLogger(__name__)
 
 
-async def open_store(settings: Settings, data: Path) -> SQLiteCoordination | EtcdCoordination:
+async def open_store(
+    settings: Settings, data: Path, *, on_stopped: Callable[[Exception], None] | None = None
+) -> SQLiteCoordination | EtcdCoordination:
     """Return the store of this data directory.
+
+    `on_stopped` hears when its file broke, and nothing can be read or written until a restart. etcd is waited for.
 
     Raises:
         StoreUnusable: it cannot be opened, is damaged, or is not the one this directory was begun with.
@@ -68,7 +72,7 @@ async def open_store(settings: Settings, data: Path) -> SQLiteCoordination | Etc
             )
         mark = data / JOURNALS_DIRECTORY / MARK_FILE
         await loop.run_in_executor(None, RealDisk().make_directory, str(mark.parent))
-        return await SQLiteCoordination.open(data / SQLITE_FILE, mark=mark)
+        return await SQLiteCoordination.open(data / SQLITE_FILE, mark=mark, on_stopped=on_stopped)
     store = open_etcd(settings)
     try:
         await _join(store, settings.etcd_prefix, data, begun_with)

@@ -6,6 +6,10 @@ change that was answered survives a power cut. The file (`coordination/sqlite_fi
 
 Other processes (the CLI beside a running server) may use the same file: compare-and-swap holds between them,
 and watches notice their changes within POLL_MS.
+
+    serving ──a write or fsync of the file or its mark fails──▶ stopped: `on_stopped`, and nothing more is done
+
+A full disk is no such failure: what found no room is refused, and the next call tries again.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ from quaymaster.coordination.sqlite_file import (
     peek_mark,
     read_meta,
 )
-from quaymaster.coordination.store_mark import DECIDE, SLOTS, Mark, StoreMark, why_went_back
+from quaymaster.coordination.store_mark import DECIDE, SLOTS, Mark, NoRoomForMark, StoreMark, why_went_back
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +93,16 @@ def wall_clock_ms() -> int:
 class SQLiteCoordination(Coordination):
     """Opened with `await SQLiteCoordination.open(path)`; used within the event loop that opened it."""
 
-    def __init__(self, path: Path, now_ms: Callable[[], int], mark: Path | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        now_ms: Callable[[], int],
+        mark: Path | None,
+        on_stopped: Callable[[Exception], None] | None,
+    ) -> None:
         self._path = path
         self._mark_path = mark
+        self._on_stopped = on_stopped
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -107,19 +118,28 @@ class SQLiteCoordination(Coordination):
         self._next_expiry_ms: int | None = None
         self._revision_before = 0
         self._mark: StoreMark | None = None
+        self._is_mark_behind = False
+        """Whether something was committed that the mark does not name, as there was no room for it."""
         opened: asyncio.Future[None] = self._loop.create_future()
         self._opened = opened
         self._thread = threading.Thread(target=self._run, name="coordination-sqlite", daemon=True)
 
     @classmethod
     async def open(
-        cls, path: Path, *, now_ms: Callable[[], int] = wall_clock_ms, mark: Path | None = None
+        cls,
+        path: Path,
+        *,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        mark: Path | None = None,
+        on_stopped: Callable[[Exception], None] | None = None,
     ) -> SQLiteCoordination:
         """Open the file, made with mode 0600 if absent; StoreUnusable says why it cannot be used.
 
         `mark`: where it is written down how far the store has come (`coordination/store_mark`).
+        `on_stopped`: is told once, on this event loop, that the store does nothing more until it is opened again, and
+        why; every call raises the same CoordinationUnavailable from then on. Never after `close`.
         """
-        store = cls(path, now_ms, mark)
+        store = cls(path, now_ms, mark, on_stopped)
         store._thread.start()
         try:
             await store._opened
@@ -224,13 +244,19 @@ class SQLiteCoordination(Coordination):
             await self._loop.run_in_executor(None, self._thread.join)
 
     async def backup(self, target: Path) -> int:
-        """Write a consistent copy to a file that must not exist; return the revision it is of."""
+        """Write a consistent copy to a file that must not exist; return the revision it is of.
+
+        Raises OSError when it cannot be written: that is the copy's failure, and the store goes on.
+        """
 
         def copy(connection: sqlite3.Connection) -> int:
             create_private_file(target)
-            with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as destination:
-                connection.backup(destination)
-                revision = read_meta(destination, "revision")
+            try:
+                with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as destination:
+                    connection.backup(destination)
+                    revision = read_meta(destination, "revision")
+            except sqlite3.Error as error:
+                raise OSError(f"{target} cannot be written: {error}") from error
             with target.open("rb") as file:
                 os.fsync(file.fileno())
             fsync_directory(target.parent)
@@ -273,6 +299,10 @@ class SQLiteCoordination(Coordination):
             for wake in self._watchers:
                 wake.set()
 
+    def _tell_stopped(self, error: Exception) -> None:
+        if self._on_stopped is not None and not self._closed:
+            self._on_stopped(error)
+
     def _note_open(self, error: Exception | None) -> None:
         if self._opened.done():
             return  # nobody waits any more
@@ -292,6 +322,10 @@ class SQLiteCoordination(Coordination):
         try:
             self._post(self._note_open, None)
             while self._run_jobs(connection):
+                pass
+        except Exception as error:  # noqa: BLE001 -- nobody waits for the thread: a bug in it ends the process
+            self._stop(f"The metadata store {self._path} stopped: {error!r}.", error)
+            while self._run_jobs(connection):  # refused at once, until the process has ended
                 pass
         finally:
             connection.close()
@@ -362,6 +396,10 @@ class SQLiteCoordination(Coordination):
     def _commit(self, connection: sqlite3.Connection, jobs: list[_Job]) -> tuple[_Results, bool]:
         if self._broken:
             return [(job, None, CoordinationUnavailable(self._broken)) for job in jobs], False
+        was_behind = self._is_mark_behind
+        if was_behind and (unwritten := self._write_mark(connection)):
+            # What is there must not be read either: who has seen it was answered.
+            return [(job, None, CoordinationUnavailable(unwritten)) for job in jobs], False
         leases_due = self._next_expiry_ms is not None and self._next_expiry_ms <= self._now_ms()
         writes = leases_due or any(job.writes for job in jobs)
         results: _Results = []
@@ -376,28 +414,42 @@ class SQLiteCoordination(Coordination):
                 committing = writes
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
-            return self._fail(connection, jobs, error, committing=committing), False
-        if writes and self._mark is not None:
-            try:
-                mark = current_mark(connection)
-                if mark.revision != self._revision_before:
-                    self._mark.write(mark)
-            except (OSError, sqlite3.Error) as error:
-                log.error("store mark not written path=%s error=%s", self._mark_path, error)
-                self._broken = (
-                    f"The metadata store stopped: {self._mark_path} cannot be written ({error}). Restart it."
-                )
-                return [(job, None, OutcomeUnknown()) for job in jobs], True
+            return self._fail(connection, jobs, error, committing=committing), was_behind
+        if writes and self._write_mark(connection):
+            return [(job, None, OutcomeUnknown()) for job in jobs], self._broken is not None
         if self._failures and connection.total_changes != self._changes_at_failure:
             # One that found nothing to write says nothing about the room on the disk.
             log.info("metadata transactions recovered path=%s failures=%d", self._path, self._failures)
             self._failures = 0
         try:
-            return results, self._note_changes(connection, wrote=writes)
+            return results, self._note_changes(connection, wrote=writes or was_behind)
         except sqlite3.Error as error:
             # What was asked is committed; only its aftermath failed, and the next call meets the error again.
             log.warning("metadata upkeep failed path=%s error=%s", self._path, error)
+            self._stop_if_broken(error)
             return results, True
+
+    def _write_mark(self, connection: sqlite3.Connection) -> str | None:
+        """Let the mark name the store's revision; why it does not, and nothing may be told of that one, else None."""
+        if self._mark is None:
+            return None
+        try:
+            mark = current_mark(connection)
+            if self._is_mark_behind or mark.revision != self._revision_before:
+                self._mark.write(mark)
+        except (OSError, sqlite3.Error) as error:
+            if not self._is_mark_behind:
+                log.error("store mark not written path=%s error=%s", self._mark_path, error)
+            if isinstance(error, NoRoomForMark):
+                self._is_mark_behind = True
+                return f"The metadata store waits for room on the disk for {self._mark_path}."
+            reason = f"The metadata store stopped: {self._mark_path} cannot be written ({error}). Restart it."
+            self._stop(reason, error)
+            return reason
+        if self._is_mark_behind:
+            log.info("store mark written again path=%s revision=%d", self._mark_path, mark.revision)
+            self._is_mark_behind = False
+        return None
 
     def _fail(
         self, connection: sqlite3.Connection, jobs: list[_Job], error: sqlite3.Error, *, committing: bool
@@ -407,17 +459,13 @@ class SQLiteCoordination(Coordination):
                 connection.execute("ROLLBACK")
         with contextlib.suppress(sqlite3.Error):
             self._load_thread_state(connection)
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR) & 0xFF
+        code = _code_of(error)
         if not self._failures or code == sqlite3.SQLITE_IOERR:
             # Not one line each: on a full disk every transaction fails until there is room again.
             log.error("metadata transaction failed path=%s error=%s jobs=%d", self._path, error, len(jobs))
         self._failures += 1
         self._changes_at_failure = connection.total_changes
-        if code == sqlite3.SQLITE_IOERR:
-            # After a failed fsync the kernel may have dropped the pages and would report success next time.
-            self._broken = (
-                f"The metadata store {self._path} stopped after an I/O error ({error}). Restart it."
-            )
+        self._stop_if_broken(error)
         unknown = committing and code not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
         return [
             (
@@ -429,6 +477,22 @@ class SQLiteCoordination(Coordination):
             )
             for job in jobs
         ]
+
+    def _stop_if_broken(self, error: sqlite3.Error) -> None:
+        """Stop after a failed read, write or fsync of the file; not when there was no room."""
+        if _code_of(error) == sqlite3.SQLITE_IOERR:
+            # After a failed fsync the kernel may have dropped the pages and would report success next time.
+            self._stop(
+                f"The metadata store {self._path} stopped after an I/O error ({error}). Restart it.", error
+            )
+
+    def _stop(self, reason: str, error: Exception) -> None:
+        """Do nothing more, and let who opened the store know why; the first reason counts."""
+        if self._broken is None:
+            self._broken = reason
+            stopped = CoordinationUnavailable(reason)
+            stopped.__cause__ = error
+            self._post(self._tell_stopped, stopped)
 
     def _note_changes(self, connection: sqlite3.Connection, *, wrote: bool) -> bool:
         """Tell whether anything changed since the last call, by this process or another one."""
@@ -498,6 +562,11 @@ class SQLiteCoordination(Coordination):
         # The loop may be gone already when the process ends.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, argument)
+
+
+def _code_of(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code; where the error has none, the one after which nothing is tried again."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR) & 0xFF
 
 
 def _run_job(connection: sqlite3.Connection, job: _Job) -> tuple[_Job, Any, Exception | None]:

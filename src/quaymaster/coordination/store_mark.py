@@ -9,6 +9,7 @@ of: a file of it was removed, damaged or replaced by an older copy.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -40,6 +41,10 @@ class Mark(NamedTuple):
     row_sum: int
 
 
+class NoRoomForMark(OSError):
+    """The mark was not written, as the disk is full; the one before is still there. It can be tried again."""
+
+
 class StoreMark:
     """The file, open for as long as the store is. One thread; calls block."""
 
@@ -63,13 +68,21 @@ class StoreMark:
         return newest
 
     def write(self, mark: Mark) -> None:
-        """Return once the mark is durable; the one before stays until then."""
+        """Return once the mark is durable; the one before stays until then.
+
+        Raises NoRoomForMark, where a disk needs room for what is written over, too; any other OSError is for good.
+        """
         bare = _SLOT.pack(MARK_VERSION, MARK_MAGIC, *mark)
         slot = (bare + _CRC.pack(crc32c(bare))).ljust(SLOT_BYTES, b"\0")
-        written = os.pwrite(self._fd, slot, self._turn * SLOT_BYTES)
+        try:
+            written = os.pwrite(self._fd, slot, self._turn * SLOT_BYTES)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoRoomForMark(*error.args) from error
+            raise
         if written != SLOT_BYTES:
-            raise OSError(f"{written} of {SLOT_BYTES} bytes of {self._path} were written")
-        os.fdatasync(self._fd)
+            raise NoRoomForMark(errno.ENOSPC, f"{written} of {SLOT_BYTES} bytes were written")
+        os.fdatasync(self._fd)  # not tried again, also on a full disk: it may forget what it was told to keep
         self._turn = (self._turn + 1) % SLOTS
 
     def close(self) -> None:
