@@ -28,8 +28,15 @@ def settings(**flags: object) -> Settings:
     return load_settings(flags=flags, environment={})
 
 
-async def join(store: MemoryCoordination, data: Path, prefix: str = PREFIX) -> None:
-    await stores._join(store, prefix, data, stores._read_mark(data))
+async def join(
+    store: MemoryCoordination, data: Path, prefix: str = PREFIX, *, takes_any_store: bool = False
+) -> None:
+    await stores._join(store, prefix, data, stores._read_mark(data), takes_any_store=takes_any_store)
+
+
+async def id_in(store: MemoryCoordination) -> str | None:
+    row = await store.get(MARK_KEY)
+    return row.value.decode() if row else None
 
 
 def run_async(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -64,7 +71,7 @@ def test_a_directory_and_its_place_in_etcd_know_each_other(tmp_path: Path) -> No
 
 def test_a_start_cut_before_etcd_knew_the_directory_is_finished_by_the_next(tmp_path: Path) -> None:
     data = directory(tmp_path / "data")
-    (data / ETCD_FILE).write_text(f"etcd {PREFIX} 0123\n")
+    (data / ETCD_FILE).write_text(f"etcd {PREFIX} 0123456789abcdef\n")
 
     async def scenario() -> None:
         store = MemoryCoordination()
@@ -73,7 +80,7 @@ def test_a_start_cut_before_etcd_knew_the_directory_is_finished_by_the_next(tmp_
 
         row = await store.get(MARK_KEY)
         assert row is not None
-        assert row.value == b"0123"
+        assert row.value == b"0123456789abcdef"
 
     run_async(scenario)
 
@@ -82,9 +89,13 @@ def test_two_directories_cannot_share_a_prefix(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = MemoryCoordination()
         await join(store, directory(tmp_path / "one"))
+        directory(tmp_path / "two")
 
-        with pytest.raises(StoreUnusable, match="belongs to another data directory"):
-            await join(store, directory(tmp_path / "two"))
+        for _ in range(2):
+            with pytest.raises(StoreUnusable, match="belongs to another data directory"):
+                await join(store, tmp_path / "two")
+
+        assert list((tmp_path / "two").iterdir()) == []
 
     run_async(scenario)
 
@@ -138,6 +149,114 @@ def test_a_directory_begun_with_etcd_is_not_served_with_a_file(tmp_path: Path) -
             await open_store(settings(), data)
 
         assert not (data / SQLITE_FILE).exists()
+
+    run_async(scenario)
+
+
+DAMAGED = [
+    b"",
+    b"\x00" * 512,
+    b"etcd q/ \xff123456789abcdef\n",
+    b"etcd q/ 0123456789abcde",
+    b"etcd 0123456789abcdef\n",
+    b"etcd q/ 0123456789abcdef\netcd q/ 0123456789abcdef\n",
+]
+
+
+@pytest.mark.parametrize("written", [None, *DAMAGED])
+@pytest.mark.parametrize("has_journals", [True, False])
+def test_a_directory_that_does_not_tell_its_place_in_etcd_is_refused_unchanged_until_an_operator_decides(
+    tmp_path: Path, written: bytes | None, has_journals: bool
+) -> None:
+    data = directory(tmp_path / "data")
+    told = "is missing" if written is None else "is damaged: it has .* should be"
+    if has_journals or written is not None:
+        told += r".*force-start.*what is under etcd_prefix 'q/'"
+
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await join(store, data)
+        identity = await id_in(store)
+        if has_journals:
+            (data / "journals" / "0").mkdir(parents=True)
+        if written is None:
+            (data / ETCD_FILE).unlink()
+        else:
+            (data / ETCD_FILE).write_bytes(written)
+        left = sorted(data.rglob("*"))
+
+        for _ in range(2):
+            with pytest.raises(StoreUnusable, match=told):
+                await join(store, data)
+            assert sorted(data.rglob("*")) == left
+            assert written is None or (data / ETCD_FILE).read_bytes() == written
+            assert await id_in(store) == identity
+
+        await join(store, data, takes_any_store=True)
+        await join(store, data)
+
+        assert (data / ETCD_FILE).read_text() == f"etcd {PREFIX} {identity}\n"
+        assert await id_in(store) == identity
+
+    run_async(scenario)
+
+
+def test_no_flipped_bit_of_the_file_is_believed_and_no_cut_of_it(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await join(store, data)
+        (data / "journals").mkdir()
+        whole = (data / ETCD_FILE).read_bytes()
+        flipped = [
+            whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+            for place in range(len(whole))
+            for bit in range(8)
+        ]
+        cut = [whole[:length] for length in range(len(whole) - 1)]
+
+        for damaged in (*flipped, *cut):
+            (data / ETCD_FILE).write_bytes(damaged)
+            with pytest.raises(StoreUnusable):
+                await join(store, data)
+            with pytest.raises(StoreUnusable):
+                await open_store(settings(), data)
+            assert (data / ETCD_FILE).read_bytes() == damaged
+
+    run_async(scenario)
+
+
+def test_a_whole_file_that_does_not_fit_is_refused_whatever_an_operator_decided(tmp_path: Path) -> None:
+    data = directory(tmp_path / "data")
+
+    async def scenario() -> None:
+        store = MemoryCoordination()
+        await join(store, directory(tmp_path / "other"))
+        identity = await id_in(store)
+        (data / "journals").mkdir()
+        (data / ETCD_FILE).write_text(f"etcd {PREFIX} 0123456789abcdef\n")
+
+        with pytest.raises(StoreUnusable, match=f"etcd has the id {identity}, .* says 0123456789abcdef"):
+            await join(store, data, takes_any_store=True)
+
+    run_async(scenario)
+
+
+def test_a_directory_with_messages_is_not_joined_to_an_empty_etcd_whatever_an_operator_decided(
+    tmp_path: Path,
+) -> None:
+    data = directory(tmp_path / "data")
+    (data / "journals").mkdir()
+
+    async def scenario() -> None:
+        store = MemoryCoordination()
+
+        with pytest.raises(StoreUnusable, match="is this the right etcd"):
+            await join(store, data, takes_any_store=True)
+
+        assert not (data / ETCD_FILE).exists()
+        assert await id_in(store) is None
 
     run_async(scenario)
 
@@ -235,6 +354,39 @@ def test_a_server_on_etcd_goes_on_with_messages_while_etcd_is_down_and_with_queu
     assert "orders" in listed.out
     assert "invoices" in listed.out
     assert not (server.data / SQLITE_FILE).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", [None, b"etcd \x00\xff"], ids=["missing", "damaged"])
+def test_a_server_whose_directory_does_not_tell_its_store_waits_for_an_operator_and_then_has_all_messages(
+    etcd: EtcdCluster, run: Run, tmp_path: Path, written: bytes | None
+) -> None:
+    server = QuaymasterProcess(tmp_path / "data", settings=etcd_settings(etcd, tmp_path.name))
+    server.start()
+    try:
+        run("queue", "create", "orders", "--data", server.data)
+        run("message", "send", "orders", "one", "--data", server.data)
+        server.stop()
+        whole = (server.data / ETCD_FILE).read_bytes()
+        if written is None:
+            (server.data / ETCD_FILE).unlink()
+        else:
+            (server.data / ETCD_FILE).write_bytes(written)
+
+        for _ in range(2):
+            with pytest.raises(ProcessFailed, match=r"exit code 3 (.|\n)*quaymaster force-start"):
+                server.start()
+            assert "Traceback" not in server.log()
+        decided = run("force-start", "--data", server.data, "--yes")
+        server.start()
+        received = run("message", "receive", "orders", "--body-only", "--data", server.data)
+        server.restart()
+    finally:
+        server.stop()
+
+    assert decided.code == 0
+    assert received.out.split() == ["one"]
+    assert (server.data / ETCD_FILE).read_bytes() == whole
 
 
 @pytest.mark.slow

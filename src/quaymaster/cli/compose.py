@@ -140,7 +140,9 @@ class Server:
         if settings.loop_watch_ms:
             watch.start()
         stack.callback(watch.stop)
-        store = await open_store(settings, data, on_stopped=self._on_failure)
+        store = await open_store(
+            settings, data, on_stopped=self._on_failure, takes_any_store=is_to_settle(data)
+        )
         stack.push_async_callback(store.close)
         if settings.coordination == "etcd":
             await watch_etcd(store, data, health, stack, self._on_failure)

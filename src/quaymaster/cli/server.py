@@ -226,7 +226,8 @@ def force_start(
 
     Use it only when a start was refused for that reason, and what is missing will not come back. The metadata
     decides: messages of queues that it does not have are dropped, queues that the journal does not have are empty,
-    keys and accounts are what they were when the metadata was copied.
+    keys and accounts are what they were when the metadata was copied. A directory whose file `coordination` is missing
+    or damaged belongs to what etcd has under the `etcd_prefix` of that start from then on.
     """
     from quaymaster.broker.disk import DirectoryInUse
     from quaymaster.cli.data_directory import DataDirectoryUnusable, check_format, lock_data_directory
@@ -244,7 +245,8 @@ def force_start(
     note(
         f"The next start from {directory} uses what is there. Messages of queues that its metadata does not have are "
         "LOST, queues that its journal does not have are empty, and access keys that were deleted or disabled since "
-        "the metadata was copied work again. If what is missing can still be brought back, stop here."
+        "the metadata was copied work again. Where the file 'coordination' is missing or damaged, the etcd_prefix of "
+        "that start says which metadata that is. If what is missing can still be brought back, stop here."
     )
     if not yes and not typer.confirm("Continue with what is there?", err=True):
         raise Refused("Nothing was changed.")
