@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import shutil
 import threading
@@ -314,6 +315,37 @@ def test_no_snapshot_names_index_chunks_whose_fsync_failed(
     assert base_offset < 10
     assert len(stopped) == 1
     assert asyncio.run(again()) == 10
+
+
+@pytest.mark.parametrize("file", [".blobs", ".manifest"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_failed_fsync_of_a_snapshot_stops_the_journal_unless_there_was_no_room_and_the_last_snapshot_stays(
+    file: str, code: int
+) -> None:
+    disk = SimDisk()
+    stopped: list[Exception] = []
+
+    async def run() -> tuple[int, int]:
+        async with running(Path("/data"), disk=disk, stopped=stopped) as tester:
+            await tester.set_queue(define(1))
+            await send_many(tester, 1, 1, 10)
+            last = await tester.broker.snapshots.write()
+            await send_many(tester, 1, 11, 10)
+            disk.fail_next_sync(file, error=code)
+            failed = await tester.broker.snapshots.write()
+            assert failed == last
+            return last, await tester.broker.snapshots.write()
+
+    last, next_one = asyncio.run(run())
+    disk.evict()
+
+    async def again() -> list[int]:
+        async with running(Path("/data"), disk=disk) as tester:
+            return sorted(numbers(await tester.receive(1))) + sorted(numbers(await tester.receive(1)))
+
+    assert [getattr(error, "errno", None) for error in stopped] == ([code] if code == errno.EIO else [])
+    assert next_one == last if code == errno.EIO else next_one > last
+    assert sorted(asyncio.run(again())) == list(range(1, 21))
 
 
 # Compaction
