@@ -411,6 +411,47 @@ def test_replica_is_dropped_only_when_no_configuration_names_it(tmp_path: Path) 
     assert run(tmp_path, story) == (False, True)
 
 
+def test_brokers_with_each_others_directories_say_so_and_lose_nothing_by_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def swap() -> None:
+        (tmp_path / "b").rename(tmp_path / "aside")
+        (tmp_path / "c").rename(tmp_path / "b")
+        (tmp_path / "aside").rename(tmp_path / "c")
+
+    async def story(cell: Cell) -> set[int]:
+        await cell.send("a", 1, 20)
+        await cell.same("a", "b", "c")
+        for name in ("b", "c"):
+            await cell.stop(name)
+        swap()
+        for name in ("b", "c"):
+            await cell.start(name)
+
+        await until(lambda: all(cell.brokers[name].why_not_ready() for name in ("b", "c")))
+        for name, other in (("b", "c"), ("c", "b")):
+            assert f"is a member as that of broker {other}" in (cell.brokers[name].why_not_ready() or "")
+            member = cell.brokers[name].journals[JOURNAL].member
+            known, _ = await cell.configuration()
+            request = msgspec.msgpack.encode(DropRequest(JOURNAL, member, known.epoch))
+            assert not msgspec.msgpack.decode(await cell.call(name, DROP, request))
+        assert cell.brokers["a"].why_not_ready() is None
+
+        for name in ("b", "c"):
+            await cell.stop(name)
+        swap()
+        for name in ("b", "c"):
+            await cell.start(name)
+        await cell.led_by("a")
+        await cell.same("a", "b", "c")
+        assert [cell.brokers[name].why_not_ready() for name in ("b", "c")] == [None, None]
+        return await cell.received("a")
+
+    assert run(tmp_path, story) == set(range(1, 21))
+    told = [record for record in caplog.records if record.getMessage() == "replica is of another broker"]
+    assert len(told) == 2
+
+
 def test_brokers_report_how_their_replicas_are(tmp_path: Path) -> None:
     async def story(cell: Cell) -> list[BrokerReport]:
         await cell.same("a", "b", "c")

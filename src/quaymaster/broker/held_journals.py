@@ -30,7 +30,7 @@ from quaymaster.broker.threads import run_to_end
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell import BrokerLoad, BrokerReport, ReplicaSeen
 from quaymaster.core.errors import InternalFailure, NotLeader
-from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.journal_configuration import JournalConfiguration, named_members
 from quaymaster.core.replication_messages import Room
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.protocol.broker_calls import DropRequest
@@ -68,6 +68,8 @@ class HeldJournals:
         self._on_stopped = on_stopped
         self._without_room: set[int] = set()
         """Replicas on the disk that could not be opened because it is full."""
+        self._others: dict[int, str] = {}
+        """The brokers under whose names replicas here are members, as was logged."""
         self._changing = asyncio.Lock()
         self._away: dict[int, ReplicaSeen] = {}
         """Replicas that are closed for a moment: they are there, and are not to be taken for lost."""
@@ -165,8 +167,14 @@ class HeldJournals:
     def tell(self, number: int) -> None:
         """Tell a replica the newest configuration of its journal, as far as there is one."""
         journal, configuration = self.opened.get(number), self.configurations.get(number)
-        if journal is not None and configuration is not None:
-            journal.host.on_configuration(configuration)
+        if journal is None or configuration is None:
+            return
+        journal.host.on_configuration(configuration)
+        other = _other_name(journal.member, configuration)
+        if other != self._others.pop(number, None) and other is not None:
+            log_event(log, logging.ERROR, "replica is of another broker", journal=number, broker=other)
+        if other is not None:
+            self._others[number] = other
 
     async def exchange(self, number: int, exchange: Callable[[JournalService], Exchanged]) -> Exchanged:
         """Close a replica, let `exchange` change its files on another thread, and open what is there then.
@@ -232,6 +240,8 @@ class HeldJournals:
             or configuration.epoch < journal.files.promised_epoch
             or not configuration.activated
             or request.member in (*configuration.members, *configuration.learners)
+            # Its directory was put in the place of another's: there it is needed.
+            or _other_name(request.member, configuration) is not None
         ):
             return False
         async with self._changing:
@@ -264,10 +274,17 @@ class HeldJournals:
         )
 
     def why_stopped(self) -> str | None:
-        """Return which replica has stopped and why, None if none has."""
+        """Return which replica has stopped, or counts for nothing, and why; None if all do their part."""
         for number, journal in self.opened.items():
             if journal.host.stopped is not None:
                 return f"Journal {number} stopped: {journal.host.stopped}"
+            configuration = self.configurations.get(number)
+            other = None if configuration is None else _other_name(journal.member, configuration)
+            if other is not None:
+                return (
+                    f"The replica of journal {number} in {self.directory} is a member as that of broker {other}, and "
+                    f"counts for nothing at {self._node_name}. Start each broker with its own directory."
+                )
         if self._without_room:
             return f"There is no room to open journals {sorted(self._without_room)}."
         return None
@@ -282,3 +299,13 @@ class HeldJournals:
         os.rename(self.directory / str(number), aside)
         self._disk.sync_directory(str(self.directory))
         log_failure(log, "replica damaged and put aside", error, journal=number, directory=str(aside))
+
+
+def _other_name(member: str, configuration: JournalConfiguration) -> str | None:
+    """Return the other broker as whose replica this one is a member, None if there is none."""
+    broker, _, storage_id = member.partition("@")
+    named = named_members(configuration)
+    if member in named:
+        return None
+    others = (name.partition("@") for name in sorted(named))
+    return next((name for name, _, its_id in others if its_id == storage_id and name != broker), None)
