@@ -55,7 +55,7 @@ mutants: env  ## hunt every planted bug with fresh seeds, and print what it took
 	@PYTHONPATH=tests .venv/bin/python -m sim.mutants --jobs $(or $(JOBS),1) --seed0 $(or $(SEED0),$(shell date +%s)) $(ARGS)
 
 pipeline-faults: env  ## kill the usage pipeline everywhere: RUNS=20 histories from SEED=1 on, and Spark's driver at each table
-	@PIPELINE_FAULT_RUNS=$(or $(RUNS),20) PIPELINE_FAULT_SEED=$(or $(SEED),1) .venv/bin/python -m pytest -q tests/pipeline/test_exactness.py tests/spark/test_pipeline_kills.py
+	@PIPELINE_FAULT_RUNS=$(or $(RUNS),20) PIPELINE_FAULT_SEED=$(or $(SEED),1) .venv/bin/python -m pytest -q tests/pipeline/jobs/test_exactness.py tests/spark/test_pipeline_kills.py
 
 docs: env  ## write the reference pages that are made from the code
 	@.venv/bin/python scripts/render_docs.py

@@ -31,14 +31,14 @@ import uvloop
 
 from bench.watched import Figures, report
 from quaymaster.broker.broker import Broker
-from quaymaster.broker.journal_service import JournalOptions
-from quaymaster.broker.space import JournalLimits
-from quaymaster.cli.garbage import LOOK_INTERVAL_S, GarbageCollection
+from quaymaster.broker.replica.journal_service import JournalOptions
+from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import Command, Delete, NewMessage, Receipt, Receive, Send, SetQueue
-from quaymaster.core.messages import encode_message_head, hash_dedup, hash_group, join_payload
-from quaymaster.core.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.commands import Command, Delete, NewMessage, Receipt, Receive, Send, SetQueue
+from quaymaster.core.values.messages import encode_message_head, hash_dedup, hash_group, join_payload
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 from quaymaster.monitoring.loop_watch import LoopWatch
+from quaymaster.node.garbage import LOOK_INTERVAL_S, GarbageCollection
 
 BATCH = 10
 IN_PROGRESS = 32

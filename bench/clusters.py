@@ -25,7 +25,7 @@ from typing import Self
 from bench import processes, servers
 from bench.requests import Endpoint, Refused, call
 from bench.servers import Unavailable
-from quaymaster.cli.local_etcd import EtcdMember, etcd_command, is_etcd_ready
+from quaymaster.cli.local.etcd import EtcdMember, etcd_command, is_etcd_ready
 
 NATS_VERSION = "v2.15.2"
 RABBITMQ_PACKAGES = (

@@ -15,7 +15,12 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 
-from quaymaster.core.commands import (
+from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.replication.journal import JournalReplica
+from quaymaster.core.replication.log_tail import LOG_START
+from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.structures.index import MemoryChunks
+from quaymaster.core.values.commands import (
     Command,
     CommitTransaction,
     NewMessage,
@@ -23,15 +28,10 @@ from quaymaster.core.commands import (
     StageCount,
     StageMessages,
 )
-from quaymaster.core.index import MemoryChunks
-from quaymaster.core.journal import JournalReplica
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.log_tail import LOG_START
-from quaymaster.core.messages import encode_message_head, join_payload
-from quaymaster.core.queue_definitions import QueueDefinition, one_partition
-from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.records import Batch, decode_header, iterate_rows
-from quaymaster.core.replication import LogReplica
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.messages import encode_message_head, join_payload
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.records import Batch, decode_header, iterate_rows
 
 KINDS = ("delays", "fifo", "duplicates", "plain", "log")
 STAGED_AT_ONCE = 1_000

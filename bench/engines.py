@@ -40,7 +40,7 @@ from bench.event_files import files_of, size_mib, write_files
 from bench.meter import Meter
 from bench.pipeline import EVENTS_PER_FILE
 from bench.stretches import cut, read_row_groups
-from quaymaster.pipeline.data_files import Place
+from quaymaster_pipeline.warehouse.data_files import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -216,9 +216,9 @@ def check(found: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def pipeline_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]:
     """The pipeline's backfill: its tasks, its merge."""
-    from quaymaster.pipeline import gold, silver
-    from quaymaster.pipeline.session import spark_session
-    from quaymaster.pipeline.tasks import SparkWorkers
+    from quaymaster_pipeline.usage import gold, silver
+    from quaymaster_pipeline.usage.tasks import SparkWorkers
+    from quaymaster_pipeline.warehouse.session import spark_session
 
     work = silver.usage_work(Place(str(paths[0].parent), {}), 0, 1 << 62)
     with (

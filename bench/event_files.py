@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.pipeline import EVENTS_PER_FILE, make_events
-from quaymaster.pipeline.data_files import ROW_GROUP_ROWS
+from quaymaster_pipeline.warehouse.data_files import ROW_GROUP_ROWS
 
 TWICE = 100
 """One event in so many is there twice."""

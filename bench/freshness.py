@@ -22,10 +22,10 @@ from typing import Any
 from bench import machine, processes, servers
 from bench.meter import busy_s
 from bench.requests import call
-from quaymaster.pipeline import bronze
-from quaymaster.pipeline.schemas import REQUEST_EVENTS
-from quaymaster.pipeline.tables import Warehouse
-from quaymaster.pipeline.usage import read_usage
+from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.usage import read_usage
+from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 POLL_S = 0.25
 PATIENCE_S = 600.0

@@ -22,20 +22,20 @@ import time
 from typing import Any
 
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core import commands
-from quaymaster.core.records import RecordType
+from quaymaster.core.values import commands
+from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
-from quaymaster.frontend.usage import UsageRecorder
-from quaymaster.metadata.master_keys import EnvironmentKeyProvider
+from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.http_connection import HTTPConnection
-from quaymaster.net.http_message import HTTPLimits
-from quaymaster.net.http_server import HTTPServer
-from quaymaster.protocol.metadata_messages import CreateQueue
-from quaymaster.protocol.sigv4 import sign
-from quaymaster.protocol.usage_records import ROWS_PER_BLOCK_MAX, encode_block
+from quaymaster.net.http.connection import HTTPConnection
+from quaymaster.net.http.message import HTTPLimits
+from quaymaster.net.http.server import HTTPServer
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue
+from quaymaster.protocol.sqs.sigv4 import sign
+from quaymaster.protocol.usage.usage_records import ROWS_PER_BLOCK_MAX, encode_block
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"

@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 from bench.bare import REPLY_BODY, REPLY_HEADERS, BareResponder
-from quaymaster.net.http_server import HTTPLimits, HTTPRequest, HTTPServer, one_by_one
+from quaymaster.net.http.server import HTTPLimits, HTTPRequest, HTTPServer, one_by_one
 
 REQUEST_BODY = b'{"QueueUrl":"http://127.0.0.1:9324/000000000000/q","MessageBody":"%b"}' % (b"x" * 1000)
 REQUEST = (

@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 
 from bench import servers
 from bench.requests import Endpoint
-from quaymaster.protocol.log_arrow import to_record_batch
-from quaymaster.protocol.log_columns import parse_block
-from quaymaster.protocol.sigv4 import sign
+from quaymaster.protocol.logs.log_arrow import to_record_batch
+from quaymaster.protocol.logs.log_columns import parse_block
+from quaymaster.protocol.sqs.sigv4 import sign
 
 SENDERS = 4
 BATCH = 10

@@ -23,16 +23,16 @@ import numpy as np
 import pyarrow as pa
 
 from bench.meter import Meter
-from quaymaster.pipeline import bronze
-from quaymaster.pipeline.data_files import Place
-from quaymaster.pipeline.feed import FileFeed
-from quaymaster.pipeline.jobs import Pipeline
-from quaymaster.pipeline.reconciliation import compare_notes
-from quaymaster.pipeline.schemas import ACTIONS, USAGE_EVENTS
-from quaymaster.pipeline.session import spark_session
-from quaymaster.pipeline.tables import Warehouse
-from quaymaster.pipeline.tasks import SparkWorkers
-from quaymaster.protocol.usage_records import ROWS_PER_BLOCK_MAX, UsageContext, UsageRows, encode_block
+from quaymaster.protocol.usage.usage_records import ROWS_PER_BLOCK_MAX, UsageContext, UsageRows, encode_block
+from quaymaster_pipeline.checks.reconciliation import compare_notes
+from quaymaster_pipeline.jobs.jobs import Pipeline
+from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.feed import FileFeed
+from quaymaster_pipeline.usage.tasks import SparkWorkers
+from quaymaster_pipeline.warehouse.data_files import Place
+from quaymaster_pipeline.warehouse.schemas import ACTIONS, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.session import spark_session
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 NOON_US = 1_795_348_800_000_000
 HOUR_US = 3_600_000_000

@@ -28,7 +28,7 @@ from bench.processes import LOAD_CORE, SERVER_CORE, pin
 from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCServer
 from quaymaster.net.tls import TransportSecurity
-from quaymaster.protocol.frames import REPLY, REQUEST, Hello, render_call_header, render_frame
+from quaymaster.protocol.rpc.frames import REPLY, REQUEST, Hello, render_call_header, render_frame
 
 BROKER = Hello(cell="bench", role="broker", node="b1")
 FRONT_END = Hello(cell="bench", role="frontend", node="f1")

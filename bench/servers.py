@@ -20,7 +20,7 @@ from typing import IO
 
 from bench import processes
 from bench.requests import Endpoint, Refused, call
-from quaymaster.cli.local_ports import ports_of_this_process
+from quaymaster.cli.local.ports import ports_of_this_process
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("QUAYMASTER_BENCH_CACHE", "~/.cache/quaymaster/bench")).expanduser()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from quaymaster.pipeline.session import SparkMissing, check_spark
+from quaymaster_pipeline.warehouse.session import SparkMissing, check_spark
 
 try:
     check_spark()

@@ -17,13 +17,13 @@ from harness.table_specs import all_specs
 
 from pyspark_quaymaster.lag import METRICS as STREAM_METRICS
 from quaymaster.monitoring.metrics import METRICS
-from quaymaster.pipeline.archive.metrics import METRICS as ARCHIVE_METRICS
-from quaymaster.pipeline.status import METRICS as PIPELINE_METRICS
-from quaymaster.protocol.errors import WIRE_ERRORS
-from quaymaster.protocol.queue_attributes import COMPUTED_NAMES, is_attribute_name
-from quaymaster.protocol.shapes import ACTIONS
-from quaymaster.protocol.usage_records import BlockHeader, UsageRecord
+from quaymaster.protocol.sqs.errors import WIRE_ERRORS
+from quaymaster.protocol.sqs.queue_attributes import COMPUTED_NAMES, is_attribute_name
+from quaymaster.protocol.sqs.shapes import ACTIONS
+from quaymaster.protocol.usage.usage_records import BlockHeader, UsageRecord
 from quaymaster.settings import CONFIG_VARIABLE, Settings
+from quaymaster_pipeline.archive.metrics import METRICS as ARCHIVE_METRICS
+from quaymaster_pipeline.checks.status import METRICS as PIPELINE_METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -40,6 +40,7 @@ NEEDED_BESIDE: dict[str, dict[str, Any]] = {"master_key_source": {"master_key": 
 SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 TABLES = all_specs()
 NOT_SETTINGS = {
+    "pyspark_quaymaster",
     # Ours: the words of the state, the admin API's fields, places in a result.
     *("in_flight", "body_bytes_max", "lag_records", "account_id", "visibility_timeout_ms"),
     *("next_token", "duration_s", "master_key_id", "previous_master_key_id"),
@@ -151,7 +152,7 @@ def test_queue_attributes_in_the_api_reference_exist() -> None:
 
 def test_every_request_of_the_admin_api_is_documented() -> None:
     page = (DOCS / "reference" / "admin.md").read_text(encoding="utf-8")
-    source = (ROOT / "src" / "quaymaster" / "frontend" / "admin.py").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "quaymaster" / "frontend" / "admin" / "admin.py").read_text(encoding="utf-8")
     routes = re.findall(r'^ +\(("[A-Z]+"(?:, "[^"]+")+)\): Route\(self\._', source, re.MULTILINE)
     served = set()
     for route in routes:
@@ -195,7 +196,7 @@ def test_every_column_of_every_table_is_described_with_its_type() -> None:
 def test_settings_named_in_a_page_exist(page: Path) -> None:
     text = text_of(page)
     measurements = {path.stem for path in (ROOT / "bench").glob("*.py")}
-    of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster" / "pipeline").glob("*.py")}
+    of_pipeline = {path.stem for path in (ROOT / "src" / "quaymaster_pipeline").rglob("*.py")}
     of_pipeline |= {name.partition(".")[2] for name in TABLES}
     of_pipeline |= {name for spec in TABLES.values() for name in spec.schema.names}
     of_records = {*UsageRecord.__struct_fields__, *BlockHeader.__struct_fields__}
@@ -232,7 +233,7 @@ def test_values_of_settings_are_found_in_a_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_metrics_named_in_a_page_exist(page: Path) -> None:
-    for name in re.findall(r"\bquaymaster_[a-z_]+", text_of(page)):
+    for name in set(re.findall(r"\bquaymaster_[a-z_]+", text_of(page))) - {"quaymaster_pipeline"}:
         assert any(name in known for known in (METRICS, PIPELINE_METRICS, ARCHIVE_METRICS, STREAM_METRICS)), (
             name
         )
@@ -299,10 +300,13 @@ def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_modules_named_in_a_page_exist(page: Path) -> None:
-    packages = "|".join(path.name for path in (ROOT / "src" / "quaymaster").iterdir() if path.is_dir())
+    sources = ROOT / "src"
+    packages = "|".join(path.name for path in (sources / "quaymaster").iterdir() if path.is_dir())
 
-    for name in re.findall(rf"`?\b((?:{packages})/[a-z_]+)\b(?![/.*])", text_of(page)):
-        path = ROOT / "src" / "quaymaster" / name
+    for name in re.findall(
+        rf"(?<![\w/.-])((?:quaymaster_pipeline|{packages})(?:/[a-z_]+)+)(?![\w/.*-])", text_of(page)
+    ):
+        path = sources / name if name.startswith("quaymaster_pipeline/") else sources / "quaymaster" / name
         is_module = path.with_suffix(".py").exists() or (path / "__init__.py").exists()
         assert is_module or (ROOT / "tests" / name).exists(), name
 

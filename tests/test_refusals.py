@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.broker import held_journals, journal_service, moves, moves_out, writer
+from quaymaster.broker.cell import held_journals
+from quaymaster.broker.replica import journal_service, moves, moves_out
+from quaymaster.broker.storage import writer
 from quaymaster.coordination import etcd, watched_prefix
-from quaymaster.metadata import feed, mirror
-from quaymaster.net import circuit_breaker, metadata_client
+from quaymaster.metadata.store import feed, mirror
+from quaymaster.net.routing import circuit_breaker, metadata_client
 from quaymaster.net.rpc.connection import RPCLimits
 
 SECOND = 1.0

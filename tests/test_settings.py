@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from quaymaster.net.http_message import HTTPLimits
+from quaymaster.net.http.message import HTTPLimits
 from quaymaster.settings import (
     Settings,
     SettingsError,

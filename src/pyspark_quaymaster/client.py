@@ -22,7 +22,7 @@ import msgspec
 
 from pyspark_quaymaster.credentials import Endpoint
 from pyspark_quaymaster.errors import AnswerIsWrong, RequestRefused, ServerIsUnavailable
-from quaymaster.protocol.sigv4 import sign
+from quaymaster.protocol.sqs.sigv4 import sign
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 5.0

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from pyspark_quaymaster.client import ARROW_TYPE, COLUMNS_TYPE, Fetched
 from pyspark_quaymaster.errors import AnswerIsWrong, OptionIsInvalid
-from quaymaster.protocol.log_columns import NotColumns, parse_block
+from quaymaster.protocol.logs.log_columns import NotColumns, parse_block
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +107,7 @@ def _batches(fetched: Fetched) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     if fetched.content_type == COLUMNS_TYPE:
-        from quaymaster.protocol.log_arrow import to_record_batch
+        from quaymaster.protocol.logs.log_arrow import to_record_batch
 
         yield to_record_batch(parse_block(fetched.body))
     elif fetched.content_type == ARROW_TYPE:

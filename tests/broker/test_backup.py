@@ -26,11 +26,11 @@ from quaymaster.broker.backup import (
     read_manifest,
     restore,
 )
-from quaymaster.broker.disk import RealDisk
-from quaymaster.broker.journal_copy import CopySource
-from quaymaster.broker.journal_state import read_state, write_state
-from quaymaster.broker.segments import DATA_AT, segment_name
-from quaymaster.core.errors import InternalFailure
+from quaymaster.broker.cell.journal_copy import CopySource
+from quaymaster.broker.storage.disk import RealDisk
+from quaymaster.broker.storage.journal_state import read_state, write_state
+from quaymaster.broker.storage.segments import DATA_AT, segment_name
+from quaymaster.core.values.errors import InternalFailure
 
 
 def write(path: Path) -> None:

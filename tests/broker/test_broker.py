@@ -23,11 +23,11 @@ from harness.broker_support import (
 )
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker import replica as replica_module
 from quaymaster.broker.broker import Broker
-from quaymaster.broker.disk import DirectoryInUse, RealDisk
+from quaymaster.broker.replica import replica as replica_module
+from quaymaster.broker.storage.disk import DirectoryInUse, RealDisk
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import (
+from quaymaster.core.values.commands import (
     ChangeVisibility,
     Command,
     CountMessages,
@@ -43,7 +43,7 @@ from quaymaster.core.commands import (
     SendOutcome,
     SetQueue,
 )
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     DiskFull,
     JournalStopped,
     NotLeader,

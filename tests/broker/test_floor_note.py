@@ -14,11 +14,11 @@ from harness.waiting import PATIENCE_S
 from quaymaster.broker import floor_note
 from quaymaster.broker.broker import Broker, JournalWentBack
 from quaymaster.broker.floor_note import FloorNote, read_floor
-from quaymaster.broker.segments import segment_name
+from quaymaster.broker.storage.segments import segment_name
 from quaymaster.coordination.cell_keys import JOURNAL_FLOORS, configuration_key
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import CountMessages
+from quaymaster.core.values.commands import CountMessages
 
 
 async def noted(store: MemoryCoordination, at_least: int) -> int:

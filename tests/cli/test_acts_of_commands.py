@@ -1,6 +1,6 @@
 """Every command that changes a server or a cell leaves an audit event, as its parser and its code tell.
 
-command ──names it reaches in `quaymaster.cli`──▶ what it can change ──▶ which act says so
+command ──names it reaches in `PACKAGES`──▶ what it can change ──▶ which act says so
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import typer
 
-import quaymaster.cli
+import quaymaster
 from quaymaster.cli.main import app
-from quaymaster.frontend.usage import CHANGES, NOTED_CHANGES, OTHER_ACT
+from quaymaster.frontend.usage.recorder import CHANGES, NOTED_CHANGES, OTHER_ACT
 
-CLI = Path(quaymaster.cli.__file__).parent
-PACKAGE = "quaymaster.cli."
+SOURCES = Path(quaymaster.__file__).parents[1]
+PACKAGES = ("quaymaster.cli.", "quaymaster.node.", "quaymaster_pipeline.commands.")
+"""Where commands are, and what they put together; not the services, which note acts of their own."""
 WRITERS = {
     *("transaction", "compare_and_swap", "raise_format", "decide_to_continue"),
     *("force_settling", "restore_data_directory", "back_up_cell"),
@@ -30,7 +31,7 @@ ASKED = {
     "ACCEPT_CLOCK": {"AcceptClock"},
 }
 """Calls of the RPC, whose processes note the act."""
-CLIENTS = "client"
+CLIENTS = "quaymaster.cli.client"
 """How SQS and the admin API are asked: what for, the commands say."""
 CHANGING_METHODS = {"POST", "PUT", "DELETE"}
 PROCESSES = {("serve",), ("broker",), ("metadata",), ("manager",), ("frontend",), ("bench",)}
@@ -45,10 +46,14 @@ Names = tuple[frozenset[str], frozenset[str]]
 """Which names and which texts a function has, with those that it reaches."""
 
 
+def source(name: str) -> Path:
+    return SOURCES / (name.replace(".", "/") + ".py")
+
+
 @cache
 def module(name: str) -> dict[str, ast.AST]:
     """Return functions, classes and constants of a module of commands, by name."""
-    tree = ast.parse((CLI / f"{name}.py").read_text())
+    tree = ast.parse(source(name).read_text())
     found: dict[str, ast.AST] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -60,19 +65,20 @@ def module(name: str) -> dict[str, ast.AST]:
 def imported(name: str) -> dict[str, tuple[str, str]]:
     """Return what a module takes from other modules of commands: (module, name), name "" for all of it."""
     found: dict[str, tuple[str, str]] = {}
-    for node in ast.walk(ast.parse((CLI / f"{name}.py").read_text())):
+    for node in ast.walk(ast.parse(source(name).read_text())):
         if not isinstance(node, ast.ImportFrom) or node.module is None:
             continue
         for alias in node.names:
-            if node.module == PACKAGE.rstrip("."):
-                found[alias.asname or alias.name] = (alias.name, "")
-            elif node.module.startswith(PACKAGE):
-                found[alias.asname or alias.name] = (node.module.removeprefix(PACKAGE), alias.name)
+            whole = f"{node.module}.{alias.name}"
+            if whole.startswith(PACKAGES) and source(whole).exists():
+                found[alias.asname or alias.name] = (whole, "")
+            elif node.module.startswith(PACKAGES):
+                found[alias.asname or alias.name] = (node.module, alias.name)
     return found
 
 
 def reach(start: tuple[str, str]) -> Names:
-    """Return names and texts of a function and of all that it reaches in the package."""
+    """Return names and texts of a function and of all that it reaches in the packages."""
     names: set[str] = set()
     texts: set[str] = set()
     seen: set[tuple[str, str]] = set()
@@ -105,7 +111,7 @@ def commands() -> Iterator[tuple[tuple[str, ...], tuple[str, str]]]:
         function = command.callback
         if function is not None:
             function = getattr(function, "__wrapped__", function)
-            yield path, (function.__module__.removeprefix(PACKAGE), function.__name__)
+            yield path, (function.__module__, function.__name__)
         for name, below in getattr(command, "commands", {}).items():
             yield from walk(below, (*path, name))
 
@@ -162,7 +168,7 @@ def test_every_act_that_can_be_noted_is_that_of_a_command() -> None:
 
 
 def test_code_that_notes_nothing_is_told_from_code_that_does() -> None:
-    names, texts = reach(("cell_operations", "force_store"))
+    names, texts = reach(("quaymaster.cli.cells.cell_operations", "force_store"))
     assert acts_of(names, texts) == {"ForceStore"}
     assert not acts_of(names - {"act_of_user"}, texts)
     assert names & WRITERS

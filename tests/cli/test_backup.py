@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from harness.command_line import Run
 from harness.process import QuaymasterProcess
 
 from quaymaster.broker.backup import restore
-
-from .conftest import Run
 
 pytestmark = pytest.mark.slow
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quaymaster.cli.load import ActionFigures, Tally
+from harness.command_line import PlayedServer, Refusal, Run
 
-from .conftest import PlayedServer, Refusal, Run
+from quaymaster.cli.load import ActionFigures, Tally
 
 LOAD = ("--connections", "2", "--seconds", "0.2")
 

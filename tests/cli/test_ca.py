@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from .conftest import Run
+from harness.command_line import Run
 
 DAY_MS = 86_400_000
 

@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.command_line import PlayedServer, Run, write_client_file
 
 from quaymaster.cli import checkup
 from quaymaster.cli.checkup import OK, PROBLEM, WARNING, Finding
 from quaymaster.settings import Settings, load_settings, parse_address
-
-from .conftest import PlayedServer, Run, write_client_file
 
 
 def settings_of(data: Path, **flags: object) -> Settings:

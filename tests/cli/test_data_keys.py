@@ -16,16 +16,22 @@ from harness.held_entries import held_entries
 from metadata.support import ACCOUNT, Clock, eventually
 
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import Delete, NewMessage, StartMoveTask
-from quaymaster.core.messages import MessageContent, decode_message, join_payload, split_payload
-from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.frontend.encryption import MessageCipher
+from quaymaster.core.values.commands import Delete, NewMessage, StartMoveTask
+from quaymaster.core.values.messages import MessageContent, decode_message, join_payload, split_payload
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
-from quaymaster.metadata import known_queues
-from quaymaster.metadata.master_keys import FileKeyProvider
-from quaymaster.metadata.rows import DATA_KEYS, id_text
+from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.metadata.keys.master_keys import FileKeyProvider
+from quaymaster.metadata.queues import known_queues
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import BeginPurge, CreateGroup, CreateQueue, DeleteQueue, TagQueue
+from quaymaster.metadata.store.rows import DATA_KEYS, id_text
+from quaymaster.protocol.rpc.metadata_messages import (
+    BeginPurge,
+    CreateGroup,
+    CreateQueue,
+    DeleteQueue,
+    TagQueue,
+)
 
 OWN = {"KmsMasterKeyId": "alias/own"}
 DEAD_ARN = f"arn:aws:sqs:local:{ACCOUNT}:dead"

@@ -10,19 +10,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from harness.command_line import Result, Run
 from harness.disks import SmallDisk, small_disk
 from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 from spark.fake_server import fake_server
 
-from quaymaster.cli import pipeline
-from quaymaster.pipeline.archive.tables import MESSAGES
-from quaymaster.pipeline.data_files import FileWriter
-from quaymaster.pipeline.errors import DiskFull, telling_full_disk, why_no_room
-from quaymaster.pipeline.reconciliation import compare_rows, compare_sums
-from quaymaster.pipeline.schemas import TABLES, USAGE_HOURLY
-
-from .conftest import Result, Run
+from quaymaster_pipeline.archive.tables import MESSAGES
+from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums
+from quaymaster_pipeline.commands import pipeline
+from quaymaster_pipeline.warehouse.data_files import FileWriter
+from quaymaster_pipeline.warehouse.errors import DiskFull, telling_full_disk, why_no_room
+from quaymaster_pipeline.warehouse.schemas import TABLES, USAGE_HOURLY
 
 KIB = 1 << 10
 DISK_BYTES = 24 << 20

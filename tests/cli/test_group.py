@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .conftest import PlayedServer, Run
+from harness.command_line import PlayedServer, Run
 
 ROW = {
     "group": "a",

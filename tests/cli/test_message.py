@@ -3,11 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from harness.command_line import PlayedServer, Run
 
 from quaymaster.cli.failures import WrongUsage
 from quaymaster.cli.message import parse_message_attribute
-
-from .conftest import PlayedServer, Run
 
 
 def test_send_prints_the_message_id(run: Run, data: Path, server: PlayedServer) -> None:

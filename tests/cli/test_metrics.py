@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 from harness.broker_support import BrokerTester, define, message, running
+from harness.command_line import Run
 from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
-from quaymaster.cli.figures import broker_samples
-from quaymaster.core.commands import StageMessages
+from quaymaster.core.values.commands import StageMessages
 from quaymaster.monitoring.metrics import METRICS
-
-from .conftest import Run
+from quaymaster.node.figures import broker_samples
 
 
 @pytest.fixture

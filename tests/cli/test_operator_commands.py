@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .conftest import PlayedServer, Refusal, Run
+from harness.command_line import PlayedServer, Refusal, Run
 
 KEY = {
     "access_key_id": "AK",

@@ -8,11 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness.command_line import PlayedServer
 from harness.waiting import PATIENCE_S
 
 from quaymaster.cli import output
-
-from .conftest import PlayedServer
 
 
 def on_terminal(*arguments: str) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .conftest import PlayedServer, Refusal, Run
+from harness.command_line import PlayedServer, Refusal, Run
 
 COUNTS = {
     "ApproximateNumberOfMessages": "3",

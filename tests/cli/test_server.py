@@ -5,10 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from harness.command_line import ACCESS_KEY_ID, SECRET, PlayedServer, Refusal, Run, write_client_file
 
 import quaymaster
-
-from .conftest import ACCESS_KEY_ID, SECRET, PlayedServer, Refusal, Run, write_client_file
 
 
 def test_version_is_the_package_version(run: Run) -> None:

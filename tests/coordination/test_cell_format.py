@@ -27,7 +27,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.formats import FORMAT_MAX
+from quaymaster.core.values.formats import FORMAT_MAX
 
 LEASE_MS = 1_000
 

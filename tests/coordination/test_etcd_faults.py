@@ -32,7 +32,7 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     WatchLost,
 )
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 
 TIMEOUT_MS = 1_500
 """Of calls; shorter than etcd's own, so that outcomes are unknown often."""

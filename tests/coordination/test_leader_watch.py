@@ -20,8 +20,8 @@ from quaymaster.coordination.interface import ABSENT, CoordinationUnavailable, E
 from quaymaster.coordination.leader_watch import LeaderWatch
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.leader_table import Leader, LeaderTable
+from quaymaster.core.cell.leader_table import Leader, LeaderTable
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.supervision import listen_for_failures
 
 

@@ -30,7 +30,7 @@ from quaymaster.coordination.store_witness import (
     read_refusal,
     with_generation,
 )
-from quaymaster.core.store_history import SeenStore, Verdict, WitnessMark
+from quaymaster.core.cell.store_history import SeenStore, Verdict, WitnessMark
 
 INTERVAL_S = 0.005
 

@@ -20,38 +20,38 @@ from xml.etree import ElementTree
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core import commands
-from quaymaster.core.commands import (
+from quaymaster.core.partition.log_reads import FETCH_MESSAGES_MAX
+from quaymaster.core.values import commands
+from quaymaster.core.values.commands import (
     RECEIPT_HANDLE_PLACEHOLDER,
     Command,
     Delivery,
     Outcome,
     Receipt,
 )
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     InvalidParameterValue,
     NotNow,
     OffsetOutOfRange,
     QueueDoesNotExist,
     StageNotFound,
 )
-from quaymaster.core.log_reads import FETCH_MESSAGES_MAX
-from quaymaster.core.messages import decode_message, prefix_bytes
-from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.queue_marks import QueueMarks
-from quaymaster.core.records import RecordType
+from quaymaster.core.values.messages import decode_message, prefix_bytes
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.call import Calls
+from quaymaster.frontend.logs.sealed_blocks import SealedLogs
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
-from quaymaster.frontend.sealed_blocks import SealedLogs
 from quaymaster.frontend.server import FrontEnd
-from quaymaster.frontend.usage import UsageRecorder
-from quaymaster.metadata.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
+from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
 from quaymaster.metadata.service import MetadataService
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.http_server import HTTPLimits, HTTPServer
-from quaymaster.protocol.metadata_messages import CreateQueue
-from quaymaster.protocol.sigv4 import sign
+from quaymaster.net.http.server import HTTPLimits, HTTPServer
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue
+from quaymaster.protocol.sqs.sigv4 import sign
 from quaymaster.settings import Settings, load_settings
 
 ACCOUNT = "000000000000"

@@ -13,15 +13,14 @@ from typing import NamedTuple
 import pytest
 from metadata.cell import Cell, FrontEnd
 
+from frontend.support import ACCOUNT, Client, FakeBroker, Service, now_ms, serving_with, until
 from quaymaster.frontend import server as server_module
-from quaymaster.frontend.admin import make_admin
+from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.monitoring.health import Health
-from quaymaster.net.http_server import HTTPLimits, HTTPServer, one_by_one
-from quaymaster.protocol.metadata_messages import FindRows
+from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.protocol.rpc.metadata_messages import FindRows
 from quaymaster.settings import load_settings
-
-from .support import ACCOUNT, Client, FakeBroker, Service, now_ms, serving_with, until
 
 
 class Pair(NamedTuple):

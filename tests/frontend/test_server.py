@@ -14,17 +14,16 @@ import pytest
 from harness.waiting import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
-from quaymaster.core import commands
-from quaymaster.core.errors import DiskFull, InternalFailure, JournalStopped, NotNow
+from frontend.support import ACCOUNT, REGION, Answer, Client, Service, now_ms, read_answer, serving, until
+from quaymaster.core.values import commands
+from quaymaster.core.values.errors import DiskFull, InternalFailure, JournalStopped, NotNow
+from quaymaster.frontend.actions.message_actions import MessageIds, uuid_text
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.encryption import MessageCipher
-from quaymaster.frontend.message_actions import MessageIds, uuid_text
 from quaymaster.frontend.server import CORS, RequestIds
-from quaymaster.net.http_message import HTTPRequest
-from quaymaster.protocol import shapes
-from quaymaster.protocol.sigv4 import presign
-
-from .support import ACCOUNT, REGION, Answer, Client, Service, now_ms, read_answer, serving, until
+from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.net.http.message import HTTPRequest
+from quaymaster.protocol.sqs import shapes
+from quaymaster.protocol.sqs.sigv4 import presign
 
 LIST = {"x-amz-target": "AmazonSQS.ListQueues"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.core.errors import ExpiredToken
+from quaymaster.core.values.errors import ExpiredToken
 from quaymaster.frontend.authentication import Signed
-from quaymaster.metadata.accounts import AccessKey
+from quaymaster.metadata.keys.accounts import AccessKey
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000

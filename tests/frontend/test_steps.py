@@ -13,12 +13,11 @@ import msgspec
 import pytest
 from harness.steps import forbid_walks
 
-from quaymaster.core.queue_definitions import QueueDefinition, encode_queue_definition
-from quaymaster.metadata.rows import AccessKeyRow, AccountRow, encode_row
-from quaymaster.protocol.own_actions import OWN_ACTIONS
-from quaymaster.protocol.shapes import ACTIONS
-
-from .support import ACCOUNT, Answer, Service, serving
+from frontend.support import ACCOUNT, Answer, Service, serving
+from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
+from quaymaster.metadata.store.rows import AccessKeyRow, AccountRow, encode_row
+from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
+from quaymaster.protocol.sqs.shapes import ACTIONS
 
 FEW, MANY = 100, 100_000
 THEIRS = "111111111111"

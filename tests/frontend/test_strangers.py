@@ -11,12 +11,11 @@ from hashlib import sha256
 import pytest
 from harness.waiting import PATIENCE_S
 
-from quaymaster.core.errors import CallerError, NotNow, NotYetKnown, Overloaded
+from frontend.admin.test_admin import administered
+from frontend.support import Answer, Client, Service, read_answer, serving, until
+from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, Overloaded
 from quaymaster.frontend import authentication
-from quaymaster.net.http_message import HTTPRequest
-
-from .support import Answer, Client, Service, read_answer, serving, until
-from .test_admin import administered
+from quaymaster.net.http.message import HTTPRequest
 
 TARGET = {"x-amz-target": "AmazonSQS.ListQueues", "content-type": "application/x-amz-json-1.0"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.core.records import Batch, Record, RecordType, encode_batch, iterate_rows
+from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.core.values.records import Batch, Record, RecordType, encode_batch, iterate_rows
 
 
 class BatchSource:

@@ -8,12 +8,12 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from quaymaster.pipeline.billing.periods import Month
-from quaymaster.pipeline.billing.prices import PriceBook, PriceVersion, make_tiers
-from quaymaster.pipeline.billing.rating import Charge, Usage, rate_month
-from quaymaster.pipeline.billing.rules import BillingClass
-from quaymaster.pipeline.schemas import USAGE_EVENTS, USAGE_HOURLY
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster_pipeline.billing.periods import Month
+from quaymaster_pipeline.billing.prices import PriceBook, PriceVersion, make_tiers
+from quaymaster_pipeline.billing.rating import Charge, Usage, rate_month
+from quaymaster_pipeline.billing.rules import BillingClass
+from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 MONTH = Month(2026, 11)
 ACCOUNT = "123456789012"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from quaymaster.broker.broker import Broker
-from quaymaster.broker.disk import Disk
-from quaymaster.broker.journal_service import JournalOptions
-from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.replica.journal_service import JournalOptions
+from quaymaster.broker.storage.disk import Disk
+from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import (
+from quaymaster.core.values.commands import (
     Command,
     Delivery,
     NewMessage,
@@ -25,14 +25,14 @@ from quaymaster.core.commands import (
     SendResult,
     SetQueue,
 )
-from quaymaster.core.messages import (
+from quaymaster.core.values.messages import (
     MOVED_VERSION,
     decode_moved,
     encode_message_head,
     join_payload,
     split_payload,
 )
-from quaymaster.core.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
 
 from .waiting import PATIENCE_S
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import pytest
 
-from quaymaster.cli.local_etcd import EtcdMember, etcd_command, find_etcd, is_etcd_ready
+from quaymaster.cli.local.etcd import EtcdMember, etcd_command, find_etcd, is_etcd_ready
 
 from .process import free_port
 from .waiting import PATIENCE_S

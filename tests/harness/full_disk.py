@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from quaymaster.broker.disk import RealDisk
+from quaymaster.broker.storage.disk import RealDisk
 
 
 class FullDisk(RealDisk):

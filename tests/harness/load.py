@@ -43,7 +43,7 @@ from harness.history import (
     SetQueue,
 )
 from harness.process import Environment
-from quaymaster.protocol.sigv4 import sign
+from quaymaster.protocol.sqs.sigv4 import sign
 
 from .waiting import PATIENCE_S, eventually
 

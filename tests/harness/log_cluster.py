@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.log_tail import LOG_START, Position
-from quaymaster.core.records import Batch, Record, RecordType, encode_batch
-from quaymaster.core.replication import LogReplica
-from quaymaster.core.replication_effects import (
+from quaymaster.core.replication.effects import (
     PersistPromise,
     ReadLog,
     Truncate,
     Write,
 )
-from quaymaster.core.replication_messages import Envelope
+from quaymaster.core.replication.log_tail import LOG_START, Position
+from quaymaster.core.replication.messages import Envelope
+from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.records import Batch, Record, RecordType, encode_batch
 
 STEPS_MAX = 10_000
 

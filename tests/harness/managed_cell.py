@@ -28,8 +28,8 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
 )
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.cell import BrokerReport, JournalSeen, PlacementSettings, broker_of
-from quaymaster.core.errors import Timeout, Unreachable
+from quaymaster.core.cell.cell import BrokerReport, JournalSeen, PlacementSettings, broker_of
+from quaymaster.core.values.errors import Timeout, Unreachable
 from quaymaster.managers.broker_link import BrokerLink
 from quaymaster.managers.in_cluster import InClusterManager
 

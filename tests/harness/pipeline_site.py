@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import usage_blocks
-from quaymaster.pipeline.feed import FileFeed, UsageFeed
-from quaymaster.pipeline.jobs import Pipeline, Summary
-from quaymaster.pipeline.tables import Warehouse
-from quaymaster.pipeline.tasks import Answers
-from quaymaster.pipeline.usage import read_usage
+from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
+from quaymaster_pipeline.usage.feed import FileFeed, UsageFeed
+from quaymaster_pipeline.usage.tasks import Answers
+from quaymaster_pipeline.usage.usage import read_usage
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 NOW = datetime.datetime(2026, 11, 22, 18, tzinfo=datetime.UTC)
 

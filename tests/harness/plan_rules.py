@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quaymaster.core.cell import (
+from quaymaster.core.cell.cell import (
     Action,
     Appoint,
     CellSeen,
@@ -17,7 +17,7 @@ from quaymaster.core.cell import (
     Transfer,
     broker_of,
 )
-from quaymaster.core.placement import plan
+from quaymaster.core.cell.placement import plan
 
 CLOSE = PlacementSettings().transfer_lag_max
 

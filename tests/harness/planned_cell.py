@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quaymaster.core.cell import (
+from quaymaster.core.cell.cell import (
     Action,
     Appoint,
     BrokerReport,
@@ -32,8 +32,8 @@ from quaymaster.core.cell import (
     is_majority,
     with_learner,
 )
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.placement import plan
+from quaymaster.core.cell.placement import plan
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 POLL_MS = 250
 OUT_OF_REACH_MS = 60_000

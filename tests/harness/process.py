@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from quaymaster.cli.local_ports import ports_of_this_process
+from quaymaster.cli.local.ports import ports_of_this_process
 
 from .waiting import PATIENCE_S
 
@@ -52,7 +52,7 @@ class ProcessFailed(AssertionError):
 
 
 def free_port() -> int:
-    """Return a loopback port that no other process is given while this one runs; see `quaymaster.cli.local_ports`."""
+    """Return a loopback port that no other process is given while this one runs; see `quaymaster.cli.local.ports`."""
     with _ports_lock:
         return next(_ports.setdefault(os.getpid(), ports_of_this_process()))
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from quaymaster.core.commands import Command, Decided, InternalCommand, NewMessage
-from quaymaster.core.index import ChunkKeeper, MemoryChunks
-from quaymaster.core.journal import JournalReplica
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.log_tail import LOG_START, Position
-from quaymaster.core.messages import encode_message_head, join_payload
-from quaymaster.core.partition import Partition
-from quaymaster.core.partition_snapshots import snapshot_pieces
-from quaymaster.core.queue_definitions import QueueDefinition, one_partition
-from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.records import Batch, Row, check_batch, decode_header, iterate_rows
-from quaymaster.core.replication import LogReplica
-from quaymaster.core.replication_effects import PersistPromise
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_snapshots import snapshot_pieces
+from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.replication.effects import PersistPromise
+from quaymaster.core.replication.journal import JournalReplica
+from quaymaster.core.replication.log_tail import LOG_START, Position
+from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.structures.index import ChunkKeeper, MemoryChunks
+from quaymaster.core.values.commands import Command, Decided, InternalCommand, NewMessage
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.messages import encode_message_head, join_payload
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.records import Batch, Row, check_batch, decode_header, iterate_rows
 
 ACCOUNT = "000000000000"
 RETRY_WINDOW_MS = 120_000

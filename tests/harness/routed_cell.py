@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from harness.skipping_loop import SkippingLoop
-from quaymaster.core.commands import (
+from quaymaster.core.cell.leader_table import LeaderTable
+from quaymaster.core.values.commands import (
     ChangeVisibility,
     Command,
     CountMessages,
@@ -29,15 +30,14 @@ from quaymaster.core.commands import (
     SendOutcome,
     SendResult,
 )
-from quaymaster.core.errors import CallerError, NotLeader, NotNow
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.leader_table import LeaderTable
-from quaymaster.net.broker_router import BrokerRouter, RouterLimits
-from quaymaster.net.broker_routes import Submission
+from quaymaster.core.values.errors import CallerError, NotLeader, NotNow
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.net.routing.broker_router import BrokerRouter, RouterLimits
+from quaymaster.net.routing.broker_routes import Submission
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCServer
-from quaymaster.net.rpc_memory import MemoryNetwork
-from quaymaster.protocol.command_codec import decode_command, encode_outcome
-from quaymaster.protocol.frames import Hello
+from quaymaster.net.rpc.memory import MemoryNetwork
+from quaymaster.protocol.rpc.command_codec import decode_command, encode_outcome
+from quaymaster.protocol.rpc.frames import Hello
 
 EPOCH = 3
 LIMITS = RPCLimits(reconnect_min_ms=1, reconnect_max_ms=20)

@@ -23,11 +23,11 @@ from typing import Any, Self
 
 import msgspec
 
-from quaymaster.core.errors import CallerError, NotNow
+from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.net.rpc import RPCClient
 from quaymaster.net.tls import TransportSecurity
-from quaymaster.protocol.frames import Hello
-from quaymaster.protocol.manager_calls import STATUS
+from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.protocol.rpc.manager_calls import STATUS
 
 from .etcd import EtcdCluster
 from .load import SQSConnection

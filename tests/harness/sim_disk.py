@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from posixpath import basename, dirname
 from random import Random
 
-from quaymaster.broker.disk import DirectoryInUse
+from quaymaster.broker.storage.disk import DirectoryInUse
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from quaymaster import pipeline
-from quaymaster.pipeline.schemas import TableSpec
+import quaymaster_pipeline
+from quaymaster_pipeline.warehouse.schemas import TableSpec
 
 
 def all_specs() -> dict[str, TableSpec]:
     """Return the tables by name, sorted."""
     found: dict[str, TableSpec] = {}
-    for module in pkgutil.walk_packages(pipeline.__path__, f"{pipeline.__name__}."):
+    for module in pkgutil.walk_packages(quaymaster_pipeline.__path__, "quaymaster_pipeline."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, TableSpec):
                 assert found.setdefault(value.name, value) is value, f"{value.name} is declared twice"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from quaymaster.protocol.usage_records import (
+from quaymaster.protocol.usage.usage_records import (
     NO_HASH,
     Change,
     Dropped,

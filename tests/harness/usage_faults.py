@@ -22,19 +22,19 @@ from unittest.mock import patch
 from harness.billing import sqs_version
 from harness.pipeline_site import Site
 from harness.usage_blocks import HOUR_US, SECOND_US
-from quaymaster.frontend import usage_spool
-from quaymaster.frontend.usage import TakenRows, category_of
-from quaymaster.frontend.usage_spool import UsageSpool
-from quaymaster.pipeline import data_files, tables
-from quaymaster.pipeline.billing.periods import Month
-from quaymaster.pipeline.billing.prices import PriceBook
-from quaymaster.pipeline.billing.rating import Charge
-from quaymaster.pipeline.billing.service import Billing, Made
-from quaymaster.pipeline.billing.store import BillingStore
-from quaymaster.pipeline.bronze import coverage_of
-from quaymaster.pipeline.data_files import FileWriter
-from quaymaster.pipeline.tables import Table, Warehouse
-from quaymaster.protocol.usage_records import Change, UsageContext, UsageRecord, decode_block
+from quaymaster.frontend.usage import usage_spool
+from quaymaster.frontend.usage.recorder import TakenRows, category_of
+from quaymaster.frontend.usage.usage_spool import UsageSpool
+from quaymaster.protocol.usage.usage_records import Change, UsageContext, UsageRecord, decode_block
+from quaymaster_pipeline.billing.periods import Month
+from quaymaster_pipeline.billing.prices import PriceBook
+from quaymaster_pipeline.billing.rating import Charge
+from quaymaster_pipeline.billing.service import Billing, Made
+from quaymaster_pipeline.billing.store import BillingStore
+from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.warehouse import data_files, tables
+from quaymaster_pipeline.warehouse.data_files import FileWriter
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse
 
 Result = TypeVar("Result")
 

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from quaymaster.coordination.cell_keys import BrokerRegistration
-from quaymaster.core.cell import BrokerReport
-from quaymaster.core.errors import NotNow
+from quaymaster.core.cell.cell import BrokerReport
+from quaymaster.core.values.errors import NotNow
 from quaymaster.managers.broker_link import rpc_links
 from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.rpc import IncomingCall, RPCServer
 from quaymaster.net.tls import TransportSecurity
-from quaymaster.protocol.broker_calls import REPORT
-from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.rpc.broker_calls import REPORT
+from quaymaster.protocol.rpc.frames import Hello
 
 CELL = "eu1"
 MANAGER = Hello(cell=CELL, role="manager", node="m1")

@@ -19,8 +19,8 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.interface import Put
-from quaymaster.core.cell import broker_of
-from quaymaster.core.errors import ResourceNotFound
+from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.values.errors import ResourceNotFound
 from quaymaster.monitoring.metrics import Sample
 
 GRACE_MS = 300_000

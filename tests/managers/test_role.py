@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.manager_role import placement_settings, start_manager
 from quaymaster.coordination.cell_keys import (
     BrokerRegistration,
     decode_registration,
@@ -22,14 +21,15 @@ from quaymaster.coordination.cell_keys import (
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.noted_acts import NotedAct, list_acts
-from quaymaster.core.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
+from quaymaster.core.values.errors import InternalFailure, MalformedInput, NotNow, ResourceNotFound
 from quaymaster.managers.cell_status import CellStatus
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.rpc import RPCClient
-from quaymaster.protocol.frames import Hello
-from quaymaster.protocol.manager_calls import (
+from quaymaster.node.manager_role import placement_settings, start_manager
+from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.protocol.rpc.manager_calls import (
     SET_BROKER_STATE,
     STATUS,
     BrokerStateRequest,

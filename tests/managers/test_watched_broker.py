@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quaymaster.coordination.cell_keys import BrokerRegistration
-from quaymaster.core.cell import BrokerReport, ReplicaSeen
+from quaymaster.core.cell.cell import BrokerReport, ReplicaSeen
 from quaymaster.managers.watched_broker import WatchedBroker
 
 LEARNER = "b@1"

@@ -11,13 +11,13 @@ from pathlib import Path
 from harness.broker_support import options
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.coordination.cell_keys import BROKERS, registration_key
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.cell import PlacementSettings
+from quaymaster.core.cell.cell import PlacementSettings
 from quaymaster.managers.broker_link import rpc_links
 from quaymaster.managers.in_cluster import InClusterManager
-from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.rpc.frames import Hello
 
 
 class Cell:

@@ -12,19 +12,18 @@ from typing import Any
 
 from harness.waiting import PATIENCE_S
 
+from metadata.support import ACCOUNT, REGION, Clock, FakeJournal
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import ConnectionLost, Timeout, Unreachable
-from quaymaster.core.formats import CellFormat
-from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
+from quaymaster.core.values.errors import ConnectionLost, Timeout, Unreachable
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.node import MetadataNode
-from quaymaster.metadata.quotas import Quotas
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
-from quaymaster.net.metadata_client import FullNodes, MetadataClient, Node, when_known
-from quaymaster.protocol.metadata_messages import Request, decode_request
-
-from .support import ACCOUNT, REGION, Clock, FakeJournal
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node, when_known
+from quaymaster.protocol.rpc.metadata_messages import Request, decode_request
 
 
 class Call:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from quaymaster.core.queue_definitions import QueueDefinition, encode_queue_definition, one_partition
-from quaymaster.metadata.rows import (
+from metadata.support import START_MS
+from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition, one_partition
+from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNT_KEYS,
     ACCOUNTS,
@@ -19,8 +20,6 @@ from quaymaster.metadata.rows import (
     encode_row,
     id_text,
 )
-
-from .support import START_MS
 
 FEW, MANY = 100, 100_000
 ACCOUNTS_OF_OTHERS = 100

@@ -12,12 +12,12 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import QueueIdTaken, QueueRevisionTaken
-from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.queue_marks import QueueIdentity, QueueMarks, identity_of
-from quaymaster.metadata.master_keys import FileKeyProvider, KeyProvider
-from quaymaster.metadata.quotas import Quotas
+from quaymaster.core.values.errors import QueueIdTaken, QueueRevisionTaken
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
+from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
 from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.store.quotas import Quotas
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"

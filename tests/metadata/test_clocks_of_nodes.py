@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from quaymaster.core.errors import JournalStopped, PurgeQueueInProgress, QueueDeletedRecently
-from quaymaster.protocol.metadata_messages import BeginPurge, CreateQueue, DeleteQueue
-
-from .cell import Cell, run_cell
-from .support import ACCOUNT, Clock, World, eventually, run
+from metadata.cell import Cell, run_cell
+from metadata.support import ACCOUNT, Clock, World, eventually, run
+from quaymaster.core.values.errors import JournalStopped, PurgeQueueInProgress, QueueDeletedRecently
+from quaymaster.protocol.rpc.metadata_messages import BeginPurge, CreateQueue, DeleteQueue
 
 YEAR_S = 365 * 86_400
 

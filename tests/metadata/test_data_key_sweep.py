@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quaymaster.metadata.data_key_sweep as sweep_module
+from metadata.cell import Cell, run_cell
+from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.interface import Put, RevisionMismatch
-from quaymaster.core.errors import NotNow
-from quaymaster.core.formats import CellFormat
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.metadata.data_key_sweep import RETRY_MS, SWEEP_INTERVAL_MS
-from quaymaster.metadata.rows import ACCOUNT_KEYS, DATA_KEYS, DataKeyRow, id_text, row_decoder
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue
-
-from .cell import Cell, run_cell
-from .support import ACCOUNT, World, eventually, run
+from quaymaster.metadata.store.rows import ACCOUNT_KEYS, DATA_KEYS, DataKeyRow, id_text, row_decoder
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 
 DAY_S = 86_400
 OWN = {"KmsMasterKeyId": "alias/own"}

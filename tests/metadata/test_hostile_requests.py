@@ -10,23 +10,22 @@ from harness.waiting import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metadata.support import ACCOUNT, REGION, Clock, FakeJournal
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import CallerError, InternalFailure, NotNow
+from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow
 from quaymaster.metadata.node import MetadataNode
-from quaymaster.metadata.rows import ROOT
 from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.store.rows import ROOT
 from quaymaster.net.rpc import RPCClient, RPCServer
-from quaymaster.net.rpc_memory import MemoryNetwork
-from quaymaster.protocol.frames import Hello
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.net.rpc.memory import MemoryNetwork
+from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.protocol.rpc.metadata_messages import (
     METHOD,
     GetChanges,
     GetRow,
     Request,
     encode_message,
 )
-
-from .support import ACCOUNT, REGION, Clock, FakeJournal
 
 ADDRESS = ("m1", 1)
 # What may wait for long, or for a revision that is far away, waits as long as it is asked to: no mishap.

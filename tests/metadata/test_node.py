@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from metadata.cell import Call, Cell, run_cell
+from metadata.support import ACCOUNT, eventually
 from quaymaster.coordination.interface import (
     Coordination,
     CoordinationUnavailable,
     LeaseExpired,
     OutcomeUnknown,
 )
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     AccessDenied,
     CallerError,
     MalformedInput,
@@ -24,7 +26,7 @@ from quaymaster.core.errors import (
 )
 from quaymaster.metadata.node import MetadataNode, StoreUnreachable
 from quaymaster.metadata.rpc_server import MetadataCalls
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.protocol.rpc.metadata_messages import (
     METHOD,
     BeginPurge,
     Changes,
@@ -41,9 +43,6 @@ from quaymaster.protocol.metadata_messages import (
     Written,
     encode_message,
 )
-
-from .cell import Call, Cell, run_cell
-from .support import ACCOUNT, eventually
 
 
 def test_front_ends_write_rows_of_accounts_and_keys_only(tmp_path: Path) -> None:

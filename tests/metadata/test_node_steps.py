@@ -11,12 +11,15 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from harness.steps import calls_of, forbid_walks
 
+from metadata.cell import Cell, FrontEnd
+from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
+from metadata.support import ACCOUNT
 from quaymaster.coordination.interface import Event, KeyValue
 from quaymaster.metadata import node as node_module
 from quaymaster.metadata import remote
 from quaymaster.metadata.node import MetadataNode
-from quaymaster.metadata.rows import ACCOUNTS, DATA_KEYS, QUEUES
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.metadata.store.rows import ACCOUNTS, DATA_KEYS, QUEUES
+from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
     CancelPurge,
@@ -36,10 +39,6 @@ from quaymaster.protocol.metadata_messages import (
     TagQueue,
     UntagQueue,
 )
-
-from .cell import Cell, FrontEnd
-from .others import FEW, LOGS_EVERY, MANY, rows_of_others
-from .support import ACCOUNT
 
 LONG_MS = 10**9
 PATIENT_MS = 30_000

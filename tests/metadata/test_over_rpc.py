@@ -11,18 +11,17 @@ from pathlib import Path
 import pytest
 from harness.waiting import PATIENCE_S
 
+from metadata.support import ACCOUNT, REGION, Clock, FakeJournal, eventually
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import QueueDoesNotExist, QueueNameExists
-from quaymaster.metadata.master_keys import FileKeyProvider
+from quaymaster.core.values.errors import QueueDoesNotExist, QueueNameExists
+from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.node import MetadataNode
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.rpc_server import MetadataCalls
-from quaymaster.net.metadata_client import FullNodes, MetadataClient, Node, when_known
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node, when_known
 from quaymaster.net.rpc import RPCClient, RPCServer
-from quaymaster.protocol.frames import Hello
-from quaymaster.protocol.metadata_messages import CreateQueue
-
-from .support import ACCOUNT, REGION, Clock, FakeJournal, eventually
+from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue
 
 
 def test_front_end_goes_on_over_the_other_node_when_one_is_killed_and_when_one_is_silent(

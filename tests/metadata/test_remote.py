@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 import pytest
 from harness.held_entries import held_entries
 
+from metadata.cell import Cell, FrontEnd, run_cell
+from metadata.support import ACCOUNT, REGION, eventually
 from quaymaster.coordination.interface import CoordinationUnavailable, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     CallerError,
     InvalidParameterValue,
     NotNow,
@@ -31,14 +33,14 @@ from quaymaster.core.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from quaymaster.metadata import feed as feed_module
-from quaymaster.metadata import known_queues
 from quaymaster.metadata import remote as remote_module
-from quaymaster.metadata.master_keys import EnvironmentKeyProvider, KeysUnusable, wrapping_key_id
+from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, KeysUnusable, wrapping_key_id
+from quaymaster.metadata.queues import known_queues
 from quaymaster.metadata.remote import RemoteMetadata
-from quaymaster.metadata.rows import DATA_KEYS, DataKeyRow, id_text, row_decoder
-from quaymaster.net.metadata_client import known
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.metadata.store import feed as feed_module
+from quaymaster.metadata.store.rows import DATA_KEYS, DataKeyRow, id_text, row_decoder
+from quaymaster.net.routing.metadata_client import known
+from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
     CancelPurge,
@@ -53,9 +55,6 @@ from quaymaster.protocol.metadata_messages import (
     TagQueue,
     UntagQueue,
 )
-
-from .cell import Cell, FrontEnd, run_cell
-from .support import ACCOUNT, REGION, eventually
 
 
 def names_of(page: object) -> list[str]:
@@ -545,7 +544,7 @@ def breakable(cell: Cell) -> BreakableStore:
 def test_node_cut_off_from_the_store_is_left_for_another_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quaymaster.net.metadata_client.STALE_NODE_MS", 100)
+    monkeypatch.setattr("quaymaster.net.routing.metadata_client.STALE_NODE_MS", 100)
 
     async def scenario(cell: Cell) -> None:
         stores = {name: breakable(cell) for name in ("one", "two")}
@@ -581,7 +580,11 @@ class AheadClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ahead_s = 0.0
-        for module in ("quaymaster.net.metadata_client", "quaymaster.metadata.remote", "metadata.cell"):
+        for module in (
+            "quaymaster.net.routing.metadata_client",
+            "quaymaster.metadata.remote",
+            "metadata.cell",
+        ):
             monkeypatch.setattr(f"{module}.time", self)
 
     def monotonic(self) -> float:
@@ -637,8 +640,8 @@ def test_no_change_is_missed_however_nodes_and_links_fail(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr("quaymaster.net.metadata_client.REST_MIN_S", 0.001)
-    monkeypatch.setattr("quaymaster.net.metadata_client.REST_MAX_S", 0.01)
+    monkeypatch.setattr("quaymaster.net.routing.metadata_client.REST_MIN_S", 0.001)
+    monkeypatch.setattr("quaymaster.net.routing.metadata_client.REST_MAX_S", 0.01)
     monkeypatch.setattr(feed_module, "HISTORY_MAX", 20)
 
     async def scenario(cell: Cell) -> None:

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.interface import CoordinationUnavailable, Event, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.coordination.sqlite import SQLiteCoordination
-from quaymaster.metadata import mirror
-from quaymaster.metadata.master_keys import FileKeyProvider
+from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue
-
-from .support import ACCOUNT, World, eventually, run
+from quaymaster.metadata.store import mirror
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 
 
 def test_everything_is_there_after_the_file_was_closed_and_opened_again(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import CallerError, NotNow
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, SetAttributes, TagQueue
-
-from .support import ACCOUNT, World, eventually, run
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, SetAttributes, TagQueue
 
 NAMES = ("orders", "refunds", "parcels")
 

@@ -10,8 +10,10 @@ from typing import get_args
 import pytest
 from harness.steps import calls_of, forbid_walks
 
+from metadata.others import FEW, LOGS_EVERY, MANY, rows_of_others
+from metadata.support import ACCOUNT, World
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
     CancelPurge,
@@ -28,9 +30,6 @@ from quaymaster.protocol.metadata_messages import (
     TagQueue,
     UntagQueue,
 )
-
-from .others import FEW, LOGS_EVERY, MANY, rows_of_others
-from .support import ACCOUNT, World
 
 Step = tuple[str, Callable[[MetadataService], Awaitable[object]]]
 

@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from metadata.cell import Cell
+from metadata.support import ACCOUNT, World, eventually, run
 from quaymaster.coordination.interface import KeyValue, Put
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.errors import NotNow
-from quaymaster.core.formats import CellFormat
-from quaymaster.core.queue_definitions import QueueDefinition, replace_definition
-from quaymaster.core.queue_marks import identity_of
-from quaymaster.metadata.id_guard import StoreWentBack
-from quaymaster.metadata.queues import DataKeyStale
-from quaymaster.metadata.rows import ACCEPTED
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
+from quaymaster.core.values.queue_marks import identity_of
+from quaymaster.metadata.queues.id_guard import StoreWentBack
+from quaymaster.metadata.queues.queues import DataKeyStale
 from quaymaster.metadata.service import MetadataService
-from quaymaster.protocol.metadata_messages import CreateQueue, DeleteQueue, Greet, SetAttributes
-
-from .cell import Cell
-from .support import ACCOUNT, World, eventually, run
+from quaymaster.metadata.store.rows import ACCEPTED
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, Greet, SetAttributes
 
 
 class RestorableStore(MemoryCoordination):

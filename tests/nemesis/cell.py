@@ -40,11 +40,11 @@ from harness.process import Environment, ProcessFailed
 from harness.waiting import PATIENCE_S
 from harness.wall_clock import WallClock
 
-from quaymaster.cli.local_etcd import EtcdMember, etcd_command
+from quaymaster.cli.local.etcd import EtcdMember, etcd_command
 from quaymaster.coordination.cell_keys import JOURNALS, decode_configuration, journal_of
 from quaymaster.coordination.row_checksum import value_of
-from quaymaster.core.cell import broker_of
-from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 Role = Literal["etcd", "broker", "metadata", "manager", "frontend"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import PATIENCE_S
 
-from quaymaster.core.cell import broker_of
+from quaymaster.core.cell.cell import broker_of
 
 from .cell import Cell
 from .probes import Probes

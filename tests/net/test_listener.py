@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_http_server import RunOnLoop, run
 
+from net.http.test_http_server import RunOnLoop, run
 from quaymaster.net import listener as listener_module
 from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.listener import ACCEPTS_PER_TURN, Listener

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 from harness.waiting import PATIENCE_S
 
-from quaymaster.core.errors import AccessDenied, ConnectionLost, Unreachable
+from quaymaster.core.values.errors import AccessDenied, ConnectionLost, Unreachable
 from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCServer
 from quaymaster.net.tls import (
@@ -28,7 +28,7 @@ from quaymaster.net.tls import (
     names_of,
     security_for,
 )
-from quaymaster.protocol.frames import Hello, render_hello
+from quaymaster.protocol.rpc.frames import Hello, render_hello
 from quaymaster.settings import parse_address
 
 BROKER = Hello(cell="eu1", role="broker", node="b1")

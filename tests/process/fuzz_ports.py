@@ -34,8 +34,8 @@ from harness.process import Environment, QuaymasterProcess
 from process.strangers import resident_bytes
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
-from quaymaster.protocol.shapes import ACTIONS
-from quaymaster.protocol.sigv4 import sign
+from quaymaster.protocol.sqs.shapes import ACTIONS
+from quaymaster.protocol.sqs.sigv4 import sign
 
 FUZZERS: Final = 3
 REPLY_TIMEOUT_S: Final = 0.1

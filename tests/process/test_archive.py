@@ -14,8 +14,8 @@ from harness.process import QuaymasterProcess
 from harness.sqs import Endpoint
 from harness.waiting import PATIENCE_S
 
-from quaymaster.pipeline.archive.tables import MESSAGES
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster_pipeline.archive.tables import MESSAGES
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 BODY_BYTES = 900_000
 SENT_FIRST, MESSAGES_SENT = 10, 12

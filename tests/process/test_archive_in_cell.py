@@ -13,9 +13,9 @@ from harness.waiting import PATIENCE_S
 
 from pyspark_quaymaster.client import Client as LogClient
 from pyspark_quaymaster.credentials import Endpoint
-from quaymaster.pipeline.archive.live_logs import LiveLogs
-from quaymaster.pipeline.archive.tables import MESSAGES
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster_pipeline.archive.live_logs import LiveLogs
+from quaymaster_pipeline.archive.tables import MESSAGES
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 from .support import CellClient, bodies
 

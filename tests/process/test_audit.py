@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.process import ProcessFailed, QuaymasterProcess
 
 from quaymaster.coordination.noted_acts import user_here
-from quaymaster.protocol.usage_records import UsageRecord
+from quaymaster.protocol.usage.usage_records import UsageRecord
 
 from .support import Client, refused_start, running
 from .test_stores_that_went_back import command

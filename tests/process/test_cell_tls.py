@@ -9,15 +9,15 @@ from pathlib import Path
 
 from harness.running_cell import CELL, RoleProcess, RunningCell
 
-from quaymaster.broker.copy_calls import COPY_BEGIN
+from quaymaster.broker.cell.copy_calls import COPY_BEGIN
 from quaymaster.cli.main import app
-from quaymaster.core.commands import CountMessages
-from quaymaster.core.errors import AccessDenied, CallerError, NotNow, Unreachable
+from quaymaster.core.values.commands import CountMessages
+from quaymaster.core.values.errors import AccessDenied, CallerError, NotNow, Unreachable
 from quaymaster.net.rpc import RPCClient
 from quaymaster.net.tls import CA_FILE, TransportSecurity
-from quaymaster.protocol.broker_calls import DROP, JOURNAL_ID, PREPARE, REPORT, TRANSFER
-from quaymaster.protocol.command_codec import encode_command
-from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.rpc.broker_calls import DROP, JOURNAL_ID, PREPARE, REPORT, TRANSFER
+from quaymaster.protocol.rpc.command_codec import encode_command
+from quaymaster.protocol.rpc.frames import Hello
 
 from .support import EXIT_UNUSABLE, CellClient, bodies
 

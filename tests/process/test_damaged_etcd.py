@@ -23,7 +23,7 @@ from harness.process import QuaymasterProcess
 from harness.running_cell import RunningCell
 from harness.waiting import eventually
 
-from quaymaster.cli.local_etcd import is_etcd_ready
+from quaymaster.cli.local.etcd import is_etcd_ready
 
 from .damages import SETTINGS, Damage, command_of, damages_of, sample_size, why_refused
 from .support import EXIT_UNUSABLE, CellClient, Client, bodies

@@ -27,7 +27,7 @@ from quaymaster.coordination.interface import (
     OutcomeUnknown,
     RevisionMismatch,
 )
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 
 FAULTS = int(os.environ.get("SOAK_RUNS", "4"))
 SEED = int(os.environ.get("SOAK_SEED", "7"))

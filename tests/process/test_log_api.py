@@ -14,8 +14,8 @@ import botocore.credentials
 from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
-from quaymaster.protocol.log_arrow import to_record_batch
-from quaymaster.protocol.log_columns import parse_block
+from quaymaster.protocol.logs.log_arrow import to_record_batch
+from quaymaster.protocol.logs.log_columns import parse_block
 
 from .support import Client, bodies
 

@@ -16,13 +16,13 @@ from harness.etcd import EtcdCluster
 from harness.process import free_port
 from harness.waiting import PATIENCE_S
 
-from quaymaster.cli.compose import wall_ms
-from quaymaster.cli.metadata_roles import start_remote_metadata
-from quaymaster.core.errors import NotNow
-from quaymaster.metadata.accounts import AccessKey
-from quaymaster.metadata.master_keys import FileKeyProvider
+from quaymaster.core.values.errors import NotNow
+from quaymaster.metadata.keys.accounts import AccessKey
+from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.remote import RemoteMetadata
-from quaymaster.net.metadata_client import when_known
+from quaymaster.net.routing.metadata_client import when_known
+from quaymaster.node.compose import wall_ms
+from quaymaster.node.metadata_roles import start_remote_metadata
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"

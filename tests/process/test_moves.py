@@ -14,7 +14,7 @@ from harness.waiting import PATIENCE_S, eventually
 
 from quaymaster.coordination.etcd import EtcdCoordination
 from quaymaster.coordination.etcd_gateway import EtcdAccess
-from quaymaster.metadata.rows import QueueRows
+from quaymaster.metadata.store.rows import QueueRows
 
 from .support import CellClient, bodies, running_thread
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from harness.process import QuaymasterProcess
 
-from quaymaster.broker.disk import RealDisk
-from quaymaster.broker.recovery import recover
-from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.replica.recovery import recover
+from quaymaster.broker.storage.disk import RealDisk
+from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.sqlite import SQLiteCoordination
-from quaymaster.core.formats import FORMAT_MAX
-from quaymaster.core.records import Record, encode_batch
+from quaymaster.core.values.formats import FORMAT_MAX
+from quaymaster.core.values.records import Record, encode_batch
 
 from .support import Client, contents, refused_start
 

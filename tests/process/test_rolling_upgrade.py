@@ -19,35 +19,35 @@ from .support import EXIT_UNUSABLE, CellClient, running_thread
 EXIT_REFUSED = 1
 RAISED = (
     ("__init__.py", '__version__ = "0.1.0"', '__version__ = "0.2.0"'),
-    ("core/formats.py", "FORMAT_MAX: Final = 4\n", "FORMAT_MAX: Final = 5\n"),
+    ("core/values/formats.py", "FORMAT_MAX: Final = 4\n", "FORMAT_MAX: Final = 5\n"),
     (
-        "core/records.py",
+        "core/values/records.py",
         "BATCH_VERSIONS: Final[Versions] = {1: 1}",
         "BATCH_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
     (
-        "broker/state_store.py",
+        "broker/storage/state_store.py",
         "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5}",
         "BLOB_VERSIONS: Final[Versions] = {1: 3, 2: 4, 3: 5, 5: 6}",
     ),
     (
-        "broker/snapshots.py",
+        "broker/storage/snapshots.py",
         "MANIFEST_VERSIONS: Final[Versions] = {1: 1}",
         "MANIFEST_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
     (
-        "protocol/replication_codec.py",
+        "protocol/rpc/replication_codec.py",
         "REPLICATION_VERSIONS: Final[Versions] = {1: 1}",
         "REPLICATION_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
     (
-        "protocol/command_codec.py",
+        "protocol/rpc/command_codec.py",
         "COMMAND_VERSIONS: Final[Versions] = {1: 1}",
         "COMMAND_VERSIONS: Final[Versions] = {1: 1, 5: 2}",
     ),
-    ("protocol/frames.py", "RPC_VERSION_MAX: Final = 1\n", "RPC_VERSION_MAX: Final = 2\n"),
+    ("protocol/rpc/frames.py", "RPC_VERSION_MAX: Final = 1\n", "RPC_VERSION_MAX: Final = 2\n"),
     (
-        "protocol/metadata_messages.py",
+        "protocol/rpc/metadata_messages.py",
         "    key: str\n    value: bytes | None\n    revision: int\n",
         '    key: str\n    value: bytes | None\n    revision: int\n    note: str = ""\n',
     ),

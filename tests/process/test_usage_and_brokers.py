@@ -17,13 +17,13 @@ from process.test_usage import read_blocks
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
 from quaymaster.cli.failures import Refused
-from quaymaster.cli.pipeline import read_broker_counts, reconcile
-from quaymaster.pipeline.allowances import SKEW_US
-from quaymaster.pipeline.broker_counts import Compared, QueueCount, compare_brokers, write_counts
-from quaymaster.pipeline.bronze import coverage_of
-from quaymaster.pipeline.schemas import QUEUES
-from quaymaster.pipeline.tables import Warehouse
-from quaymaster.protocol.usage_records import decode_header
+from quaymaster.protocol.usage.usage_records import decode_header
+from quaymaster_pipeline.checks.allowances import SKEW_US
+from quaymaster_pipeline.checks.broker_counts import Compared, QueueCount, compare_brokers, write_counts
+from quaymaster_pipeline.commands.pipeline import read_broker_counts, reconcile
+from quaymaster_pipeline.usage.bronze import coverage_of
+from quaymaster_pipeline.warehouse.schemas import QUEUES
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 SYNC_MS = 100
 

@@ -30,16 +30,16 @@ from process.test_usage_and_brokers import compare_usage
 from pyspark_quaymaster import DefaultSource
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.local_cluster import read_cluster
-from quaymaster.cli.local_plan import ETCD_PREFIX
-from quaymaster.cli.local_status import COORDINATION_TIMEOUT_MS
-from quaymaster.cli.pipeline import read_broker_counts
-from quaymaster.cli.usage_queue import find_usage_queue
+from quaymaster.cli.local.cluster import read_cluster
+from quaymaster.cli.local.plan import ETCD_PREFIX
+from quaymaster.cli.local.status import COORDINATION_TIMEOUT_MS
 from quaymaster.coordination.etcd import EtcdCoordination
 from quaymaster.coordination.etcd_gateway import EtcdAccess
-from quaymaster.metadata.rows import QueueRows
-from quaymaster.protocol.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
-from quaymaster.protocol.usage_records import UsageBlock, decode_block, parse_block_text
+from quaymaster.metadata.store.rows import QueueRows
+from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
+from quaymaster.protocol.usage.usage_records import UsageBlock, decode_block, parse_block_text
+from quaymaster_pipeline.commands.pipeline import read_broker_counts
+from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 

@@ -13,7 +13,7 @@ import botocore.model
 import msgspec
 from hypothesis import strategies as st
 
-from quaymaster.protocol.shapes import MessageAttributeValue, Shape
+from quaymaster.protocol.sqs.shapes import MessageAttributeValue, Shape
 
 MODEL: dict[str, Any] = botocore.loaders.Loader().load_service_model("sqs", "service-2", "2012-11-05")
 

@@ -15,16 +15,27 @@ import msgspec
 from crc32c import crc32c
 from harness.replica_host import identity
 
-from quaymaster.broker.disk import Disk
-from quaymaster.broker.moves import Moves
-from quaymaster.broker.moves_out import MovesAway
-from quaymaster.broker.time_file import Boot, TimeFile
+from quaymaster.broker.replica.moves import Moves
+from quaymaster.broker.replica.moves_out import MovesAway
+from quaymaster.broker.replica.time_file import Boot, TimeFile
+from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.cell_keys import JOURNALS
 from quaymaster.coordination.interface import Compare, Put
-from quaymaster.core.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
-from quaymaster.core.cell import JournalSeen, ReplicaSeen, broker_of
-from quaymaster.core.cell_view import CellView
-from quaymaster.core.commands import (
+from quaymaster.core.cell.cell import JournalSeen, ReplicaSeen, broker_of
+from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.cell.placement import _Planner
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.proposals import Proposal, Wait
+from quaymaster.core.partition.slices import Work
+from quaymaster.core.queues.applied_queues import HAS_ATTEMPT, OWN_DELAY, PAIR
+from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.replication.followers import LEASE_MS
+from quaymaster.core.replication.journal import JournalReplica
+from quaymaster.core.replication.messages import Append, Mismatch
+from quaymaster.core.replication.queue_time import QueueTime
+from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.structures.committed_runs import CommittedRuns
+from quaymaster.core.values.commands import (
     AbortedOutcome,
     AbortTransaction,
     Command,
@@ -44,21 +55,10 @@ from quaymaster.core.commands import (
     StageMessages,
     TakeForMove,
 )
-from quaymaster.core.committed_runs import CommittedRuns
-from quaymaster.core.errors import NotNow
-from quaymaster.core.followers import LEASE_MS
-from quaymaster.core.journal import JournalReplica
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.messages import split_payload
-from quaymaster.core.partition import Partition
-from quaymaster.core.placement import _Planner
-from quaymaster.core.proposals import Proposal, Wait
-from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.queue_time import QueueTime
-from quaymaster.core.records import HEADER_BYTES, Batch, RecordType, Row
-from quaymaster.core.replication import LogReplica
-from quaymaster.core.replication_messages import Append, Mismatch
-from quaymaster.core.slices import Work
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.messages import split_payload
+from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordType, Row
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
 from sim.host import Host

@@ -18,21 +18,23 @@ from types import ModuleType
 
 from harness.replica_host import arn, queue
 
-from quaymaster.broker import moves
-from quaymaster.broker.moves_out import MovesAway
+from quaymaster.broker.replica import moves
+from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.coordination import watched_prefix
-from quaymaster.core import committed_runs, placement, slices, staged_messages
-from quaymaster.core import journal as core_journal
-from quaymaster.core.cell import broker_of
-from quaymaster.core.cell_view import CellView
-from quaymaster.core.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
-from quaymaster.core.errors import Timeout
-from quaymaster.core.formats import CellFormat
-from quaymaster.core.index import MemoryChunks
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.partition_moves import Place, QueuesElsewhere
-from quaymaster.core.queue_definitions import QueueDefinition, one_partition, replace_definition
-from quaymaster.core.replication_messages import Envelope
+from quaymaster.core.cell import placement
+from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.partition import slices, staged_messages
+from quaymaster.core.partition.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.replication import journal as core_journal
+from quaymaster.core.replication.messages import Envelope
+from quaymaster.core.structures import committed_runs
+from quaymaster.core.structures.index import MemoryChunks
+from quaymaster.core.values.commands import Command, InternalCommand, ListDataKeys, SetQueue, WriteBarrier
+from quaymaster.core.values.errors import Timeout
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
 from sim.bugs import Planted
 from sim.clients import Client, consume, produce, purge, set_up, watch_empty
 from sim.host import Host

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from harness.replica_host import identity, message
 
-from quaymaster.core.cell import broker_of
-from quaymaster.core.commands import (
+from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.queues.repeats import as_repeat
+from quaymaster.core.values.commands import (
     ChangeVisibility,
     Command,
     CountMessages,
@@ -26,9 +27,8 @@ from quaymaster.core.commands import (
     Receive,
     Send,
 )
-from quaymaster.core.errors import CallerError, NotLeader, NotNow, Timeout
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.repeats import as_repeat
+from quaymaster.core.values.errors import CallerError, NotLeader, NotNow, Timeout
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND
 from sim.messages import Answer, Received, Request, Sent
 from sim.queue_checker import Delivery, QueueKind

@@ -1,6 +1,6 @@
 """One host of a simulated cell: a broker's process that is started and ends, over disks that stay.
 
-It is to its replicas what `broker/cell_broker` is: it opens them, hands them what arrives, registers, follows
+It is to its replicas what `broker/cell/cell_broker` is: it opens them, hands them what arrives, registers, follows
 coordination, and does what managers ask for.
 """
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quaymaster.broker.move_calls import MOVE_TIMEOUT_MS
-from quaymaster.broker.time_file import TIME_NAME
+from quaymaster.broker.cell.move_calls import MOVE_TIMEOUT_MS
+from quaymaster.broker.replica.time_file import TIME_NAME
 from quaymaster.coordination.cell_keys import (
     BrokerRegistration,
     decode_registration,
@@ -20,11 +20,11 @@ from quaymaster.coordination.cell_keys import (
     registration_key,
 )
 from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
-from quaymaster.core.cell import BrokerReport
-from quaymaster.core.commands import MoveIn, MoveInOutcome
-from quaymaster.core.errors import DiskFull, NotLeader, Timeout, Unreachable
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.replication_messages import Envelope, Room
+from quaymaster.core.cell.cell import BrokerReport
+from quaymaster.core.replication.messages import Envelope, Room
+from quaymaster.core.values.commands import MoveIn, MoveInOutcome
+from quaymaster.core.values.errors import DiskFull, NotLeader, Timeout, Unreachable
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND, Clock
 from sim.log_disk import LogDisk
 from sim.loop import SimLoop

@@ -10,15 +10,15 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, MOVE_OUT
-from quaymaster.core.commands import Command, CommittedOutcome, CommitTransaction, MoveIn, Send
-from quaymaster.core.log_tail import Position
-from quaymaster.core.messages import decode_moved, split_payload
-from quaymaster.core.partition_transactions import split_commit
-from quaymaster.core.queue_definitions import Durability
-from quaymaster.core.queue_time import SLEW
-from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows
-from quaymaster.core.replication_messages import Appended, Envelope, Promise
+from quaymaster.core.partition.partition_transactions import split_commit
+from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, MOVE_OUT
+from quaymaster.core.replication.log_tail import Position
+from quaymaster.core.replication.messages import Appended, Envelope, Promise
+from quaymaster.core.replication.queue_time import SLEW
+from quaymaster.core.values.commands import Command, CommittedOutcome, CommitTransaction, MoveIn, Send
+from quaymaster.core.values.messages import decode_moved, split_payload
+from quaymaster.core.values.queue_definitions import Durability
+from quaymaster.core.values.records import Batch, RecordType, Row, decode_header, iterate_rows
 from sim.kernel import MS, START_MS, Kernel, Violation
 from sim.messages import Sent
 from sim.store import JournalKey

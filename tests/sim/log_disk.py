@@ -16,8 +16,15 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
-from quaymaster.core.records import MESSAGE_TYPES, Batch, Row, decode_header, follows_chain, iterate_rows
-from quaymaster.core.replication_effects import LogOperation, Truncate, Write
+from quaymaster.core.replication.effects import LogOperation, Truncate, Write
+from quaymaster.core.values.records import (
+    MESSAGE_TYPES,
+    Batch,
+    Row,
+    decode_header,
+    follows_chain,
+    iterate_rows,
+)
 from sim.kernel import MS, Kernel, Violation
 
 

@@ -27,8 +27,8 @@ from quaymaster.coordination.interface import (
     OutcomeUnknown,
     Put,
 )
-from quaymaster.core.cell import BrokerReport
-from quaymaster.core.errors import ConnectionLost, Timeout
+from quaymaster.core.cell.cell import BrokerReport
+from quaymaster.core.values.errors import ConnectionLost, Timeout
 from quaymaster.managers.broker_link import DROP_TIMEOUT_MS, PREPARE_TIMEOUT_MS, TRANSFER_TIMEOUT_MS
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.kernel import MS, Clock, Violation

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quaymaster.core.cell import broker_of
-from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import SECOND, Violation
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from quaymaster.core.commands import Command, MoveIn
-from quaymaster.core.log_tail import Position
-from quaymaster.core.records import Batch
-from quaymaster.core.repeats import as_repeat
+from quaymaster.core.queues.repeats import as_repeat
+from quaymaster.core.replication.log_tail import Position
+from quaymaster.core.values.commands import Command, MoveIn
+from quaymaster.core.values.records import Batch
 from sim.log_disk import Kept, Snapshot
 from sim.queue_checker import Delivery
 

@@ -11,20 +11,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from quaymaster.broker import moves
-from quaymaster.broker.moves_out import MovesAway
-from quaymaster.broker.queue_places import QueuePlaces
-from quaymaster.core.applied_queues import partition_key
-from quaymaster.core.cell import broker_of
-from quaymaster.core.commands import DeadLetter, InternalCommand, MoveBegun, MoveIn, MoveInOutcome
-from quaymaster.core.errors import NotLeader
-from quaymaster.core.formats import CellFormat
+from quaymaster.broker.replica import moves
+from quaymaster.broker.replica.moves_out import MovesAway
+from quaymaster.broker.replica.queue_places import QueuePlaces
+from quaymaster.core.cell.cell import broker_of
+from quaymaster.core.queues.applied_queues import partition_key
+from quaymaster.core.values.commands import DeadLetter, InternalCommand, MoveBegun, MoveIn, MoveInOutcome
+from quaymaster.core.values.errors import NotLeader
+from quaymaster.core.values.formats import CellFormat
 from sim.kernel import Violation
 
 if TYPE_CHECKING:
-    from quaymaster.broker.replica import Body, ReplicaHost
-    from quaymaster.core.commands import Command
-    from quaymaster.core.journal import JournalReplica
+    from quaymaster.broker.replica.replica import Body, ReplicaHost
+    from quaymaster.core.replication.journal import JournalReplica
+    from quaymaster.core.values.commands import Command
     from sim.host import Host
     from sim.replica import Replica
 
@@ -120,7 +120,7 @@ class Carrier:
 
 
 class Moves:
-    """What `broker/moves` does with messages that leave, for one replica."""
+    """What `broker/replica/moves` does with messages that leave, for one replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica

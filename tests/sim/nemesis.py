@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quaymaster.core.cell import BrokerState, broker_of, with_learner
-from quaymaster.core.errors import NotNow, ResourceNotFound
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.replication_messages import Room
+from quaymaster.core.cell.cell import BrokerState, broker_of, with_learner
+from quaymaster.core.replication.messages import Room
+from quaymaster.core.values.errors import NotNow, ResourceNotFound
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND
 from sim.messages import BrokerCall
 from sim.store import STORE, JournalKey, Swap

@@ -23,22 +23,25 @@ from typing import Any, cast
 from harness.broker_support import arn, define, identity, number_of, redrive_to
 from harness.sim_disk import SimDisk
 
-import quaymaster.core.fifo_order as fifo_order
-import quaymaster.core.index as index
-import quaymaster.core.journal as journal
-import quaymaster.core.recent_ids as recent_ids
-import quaymaster.core.standard_order as standard_order
-from quaymaster.broker import maintenance, moves, snapshots
+import quaymaster.core.replication.journal as journal
+import quaymaster.core.structures.fifo_order as fifo_order
+import quaymaster.core.structures.index as index
+import quaymaster.core.structures.recent_ids as recent_ids
+import quaymaster.core.structures.standard_order as standard_order
 from quaymaster.broker.broker import Broker, JournalWentBack, NotActivated
-from quaymaster.broker.disk import Disk
-from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.broker.journal_service import JournalOptions
-from quaymaster.broker.journal_state import JournalCorrupt
-from quaymaster.broker.recovery import INDEX_NAME, recover
-from quaymaster.broker.snapshots import SnapshotsDamaged
-from quaymaster.broker.space import JournalLimits
+from quaymaster.broker.replica import maintenance, moves
+from quaymaster.broker.replica.journal_service import JournalOptions
+from quaymaster.broker.replica.recovery import INDEX_NAME, recover
+from quaymaster.broker.storage import snapshots
+from quaymaster.broker.storage.disk import Disk
+from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_state import JournalCorrupt
+from quaymaster.broker.storage.snapshots import SnapshotsDamaged
+from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import (
+from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.structures.index import MemoryChunks
+from quaymaster.core.values.commands import (
     CancelMoveTask,
     ChangeVisibility,
     Command,
@@ -55,12 +58,10 @@ from quaymaster.core.commands import (
     SetQueue,
     StartMoveTask,
 )
-from quaymaster.core.errors import CallerError, DiskFull, InternalFailure, NotNow, QueueDoesNotExist
-from quaymaster.core.index import MemoryChunks
-from quaymaster.core.messages import encode_message_head, join_payload, split_payload
-from quaymaster.core.queue_definitions import Durability, QueueDefinition, replace_definition
-from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.records import iterate_rows
+from quaymaster.core.values.errors import CallerError, DiskFull, InternalFailure, NotNow, QueueDoesNotExist
+from quaymaster.core.values.messages import encode_message_head, join_payload, split_payload
+from quaymaster.core.values.queue_definitions import Durability, QueueDefinition, replace_definition
+from quaymaster.core.values.records import iterate_rows
 from sim.world import WatchedDisk, World, after_kill
 
 DIRECTORY = Path("/data/journals")

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 
-from quaymaster.core.cell import PlacementSettings
+from quaymaster.core.cell.cell import PlacementSettings
 from sim.kernel import MS, SECOND
 from sim.log_disk import DiskFaults
 from sim.network import NetworkFaults

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from harness.replica_host import arn, identity, message
 
-from quaymaster.core.commands import (
+from quaymaster.core.values.commands import (
     CancelMoveTask,
     ChangeVisibility,
     Delete,
@@ -30,7 +30,7 @@ from quaymaster.core.commands import (
     Send,
     StartMoveTask,
 )
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 from sim.kernel import MS, SECOND, Violation
 from sim.messages import Received, Sent
 from sim.queue_checker import Delivery, QueueKind

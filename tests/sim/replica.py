@@ -1,7 +1,7 @@
 """One replica of a journal on a simulated host: from when it is opened until its process ends or it is dropped.
 
-It is to the product's `JournalReplica` what `broker/replica` is: it feeds it, carries out what it asks for, gives the
-bodies to what was taken, makes snapshots and copies of the journal.
+It is to the product's `JournalReplica` what `broker/replica/replica` is: it feeds it, carries out what it asks for,
+gives the bodies to what was taken, makes snapshots and copies of the journal.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quaymaster.broker.maintenance import EXPIRY_ROUND_S
-from quaymaster.broker.state_store import encode_key, encode_partition, load_partitions
-from quaymaster.broker.time_file import LOOK_S, TimeFile
-from quaymaster.core.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
-from quaymaster.core.cell import ReplicaSeen, broker_of
-from quaymaster.core.commands import (
+from quaymaster.broker.replica.maintenance import EXPIRY_ROUND_S
+from quaymaster.broker.replica.time_file import LOOK_S, TimeFile
+from quaymaster.broker.storage.state_store import encode_key, encode_partition, load_partitions
+from quaymaster.core.cell.cell import ReplicaSeen, broker_of
+from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key
+from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.replication.copy_verdicts import judge_copy
+from quaymaster.core.replication.effects import ReadLog, Truncate, Write
+from quaymaster.core.replication.journal import JournalReplica
+from quaymaster.core.replication.log_tail import Position
+from quaymaster.core.replication.messages import Envelope
+from quaymaster.core.replication.queue_time import QueueTime
+from quaymaster.core.replication.replication import LogReplica
+from quaymaster.core.values.commands import (
     Command,
     DeadLetter,
     Duplicate,
@@ -32,18 +40,10 @@ from quaymaster.core.commands import (
     StartMoveTask,
     TakenOutcome,
 )
-from quaymaster.core.copy_verdicts import judge_copy
-from quaymaster.core.errors import DiskFull, NotLeader, NotNow, Overloaded
-from quaymaster.core.journal import JournalReplica
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.log_tail import Position
-from quaymaster.core.messages import decode_moved, message_id_of, prefix_bytes
-from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.queue_time import QueueTime
-from quaymaster.core.records import Batch, RecordType, Row, decode_header, iterate_rows, record_at
-from quaymaster.core.replication import LogReplica
-from quaymaster.core.replication_effects import ReadLog, Truncate, Write
-from quaymaster.core.replication_messages import Envelope
+from quaymaster.core.values.errors import DiskFull, NotLeader, NotNow, Overloaded
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.messages import decode_moved, message_id_of, prefix_bytes
+from quaymaster.core.values.records import Batch, RecordType, Row, decode_header, iterate_rows, record_at
 from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot
 from sim.messages import Answer, Copied, Copy, Received, Sent
@@ -800,7 +800,7 @@ class Replica:
     # Compaction and expiry
 
     def _maintain(self) -> None:
-        """Do now and then what `broker/maintenance` does."""
+        """Do now and then what `broker/replica/maintenance` does."""
         every_us = self.cell.faults.compaction_us
         if every_us and self._random.random() < TICK_US / every_us:
             self._compact()

@@ -36,8 +36,8 @@ from quaymaster.coordination.store_witness import (
     decide_to_continue,
     with_generation,
 )
-from quaymaster.core.store_history import SeenStore, Verdict, WitnessMark, judge
-from quaymaster.metadata.rows import ACCESS_KEYS, NODES, is_counted
+from quaymaster.core.cell.store_history import SeenStore, Verdict, WitnessMark, judge
+from quaymaster.metadata.store.rows import ACCESS_KEYS, NODES, is_counted
 from sim.kernel import Violation
 
 STEPS = 60

@@ -25,20 +25,20 @@ from typing import Any
 
 from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.commands import AskMarks, Command, DeleteQueue, MarksOutcome, SetQueue
-from quaymaster.core.errors import CallerError, NotNow
-from quaymaster.core.formats import CellFormat
-from quaymaster.core.index import MemoryChunks
-from quaymaster.core.proposals import Proposal
-from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.queue_marks import QueueIdentity, QueueMarks, identity_of
-from quaymaster.core.queue_states import QueueStates
-from quaymaster.core.records import Record, RecordType, Row
-from quaymaster.metadata.id_guard import StoreWentBack
-from quaymaster.metadata.mirror import Mirror
-from quaymaster.metadata.queues import Queues
-from quaymaster.metadata.rows import ACCEPTED, MASTER_KEY
-from quaymaster.protocol import metadata_messages as asked
+from quaymaster.core.partition.proposals import Proposal
+from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.structures.index import MemoryChunks
+from quaymaster.core.values.commands import AskMarks, Command, DeleteQueue, MarksOutcome, SetQueue
+from quaymaster.core.values.errors import CallerError, NotNow
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
+from quaymaster.core.values.records import Record, RecordType, Row
+from quaymaster.metadata.queues.id_guard import StoreWentBack
+from quaymaster.metadata.queues.queues import Queues
+from quaymaster.metadata.store.mirror import Mirror
+from quaymaster.metadata.store.rows import ACCEPTED, MASTER_KEY
+from quaymaster.protocol.rpc import metadata_messages as asked
 from sim.kernel import Violation
 
 ACCOUNT = "000000000000"

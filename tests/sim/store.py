@@ -29,7 +29,7 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
-from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, Kernel, Violation
 from sim.network import Network
 

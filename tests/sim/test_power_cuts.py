@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from quaymaster.broker.space import SpaceKeeper
-from quaymaster.core.partition import Partition
+from quaymaster.broker.storage.space import SpaceKeeper
+from quaymaster.core.partition.partition import Partition
 from sim.power_cuts import FOUND, Run, Violation
 
 BLOCKS = 8

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.replica_host import message
 
-from quaymaster.core.commands import (
+from quaymaster.core.values.commands import (
     AbortedOutcome,
     AbortTransaction,
     CommittedOutcome,
@@ -23,7 +23,7 @@ from quaymaster.core.commands import (
     StagedOutcome,
     StageMessages,
 )
-from quaymaster.core.errors import InvalidParameterValue, NotNow, StageNotFound
+from quaymaster.core.values.errors import InvalidParameterValue, NotNow, StageNotFound
 from sim.clients import Client, Script
 from sim.kernel import MS, Violation
 from sim.queue_checker import QueueChecker, QueueKind

@@ -24,21 +24,12 @@ from uuid import UUID
 
 from harness.sim_disk import PowerLost, SimDisk
 
-from quaymaster.broker import (
-    broker,
-    chunk_store,
-    journal_files,
-    journal_recovery,
-    journal_service,
-    maintenance,
-    moves,
-    replica,
-    space,
-    writer,
-)
-from quaymaster.broker.clock import QueueClock
-from quaymaster.broker.time_file import Boot
-from quaymaster.core.partition import Partition
+from quaymaster.broker import broker
+from quaymaster.broker.replica import journal_service, maintenance, moves, replica
+from quaymaster.broker.replica.clock import QueueClock
+from quaymaster.broker.replica.time_file import Boot
+from quaymaster.broker.storage import chunk_store, journal_files, journal_recovery, space, writer
+from quaymaster.core.partition.partition import Partition
 
 START_MS = 1_700_000_000_000
 RECORDED = object()

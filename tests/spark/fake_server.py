@@ -17,12 +17,12 @@ from typing import Any
 
 from pyspark_quaymaster.client import ARROW_TYPE, COLUMNS_TYPE
 from pyspark_quaymaster.credentials import Endpoint
-from quaymaster.core.errors import CallerError
-from quaymaster.core.messages import MessageContent
-from quaymaster.protocol.log_arrow import to_ipc_stream
-from quaymaster.protocol.log_columns import render_block
-from quaymaster.protocol.log_rows import Rows, columns_of
-from quaymaster.protocol.sigv4 import SigningKeys
+from quaymaster.core.values.errors import CallerError
+from quaymaster.core.values.messages import MessageContent
+from quaymaster.protocol.logs.log_arrow import to_ipc_stream
+from quaymaster.protocol.logs.log_columns import render_block
+from quaymaster.protocol.logs.log_rows import Rows, columns_of
+from quaymaster.protocol.sqs.sigv4 import SigningKeys
 
 KEY_ID, SECRET = "AKIAFAKE", "a secret"
 START_MS = 1_700_000_000_000

@@ -22,11 +22,11 @@ from pyspark_quaymaster.credentials import find_endpoint
 from pyspark_quaymaster.errors import DataIsLost, OptionIsInvalid
 from pyspark_quaymaster.schema import SCHEMA
 from pyspark_quaymaster.source import BatchReader, StreamReader
-from quaymaster.pipeline.archive import files, job
-from quaymaster.pipeline.archive.job import ArchiveJob, Policy
-from quaymaster.pipeline.archive.live_logs import LiveLogs
-from quaymaster.pipeline.archive.tables import MESSAGES
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster_pipeline.archive import files, job
+from quaymaster_pipeline.archive.job import ArchiveJob, Policy
+from quaymaster_pipeline.archive.live_logs import LiveLogs
+from quaymaster_pipeline.archive.tables import MESSAGES
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 from .conftest import WAIT_S
 from .fake_server import START_MS, FakeLog, FakeServer

@@ -27,9 +27,9 @@ from harness.usage_blocks import FrontEnd
 
 from pyspark_quaymaster import DefaultSource
 from pyspark_quaymaster.client import Client
-from quaymaster.pipeline.reconciliation import compare_notes, compare_rows, compare_sums
-from quaymaster.pipeline.schemas import REQUEST_EVENTS, USAGE_EVENTS
-from quaymaster.pipeline.session import LOG_FILE
+from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.session import LOG_FILE
 
 from .cluster import (
     PROC,

@@ -12,7 +12,7 @@ from harness.disks import SmallDisk, small_disk
 from harness.pipeline_site import Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.pipeline.reconciliation import compare_rows
+from quaymaster_pipeline.checks.reconciliation import compare_rows
 
 TIMEOUT_S = 600
 

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from pyspark_quaymaster.client import Client
 from pyspark_quaymaster.credentials import Endpoint
-from quaymaster.pipeline.bronze import positions_of
-from quaymaster.pipeline.feed import QueueFeed
-from quaymaster.pipeline.jobs import Pipeline
-from quaymaster.pipeline.reconciliation import compare_rows
-from quaymaster.pipeline.tables import Warehouse
-from quaymaster.pipeline.tasks import SparkWorkers
-from quaymaster.pipeline.usage import read_usage
+from quaymaster_pipeline.checks.reconciliation import compare_rows
+from quaymaster_pipeline.jobs.jobs import Pipeline
+from quaymaster_pipeline.usage.bronze import positions_of
+from quaymaster_pipeline.usage.feed import QueueFeed
+from quaymaster_pipeline.usage.tasks import SparkWorkers
+from quaymaster_pipeline.usage.usage import read_usage
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 WAIT_S = PATIENCE_S
 LARGE = 64 * 1024 + 1

@@ -17,13 +17,13 @@ from harness.usage_blocks import FrontEnd
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from quaymaster.pipeline.bronze import FeedChanged
-from quaymaster.pipeline.feed import FileFeed, QueueFeed, UsageFeed
-from quaymaster.pipeline.jobs import Pipeline
-from quaymaster.pipeline.reconciliation import compare_rows
-from quaymaster.pipeline.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
-from quaymaster.pipeline.upkeep import backfill, compact
-from quaymaster.protocol.usage_records import block_text
+from quaymaster.protocol.usage.usage_records import block_text
+from quaymaster_pipeline.checks.reconciliation import compare_rows
+from quaymaster_pipeline.jobs.jobs import Pipeline
+from quaymaster_pipeline.jobs.upkeep import backfill, compact
+from quaymaster_pipeline.usage.bronze import FeedChanged
+from quaymaster_pipeline.usage.feed import FileFeed, QueueFeed, UsageFeed
+from quaymaster_pipeline.usage.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
 
 from .fake_server import FakeServer
 

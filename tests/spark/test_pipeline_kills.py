@@ -12,7 +12,7 @@ import pytest
 from harness.pipeline_site import Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
-from quaymaster.pipeline.reconciliation import compare_notes, compare_rows, compare_sums
+from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows, compare_sums
 
 TABLES = (
     *("ops.segments", "bronze.request_events", "silver.quarantine", "silver.audit_events"),
@@ -27,7 +27,7 @@ RUN = """
 import os, signal, sys
 
 from quaymaster.cli.main import main
-from quaymaster.pipeline.tables import Table
+from quaymaster_pipeline.warehouse.tables import Table
 
 _, name, when, *words = sys.argv
 commit = Table.commit

@@ -12,10 +12,10 @@ import pytest
 
 from pyspark_quaymaster.client import Client
 from pyspark_quaymaster.options import parse_source_options
-from quaymaster.pipeline.archive import job, replay
-from quaymaster.pipeline.archive.job import ArchiveJob, Policy
-from quaymaster.pipeline.archive.live_logs import LiveLogs
-from quaymaster.pipeline.archive.replay import (
+from quaymaster_pipeline.archive import job, replay
+from quaymaster_pipeline.archive.job import ArchiveJob, Policy
+from quaymaster_pipeline.archive.live_logs import LiveLogs
+from quaymaster_pipeline.archive.replay import (
     CannotReplay,
     FilterIsInvalid,
     How,
@@ -23,8 +23,8 @@ from quaymaster.pipeline.archive.replay import (
     ReplayDiffers,
     parse_filter,
 )
-from quaymaster.pipeline.archive.tables import MESSAGES
-from quaymaster.pipeline.tables import Warehouse
+from quaymaster_pipeline.archive.tables import MESSAGES
+from quaymaster_pipeline.warehouse.tables import Warehouse
 
 from .fake_server import START_MS, FakeServer
 

@@ -1,0 +1,1 @@
+"""Brokers: they own messages. Of a single server, and of a cell."""

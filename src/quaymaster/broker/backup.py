@@ -30,14 +30,14 @@ from uuid import uuid4
 import msgspec
 from crc32c import crc32c
 
-from quaymaster.broker import journal_copy
 from quaymaster.broker.broker import Broker
-from quaymaster.broker.copied_journal import adopt_copy
-from quaymaster.broker.disk import RealDisk, write_file_durably
-from quaymaster.broker.journal_copy import CopyManifest, CopySource
-from quaymaster.broker.journal_state import NO_ID, JournalState, read_state
-from quaymaster.broker.threads import run_to_end
-from quaymaster.core.errors import InternalFailure, InvalidParameterValue
+from quaymaster.broker.cell import journal_copy
+from quaymaster.broker.cell.copied_journal import adopt_copy
+from quaymaster.broker.cell.journal_copy import CopyManifest, CopySource
+from quaymaster.broker.storage.disk import RealDisk, write_file_durably
+from quaymaster.broker.storage.journal_state import NO_ID, JournalState, read_state
+from quaymaster.broker.storage.threads import run_to_end
+from quaymaster.core.values.errors import InternalFailure, InvalidParameterValue
 
 BACKUP_FORMAT: Final = 2
 """Format 1: of a server only, its journals with a state file, and metadata of a moment before the cut."""

@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from quaymaster.broker.disk import Disk, RealDisk
 from quaymaster.broker.floor_note import FloorNote, read_floor
-from quaymaster.broker.journal_files import JournalFiles
-from quaymaster.broker.journal_service import JournalOptions, JournalService
-from quaymaster.broker.journal_state import STATE_NAME, JournalEndsEarly, read_state
-from quaymaster.broker.maintenance import Compaction, Snapshots
-from quaymaster.broker.replica import ReplicaHost
+from quaymaster.broker.replica.journal_service import JournalOptions, JournalService
+from quaymaster.broker.replica.maintenance import Compaction, Snapshots
+from quaymaster.broker.replica.replica import ReplicaHost
+from quaymaster.broker.storage.disk import Disk, RealDisk
+from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_state import STATE_NAME, JournalEndsEarly, read_state
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.interface import Coordination, OutcomeUnknown, RevisionMismatch
 from quaymaster.coordination.store_mark import DECIDE
-from quaymaster.core.commands import Command
-from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.values.commands import Command
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.supervision import supervise
-from quaymaster.net.broker_client import Reply, Submitted
+from quaymaster.net.routing.broker_client import Reply, Submitted
 
 ACTIVATION_TIMEOUT_S = 30.0
 NODE_NAME = "broker-0"

@@ -18,7 +18,7 @@ import msgspec
 
 from quaymaster.coordination.cell_keys import floor_key
 from quaymaster.coordination.interface import Coordination, Put
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 
 LOOK_S: Final = 1.0
 BUSY_S: Final = 10.0

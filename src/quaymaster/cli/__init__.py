@@ -1,1 +1,1 @@
-"""People's hands: the `quaymaster` command, and where the roles are put together."""
+"""People's hands: the `quaymaster` command."""

@@ -25,17 +25,17 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from quaymaster.broker.disk import RealDisk
+from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.cli.connection import read_client_file
 from quaymaster.cli.failures import NoServer
-from quaymaster.cli.file_limit import files_needed
 from quaymaster.cli.output import bytes_as_text
-from quaymaster.cli.stores import MARK_KEY, open_etcd
 from quaymaster.coordination.interface import StoreUnusable
-from quaymaster.core.errors import NotNow
-from quaymaster.frontend.usage_check import examine_spool
-from quaymaster.frontend.usage_feed import spool_directory
-from quaymaster.frontend.usage_spool import SpoolUnusable
+from quaymaster.core.values.errors import NotNow
+from quaymaster.frontend.usage.usage_check import examine_spool
+from quaymaster.frontend.usage.usage_feed import spool_directory
+from quaymaster.frontend.usage.usage_spool import SpoolUnusable
+from quaymaster.node.file_limit import files_needed
+from quaymaster.node.stores import MARK_KEY, open_etcd
 from quaymaster.settings import Address, Settings
 
 OK = "ok"

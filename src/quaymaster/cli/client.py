@@ -17,8 +17,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from quaymaster.cli.connection import Connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
-from quaymaster.net.http_client import HTTPClient, HTTPReply, HTTPRequestFailed
-from quaymaster.protocol.sigv4 import sign
+from quaymaster.net.http.client import HTTPClient, HTTPReply, HTTPRequestFailed
+from quaymaster.protocol.sqs.sigv4 import sign
 
 JSON_TYPE = b"application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from quaymaster.cli.failures import NoServer, WrongUsage, reason_of
+from quaymaster.node.client_file import CLIENT_FILE
 
-CLIENT_FILE = "client.json"
 DATA_VARIABLE = "QUAYMASTER_DATA"
 DATA_DEFAULT = Path("quaymaster-data")
 REGION_DEFAULT = "us-east-1"

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from quaymaster.cli.client import JSON_TYPE, TARGET_PREFIX
 from quaymaster.cli.connection import Connection
 from quaymaster.cli.failures import NoServer, Refused
-from quaymaster.protocol.sigv4 import sign
+from quaymaster.protocol.sqs.sigv4 import sign
 
 CALL_TIMEOUT_S = 30.0
 ACTIONS = ("send", "receive", "delete")

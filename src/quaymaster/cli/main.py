@@ -14,27 +14,11 @@ from typing import Annotated, cast
 import typer
 
 import quaymaster
-from quaymaster.cli import (
-    account,
-    archive,
-    audit,
-    bench,
-    billing,
-    ca,
-    cell,
-    cell_backups,
-    cell_operations,
-    group,
-    key,
-    local,
-    message,
-    options,
-    pipeline,
-    queue,
-    server,
-)
-from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, Refused, WrongUsage
-from quaymaster.pipeline.errors import BrokenTable, CommitConflict, DiskFull, StoreFails, why_no_room
+from quaymaster.cli import account, bench, ca, group, key, message, options, queue, server
+from quaymaster.cli.cells import cell, cell_backups, cell_operations
+from quaymaster.cli.extensions import Extension, find_extensions
+from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
+from quaymaster.cli.local import commands as local
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """What Typer raises for any wrong command line; it has no public name."""
@@ -67,16 +51,9 @@ app.add_typer(key.app, name="key")
 app.add_typer(ca.app, name="ca")
 app.add_typer(local.app, name="local")
 app.add_typer(cell.broker_app, name="broker")
-app.add_typer(pipeline.app, name="pipeline")
-pipeline.app.command()(archive.archive)
-pipeline.app.command()(archive.archive_status)
-pipeline.app.command()(archive.erase)
-pipeline.app.command()(archive.replay)
-pipeline.app.command()(billing.invoice)
-pipeline.app.command()(billing.accounts)
-pipeline.app.add_typer(billing.prices_app, name="prices")
-app.add_typer(audit.app, name="audit")
-app.command()(pipeline.usage)
+_extensions: list[Extension] = find_extensions()
+for _extension in _extensions:
+    _extension.add_commands(app)
 for role in (cell.metadata, cell.manager, cell.frontend):
     app.command()(role)
 app.add_typer(cell_operations.cell_app, name="cell")
@@ -109,24 +86,18 @@ def main() -> None:
     except CommandFailed as failure:
         _print_failure(failure)
         sys.exit(failure.exit_code)
-    except (BrokenTable, DiskFull, StoreFails) as error:
-        _print_failure(Refused(f"{error}."))
-        sys.exit(Refused.exit_code)
-    except CommitConflict as error:
-        _print_failure(Refused(f"{error}. What was done stays so; stop the other one, and run it again."))
-        sys.exit(Refused.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader (`| head`) has what it wanted. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except OSError as error:
-        reason = why_no_room(error)
-        if reason is None:
+    except Exception as error:
+        told = next(filter(None, (extension.tell(error) for extension in _extensions)), None)
+        if told is None:
             raise
-        _print_failure(Refused(f"{error.filename or 'What is written'} finds no room: {reason}."))
-        sys.exit(Refused.exit_code)
+        _print_failure(told)
+        sys.exit(told.exit_code)
 
 
 def _print_failure(failure: CommandFailed) -> None:

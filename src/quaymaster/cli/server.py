@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import connection_fields, data_directory, find_connection, read_client_file
 from quaymaster.cli.failures import EXIT_REFUSED, Refused, WrongUsage
+from quaymaster.cli.loading import (
+    Admin,
+    Config,
+    Listen,
+    Overrides,
+    ServedData,
+    load_settings_of,
+    run_process,
+    settings_to_serve,
+    warn_of_unknown_variables,
+)
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 
 if TYPE_CHECKING:
-    from quaymaster.settings import Settings
+    pass
 
-FILES_WANTED = 65_536
 BACKUP_WAIT_MS = 24 * 3600 * 1000
 BACKUP_POLL_S = 0.5
 CLUSTER_FILE = "cluster.json"
-"""What `quaymaster local up` writes: see `cli/local_plan`."""
-
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", help="TOML file with settings (else QUAYMASTER_CONFIG).", metavar="FILE"),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any other setting, as in --set authentication=open.", metavar="NAME=VALUE"),
-]
-ServedData = Annotated[
-    Path | None, typer.Option("--data", help="Data directory, made at first start.", metavar="DIR")
-]
-Listen = Annotated[str | None, typer.Option("--listen", help="Address of the SQS API.", metavar="HOST:PORT")]
-Admin = Annotated[
-    str | None, typer.Option("--admin", help="Address of health, metrics and admin API.", metavar="HOST:PORT")
-]
+"""What `quaymaster local up` writes: see `cli/local/plan`."""
 
 
 def serve(
@@ -56,7 +47,7 @@ def serve(
     """
     settings = settings_to_serve(config, data, listen, admin, overrides)
 
-    from quaymaster.cli.compose import run_server
+    from quaymaster.node.compose import run_server
 
     run_process(run_server(settings))
 
@@ -108,9 +99,9 @@ def show_settings(
     """
     from quaymaster.settings import effective_settings
 
-    settings, origins = _load(config, data, listen, admin, overrides)
+    settings, origins = load_settings_of(config, data, listen, admin, overrides)
     values = effective_settings(settings)
-    _warn_of_unknown_variables()
+    warn_of_unknown_variables()
     if as_json:
         print_json({name: {"value": value, "origin": origins[name]} for name, value in values.items()})
     else:
@@ -134,7 +125,7 @@ def doctor(
     """
     from quaymaster.cli.checkup import check_up
 
-    settings, _ = _load(config, data, listen, admin, overrides)
+    settings, _ = load_settings_of(config, data, listen, admin, overrides)
     with progress_bar("Checking", quiet=as_json):
         findings = check_up(settings)
     if as_json:
@@ -164,7 +155,7 @@ def backup(
     path = destination.absolute()
     directory = data_directory(data)
     if admin_url is None and (directory / CLUSTER_FILE).exists():
-        from quaymaster.cli.cell_cut import local_settings, run_cell_backup
+        from quaymaster.cli.cells.cell_cut import local_settings, run_cell_backup
 
         run_cell_backup(local_settings(directory.absolute()), path, as_json=as_json)
         return
@@ -229,10 +220,10 @@ def force_start(
     keys and accounts are what they were when the metadata was copied. A directory whose file `coordination` is missing
     or damaged belongs to what etcd has under the `etcd_prefix` of that start from then on.
     """
-    from quaymaster.broker.disk import DirectoryInUse
-    from quaymaster.cli.data_directory import DataDirectoryUnusable, check_format, lock_data_directory
-    from quaymaster.cli.settling import force_settling
+    from quaymaster.broker.storage.disk import DirectoryInUse
     from quaymaster.coordination.noted_acts import act_of_user
+    from quaymaster.node.data_directory import DataDirectoryUnusable, check_format, lock_data_directory
+    from quaymaster.node.settling import force_settling
 
     directory = data_directory(data)
     if not directory.is_dir():
@@ -275,8 +266,8 @@ def restore(
         raise WrongUsage(f"{source} does not exist.")
     if directory.exists() and any(directory.iterdir()):
         raise Refused(f"{directory} is not empty. Restore into a new directory, then serve from that.")
-    settings, _ = _load(None, directory, None, None, None)
-    from quaymaster.cli.restoring import KEYS_WANTED, RestoreRefused, restore_data_directory
+    settings, _ = load_settings_of(None, directory, None, None, None)
+    from quaymaster.node.restoring import KEYS_WANTED, RestoreRefused, restore_data_directory
 
     if keys is None and settings.master_key_source == "file":
         raise Refused(KEYS_WANTED)
@@ -290,96 +281,3 @@ def restore(
         print_json({"backup": str(source), "data": str(directory)})
     else:
         print_line(f"restored to {directory}; start it with `quaymaster serve --data {directory}`")
-
-
-def settings_to_serve(
-    config: Path | None,
-    data: Path | None,
-    listen: str | None,
-    admin: str | None,
-    overrides: list[str] | None,
-) -> Settings:
-    """Return the settings of a process that is about to run, and make it ready for many connections."""
-    settings, _ = _load(config, data, listen, admin, overrides)
-    _warn_of_unknown_variables()
-    _raise_file_limit()
-    return settings
-
-
-def load_for(config: Path | None, overrides: list[str] | None) -> Settings:
-    """Return the settings of a command that asks processes, from the file that those have."""
-    return _load(config, None, None, None, overrides)[0]
-
-
-def run_process(process: Coroutine[Any, Any, int]) -> None:
-    """Run a process to its end, and exit with its code."""
-    import asyncio
-
-    try:
-        import uvloop
-    except ImportError:  # it has no wheel everywhere; the loop of the standard library does the same, slower
-        code = asyncio.run(process)
-    else:
-        code = uvloop.run(process)
-    raise typer.Exit(code)
-
-
-def _load(
-    config: Path | None,
-    data: Path | None,
-    listen: str | None,
-    admin: str | None,
-    overrides: list[str] | None,
-) -> tuple[Settings, dict[str, str]]:
-    """Return the settings, and for each where its value is from."""
-    from quaymaster.cli.queue import parse_assignments
-    from quaymaster.settings import SettingsError, load_settings
-
-    flags: dict[str, Any] = dict(parse_assignments(overrides or (), "setting"))
-    named = {"data": data, "listen": listen, "admin": admin}
-    flags |= {name: value for name, value in named.items() if value is not None}
-    try:
-        settings = load_settings(config, flags=flags)
-    except SettingsError as error:
-        raise WrongUsage(str(error)) from None
-    return settings, _origins(config, flags, os.environ)
-
-
-def _origins(
-    config: Path | None, flags: Mapping[str, object], environment: Mapping[str, str]
-) -> dict[str, str]:
-    import tomllib
-
-    from quaymaster.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, Settings
-
-    path = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
-    in_file = set(tomllib.loads(path.read_text(encoding="utf-8"))) if path is not None else set()
-    origins = {}
-    for name in Settings.model_fields:
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        if name in flags:
-            origins[name] = "command line"
-        elif variable in environment:
-            origins[name] = variable
-        else:
-            origins[name] = str(path) if name in in_file else "default"
-    return origins
-
-
-def _raise_file_limit() -> None:
-    """Take as many file descriptors as this process may: connections and segments need one each."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
-    if soft < wanted:
-        with suppress(OSError, ValueError):  # macOS refuses more than it has, whatever it says
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _warn_of_unknown_variables() -> None:
-    from quaymaster.settings import unknown_variables
-
-    for variable, nearest in unknown_variables(os.environ).items():
-        hint = f"; did you mean {nearest}?" if nearest else ""
-        note(f"quaymaster: {variable} is in the environment, but there is no such setting{hint}")

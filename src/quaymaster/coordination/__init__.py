@@ -1,0 +1,1 @@
+"""Agreement: one store, by etcd, SQLite or memory, and what processes find in it."""

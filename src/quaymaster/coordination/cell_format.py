@@ -1,4 +1,4 @@
-"""Which format a cell writes, and which its processes read: how versions live side by side (`core/formats`).
+"""Which format a cell writes, and which its processes read: how versions live side by side (`core/values/formats`).
 
     format                     number, as text            the newest when the cell begins, then `raise_format`'s
     processes/<role>/<node>    ProcessRegistration        written by each process, bound to its lease
@@ -30,8 +30,8 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.noted_acts import NotedAct, put_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.errors import NotNow
-from quaymaster.core.formats import FORMAT_MAX, FORMAT_MIN, CellFormat, why_unreadable
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN, CellFormat, why_unreadable
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.supervision import supervise
 

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.cell import BrokerState
-from quaymaster.core.journal_configuration import JournalConfiguration
+from quaymaster.core.cell.cell import BrokerState
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 
 JOURNALS: Final = "journals/"
 BROKERS: Final = "brokers/"

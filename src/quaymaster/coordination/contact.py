@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from quaymaster.coordination.interface import Coordination, KeyValue
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 
 INTERVAL_S: Final = 1.0
 

@@ -170,7 +170,7 @@ class EtcdCoordination(Coordination):
     ) -> None:
         """Keep everything under `root`, for example `quaymaster/eu1/`. No call takes longer than `timeout_ms`.
 
-        A change of a key that `is_counted` makes a new generation of the store (`core/store_history`).
+        A change of a key that `is_counted` makes a new generation of the store (`core/cell/store_history`).
 
         Raises:
             StoreUnusable: an endpoint or a TLS file cannot be used, or the root does not end with a slash.

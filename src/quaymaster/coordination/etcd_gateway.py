@@ -30,7 +30,7 @@ import aiohttp
 import msgspec
 
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, StoreUnusable
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 from quaymaster.monitoring.logs import log_event
 
 log = logging.getLogger(__name__)

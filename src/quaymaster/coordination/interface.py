@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 
 ABSENT: Final = 0
 """The revision of a key that does not exist."""

@@ -13,7 +13,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import RELIST_S, WatchedPrefix
-from quaymaster.core.leader_table import LeaderTable
+from quaymaster.core.cell.leader_table import LeaderTable
 
 
 class LeaderWatch:

@@ -4,7 +4,7 @@
 
 What carries out an act writes its row: a command that changes the store itself, or the process that it asked. The
 row is there if the act is. A front end takes a row by a compare-and-swap, and deletes it before it ships the event, so
-that each act has one event, whenever a process is killed (`frontend/act_chain`).
+that each act has one event, whenever a process is killed (`frontend/usage/act_chain`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
                │ └─ once a second ─┐  └─ went back ──▶ `problem`; the owner decides what that ends
                └─ went back ───────┴─▶ `store/refused` is written: processes without a memory of their own read it
 
-What is compared, and why tokens: `core/store_history`. From a store that cannot be reached nothing is concluded. The
-disk follows the store: a process that stops between the two writes is one token behind, which its row knows.
+What is compared, and why tokens: `core/cell/store_history`. From a store that cannot be reached nothing is concluded.
+The disk follows the store: a process that stops between the two writes is one token behind, which its row knows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     StoreUnusable,
 )
-from quaymaster.core.errors import NotNow
-from quaymaster.core.store_history import (
+from quaymaster.core.cell.store_history import (
     WITNESSES_MAX,
     Refusal,
     SeenStore,
@@ -49,7 +48,8 @@ from quaymaster.core.store_history import (
     tell,
     with_decision,
 )
-from quaymaster.core.unreadable import UNREADABLE
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.supervision import supervise
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from quaymaster.coordination.interface import ABSENT, Coordination, WatchLost
-from quaymaster.core.errors import NotNow
-from quaymaster.core.unreadable import UNREADABLE
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
 

@@ -1,0 +1,1 @@
+"""Front ends: they speak SQS, and keep nothing."""

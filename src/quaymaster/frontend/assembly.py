@@ -7,27 +7,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
+from quaymaster.frontend.actions.log_actions import LogActions
+from quaymaster.frontend.actions.message_actions import MessageActions
+from quaymaster.frontend.actions.move_actions import MoveActions
+from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
+from quaymaster.frontend.actions.routing import Routes
+from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.authentication import AccessKey, Open, Signed
 from quaymaster.frontend.call import Calls
-from quaymaster.frontend.consumer_groups import ConsumerGroups
-from quaymaster.frontend.encryption import MessageCipher
-from quaymaster.frontend.log_actions import LogActions
-from quaymaster.frontend.message_actions import MessageActions
-from quaymaster.frontend.move_actions import MoveActions
-from quaymaster.frontend.queue_actions import QueueActions, QueueService
-from quaymaster.frontend.routing import Routes
-from quaymaster.frontend.sealed_blocks import SealedLogs
+from quaymaster.frontend.logs.sealed_blocks import SealedLogs
 from quaymaster.frontend.server import CORS, FrontEnd, TaskBudget, host_of
-from quaymaster.frontend.transaction_actions import TransactionActions
-from quaymaster.frontend.usage import UsageRecorder
-from quaymaster.frontend.usage_feed import AccountService, UsageFeed, spool_directory
-from quaymaster.frontend.usage_shipper import UsageShipper
-from quaymaster.frontend.usage_spool import UsageSpool
+from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.frontend.usage.usage_feed import AccountService, UsageFeed, spool_directory
+from quaymaster.frontend.usage.usage_shipper import UsageShipper
+from quaymaster.frontend.usage.usage_spool import UsageSpool
+from quaymaster.messaging.encryption import MessageCipher
 from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.broker_client import BrokerClient
-from quaymaster.protocol.receipts import ReceiptHandles
+from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.settings import Settings
 
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     CallerError,
     ExpiredToken,
     InvalidClientTokenId,
@@ -23,10 +23,10 @@ from quaymaster.core.errors import (
     NotNow,
     Overloaded,
 )
-from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
-from quaymaster.net.http_message import HTTPRequest
-from quaymaster.net.strangers import peer_name
-from quaymaster.protocol.sigv4 import Authorization, SigningKeys, declared_digest
+from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
+from quaymaster.net.http.message import HTTPRequest
+from quaymaster.net.http.strangers import peer_name
+from quaymaster.protocol.sqs.sigv4 import Authorization, SigningKeys, declared_digest
 
 REMEMBERED_PRINCIPALS_MAX: Final = 16_384
 UNKNOWN_KEYS_BYTES_MAX: Final = 32 * 1024 * 1024

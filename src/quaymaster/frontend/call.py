@@ -22,11 +22,11 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.core.commands import Command, Outcome
-from quaymaster.core.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
-from quaymaster.core.queue_definitions import QueueDefinition
+from quaymaster.core.values.commands import Command, Outcome
+from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow, NotYetKnown, Timeout
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
-from quaymaster.frontend.usage import (
+from quaymaster.frontend.usage.recorder import (
     CHANGES,
     CLIENT_GONE,
     CLIENT_GONE_STATUS,
@@ -37,12 +37,13 @@ from quaymaster.frontend.usage import (
 )
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
-from quaymaster.net.broker_client import BrokerClient, Submitted
-from quaymaster.net.http_message import HTTPRequest
-from quaymaster.protocol import sqs_json, sqs_query
-from quaymaster.protocol.errors import render_error, wire_error
-from quaymaster.protocol.response import CONTENT_TYPE, Response, WireForm
-from quaymaster.protocol.shapes import Action, Shape
+from quaymaster.net.http.message import HTTPRequest
+from quaymaster.net.routing.broker_client import BrokerClient, Submitted, ask
+from quaymaster.protocol.actions import sqs_json
+from quaymaster.protocol.sqs import sqs_query
+from quaymaster.protocol.sqs.errors import render_error, wire_error
+from quaymaster.protocol.sqs.response import CONTENT_TYPE, Response, WireForm
+from quaymaster.protocol.sqs.shapes import Action, Shape
 
 SWEEP_INTERVAL_S: Final = 1.0
 SLOW_LOGGED_PER_S_MAX: Final = 10
@@ -416,27 +417,6 @@ class Call(msgspec.Struct, eq=False):
             render_ms=round(now_ms - self.replied_ms, 1) if self.replied_ms else None,
             left_out=left_out or None,
         )
-
-
-async def ask(broker: BrokerClient, command: Command) -> Outcome:
-    """Send a command and return its outcome. The caller's task has the timeout.
-
-    Raises:
-        CallerError: what the broker refused.
-        NotNow: nothing can be promised.
-    """
-    answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-    def reply(outcome: Outcome | Exception) -> None:
-        if answered.done():
-            return
-        if isinstance(outcome, Exception):
-            answered.set_exception(outcome)
-        else:
-            answered.set_result(outcome)
-
-    broker.submit(command, reply)
-    return await answered
 
 
 def render_headers(response: Response) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quaymaster.core.commands import (
+from quaymaster.core.values.commands import (
     AskMarks,
     DataKeysOutcome,
     DeleteQueue,
@@ -10,10 +10,9 @@ from quaymaster.core.commands import (
     MarksOutcome,
     SetQueue,
 )
-from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.core.queue_marks import QueueIdentity, QueueMarks
-from quaymaster.frontend.call import ask
-from quaymaster.net.broker_client import BrokerClient
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks
+from quaymaster.net.routing.broker_client import BrokerClient, ask
 
 
 class BrokerQueueJournal:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     AccessDenied,
     CallerError,
     InvalidAction,
@@ -37,17 +37,18 @@ from quaymaster.core.errors import (
 from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
 from quaymaster.frontend.call import NOBODY, UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
-from quaymaster.frontend.usage import CHANGES
+from quaymaster.frontend.usage.recorder import CHANGES
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
-from quaymaster.net.http_message import HTTPRequest
-from quaymaster.net.metadata_client import known
-from quaymaster.protocol import sqs_json, sqs_query
-from quaymaster.protocol.errors import render_error, wire_error
-from quaymaster.protocol.own_actions import OWN_ACTIONS
-from quaymaster.protocol.queue_names import parse_queue_path
-from quaymaster.protocol.response import WireForm
-from quaymaster.protocol.shapes import ACTIONS, Action, Shape
+from quaymaster.net.http.message import HTTPRequest
+from quaymaster.net.routing.metadata_client import known
+from quaymaster.protocol.actions import sqs_json
+from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
+from quaymaster.protocol.sqs import sqs_query
+from quaymaster.protocol.sqs.errors import render_error, wire_error
+from quaymaster.protocol.sqs.queue_names import parse_queue_path
+from quaymaster.protocol.sqs.response import WireForm
+from quaymaster.protocol.sqs.shapes import ACTIONS, Action, Shape
 
 MessageHandler = Callable[[Call, Any], None]
 """Answers the call itself, now or when the broker has; never waits."""

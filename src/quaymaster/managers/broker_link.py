@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quaymaster.coordination.cell_keys import BrokerRegistration
-from quaymaster.core.cell import BrokerReport
-from quaymaster.core.errors import NotNow
-from quaymaster.core.unreadable import UNREADABLE
+from quaymaster.core.cell.cell import BrokerReport
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.net.rpc import CheckPeer, RPCClient, RPCLimits, RPCStats
-from quaymaster.protocol.broker_calls import (
+from quaymaster.protocol.rpc.broker_calls import (
     DROP,
     JOURNAL_ID,
     PREPARE,
@@ -24,7 +24,7 @@ from quaymaster.protocol.broker_calls import (
     decode_report,
     encode_call,
 )
-from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import parse_address
 
 PREPARE_TIMEOUT_MS = 10_000

@@ -1,7 +1,7 @@
 """The in-cluster manager: sees that every journal of a cell has a leader and its members. Observe, plan, act.
 
     brokers ──reports, 4 a second; connections that end, at once──┐
-                                                                  ├─▶ core/placement.plan ─▶ act, if it is its turn
+                                                                  ├─▶ core/cell/placement.plan ─▶ act, if it is its turn
     coordination ──journals/, brokers/──────────────────────────┘         │
          ▲                                                                ├─▶ prepare, transfer, drop: the brokers
          └──────────────── compare-and-swap ──────────────────────────────┘
@@ -50,7 +50,7 @@ from quaymaster.coordination.interface import (
 )
 from quaymaster.coordination.noted_acts import NotedAct, put_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
-from quaymaster.core.cell import (
+from quaymaster.core.cell.cell import (
     Action,
     Appoint,
     BrokerState,
@@ -68,10 +68,10 @@ from quaymaster.core.cell import (
     first_configuration,
     with_learner,
 )
-from quaymaster.core.cell_view import CellView
-from quaymaster.core.errors import CallerError, NotNow, ResourceNotFound, Unreachable
-from quaymaster.core.journal_configuration import JournalConfiguration
-from quaymaster.core.placement import plan
+from quaymaster.core.cell.cell_view import CellView
+from quaymaster.core.cell.placement import plan
+from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound, Unreachable
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
 from quaymaster.managers.leader import LEASE_TTL_MS, Leadership

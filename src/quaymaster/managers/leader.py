@@ -21,7 +21,7 @@ from quaymaster.coordination.interface import (
     OutcomeUnknown,
     RevisionMismatch,
 )
-from quaymaster.core.errors import NotNow
+from quaymaster.core.values.errors import NotNow
 from quaymaster.monitoring.logs import log_event
 
 LEASE_TTL_MS: Final = 2_000

@@ -15,12 +15,12 @@ from typing import Final, Protocol
 import msgspec
 
 from quaymaster.coordination.noted_acts import act_of_peer
-from quaymaster.core.cell import BrokerState
-from quaymaster.core.errors import CallerError, InternalFailure, MalformedInput, NotNow
-from quaymaster.core.unreadable import UNREADABLE
+from quaymaster.core.cell.cell import BrokerState
+from quaymaster.core.values.errors import CallerError, InternalFailure, MalformedInput, NotNow
+from quaymaster.core.values.unreadable import UNREADABLE
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.monitoring.logs import log_event, log_failure
-from quaymaster.protocol.manager_calls import (
+from quaymaster.protocol.rpc.manager_calls import (
     SET_BROKER_STATE,
     STATUS,
     BrokerStateRequest,

@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 
 from quaymaster.coordination.cell_keys import BrokerRegistration
-from quaymaster.core.cell import BrokerReport, BrokerSeen, ReplicaSeen, broker_of
+from quaymaster.core.cell.cell import BrokerReport, BrokerSeen, ReplicaSeen, broker_of
 from quaymaster.managers.broker_link import BrokerLink
 
 

@@ -1,0 +1,1 @@
+"""Metadata: queues, accounts and keys. Kept in a store, in memory for reading."""

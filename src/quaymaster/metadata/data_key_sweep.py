@@ -1,4 +1,4 @@
-"""The daily look for data keys that nothing needs; what follows from it is `core/data_key_life`.
+"""The daily look for data keys that nothing needs; what follows from it is `core/values/data_key_life`.
 
     begin ─▶ which keys each journal's segments name, asked of every leader ─▶ each key: its next life, or gone
              a journal that does not answer stops the sweep                    compare-and-swap
@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from quaymaster.coordination.cell_keys import JOURNALS, journal_of
 from quaymaster.coordination.interface import ABSENT, Compare, Coordination, KeyValue, Put, RevisionMismatch
-from quaymaster.core.data_key_life import KeyLife, after_sweep
-from quaymaster.core.errors import NotNow
-from quaymaster.core.formats import SHARED_DATA_KEYS, CellFormat
-from quaymaster.metadata.mirror import Mirror
-from quaymaster.metadata.queues import Queues
-from quaymaster.metadata.rows import (
+from quaymaster.core.values.data_key_life import KeyLife, after_sweep
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import SHARED_DATA_KEYS, CellFormat
+from quaymaster.metadata.queues.queues import Queues
+from quaymaster.metadata.store.mirror import Mirror
+from quaymaster.metadata.store.rows import (
     ACCOUNT_KEYS,
     DATA_KEYS,
     KEY_SWEEP,

@@ -32,22 +32,22 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
     WatchLost,
 )
-from quaymaster.core.errors import AccessDenied, NotNow, Overloaded
-from quaymaster.core.formats import CellFormat
-from quaymaster.core.queue_definitions import decode_queue_definition, encode_queue_definition
+from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
-from quaymaster.metadata.feed import Feed
-from quaymaster.metadata.identity import check_identity
-from quaymaster.metadata.known_queues import QueuePage
-from quaymaster.metadata.mirror import Mirror
-from quaymaster.metadata.queues import (
+from quaymaster.metadata.queues.known_queues import QueuePage
+from quaymaster.metadata.queues.queues import (
     JOURNAL_TIMEOUT_MS,
     DataKeyStale,
     QueueJournal,
     Queues,
 )
-from quaymaster.metadata.quotas import Quotas
-from quaymaster.metadata.rows import (
+from quaymaster.metadata.store.feed import Feed
+from quaymaster.metadata.store.identity import check_identity
+from quaymaster.metadata.store.mirror import Mirror
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
     DATA_KEYS,
@@ -62,10 +62,10 @@ from quaymaster.metadata.rows import (
     encode_row,
     id_text,
 )
-from quaymaster.metadata.together import StoreReads, Together
+from quaymaster.metadata.store.together import StoreReads, Together
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.protocol.rpc.metadata_messages import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
     Answer,

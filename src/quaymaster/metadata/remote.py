@@ -38,7 +38,7 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
     WatchLost,
 )
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     CallerError,
     ConnectionLost,
     NotNow,
@@ -49,23 +49,27 @@ from quaymaster.core.errors import (
     Unreachable,
     UnsupportedOperation,
 )
-from quaymaster.core.formats import SHARED_DATA_KEYS, CellFormat
-from quaymaster.core.queue_definitions import (
+from quaymaster.core.values.formats import SHARED_DATA_KEYS, CellFormat
+from quaymaster.core.values.queue_definitions import (
     QueueDefinition,
     decode_queue_definition,
     replace_definition,
 )
-from quaymaster.core.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
-from quaymaster.metadata.accounts import AccessKey, Accounts
-from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
-from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues, note_nothing
-from quaymaster.metadata.identity import Identity, compare_identities
-from quaymaster.metadata.known_queues import QueuePage
-from quaymaster.metadata.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
-from quaymaster.metadata.mirror import Mirror, Table
-from quaymaster.metadata.other_clocks import OtherClocks
-from quaymaster.metadata.quotas import Quotas
-from quaymaster.metadata.rows import (
+from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
+from quaymaster.metadata.keys.accounts import AccessKey, Accounts
+from quaymaster.metadata.keys.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
+from quaymaster.metadata.keys.master_keys import KeyProvider, KeysUnusable, MasterKeyMissing, MasterKeys
+from quaymaster.metadata.queues.declared_queues import (
+    apply_declared_queues,
+    load_declared_queues,
+    note_nothing,
+)
+from quaymaster.metadata.queues.known_queues import QueuePage
+from quaymaster.metadata.store.identity import Identity, compare_identities
+from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.other_clocks import OtherClocks
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
     DATA_KEYS,
@@ -81,8 +85,8 @@ from quaymaster.metadata.rows import (
 )
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
-from quaymaster.net.metadata_client import MetadataClient, known, looked_up, one_request
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.net.routing.metadata_client import MetadataClient, known, looked_up, one_request
+from quaymaster.protocol.rpc.metadata_messages import (
     CancelPurge,
     ChangedQueue,
     CreateGroup,
@@ -107,7 +111,7 @@ from quaymaster.protocol.metadata_messages import (
     UntagQueue,
     Written,
 )
-from quaymaster.protocol.receipts import ReceiptHandles
+from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
 

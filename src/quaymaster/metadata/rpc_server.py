@@ -1,4 +1,4 @@
-"""A metadata node behind the RPC: one method, whose body is a request of `protocol/metadata_messages`.
+"""A metadata node behind the RPC: one method, whose body is a request of `protocol/rpc/metadata_messages`.
 
     server = RPCServer(MetadataCalls(node).handlers(), hello)
 
@@ -18,10 +18,10 @@ from quaymaster.coordination.interface import (
     OutcomeUnknown,
     RevisionMismatch,
 )
-from quaymaster.core.errors import CallerError, NotNow, Overloaded, Timeout
+from quaymaster.core.values.errors import CallerError, NotNow, Overloaded, Timeout
 from quaymaster.metadata.node import MetadataNode
-from quaymaster.protocol.error_codec import travels
-from quaymaster.protocol.metadata_messages import (
+from quaymaster.protocol.rpc.error_codec import travels
+from quaymaster.protocol.rpc.metadata_messages import (
     METHOD,
     GetChanges,
     Request,

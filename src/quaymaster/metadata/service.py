@@ -20,20 +20,24 @@ from pathlib import Path
 from typing import Final
 
 from quaymaster.coordination.interface import Coordination
-from quaymaster.core.formats import CellFormat
-from quaymaster.core.queue_definitions import QueueDefinition
-from quaymaster.metadata.accounts import AccessKey, Accounts
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
-from quaymaster.metadata.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
-from quaymaster.metadata.declared_queues import apply_declared_queues, load_declared_queues, note_nothing
-from quaymaster.metadata.identity import check_identity
-from quaymaster.metadata.master_keys import KeyProvider, MasterKeys
-from quaymaster.metadata.mirror import Mirror
-from quaymaster.metadata.queues import QueueJournal, Queues
-from quaymaster.metadata.quotas import Quotas
-from quaymaster.metadata.rows import ROOT
+from quaymaster.metadata.keys.accounts import AccessKey, Accounts
+from quaymaster.metadata.keys.data_keys import UPKEEP_FAILS, DataKeys, MasterKeyRotation
+from quaymaster.metadata.keys.master_keys import KeyProvider, MasterKeys
+from quaymaster.metadata.queues.declared_queues import (
+    apply_declared_queues,
+    load_declared_queues,
+    note_nothing,
+)
+from quaymaster.metadata.queues.queues import QueueJournal, Queues
+from quaymaster.metadata.store.identity import check_identity
+from quaymaster.metadata.store.mirror import Mirror
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.metadata.store.rows import ROOT
 from quaymaster.monitoring.supervision import supervise
-from quaymaster.protocol.receipts import ReceiptHandles
+from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Metrics, logs, health, and tasks that are watched."""

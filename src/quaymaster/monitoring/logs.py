@@ -1,6 +1,6 @@
 """Structured logs: one event a line, in the past tense, then fields.
 
-    2026-01-01T03:00:00.125Z info quaymaster.broker.replica leader activated journal=eu1-03 epoch=17
+    2026-01-01T03:00:00.125Z info quaymaster.broker.replica.replica leader activated journal=eu1-03 epoch=17
     {"time":"2026-01-01T03:00:00.125Z","level":"info","logger":"...","event":"leader activated","epoch":17}
 
 One event per change of state, none per message. Bodies and secrets never.

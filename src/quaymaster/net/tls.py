@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from quaymaster.net.rpc import CheckPeer
-from quaymaster.protocol.frames import Hello
+from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.settings import Address
 
 CA_FILE: Final = "ca.crt"

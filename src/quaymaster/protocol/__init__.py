@@ -1,0 +1,1 @@
+"""Bytes and what they mean. Pure."""

@@ -15,13 +15,13 @@ from harness.billing import ACCOUNT, BILLION, BOOK, CHANGED, MILLION, MONTH, rat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.pipeline.billing.documents import render_csv, render_json
-from quaymaster.pipeline.billing.focus import COLUMNS, focus_rows
-from quaymaster.pipeline.billing.invoice_pdf import render_pdf
-from quaymaster.pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, make_provisional
-from quaymaster.pipeline.billing.money import exact_sum, plain
-from quaymaster.pipeline.billing.prices import PriceBook, PriceVersion, make_tiers
-from quaymaster.pipeline.billing.rating import Charge, Usage
+from quaymaster_pipeline.billing.documents import render_csv, render_json
+from quaymaster_pipeline.billing.focus import COLUMNS, focus_rows
+from quaymaster_pipeline.billing.invoice_pdf import render_pdf
+from quaymaster_pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, make_provisional
+from quaymaster_pipeline.billing.money import exact_sum, plain
+from quaymaster_pipeline.billing.prices import PriceBook, PriceVersion, make_tiers
+from quaymaster_pipeline.billing.rating import Charge, Usage
 
 GOLDEN = Path(__file__).parent / "golden"
 ISSUED = datetime(2026, 12, 4, 6, 30, tzinfo=UTC)

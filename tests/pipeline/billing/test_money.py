@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.pipeline.billing import money
-from quaymaster.pipeline.billing.money import AmountTooLarge
+from quaymaster_pipeline.billing import money
+from quaymaster_pipeline.billing.money import AmountTooLarge
 
 UNIT_PRICES = st.decimals(min_value=0, max_value=10**19, places=18)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.pipeline.billing.periods import Month, Stage, stage_of
+from quaymaster_pipeline.billing.periods import Month, Stage, stage_of
 
 NOVEMBER = Month(2026, 11)
 SECOND = timedelta(seconds=1)

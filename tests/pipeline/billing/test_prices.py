@@ -8,15 +8,15 @@ from harness.billing import CHANGE, CHANGED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.pipeline.billing.price_files import (
+from quaymaster_pipeline.billing.price_files import (
     example_book,
     parse_csv,
     parse_toml,
     render_csv,
     render_toml,
 )
-from quaymaster.pipeline.billing.prices import BadPriceBook, NoPrice, PriceBook, PriceVersion, make_tiers
-from quaymaster.pipeline.billing.rules import BILLING_CLASSES
+from quaymaster_pipeline.billing.prices import BadPriceBook, NoPrice, PriceBook, PriceVersion, make_tiers
+from quaymaster_pipeline.billing.rules import BILLING_CLASSES
 
 PRICES = st.decimals(min_value=0, max_value=10**6, places=12)
 TIERS = st.dictionaries(st.integers(1, 2**63 - 1), PRICES, max_size=3).flatmap(

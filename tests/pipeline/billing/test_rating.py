@@ -9,11 +9,11 @@ from harness.billing import BILLION, BOOK, CHANGE, CHANGED, MILLION, MONTH, rate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster.pipeline.billing.money import exact_sum
-from quaymaster.pipeline.billing.periods import Month
-from quaymaster.pipeline.billing.prices import NoPrice, PriceBook
-from quaymaster.pipeline.billing.rating import FREE, BadUsage, Charge, Usage, rate_month
-from quaymaster.pipeline.billing.rules import BillingClass
+from quaymaster_pipeline.billing.money import exact_sum
+from quaymaster_pipeline.billing.periods import Month
+from quaymaster_pipeline.billing.prices import NoPrice, PriceBook
+from quaymaster_pipeline.billing.rating import FREE, BadUsage, Charge, Usage, rate_month
+from quaymaster_pipeline.billing.rules import BillingClass
 
 
 def total(charges: Sequence[Charge]) -> Decimal:

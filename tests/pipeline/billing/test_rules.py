@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.pipeline.billing.rules import FIFO_ACTIONS, billed_requests_of, billing_class_of
-from quaymaster.protocol.own_actions import OWN_ACTIONS
-from quaymaster.protocol.shapes import ACTIONS
-from quaymaster.protocol.usage_records import chunks_of
+from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
+from quaymaster.protocol.sqs.shapes import ACTIONS
+from quaymaster.protocol.usage.usage_records import chunks_of
+from quaymaster_pipeline.billing.rules import FIFO_ACTIONS, billed_requests_of, billing_class_of
 
 KIB = 1024
 

@@ -12,16 +12,16 @@ import polars
 import pytest
 from harness.billing import ACCOUNT, BOOK, CHANGED, MILLION, MONTH, fill, used
 
-from quaymaster.pipeline.billing.documents import render_csv, render_json
-from quaymaster.pipeline.billing.invoice_pdf import render_pdf
-from quaymaster.pipeline.billing.periods import Month, Stage
-from quaymaster.pipeline.billing.price_files import example_book, parse_toml, render_toml
-from quaymaster.pipeline.billing.prices import PriceBook
-from quaymaster.pipeline.billing.reconciliation import Comparison
-from quaymaster.pipeline.billing.service import Billing, Made, NothingToBill, NotIssued, PricesAreClosed
-from quaymaster.pipeline.billing.store import BillingStore, StoreDamaged
-from quaymaster.pipeline.billing.tables import ADJUSTMENTS, CHARGES
-from quaymaster.pipeline.tables import Table, Warehouse, WarehouseBusy
+from quaymaster_pipeline.billing.documents import render_csv, render_json
+from quaymaster_pipeline.billing.invoice_pdf import render_pdf
+from quaymaster_pipeline.billing.periods import Month, Stage
+from quaymaster_pipeline.billing.price_files import example_book, parse_toml, render_toml
+from quaymaster_pipeline.billing.prices import PriceBook
+from quaymaster_pipeline.billing.reconciliation import Comparison
+from quaymaster_pipeline.billing.service import Billing, Made, NothingToBill, NotIssued, PricesAreClosed
+from quaymaster_pipeline.billing.store import BillingStore, StoreDamaged
+from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse, WarehouseBusy
 
 OTHER = "210987654321"
 AGREES = (Comparison("all", "rows", (("bronze", 9), ("silver", 9))),)

@@ -18,7 +18,7 @@ Public: `RPCServer` (`start`, `drain`, `close`, `address`, `connections`), `Inco
     reply = await client.ask("send", body, deadline_ms=2_000)       # the same as a coroutine: raises what failed
     client.notify("heartbeat", body)                                # one way; False when it could not be taken
 
-What came of a call: the reply's bytes, or the error that the handler failed it with (`core/errors`, of the same
+What came of a call: the reply's bytes, or the error that the handler failed it with (`core/values/errors`, of the same
 class), or one of our own:
 
     Unreachable      nothing was sent, so nothing has happened: another node may be asked
@@ -29,7 +29,7 @@ class), or one of our own:
 What both ends write in one turn of the event loop goes out together, and what came in together is handled together: a
 call costs no task, future, timer or system call of its own.
 
-    server, client ──▶ connection ──▶ stats, protocol/frames
+    server, client ──▶ connection ──▶ stats, protocol/rpc/frames
 """
 
 from quaymaster.net.rpc.client import OutgoingCall, RPCClient

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from quaymaster.core.errors import ConnectionLost, Overloaded, Timeout, Unreachable
+from quaymaster.core.values.errors import ConnectionLost, Overloaded, Timeout, Unreachable
 from quaymaster.net.rpc.connection import (
     GONE,
     SILENT_SWEEPS_MAX,
@@ -41,8 +41,8 @@ from quaymaster.net.rpc.connection import (
     call_back,
 )
 from quaymaster.net.rpc.stats import CallStats, RPCStats
-from quaymaster.protocol.error_codec import decode_error
-from quaymaster.protocol.frames import (
+from quaymaster.protocol.rpc.error_codec import decode_error
+from quaymaster.protocol.rpc.frames import (
     CANCEL,
     ERROR,
     NOTICE,

@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from quaymaster.net.rpc.stats import RPCStats
-from quaymaster.protocol.error_codec import encode_error
-from quaymaster.protocol.frames import (
+from quaymaster.protocol.rpc.error_codec import encode_error
+from quaymaster.protocol.rpc.frames import (
     ERROR,
     FRAME_BYTES_MAX,
     GOODBYE,

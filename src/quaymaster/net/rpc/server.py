@@ -8,7 +8,7 @@ import logging
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from quaymaster.core.errors import (
+from quaymaster.core.values.errors import (
     AccessDenied,
     CallerError,
     InternalFailure,
@@ -30,8 +30,8 @@ from quaymaster.net.rpc.connection import (
     call_back,
 )
 from quaymaster.net.rpc.stats import RPCMetrics
-from quaymaster.protocol.error_codec import encode_error
-from quaymaster.protocol.frames import (
+from quaymaster.protocol.rpc.error_codec import encode_error
+from quaymaster.protocol.rpc.frames import (
     CANCEL,
     ERROR,
     NOTICE,

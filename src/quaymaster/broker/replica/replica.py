@@ -1,0 +1,822 @@
+"""The host of one journal replica: commands in, records to the writer, bodies read back, replies out.
+
+    submit ─▶ inbox ─▶ replica.propose ×n ─▶ take ─▶ writer (write, fsync) ─▶ on_progress ─▶ take ─▶ replies
+                                                ├──▶ messages to the other replicas ─▶ receive ─▶ take ─▶ …
+                                                └──▶ replies that wait for nothing
+
+One turn of the event loop decides everything that has come in and hands the writer one batch; a request costs no
+task and no future. A turn with few commands waits for those that the next passes of the loop bring. Receives get
+their bodies from the cache, or from the segments on a reader thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
+from quaymaster.broker.replica.elections import Elections
+from quaymaster.broker.replica.fetches import Fetches
+from quaymaster.broker.replica.waiters import Waiter, Waiters
+from quaymaster.broker.storage.bodies import BodyCache
+from quaymaster.broker.storage.journal_files import JournalFiles
+from quaymaster.broker.storage.journal_state import JournalClosed, JournalCorrupt
+from quaymaster.broker.storage.segments import RecordGone, RecordUnreadable
+from quaymaster.broker.storage.writer import JournalWriter
+from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS
+from quaymaster.core.queues.queue_states import QueueStates
+from quaymaster.core.replication.effects import (
+    PersistPromise,
+    ReadLog,
+    Truncate,
+    Write,
+)
+from quaymaster.core.replication.journal import JournalReplica, ToDo
+from quaymaster.core.replication.messages import Envelope
+from quaymaster.core.values.commands import (
+    Command,
+    DeadLetter,
+    Decided,
+    Delivery,
+    Duplicate,
+    FetchedOffsets,
+    InternalCommand,
+    MoveIn,
+    MoveMessage,
+    Outcome,
+    PeekedMessage,
+    PeekedOffsets,
+    PeekOutcome,
+    Receive,
+    ReceiveOutcome,
+    Send,
+    SendOutcome,
+    SendResult,
+    SentOutcome,
+    StageMessages,
+    Taken,
+    TakenOutcome,
+)
+from quaymaster.core.values.errors import (
+    CallerError,
+    DiskFull,
+    InternalFailure,
+    JournalStopped,
+    NotLeader,
+    NotNow,
+    Overloaded,
+)
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.messages import message_id_of, prefix_bytes
+from quaymaster.core.values.records import RecordType
+from quaymaster.monitoring.logs import log_event, log_failure
+from quaymaster.net.routing.broker_client import Reply
+
+SETTLE_MS = 2_000
+"""How long a receive waits for the dead letters it met to be moved, before it is answered without what is behind."""
+
+TURN_COMMANDS = 32
+"""So many commands are worth a commit of their own. It costs the same for one, a quarter of a millisecond."""
+
+TURN_WAITS_MAX = 4
+"""With fewer a turn waits for the next pass of the loop, for as long as each brings more, but not for more passes."""
+
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+"""Above this much not yet durable, sends are refused until the disk has caught up."""
+
+SLICES_S = 0.004
+"""So long a turn takes up slices of long work. The last one may take some milliseconds more."""
+
+LARGE_REPLY_BYTES = 512 * 1024
+"""Deliveries of more than this are replied one receive a turn."""
+
+TICK_MS = 50
+"""How often a replica with others hears that time passes."""
+TICK_LATE_MS = 200
+"""After so long without, the process may have been stopped: the replica hears of it before it decides anything."""
+HELD_BACK_MAX_S = 1.0
+"""A replica that does not lead and could not write for so long is opened anew, without what it could not write."""
+DAMAGED_RETRY_S = 10.0
+READ_BYTES_MAX = 1 << 20
+"""So much of the log is read from disk at once for a member that is behind."""
+
+_MOVE = int(RecordType.MOVE)
+_STORING = (Send, MoveIn, StageMessages)
+"""What brings messages into the journal, and is refused while the disk cannot take more; see `_stores`."""
+
+log = logging.getLogger(__name__)
+
+Body = tuple[int, int, int, bytes]
+"""Record type, flags, sequence and payload."""
+
+
+class _Sent:
+    __slots__ = ("reply",)
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+    def cancel(self) -> None:
+        """A command that was sent is carried out."""
+
+
+class _Parked:
+    __slots__ = ("waiter", "waiters")
+
+    def __init__(self, waiters: Waiters, waiter: Waiter) -> None:
+        self.waiters = waiters
+        self.waiter = waiter
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self.waiters.cancel(self.waiter)
+
+
+class ReplicaLinks(Protocol):
+    """What a replica's host asks of the one who put it there. All on the loop's thread."""
+
+    async def activate(self, epoch: int) -> bool:
+        """Return true when coordination holds `activated` for the epoch, false when it can no longer."""
+
+    def send(self, messages: list[Envelope]) -> None:
+        """Send messages to other replicas; they may get lost."""
+
+    def copy_needed(self, members: list[str]) -> None:
+        """These members lack what is no longer kept as it was written; `on_copied` when they have a copy."""
+
+    async def repaired(self, offsets: list[int]) -> dict[int, Body]:
+        """Return these records, which are damaged here, as other replicas have them, where they do."""
+
+    def rebuild(self) -> None:
+        """The queues are worthless: make them anew from the files, then call `rebuilt`."""
+
+    def stuck(self) -> None:
+        """The disk is full, and what this replica took from a leader cannot be written: open the journal anew."""
+
+    def leads(self, is_leading: bool) -> None:
+        """This replica has begun to lead, or leads no longer."""
+
+    def dead_letters(self, letters: list[DeadLetter]) -> None:
+        """A receive met messages that are to be moved to their dead-letter queues."""
+
+    def stopped(self, error: Exception) -> None:
+        """The replica stopped for good."""
+
+
+class ReplicaHost:
+    """Runs one `JournalReplica`. Everything happens on the loop's thread, but writing and cold reads."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        replica: JournalReplica,
+        files: JournalFiles,
+        clock: QueueClock,
+        *,
+        body_cache_bytes: int,
+        links: ReplicaLinks,
+    ) -> None:
+        self.replica = replica
+        self.files = files
+        self.clock = clock
+        self.bodies = BodyCache(body_cache_bytes)
+        self.readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal-reader")
+        self._fetches = Fetches(files, self.bodies, self.readers, mend=self.bodies_of, spawn=self._spawn)
+        self.writer = JournalWriter(
+            files,
+            post=loop.call_soon_threadsafe,
+            on_progress=self._on_progress,
+            on_failed=self.stop,
+        )
+        self.waiters = Waiters(
+            loop,
+            try_again=self._try_again,
+            time_ms=clock.time_ms,
+            epoch=lambda: replica.epoch,
+        )
+        self.stopped: Exception | None = None
+        self.records_since_snapshot = 0
+        self._loop = loop
+        self._links = links
+        self._inbox: list[tuple[Command | InternalCommand, object]] = []
+        self._is_scheduled = False
+        self._is_slicing = False
+        self._is_leading = False
+        self.elections = Elections()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._ticked_ms = 0
+        self._large_replies: deque[tuple[Reply, ReceiveOutcome]] = deque()
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._is_stuck = False
+        self._others_full = DiskFull(
+            "The disks of most replicas are almost full: messages can be received and deleted, not sent."
+        )
+        self._disk_full = DiskFull("The disk is almost full: messages can be received and deleted, not sent.")
+        self._overloaded = Overloaded("Too much waits to be written to disk.")
+
+    # Commands
+
+    def submit(self, command: Command | InternalCommand, reply: Reply) -> _Sent | _Parked:
+        """Take a command for the next turn; `reply` is called once, from a later one."""
+        submitted: _Sent | _Parked
+        if type(command) is Receive:
+            waiter = Waiter(command, reply)
+            self._inbox.append((command, waiter))
+            submitted = _Parked(self.waiters, waiter)
+        else:
+            submitted = _Sent(reply)
+            self._inbox.append((command, submitted))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+        return submitted
+
+    async def ask(self, command: Command | InternalCommand) -> Outcome:
+        """Submit a command and wait for its outcome; raises the error it is answered with."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+
+        def reply(outcome: Outcome | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.submit(command, reply)
+        return await future
+
+    def _try_again(self, waiter: Waiter) -> None:
+        self._inbox.append((waiter.command, waiter))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+
+    def _do_slices(self) -> None:
+        """Do slices of work that is too long for one turn, for as long as a turn may take."""
+        self._is_slicing = False
+        if self.stopped is not None:
+            return
+        until = time.perf_counter() + SLICES_S
+        try:
+            while self.replica.do_slice(self.clock.time_ms()) and time.perf_counter() < until:
+                pass
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
+            self._fail("slice failed", error)
+        else:
+            self.carry_out()
+
+    def _begin_turn(self, seen: int, waits_left: int) -> None:
+        """Take a turn, but wait while few commands have come and each pass of the loop brings more.
+
+        Clients that were answered together ask again one after the other: the first would have a commit for
+        themselves, and all others the next.
+        """
+        waiting = len(self._inbox)
+        if seen < waiting < TURN_COMMANDS and waits_left:
+            self._loop.call_soon(self._begin_turn, waiting, waits_left - 1)
+        else:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        inbox, self._inbox = self._inbox, []
+        undecided = iter(inbox)
+        try:
+            self._decide(undecided)
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
+            # A broken assumption, or a damaged index. What is undecided is answered as unknown.
+            self._fail("decision failed", error)
+            for _, token in undecided:
+                self._answer(token, JournalStopped(f"The journal stopped: {error}"))
+
+    def _decide(self, inbox: Iterator[tuple[Command | InternalCommand, object]]) -> None:
+        replica = self.replica
+        if self._ticker is not None and (late_ms := monotonic_ms()) - self._ticked_ms > TICK_LATE_MS:
+            self._ticked_ms = late_ms
+            replica.on_tick(late_ms)
+        now_ms = self.clock.time_ms()
+        replica.log.room = self.files.room
+        refused = self._sends_refused()
+        for command, token in inbox:
+            if refused is not None and _stores(command):
+                self._answer(token, refused)
+            elif type(token) is Waiter and token.is_done:
+                self._pass_on(token)
+            else:
+                try:
+                    replica.propose(command, token, now_ms)
+                except Exception as error:
+                    self._answer(token, JournalStopped(f"The journal stopped: {error}"))
+                    raise
+        self._carry_out(replica.take(now_ms))
+
+    def _pass_on(self, waiter: Waiter) -> None:
+        """A waiter that was woken needs nothing (any more): it is the turn of the next in line."""
+        if waiter.was_woken and waiter.partition is not None:
+            self.waiters.wake(waiter.partition)
+
+    def _sends_refused(self) -> NotNow | None:
+        if self.writer.disk_low:
+            return self._disk_full
+        if self.writer.pending_bytes > PENDING_BYTES_MAX:
+            return self._overloaded
+        if not self.replica.log.majority_has_room:
+            return self._others_full
+        return None
+
+    # Doing
+
+    def start(self) -> None:
+        """Start the writer; then tell the replica its configuration (`on_configuration`)."""
+        self.writer.start()
+
+    def tick(self) -> None:
+        """Tell the replica that time passes, from now on: it has others to talk to."""
+        self._ticked_ms = monotonic_ms()
+        self._ticker = self._loop.call_later(TICK_MS / 1000, self.tick)
+        self._look_at_room()
+        self._feed(self.replica.on_tick, self._ticked_ms)
+
+    def _look_at_room(self) -> None:
+        self.replica.log.room = self.files.room
+        is_held_back = self.writer.held_back_s > HELD_BACK_MAX_S
+        if is_held_back and not self._is_stuck and self.replica.role not in ("activating", "leading"):
+            # Promises wait behind what cannot be written. A leader's followers have it; it is not in the way of theirs.
+            self._is_stuck = True
+            self._links.stuck()
+
+    def on_configuration(self, configuration: JournalConfiguration) -> None:
+        """The journal's key was read from coordination."""
+        self._feed(self.replica.on_configuration, configuration, monotonic_ms())
+
+    def on_connection_closed(self, member: str) -> None:
+        """A connection to the process of another replica closed."""
+        self._feed(self.replica.on_connection_closed, member)
+
+    def receive(self, envelopes: list[Envelope]) -> None:
+        """Take what other replicas of this journal said to this one."""
+        now_ms = monotonic_ms()
+        self.replica.log.room = self.files.room
+        for envelope in envelopes:
+            is_ours = envelope.receiver == self.replica.node  # not that of a disk we had before
+            if is_ours and not self._tell(self.replica.on_message, envelope.sender, envelope.message, now_ms):
+                return
+        self.carry_out()
+
+    def on_copied(self, member: str) -> None:
+        """A member that lacked a part of the log has a copy of the journal."""
+        self._feed(self.replica.log.on_copied, member)
+
+    def transfer(self, member: str) -> bool:
+        """Begin to hand the leadership to a member; false when that cannot be."""
+        begun = self.replica.log.transfer(member)
+        self.carry_out()
+        return begun
+
+    def end_transfer(self) -> None:
+        """Give up a transfer that did not come about."""
+        self._feed(self.replica.log.end_transfer)
+
+    def rebuilt(self, queues: QueueStates, applied_end: int, last_time_ms: int, truncations: int) -> None:
+        """The queues were made anew."""
+        self._feed(self.replica.on_rebuilt, queues, applied_end, last_time_ms, truncations)
+
+    def after_writes(self, done: Callable[[], None]) -> None:
+        """Call `done` when everything given to the writer so far is written."""
+        self.writer.run(_nothing, done)
+
+    def carry_out(self) -> None:
+        """Do what the replica asks for now."""
+        self._carry_out(self.replica.take(self.clock.time_ms()))
+
+    def _feed(self, event: Callable[..., object], *arguments: object) -> None:
+        if self._tell(event, *arguments):
+            self.carry_out()
+
+    def _tell(self, event: Callable[..., object], *arguments: object) -> bool:
+        """Feed an event; false when it broke an assumption, and the replica has stopped."""
+        if self.stopped is not None:
+            return False
+        try:
+            event(*arguments)
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
+            self._fail("replica failed", error)
+            return False
+        return True
+
+    def _fail(self, event: str, error: Exception) -> None:
+        log_failure(log, event, error, journal=self.files.journal_id, epoch=self.replica.epoch)
+        self.stop(error)
+
+    def _carry_out(self, todo: ToDo) -> None:
+        for operation in todo.operations:
+            if type(operation) is Write:
+                for batch in operation.batches:
+                    self.bodies.add(batch)
+                    self.records_since_snapshot += batch.next_offset - batch.base_offset
+                self.writer.append(operation.batches, tell_written=operation.tell_written)
+            elif type(operation) is PersistPromise:
+                epoch = operation.epoch
+                self.writer.run(
+                    partial(self.files.persist_promise, epoch),
+                    partial(self._feed, self.replica.on_promise_durable, epoch),
+                )
+            elif type(operation) is Truncate:
+                self.bodies.cut(operation.end)
+                self.writer.run(partial(self.files.truncate, operation.end), self._on_cut)
+        if todo.messages:
+            self._links.send(todo.messages)
+        for read in todo.reads:
+            self._spawn(self._read_log(read))
+        if todo.copies:
+            self._links.copy_needed(todo.copies)
+        if todo.activate is not None:
+            self._spawn(self._activate(todo.activate))
+        for token, answer in todo.replies:
+            try:
+                self._answer(token, answer)
+            except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
+                log_failure(log, "reply failed", error, journal=self.files.journal_id)
+        for partition in todo.awake:
+            self.waiters.wake(partition)
+        if todo.again:
+            self._inbox[:0] = todo.again
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._begin_turn, 0, TURN_WAITS_MAX)
+        if self.replica.has_more and not self._is_slicing:
+            self._is_slicing = True
+            self._loop.call_soon(self._do_slices)
+        if todo.rebuild:
+            self._links.rebuild()
+        role = self.replica.log.role
+        if role != self.elections.role:
+            self.elections.on_role(role, monotonic_ms() / 1000)
+        if self.replica.is_leading != self._is_leading:
+            self._is_leading = not self._is_leading
+            if not self._is_leading:
+                self.waiters.send_away(NotLeader())
+            self._links.leads(self._is_leading)
+
+    def _on_progress(self, written_end: int, durable_end: int, truncations: int) -> None:
+        try:
+            self.replica.on_written(written_end, truncations=truncations)
+            self.replica.on_durable(durable_end, truncations=truncations)
+        except Exception as error:  # noqa: BLE001 -- it stops the journal
+            self._fail("replica failed", error)
+        else:
+            self._carry_out(self.replica.take(self.replica.last_time_ms))
+
+    def _on_cut(self) -> None:
+        log_event(
+            log,
+            logging.WARNING,
+            "journal cut",
+            journal=self.files.journal_id,
+            epoch=self.replica.epoch,
+            end_offset=self.files.end_offset,
+        )
+        self._on_progress(self.files.end_offset, self.files.durable_end, self.files.truncations)
+
+    async def _read_log(self, read: ReadLog) -> None:
+        while True:
+            truncations = self.files.truncations
+            try:
+                position, batches = await self._loop.run_in_executor(
+                    self.readers, self.files.read_from, read.start, READ_BYTES_MAX
+                )
+                break
+            except JournalCorrupt as error:
+                if self.replica.log.truncations != truncations:  # cut while it was read: asked for again
+                    position, batches = None, []
+                    break
+                # Here, far behind what is in use, it must not cost the leader.
+                log_failure(log, "log not read for a member", error, journal=self.files.journal_id)
+                await asyncio.sleep(DAMAGED_RETRY_S)
+        is_gone = position is None or (not batches and read.start < self.files.end_offset)
+        chain = None if position is None else position.chain
+        self._feed(
+            partial(self.replica.log.on_read, is_gone=is_gone, truncations=truncations),
+            read.member,
+            read.start,
+            chain,
+            batches,
+        )
+
+    async def _activate(self, epoch: int) -> None:
+        if await self._links.activate(epoch):
+            self._feed(self.replica.on_activated, epoch)
+
+    def stop(self, error: Exception) -> None:
+        """Stop for good: nothing more is decided, and whoever waits is told that the outcome is unknown."""
+        if self.stopped is not None:
+            return
+        self.stopped = error
+        log_event(
+            log,
+            logging.ERROR,
+            "journal stopped",
+            journal=self.files.journal_id,
+            epoch=self.replica.epoch,
+            durable_end=self.replica.durable_end,
+            error=str(error),
+        )
+        self.replica.stop(JournalStopped(f"The journal stopped: {error}"))
+        self.waiters.answer_all()
+        self._carry_out(self.replica.take())
+        self._links.stopped(error)
+
+    async def close(self) -> None:
+        """Answer parked receives, write what was decided, stop all threads."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.waiters.answer_all()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loop.run_in_executor(None, self.writer.close)
+        await asyncio.sleep(0)
+        self.readers.shutdown(wait=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    # Answering
+
+    def _answer(self, token: object, answer: Decided | Exception) -> None:
+        kind = type(answer)
+        if type(token) is Waiter:
+            self._answer_receive(token, answer)
+            return
+        assert type(token) is _Sent, "a token is what submit made"
+        reply = token.reply
+        if kind is SentOutcome:
+            self._answer_send(reply, answer)  # type: ignore[arg-type]  # by its kind
+        elif kind is PeekedOffsets:
+            self._answer_peek(reply, answer)  # type: ignore[arg-type]
+        elif kind is FetchedOffsets:
+            self._fetches.answer(answer, reply)  # type: ignore[arg-type]
+        else:
+            reply(answer)  # type: ignore[arg-type]
+
+    def _answer_send(self, reply: Reply, sent: SentOutcome) -> None:
+        results = sent.results
+        for result in results:
+            if type(result) is Duplicate:
+                break
+        else:
+            reply(SendOutcome(results))  # type: ignore[arg-type]  # no duplicates in it
+            return
+        offsets = [result.offset for result in results if isinstance(result, Duplicate)]
+
+        def resolve(bodies: dict[int, Body]) -> None:
+            resolved: list[SendResult] = []
+            for result in results:
+                if isinstance(result, SendResult):
+                    resolved.append(result)
+                    continue
+                body = bodies.get(result.offset)
+                if body is None:
+                    reply(InternalFailure("The message this one duplicates cannot be read."))
+                    return
+                record_type, flags, sequence, payload = body
+                sequence = self.replica.queues.sequence_of(result.partition_key, record_type, sequence)
+                message_id = message_id_of(payload[prefix_bytes(flags & PREFIX_FLAGS) :])
+                resolved.append(SendResult(sequence, message_id, duplicate=True))
+            reply(SendOutcome(resolved))
+
+        self.read_bodies(offsets, resolve)
+
+    def _answer_receive(self, waiter: Waiter, answer: Decided | Exception) -> None:
+        if isinstance(answer, Exception):
+            if not waiter.is_done:
+                waiter.finish()
+                waiter.reply(answer)
+            self._pass_on(waiter)  # the queue may be gone: the others should hear it too
+            return
+        assert isinstance(answer, TakenOutcome), "a Receive is decided by a TakenOutcome"
+        if answer.dead_letters:
+            self._links.dead_letters(answer.dead_letters)
+        if not answer.taken:
+            if not waiter.is_done:
+                self._park(waiter, answer)
+            return
+        # The messages are out with this consumer, whether it is still there or not.
+        waiter.finish()
+        self._pass_on(waiter)
+        self._deliver(waiter.reply, answer)
+
+    def _park(self, waiter: Waiter, answer: TakenOutcome) -> None:
+        command = waiter.command
+        if answer.unfinished:
+            self._try_again(waiter)
+            return
+        partition = self.replica.queues.partitions.get(command.queue_id << 16 | command.partition)
+        wait_ms = command.wait_ms
+        if answer.dead_letters and not waiter.is_settling:
+            waiter.is_settling = True
+            wait_ms = max(wait_ms, SETTLE_MS)
+        elif waiter.is_settling and not command.wait_ms and not answer.dead_letters:
+            partition = None
+        if partition is None or (wait_ms <= 0 and not waiter.is_settling):
+            waiter.finish()
+            waiter.reply(ReceiveOutcome(answer.epoch, []))
+            return
+        self.waiters.park(waiter, partition, wait_ms)
+
+    def _deliver(self, reply: Reply, answer: TakenOutcome) -> None:
+        epoch = answer.epoch
+        deliveries: list[Delivery] = []
+        payload_bytes = 0
+        get = self.bodies.get
+        for taken in answer.taken:
+            body = get(taken.offset)
+            if body is None:
+                break
+            deliveries.append(_delivery(taken, body))
+            payload_bytes += len(body[3])
+        else:
+            if payload_bytes <= LARGE_REPLY_BYTES:
+                reply(ReceiveOutcome(epoch, deliveries))
+            else:
+                self._reply_later(reply, ReceiveOutcome(epoch, deliveries))
+            return
+
+        def finish(bodies: dict[int, Body]) -> None:
+            found = [
+                _delivery(taken, bodies[taken.offset]) for taken in answer.taken if taken.offset in bodies
+            ]
+            self._reply_later(reply, ReceiveOutcome(epoch, found))
+
+        self.read_bodies([taken.offset for taken in answer.taken], finish)
+
+    def _reply_later(self, reply: Reply, outcome: ReceiveOutcome) -> None:
+        """Reply in a turn of its own if it is large: ten messages of 1 MiB take long to open and to write."""
+        payload_bytes = sum([len(delivery.payload) for delivery in outcome.deliveries])
+        if payload_bytes <= LARGE_REPLY_BYTES:
+            reply(outcome)
+            return
+        self._large_replies.append((reply, outcome))
+        if len(self._large_replies) == 1:
+            self._loop.call_soon(self._reply_next)
+
+    def _reply_next(self) -> None:
+        reply, outcome = self._large_replies[0]
+        try:
+            reply(outcome)
+        except Exception as error:  # noqa: BLE001 -- one reply must not cost the others theirs
+            log_failure(log, "reply failed", error, journal=self.files.journal_id)
+        self._large_replies.popleft()
+        if self._large_replies:
+            self._loop.call_soon(self._reply_next)
+
+    def _answer_peek(self, reply: Reply, peeked: PeekedOffsets) -> None:
+        def finish(bodies: dict[int, Body]) -> None:
+            messages = []
+            for taken, state in zip(peeked.messages, peeked.states, strict=True):
+                body = bodies.get(taken.offset)
+                if body is not None:
+                    delivery = _delivery(taken, body)
+                    messages.append(
+                        PeekedMessage(
+                            taken.sequence,
+                            state,
+                            taken.delivery_count,
+                            taken.first_receive_ms,
+                            taken.sent_ms,
+                            delivery.record_type,
+                            delivery.flags,
+                            delivery.payload,
+                        )
+                    )
+            reply(PeekOutcome(messages, peeked.next_sequence))
+
+        self.read_bodies([taken.offset for taken in peeked.messages], finish)
+
+    # Bodies
+
+    def read_bodies(self, offsets: list[int], finish: Callable[[dict[int, Body]], None]) -> None:
+        """Call `finish` with the records that can be read, now or from a later turn. A bad one is left out."""
+        found: dict[int, Body] = {}
+        missing: list[int] = []
+        for offset in offsets:
+            body = self.bodies.get(offset)
+            if body is None:
+                missing.append(offset)
+            else:
+                found[offset] = body
+        if not missing:
+            finish(found)
+            return
+        if self.stopped is not None:
+            finish(found)
+            return
+        reading = self._loop.run_in_executor(self.readers, self._read_cold, missing)
+        self._tasks.add(reading)
+
+        def done(future: asyncio.Future[tuple[dict[int, Body], list[int]]]) -> None:
+            self._tasks.discard(future)
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                read, damaged = future.result()
+                found.update(read)
+                if damaged:
+                    self._spawn(self._repair(damaged, found, finish))
+                    return
+            else:
+                log_event(log, logging.ERROR, "bodies not read", offsets=len(missing), error=str(error))
+            finish(found)
+
+        reading.add_done_callback(done)
+
+    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
+        """Return what `read_bodies` finds."""
+        found: asyncio.Future[dict[int, Body]] = self._loop.create_future()
+
+        def finish(bodies: dict[int, Body]) -> None:
+            if not found.done():
+                found.set_result(bodies)
+
+        self.read_bodies(offsets, finish)
+        return await found
+
+    async def _repair(
+        self, damaged: list[int], found: dict[int, Body], finish: Callable[[dict[int, Body]], None]
+    ) -> None:
+        try:
+            found |= await self._links.repaired(damaged)
+        except (
+            NotNow,
+            CallerError,
+            RecordUnreadable,
+            JournalClosed,
+            OSError,
+        ) as error:  # as unreadable as before
+            log_failure(log, "repair failed", error, journal=self.files.journal_id)
+        finish(found)
+
+    def _read_cold(self, offsets: list[int]) -> tuple[dict[int, Body], list[int]]:
+        """Read records from the segments; on the reader's thread. Return those, and the offsets of damaged ones."""
+        wanted = list(offsets)
+        damaged: list[int] = []
+        while wanted:
+            try:
+                records = self.files.read_records(wanted)
+            except RecordUnreadable as error:
+                log_event(
+                    log,
+                    logging.ERROR,
+                    "record unreadable",
+                    journal=self.files.journal_id,
+                    offset=error.offset,
+                    error=str(error),
+                )
+                wanted = [offset for offset in wanted if offset != error.offset]
+                if not isinstance(error, RecordGone):
+                    damaged.append(error.offset)
+                continue
+            found = {row.offset: (row.type, row.flags, row.sequence, payload) for row, payload in records}
+            return found, damaged
+        return {}, damaged
+
+
+def _stores(command: Command | InternalCommand) -> bool:
+    """Tell whether a command writes messages: a move within the journal writes them once more, a way back nothing."""
+    if type(command) is MoveMessage:
+        return command.payload is not None and command.target_journal_id is None
+    return type(command) in _STORING
+
+
+def _nothing() -> None:
+    """Only its turn counts."""
+
+
+def _delivery(taken: Taken, body: Body) -> Delivery:
+    record_type, flags, _, payload = body
+    if record_type == _MOVE:
+        payload = payload[MOVE_HEAD_BYTES:]
+    return Delivery(
+        taken.sequence,
+        taken.delivery_count,
+        taken.first_receive_ms,
+        taken.sent_ms,
+        record_type,
+        flags & PREFIX_FLAGS,
+        payload,
+    )

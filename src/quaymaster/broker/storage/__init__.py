@@ -1,0 +1,1 @@
+"""Files of a journal: segments, snapshots, chunks of the index, and the thread that writes."""

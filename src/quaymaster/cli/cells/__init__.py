@@ -1,0 +1,1 @@
+"""Commands that run the processes of a cell, and that look at one."""

@@ -1,0 +1,32 @@
+"""Commands of other packages: what is installed beside the server adds its own, and says how they fail.
+
+A package names an `Extension` under the entry point group `quaymaster.commands`. The server needs none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Final, NamedTuple
+
+import typer
+
+from quaymaster.cli.failures import CommandFailed
+
+GROUP: Final = "quaymaster.commands"
+
+
+class Extension(NamedTuple):
+    """What a package adds to the command line.
+
+    `add_commands` gets the `quaymaster` command. `tell` says what an exception of theirs means to a user, or None
+    where it is not theirs.
+    """
+
+    add_commands: Callable[[typer.Typer], None]
+    tell: Callable[[Exception], CommandFailed | None]
+
+
+def find_extensions() -> list[Extension]:
+    """Return the extensions that are installed, by name."""
+    return [entry.load() for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)]

@@ -1,0 +1,1 @@
+"""`quaymaster local`: a cell on this machine."""

@@ -1,0 +1,96 @@
+"""How an HAProxy is run before the front ends of a local cluster: its program, arguments and configuration.
+
+Clients see one endpoint. A front end that is not ready gets nothing; one that cannot be connected to is passed over
+without the client noticing. A request that was sent is never sent again by HAProxy: clients do that, under its id.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quaymaster.cli.local.etcd import tools_directory
+
+SYSTEM_DIRECTORIES = "/usr/sbin:/usr/local/sbin"
+"""Where packages put it, which is not on everybody's PATH."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndServer:
+    """A front end as HAProxy knows it: both ports on loopback."""
+
+    name: str
+    port: int
+    admin_port: int
+
+
+def find_haproxy() -> Path | None:
+    """Return the HAProxy program: the system's, else the one `scripts/haproxy` got; None when there is none."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), SYSTEM_DIRECTORIES))
+    if found := shutil.which("haproxy", path=path):
+        return Path(found)
+    unpacked = tools_directory() / "haproxy" / "haproxy"
+    return unpacked if os.access(unpacked, os.X_OK) else None
+
+
+def haproxy_command(program: Path, configuration: Path) -> list[str]:
+    """Return the command line that runs it in the foreground."""
+    return [str(program), "-db", "-f", str(configuration)]
+
+
+def haproxy_configuration(
+    servers: Sequence[FrontEndServer], *, port: int, admin_port: int, connections_max: int
+) -> str:
+    """Return the file that spreads `port` over the front ends' SQS ports, and `admin_port` over their admin ports."""
+    return f"""\
+# Written by `quaymaster local up`, each time.
+global
+    maxconn {connections_max}
+    # As large as the headers that a front end takes.
+    tune.bufsize 65536
+    tune.http.maxhdr 128
+
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 75s
+    # As long as a front end waits: who sends half a request does not keep others out for longer.
+    timeout http-request 10s
+    # A long poll's 20 s, and what the broker may take on top.
+    timeout server 60s
+    timeout queue 5s
+    timeout http-keep-alive 75s
+    timeout check 2s
+    # A front end gives clients that signed nothing a small share: by connection, so each client has its own there.
+    http-reuse never
+    # A connection that is refused goes to another front end; with other ways to balance, after a second only.
+    retries 3
+    option redispatch 1
+    balance roundrobin
+    option httpchk GET /health/ready
+    default-server inter 500ms fastinter 100ms fall 2 rise 1
+    default-server observe layer4 error-limit 1 on-error fastinter
+    # Who waits for one that fell silent should ask another. One that is asked to end has answered all by then.
+    default-server on-marked-down shutdown-sessions
+
+frontend sqs
+    bind 127.0.0.1:{port}
+    default_backend sqs-front-ends
+
+frontend admin
+    bind 127.0.0.1:{admin_port}
+    default_backend admin-front-ends
+
+backend sqs-front-ends
+{_servers((server.name, server.port, server.admin_port) for server in servers)}
+backend admin-front-ends
+{_servers((server.name, server.admin_port, server.admin_port) for server in servers)}"""
+
+
+def _servers(servers: Iterable[tuple[str, int, int]]) -> str:
+    return "".join(
+        f"    server {name} 127.0.0.1:{port} check port {check}\n" for name, port, check in servers
+    )

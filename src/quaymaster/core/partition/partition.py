@@ -1,0 +1,792 @@
+"""One partition of a queue: every message's state, as a pure function of the journal's records.
+
+    Send ──▶ delayed ──time──▶ visible ──Receive──▶ in flight ──Delete──▶ gone
+                                  ▲                     │
+                                  └──── timeout ────────┘
+
+What is kept is only what cannot be derived: `head` (below it everything is deleted), a bitmap of deleted messages
+above it, a row for each message in flight, the delivery count of each that came back, timers of single delays,
+recent ids. Bodies, groups and send times stay in the journal and its index.
+
+The leader decides with `take_visible` and the questions below; leader and follower then change state by the same
+`apply_*` methods, which take a record's values. `advance` brings timeouts up to a time; how often it is called
+changes nothing, because due times are slot ends (`core/structures/timers`) and nothing else happens in between.
+
+Nothing is consumed of a log-retained queue's partition: it has the index, and a head that retention and purges move.
+Each of its consumer groups is a partition like any other, but that it reads the log's index (`follow`) and is told what
+comes and goes there. A snapshot may have a group as of another moment than its log. As of an earlier one, the log may
+have dropped what the group still had: that is gone for it, too, and `follow` makes it so before the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyroaring import BitMap64
+
+from quaymaster.core.partition.partition_moves import MovesOut, OpenMove, PartitionMoves
+from quaymaster.core.partition.staged_messages import StagedMessages
+from quaymaster.core.structures.deliveries import RETURNED_PACKING, Attempt, InFlight, Returned
+from quaymaster.core.structures.fifo_order import FIFOOrder
+from quaymaster.core.structures.index import ChunkKeeper, GroupIndex, SentRun, SequenceIndex
+from quaymaster.core.structures.log_sizes import LogSizes
+from quaymaster.core.structures.recent_ids import RecentIds
+from quaymaster.core.structures.rows import RowTable
+from quaymaster.core.structures.sequences import SequenceSet, end_of_run
+from quaymaster.core.structures.standard_order import StandardOrder
+from quaymaster.core.structures.timers import TimerWheel, WorkLeft, round_up_to_slot_ms
+from quaymaster.core.values.commands import MoveTask, QueueCounts
+from quaymaster.core.values.queue_definitions import QueueDefinition
+
+DEDUP_WINDOW_MS = 300_000
+ATTEMPT_WINDOW_MS = 300_000
+ATTEMPTS_MAX = 100_000
+VISIBILITY_TIMEOUT_MAX_MS = 43_200_000
+IN_FLIGHT_MAX = 120_000
+DELAY_MAX_MS = 900_000
+FAR_DEADLINE_MS = 60_000
+"""A deleted message's entry in the wheel is taken out when it would stay there for longer than this."""
+
+
+class Partition:
+    """The state of one partition. Times are queue time in ms; sequences are the partition's own."""
+
+    __slots__ = (
+        "_oldest",
+        "_retry_ids_max",
+        "_retry_window_ms",
+        "alive",
+        "applied",
+        "attempts",
+        "counted_from",
+        "dedup",
+        "definition",
+        "deleted",
+        "deletions",
+        "dirty",
+        "dirty_keys",
+        "expiry_scan",
+        "groups",
+        "has_moved_in",
+        "head",
+        "in_flight",
+        "index",
+        "log",
+        "moved_in",
+        "moves",
+        "moving",
+        "number",
+        "order",
+        "repeats_until_ms",
+        "retries",
+        "returned",
+        "sent_until",
+        "sizes",
+        "staged",
+        "tasks",
+        "timed",
+        "timers",
+        "uncommitted_from",
+        "watched",
+        "wheel",
+    )
+
+    def __init__(
+        self,
+        definition: QueueDefinition,
+        number: int,
+        keeper: ChunkKeeper,
+        *,
+        retry_window_ms: int,
+        retry_ids_max: int | None = None,
+    ) -> None:
+        self.definition = definition
+        self.number = number
+        self.index: SequenceIndex
+        if definition.group_of:
+            self.index = GroupIndex()
+        else:
+            self.index = SequenceIndex(keeper, b"%d/%d" % (definition.queue_id, number))
+        self.sizes = LogSizes() if definition.is_log else None
+        """Of a log-retained queue's own partition, and only there."""
+        self.groups: dict[int, Partition] = {}
+        """The same partition of each consumer group of a log, by queue id."""
+        self.log: Partition | None = None
+        """The partition that a consumer group follows."""
+        self.applied = 0
+        self.head = 1
+        self.alive = 0
+        self.deleted: BitMap64 = BitMap64()
+        self.in_flight: RowTable[InFlight] = RowTable()
+        self.returned: RowTable[Returned] = RowTable(RETURNED_PACKING)
+        self.timed = SequenceSet()
+        self.timers = TimerWheel()
+        self.wheel = TimerWheel()
+        self.dedup: RecentIds | None = None
+        self.retries: RecentIds | None = None
+        self.attempts: dict[bytes, Attempt] = {}
+        self.tasks: list[MoveTask] = []
+        self.has_moved_in = False
+        self.moved_in = 0
+        """How many messages came from other queues, ever."""
+        self.deletions = 0
+        """How many messages consumers deleted, ever."""
+        self.counted_from = 0
+        """The offset from which on these two were counted: not 0 where a program before did not count them."""
+        self.moves: PartitionMoves | None = None
+        self.staged: StagedMessages | None = None
+        # Only the leader's: what is not committed, what is on its way to another queue, who waits for messages.
+        self.uncommitted_from = 0
+        """The first of those that this leader decided to send and that are not committed; 0: all are."""
+        self.sent_until = 0
+        """Behind the last of those that this leader decided to send: a commit in slices comes up to it later."""
+        self.repeats_until_ms = 0
+        """A message that may repeat another was stored: until then its first attempt may still arrive."""
+        self.moving: dict[int, int] = {}
+        self.watched = False
+        self.expiry_scan = 1
+        """Where the next look for single messages that have expired begins."""
+        self.dirty = True
+        """Whether it changed since it was last put into a snapshot."""
+        self.dirty_keys: set[int] | None = None
+        """Where its key is while that is so: a set of the partitions of its journal."""
+        self._retry_window_ms = retry_window_ms
+        self._retry_ids_max = retry_ids_max
+        self._oldest = (0, 0)
+        self.order: StandardOrder | FIFOOrder = self._new_order()
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number the next message gets."""
+        return self.index.next_sequence
+
+    @property
+    def committed(self) -> int:
+        """The sequence number behind the last committed message, as the leader knows it."""
+        return self.uncommitted_from or self.index.next_sequence
+
+    def note_commit(self, next_sequence: int) -> None:
+        """Messages below `next_sequence` are committed."""
+        end = max(self.sent_until, self.index.next_sequence)
+        self.uncommitted_from = next_sequence if next_sequence < end else 0
+
+    @property
+    def oldest_sent_ms(self) -> int:
+        """When the message at the head was sent; there is one. It is looked up once for each head."""
+        if self._oldest[0] != self.head:
+            self._oldest = self.head, self.index.sent_ms(self.head)
+        return self._oldest[1]
+
+    def note_change(self) -> None:
+        """It is no longer what the last snapshot has of it."""
+        if self.dirty:
+            return
+        self.dirty = True
+        if self.dirty_keys is not None:
+            self.dirty_keys.add(self.key)
+
+    def note_saved(self) -> None:
+        """It is put into a snapshot as it is now."""
+        self.dirty = False
+        if self.dirty_keys is not None:
+            self.dirty_keys.discard(self.key)
+
+    # Logs and their consumer groups
+
+    def follow(self, log: Partition) -> None:
+        """Read the index of a log's partition, and be told from now on what comes and goes there.
+
+        What the log has dropped is gone here, too. Index chunks may be read: the keeper is open.
+        """
+        assert isinstance(self.index, GroupIndex), "a consumer group has no index of its own"
+        self.log = log
+        log.groups[self.definition.queue_id] = self
+        self.index.attach(log.index)
+        if self.head >= log.head:
+            return
+        self.index.next_sequence = max(self.index.next_sequence, log.head)
+        # Without a look at what is no longer in the index.
+        in_flight = self.in_flight
+        in_flight.take_below(log.head)
+        self.order.discard_lost(
+            log.head, self.returned.take_below(log.head), (s for s, _ in in_flight.items())
+        )
+        if self.moves is not None:
+            self.moves.leave_below(log.head)
+        self._set_head(log.head)
+
+    def begin_group(self, log: Partition, start: int, end: int, time_ms: int) -> None:
+        """Begin as a consumer group: nothing is consumed of [start, end), of which the log may have dropped some."""
+        self.index.next_sequence = self.head = self.order.cursor = end
+        self.follow(log)
+        self._start_over(max(start, log.head), time_ms)
+
+    def apply_reset(self, start: int, time_ms: int) -> list[Iterator[None]]:
+        """Begin anew: from `start` on nothing is consumed, below it all is. Returns what `apply_delete_below` does."""
+        assert self.log is not None, "only a consumer group begins anew"
+        emptied = self._discard_all()
+        self.attempts = {}
+        self._start_over(max(start, self.log.head), time_ms)
+        return emptied
+
+    def _start_over(self, start: int, time_ms: int) -> None:
+        end = self.index.next_sequence
+        assert self.log is not None, "a consumer group follows a log"
+        assert self.log.head <= start <= end, f"a group starts at {start}, outside of its log"
+        self.note_change()
+        self.head = self.expiry_scan = start
+        self.alive = end - start
+        self.order.cursor = start
+        sizes = self.log.sizes
+        if isinstance(self.order, StandardOrder) and sizes is not None and sizes.last_due_ms > time_ms:
+            # Due times may rise and fall here: each message that waits gets a timer of its own.
+            first = self.index.first_sent_after(start, end, time_ms - DELAY_MAX_MS)
+            for sequence in range(first, end):
+                due_ms = self.index.due_ms(sequence)
+                if due_ms > time_ms:
+                    self.order.own.add(sequence)
+                    self.defer(sequence, due_ms)
+
+    # Questions
+
+    @property
+    def sends(self) -> int:
+        """How many messages producers have stored here, ever: each took a number, and so did those moved here."""
+        return 0 if self.definition.group_of else self.index.next_sequence - 1 - self.moved_in
+
+    def is_live(self, sequence: int) -> bool:
+        """Return whether the message exists: sent, and neither deleted nor expired nor moved away."""
+        return self.head <= sequence < self.index.next_sequence and sequence not in self.deleted
+
+    def is_leaving(self, sequence: int) -> bool:
+        """Return whether the message is on its way to another journal, and has a number."""
+        return self.moves is not None and sequence in self.moves.leaving
+
+    @property
+    def key(self) -> int:
+        """Its key among the partitions of its journal."""
+        return self.definition.queue_id << 16 | self.number
+
+    @property
+    def is_sending_away(self) -> bool:
+        """Whether moves to other journals are not settled."""
+        return self.moves is not None and any(pair.open for pair in self.moves.out.values())
+
+    def moves_to(self, target_key: int) -> MovesOut | None:
+        """Return the moves to a partition of another journal, None if there never was one."""
+        return self.moves.out.get(target_key) if self.moves is not None else None
+
+    def counts(self, now_ms: int) -> QueueCounts:
+        """Return how many messages are visible, in flight and delayed, after `advance`; of a log, how many it has."""
+        in_flight = len(self.in_flight)
+        # What is leaving may be visible at its target already: it is in flight here until that is settled.
+        leaving = len(self.moves.leaving) if self.moves is not None else 0
+        delayed = len(self.timed) + self.order.count_waiting(now_ms) if self.sizes is None else 0
+        oldest = self.oldest_sent_ms if self.alive else 0
+        return QueueCounts(
+            visible=max(0, self.alive - in_flight - leaving - delayed),
+            in_flight=in_flight + leaving,
+            delayed=delayed,
+            oldest_sent_ms=oldest,
+            noisy_groups=self.order.noisy_groups(now_ms, in_flight),
+            sends=self.sends,
+            deletions=self.deletions,
+            counted_from=self.counted_from,
+        )
+
+    def next_change_ms(self) -> int | None:
+        """Return when, by time alone, a message may become visible next; None: never."""
+        times = (self.wheel.next_due_ms(), self.timers.next_due_ms(), self.order.next_due_ms)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def state_of(self, sequence: int, now_ms: int) -> str:
+        """Return visible, in_flight or delayed for a live message, after `advance`; visible for all of a log."""
+        if self.sizes is not None:
+            return "visible"
+        if sequence in self.in_flight or self.is_leaving(sequence):
+            return "in_flight"
+        is_delayed = sequence in self.timed or self.order.is_waiting(sequence, now_ms)
+        return "delayed" if is_delayed else "visible"
+
+    def may_have_expired(self, oldest_ms: int) -> bool:
+        """Return whether a message may be from `oldest_ms` or before: the head is the oldest, but for moved ones."""
+        return self.has_moved_in or (self.alive > 0 and self.oldest_sent_ms <= oldest_ms)
+
+    def find_duplicate(self, dedup: bytes | None, retry: bytes | None, now_ms: int) -> int | None:
+        """Return the offset of the record that stored the same message within the window, or None."""
+        if dedup is not None and self.dedup is not None:
+            offset = self.dedup.find(dedup, now_ms)
+            if offset is not None:
+                return offset
+        if retry is not None and self.retries is not None:
+            return self.retries.find(retry, now_ms)
+        return None
+
+    def find_attempt(self, attempt: bytes, now_ms: int) -> Attempt | None:
+        """Return an earlier receive of this attempt id whose messages are all still out, untouched; or None."""
+        found = self.attempts.get(attempt)
+        if found is None or found.time_ms + ATTEMPT_WINDOW_MS <= now_ms:
+            return None
+        for sequence, delivery_count in found.messages:
+            row = self.in_flight.get(sequence)
+            if (
+                row is None
+                or row.delivery_count != delivery_count
+                or row.changed
+                or row.deadline_ms <= now_ms
+            ):
+                return None
+        return found
+
+    def restore(self, index: SequenceIndex, head: int, deleted: BitMap64) -> None:
+        """Have the messages of an index from `head` on but for the deleted ones, all committed, and none handed out."""
+        self.index = index
+        self.head = self.expiry_scan = head
+        self.deleted = deleted
+        self.alive = index.next_sequence - head - len(deleted)
+        self.order = self._new_order()
+
+    # Time
+
+    def is_behind(self, now_ms: int) -> bool:
+        """Return whether `advance` has something to do."""
+        return self.wheel.is_due(now_ms) or self.timers.is_due(now_ms)
+
+    def advance(self, now_ms: int, left: WorkLeft | None = None) -> bool:
+        """Bring timeouts and delays up to `now_ms`; return whether a message became visible.
+
+        With `left`, go no further than that much work; `is_behind` says whether there is more. A message that
+        is due meanwhile stays in flight for a moment longer, but its receipt is no longer good.
+        """
+        changed = False
+        wheel, in_flight = self.wheel, self.in_flight
+        while (due := wheel.take_some_due(now_ms, left)) is not None:
+            due_ms, slot = due
+            for sequence in slot:
+                row = in_flight.get(sequence)
+                # A timeout that was changed has its own entry: messages come back in the order of their times.
+                if row is not None and row.deadline_ms == due_ms:
+                    self._return(sequence, row, due_ms)
+                    changed = True
+        while (due := self.timers.take_some_due(now_ms, left)) is not None:
+            for sequence in due[1]:
+                if self.timed.discard(sequence):
+                    self.order.became_due(sequence)
+                    changed = True
+        return changed
+
+    def return_if_due(self, sequence: int, now_ms: int) -> None:
+        """Bring one message up to `now_ms`, where `advance` has not come to it yet."""
+        row = self.in_flight.get(sequence)
+        if row is not None and row.deadline_ms <= now_ms:
+            self._return(sequence, row, row.deadline_ms)
+
+    def defer(self, sequence: int, due_ms: int) -> None:
+        """Give a message a timer of its own."""
+        self.timed.add(sequence)
+        self.timers.add(sequence, due_ms)
+
+    def is_kept(self, place: int) -> bool:
+        """Return whether somebody may still ask for a message that was staged at this place."""
+        staged = self.staged
+        if staged is None:
+            return False
+        if staged.is_open(place):
+            return True  # first: what is committed meanwhile has a run by then
+        run = staged.runs.find(place)
+        return run is not None and self.is_live(run.sequence)
+
+    # Deciding (leader)
+
+    def take_visible(self, count_max: int, now_ms: int, stop: int | None = None) -> list[int]:
+        """Remove up to `count_max` visible, committed messages from the order; each must be decided upon.
+
+        With `stop`, none at or above it. What receives wait for is not forgotten by such a look.
+        """
+        order = self.order
+        if stop is None or stop >= self.committed:
+            return order.take(count_max, now_ms, self.committed, len(self.in_flight))
+        due_ms = order.next_due_ms
+        found = order.take(count_max, now_ms, stop, len(self.in_flight))
+        if order.next_due_ms is None:
+            order.next_due_ms = due_ms
+        return found
+
+    def put_back(self, sequence: int, now_ms: int) -> None:
+        """Undo `take_visible` for a message that is not handed out after all."""
+        self.moving.pop(sequence, None)
+        self.order.give_back(sequence, now_ms)
+
+    # Applying records
+
+    def apply_send(
+        self,
+        sequence: int,
+        offset: int,
+        time_ms: int,
+        delay_ms: int,
+        own_delay: bool,
+        group: int,
+        dedup: bytes | None,
+        retry: bytes | None,
+    ) -> None:
+        """A message was stored. `own_delay`: its delay is its own, not the queue's."""
+        index = self.index
+        assert sequence == index.next_sequence, (
+            f"sequence {sequence} stored where {index.next_sequence} is next (queue {self.definition.queue_id})"
+        )
+        index.append(offset, time_ms, delay_ms, group)
+        self.alive += 1
+        self.note_change()
+        if self.sizes is not None:
+            if delay_ms:
+                self.sizes.last_due_ms = max(self.sizes.last_due_ms, round_up_to_slot_ms(time_ms + delay_ms))
+        elif own_delay:
+            assert isinstance(self.order, StandardOrder), "a FIFO queue has no delays of single messages"
+            if delay_ms:
+                self.order.own.add(sequence)
+                self.defer(sequence, round_up_to_slot_ms(time_ms + delay_ms))
+            else:
+                self.order.surface(sequence)
+        if group:
+            self.order.sent(group, time_ms)
+        if dedup is not None:
+            self.remember(dedup, offset, time_ms)
+        if retry is not None:
+            if self.retries is None:
+                self.retries = RecentIds(self._retry_window_ms, self._retry_ids_max)
+            self.retries.add(retry, offset, time_ms)
+
+    def remember(self, dedup: bytes, offset: int, time_ms: int) -> None:
+        """A message with a deduplication id was stored."""
+        if self.dedup is None:
+            self.dedup = RecentIds(DEDUP_WINDOW_MS)
+        self.dedup.add(dedup, offset, time_ms)
+
+    def remember_run(self, dedups: bytes, offset: int, time_ms: int) -> None:
+        """Messages with deduplication ids were stored at consecutive offsets."""
+        if self.dedup is None:
+            self.dedup = RecentIds(DEDUP_WINDOW_MS)
+        self.dedup.add_run(dedups, offset, time_ms)
+
+    def apply_send_run(self, run: SentRun) -> None:
+        """Messages were stored at once. Groups, ids and delays of their own are noted apart."""
+        self.index.append_run(run)
+        self.alive += run.length
+        self.note_change()
+        if self.sizes is not None and run.delay_ms:
+            due_ms = round_up_to_slot_ms(run.sent_ms + run.delay_ms)
+            self.sizes.last_due_ms = max(self.sizes.last_due_ms, due_ms)
+
+    def defer_run(self, by_due_ms: dict[int, list[int]], surfaced: list[int]) -> None:
+        """The newest messages have delays of their own: by when they are due, and those that are visible at once."""
+        if self.sizes is not None:
+            self.sizes.last_due_ms = max(self.sizes.last_due_ms, *by_due_ms, 0)
+            return
+        assert isinstance(self.order, StandardOrder), "a FIFO queue has no delays of single messages"
+        delayed = BitMap64()
+        for due_ms, sequences in by_due_ms.items():
+            sequences.sort()
+            delayed.update(sequences)
+            self.timers.add_all(sequences, due_ms)
+        self.timed.update(delayed)
+        self.order.stored_apart(delayed, BitMap64(surfaced))
+
+    def follow_send(
+        self, sequence: int, offset: int, time_ms: int, delay_ms: int, own_delay: bool, group: int
+    ) -> None:
+        """A message was stored in the log of this consumer group."""
+        if sequence >= self.index.next_sequence:  # else the log has dropped it already, see `follow`
+            self.apply_send(sequence, offset, time_ms, delay_ms, own_delay, group, None, None)
+
+    def apply_move_in(
+        self,
+        sequence: int,
+        offset: int,
+        time_ms: int,
+        sent_ms: int,
+        delivery_count: int,
+        first_receive_ms: int,
+        group: int,
+    ) -> None:
+        """A message came from another queue. It keeps its count and, if `sent_ms` is older, its age.
+
+        Neither deduplication nor the window of retried sends hears of it: a sender's id must not swallow a dead
+        letter.
+        """
+        self.apply_send(sequence, offset, sent_ms, 0, False, group, None, None)
+        self.moved_in += 1
+        if delivery_count:
+            self.returned[sequence] = Returned(delivery_count, first_receive_ms, delivery_count)
+        if self.definition.delay_ms:
+            self.order.surface(sequence)
+        if sent_ms < time_ms:
+            self.has_moved_in = True
+
+    def opened_moves(self) -> PartitionMoves:
+        """Return the moves between this partition and those of other journals, to change them."""
+        self.note_change()
+        if self.moves is None:
+            self.moves = PartitionMoves()
+        return self.moves
+
+    def apply_move_out(
+        self, target_key: int, journal_id: int, number: int, move: OpenMove, time_ms: int, *, taken: bool
+    ) -> None:
+        """A message begins to leave for another journal. `taken`: see `apply_receive`."""
+        if not taken and move.sequence >= self.head:
+            self.timed.discard(move.sequence)
+            self.order.claim(move.sequence, time_ms)
+        self.moving.pop(move.sequence, None)
+        moves = self.opened_moves()
+        moves.begin(target_key, journal_id, number, move)
+        if move.sequence < self.head:
+            del moves.leaving[move.sequence]
+
+    def apply_move_withdrawn(self, source_key: int, settled_below: int, numbers: Sequence[int]) -> None:
+        """Messages that would have come from another journal do not."""
+        self.opened_moves().withdraw(source_key, settled_below, numbers)
+
+    def apply_move_end(self, target_key: int, number: int, time_ms: int, *, taken: bool) -> OpenMove | None:
+        """A move is settled: the message is gone, or visible again. Return it, if it still existed."""
+        moves = self.opened_moves()
+        move = moves.end(target_key, number)
+        if move is None:
+            return None
+        if taken:
+            self.apply_delete((move.sequence,), time_ms)
+        else:
+            del moves.leaving[move.sequence]
+            self.order.give_back(move.sequence, time_ms)
+        return move
+
+    def apply_receive(
+        self,
+        messages: Sequence[tuple[int, int]],
+        time_ms: int,
+        timeout_ms: int,
+        epoch: int,
+        attempt: bytes | None,
+        *,
+        taken: bool,
+    ) -> None:
+        """Messages, as (sequence, delivery count), are out until `time_ms + timeout_ms`.
+
+        `taken`: they were taken from the order already (the leader), else they are claimed now (replay).
+        """
+        deadline_ms = time_ms + timeout_ms
+        in_flight, returned, order = self.in_flight, self.returned, self.order
+        self.note_change()
+        for sequence, delivery_count in messages:
+            if sequence < self.head:
+                continue  # gone since, as the log of this group knows: see `follow`
+            before = row = None
+            if delivery_count > 1 or attempt is not None or not taken:
+                before = returned.take(sequence)
+                row = in_flight.get(sequence)
+            if before is not None:
+                first_ms, arrived = before.first_receive_ms or time_ms, before.arrived_count
+            elif row is not None:
+                first_ms, arrived = row.first_receive_ms, row.arrived_count
+            else:
+                first_ms, arrived = time_ms, 0
+            if not taken and row is None:
+                self.timed.discard(sequence)
+                self.moving.pop(sequence, None)
+                order.claim(sequence, time_ms)
+            row = InFlight(deadline_ms, delivery_count, first_ms, time_ms, epoch, arrived)
+            in_flight[sequence] = row
+            if timeout_ms:
+                self.wheel.add(sequence, deadline_ms)
+            else:
+                self._return(sequence, row, time_ms)
+        if attempt is not None:
+            self.attempts.pop(attempt, None)
+            self.attempts[attempt] = Attempt(time_ms, list(messages))
+            self._forget_attempts(time_ms)
+
+    def apply_change_visibility(
+        self, sequence: int, time_ms: int, timeout_ms: int, delivery_count: int, epoch: int, *, changed: bool
+    ) -> None:
+        """A message is hidden until `time_ms + timeout_ms`, or with 0 visible now, whoever holds it."""
+        row = self.in_flight.get(sequence)
+        self.note_change()
+        if row is None:
+            if not timeout_ms or sequence < self.head:
+                return
+            before = self.returned.take(sequence)
+            self.timed.discard(sequence)
+            self.moving.pop(sequence, None)
+            self.order.claim(sequence, time_ms)
+            if before is not None:
+                # A receipt of a receive that was lost may know of more deliveries than the journal does.
+                count = max(before.delivery_count, delivery_count)
+                row = InFlight(
+                    0, count, before.first_receive_ms or time_ms, time_ms, epoch, before.arrived_count
+                )
+            else:
+                row = InFlight(0, delivery_count, time_ms, time_ms, epoch, 0)
+        row = InFlight(
+            time_ms + timeout_ms,
+            row.delivery_count,
+            row.first_receive_ms,
+            row.received_ms,
+            row.epoch,
+            row.arrived_count,
+            changed,
+        )
+        self.in_flight[sequence] = row
+        if timeout_ms:
+            self.wheel.add(sequence, row.deadline_ms)
+        else:
+            self._return(sequence, row, time_ms)
+
+    def apply_deletion(self, sequences: Sequence[int], time_ms: int) -> None:
+        """Consumers deleted messages, each of which was there."""
+        self.deletions += len(sequences)
+        self.apply_delete(sequences, time_ms)
+
+    def apply_delete(self, sequences: Sequence[int], time_ms: int) -> None:
+        """Messages are gone: deleted, expired or moved away. Ones that are gone already are skipped."""
+        self.note_change()
+        next_sequence = self.index.next_sequence
+        for sequence in sequences:
+            if not self.head <= sequence < next_sequence or sequence in self.deleted:
+                continue
+            row = self.in_flight.take(sequence)
+            if row is not None:
+                if row.deadline_ms - time_ms > FAR_DEADLINE_MS:
+                    self.wheel.discard(sequence, row.deadline_ms)
+                self.order.settle(sequence, time_ms, row.received_ms)
+            elif self.moving.pop(sequence, None) is not None or self._stop_leaving(sequence):
+                self.order.settle(sequence, time_ms, time_ms)
+                self.returned.take(sequence)
+            else:
+                self.returned.take(sequence)
+                self.timed.discard(sequence)
+                self.order.discard(sequence, time_ms)
+            self.alive -= 1
+            if sequence == self.head:
+                self.head += 1
+            else:
+                self.deleted.add(sequence)
+        self._move_head()
+        self._forget_staged(time_ms)
+
+    def apply_delete_below(self, stop: int) -> list[Iterator[None]]:
+        """Every message below is gone (purge, expiry of the oldest).
+
+        What was kept of them may take a while to free: whoever has no time for that takes the steps one by one.
+        """
+        if stop <= self.head:
+            return []
+        self.note_change()
+        if stop >= self.index.next_sequence:
+            return self._discard_all()
+        gone = self.in_flight.take_below(stop)
+        gone += [sequence for sequence in self.moving if sequence < stop]
+        if self.moves is not None:
+            gone += self.moves.leave_below(stop)
+        self.order.left_flight(gone)
+        for sequence in gone:
+            self.moving.pop(sequence, None)
+        self.order.discard_below(self.head, stop, self.is_live, self.returned.take_below(stop))
+        self._set_head(stop)
+        return []
+
+    def _set_head(self, stop: int) -> None:
+        self.note_change()
+        self.timed.discard_below(stop)
+        self.deleted.remove_range(0, stop)
+        self.head = stop
+        self.alive = self.index.next_sequence - stop - len(self.deleted)
+        self._move_head()
+        if self.sizes is not None:
+            self.sizes.drop_below(self.head)
+
+    def apply_purge(self, stop: int, time_ms: int) -> list[Iterator[None]]:
+        """The queue was purged: messages below are gone, and so is what deduplication remembers."""
+        emptied = self.apply_delete_below(stop)
+        self._forget_staged(time_ms)
+        self.dedup = None
+        self.retries = None
+        self.attempts = {}
+        self.note_change()
+        return emptied
+
+    def emptied(self) -> list[Iterator[None]]:
+        """Return what empties a partition that is gone, in steps."""
+        self.index.clear()
+        emptied = self._discard_all()
+        # A standard order refers to its partition: without that circle both are freed as soon as they are let go.
+        self.order = FIFOOrder(self.index, 0)
+        return emptied
+
+    def _discard_all(self) -> list[Iterator[None]]:
+        emptied = [self.in_flight.emptied(), self.returned.emptied(), *self.order.discard_all()]
+        self.in_flight, self.returned, self.moving = RowTable(), RowTable(RETURNED_PACKING), {}
+        if self.moves is not None:
+            self.moves.leaving = {}
+        self.timed = SequenceSet()
+        self.timers, self.wheel = TimerWheel(), TimerWheel()
+        self.deleted = BitMap64()
+        self.has_moved_in = False
+        self.head = self.index.next_sequence
+        self.alive = 0
+        self.index.drop_below(self.head)
+        if self.sizes is not None:
+            self.sizes.clear()
+        return emptied
+
+    def apply_definition(self, definition: QueueDefinition, time_ms: int) -> None:
+        """The queue has new attributes."""
+        self.definition = definition
+        self.note_change()
+        self.order.change_delay(definition.delay_ms)
+
+    def apply_task(self, task: MoveTask) -> None:
+        """A move task began or changed its status."""
+        self.note_change()
+        for at, known in enumerate(self.tasks):
+            if known.task_id == task.task_id:
+                self.tasks[at] = task
+                return
+        self.tasks.append(task)
+        del self.tasks[:-10]
+
+    # Helpers
+
+    def _new_order(self) -> StandardOrder | FIFOOrder:
+        if self.definition.is_fifo:
+            return FIFOOrder(self.index, self.definition.delay_ms)
+        return StandardOrder(self, self.index, self.definition.delay_ms)
+
+    def _stop_leaving(self, sequence: int) -> bool:
+        """Forget that a message is leaving; return whether it was."""
+        return self.moves is not None and self.moves.leaving.pop(sequence, None) is not None
+
+    def _return(self, sequence: int, row: InFlight, time_ms: int) -> None:
+        del self.in_flight[sequence]
+        self.returned[sequence] = Returned(row.delivery_count, row.first_receive_ms, row.arrived_count)
+        self.order.give_back(sequence, time_ms)
+
+    def _move_head(self) -> None:
+        deleted = self.deleted
+        if deleted and self.head in deleted:
+            stop = end_of_run(deleted, self.head)
+            deleted.remove_range(self.head, stop)
+            self.head = stop
+        self.index.drop_below(self.head)
+
+    def _forget_staged(self, time_ms: int) -> None:
+        """Let go what was kept of messages below the head, also where no further transaction ever comes."""
+        if self.staged is not None:
+            self.staged.forget_runs(self.head, time_ms)
+
+    def _forget_attempts(self, now_ms: int) -> None:
+        attempts = self.attempts
+        while True:
+            oldest = next(iter(attempts))  # there is one: the newest was just added
+            if attempts[oldest].time_ms + ATTEMPT_WINDOW_MS > now_ms and len(attempts) <= ATTEMPTS_MAX:
+                return
+            del attempts[oldest]

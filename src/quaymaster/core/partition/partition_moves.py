@@ -1,0 +1,181 @@
+"""Messages between a partition and partitions of other journals: what has left, what came in, what is not settled.
+
+    source                                                         target
+    visible ──MOVE_OUT: number──▶ leaving ──sent, again and again──▶ MOVE, with the number: it is here
+       ▲                             │  ◀────── taken, or withdrawn ────── (a number that it has seen: nothing new)
+       └──MOVE_END: withdrawn────────┴──MOVE_END: taken──▶ gone
+
+Each pair of partitions counts its moves by itself. A number is never given twice, and never a lower one after a higher:
+it begins anew, far above all before, with each epoch of the source's journal. So the target keeps one number for each
+source, the last one it has seen, for as long as it lives; a journal that lost its end by a forced recovery goes on
+with numbers that were never in use.
+
+A number is withdrawn when its message cannot be sent any more: it was deleted meanwhile, or cannot be read. The target
+alone says what becomes of a number, because an earlier sending of it may have arrived. It remembers which ones were
+withdrawn until their source has noted it. The source sends a batch only when the one before is settled, durably: so
+the first number of a batch says that all lower ones are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import msgspec
+
+from quaymaster.core.values.formats import CellFormat, Versions
+
+NUMBERED_MOVES: Versions = {1: 0, 2: 1}
+"""Since which cell format messages move between journals: 0 stands for not at all."""
+
+AWAY_MAX = 10_000
+"""With so many messages of a partition on their way to other journals, further ones stay and are handed out again."""
+
+EPOCH_SHIFT = 32
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Where a queue of another journal is."""
+
+    queue_id: int
+    journal_id: int
+
+
+UNKNOWN = Place(0, 0)
+"""Nobody has asked yet."""
+
+
+class QueuesElsewhere:
+    """Where queues of other journals are, by ARN, as far as a leader has asked; None: there is no such queue."""
+
+    def __init__(self, cell_format: CellFormat) -> None:
+        self._cell_format = cell_format
+        self.places: dict[str, Place | None] = {}
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether messages may go there: all processes of the cell know how that is written."""
+        return self._cell_format.version_of(NUMBERED_MOVES) > 0
+
+    def find(self, arn: str) -> Place | None:
+        """Return where a queue is, UNKNOWN if that is not known, None if messages cannot go there."""
+        return self.places.get(arn, UNKNOWN) if self.is_reachable else None
+
+
+class OpenMove(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message that is leaving, and whether a move task took it."""
+
+    sequence: int
+    is_redrive: bool
+
+
+class MovesOut(msgspec.Struct, array_like=True):
+    """The moves to one other partition: the last number given, and those that are not settled, in their order."""
+
+    target_key: int
+    journal_id: int
+    last: int = 0
+    open: dict[int, OpenMove] = {}
+
+
+class MovesIn(msgspec.Struct, array_like=True):
+    """The moves from one other partition: the last number seen, and those seen lately whose message did not come."""
+
+    source_key: int
+    last: int = 0
+    withdrawn: list[int] = []
+
+
+class _State(msgspec.Struct, array_like=True):
+    """Both, for a snapshot. The order of the fields is a format, as that of the classes above."""
+
+    out: list[MovesOut]
+    into: list[MovesIn]
+
+
+class PartitionMoves:
+    """The moves of one partition, out and in."""
+
+    __slots__ = ("into", "leaving", "out")
+
+    def __init__(self) -> None:
+        self.out: dict[int, MovesOut] = {}
+        self.into: dict[int, MovesIn] = {}
+        self.leaving: dict[int, OpenMove] = {}
+        """What is leaving and exists, by sequence."""
+
+    def next_number(self, target_key: int, epoch: int) -> int:
+        """Return the number that the next move to a partition gets."""
+        pair = self.out.get(target_key)
+        return max(epoch << EPOCH_SHIFT, pair.last if pair is not None else 0) + 1
+
+    def begin(self, target_key: int, journal_id: int, number: int, move: OpenMove) -> None:
+        """A message is leaving."""
+        pair = self.out.get(target_key)
+        if pair is None:
+            pair = self.out[target_key] = MovesOut(target_key, journal_id)
+        pair.last = number
+        pair.open[number] = move
+        self.leaving[move.sequence] = move
+
+    def end(self, target_key: int, number: int) -> OpenMove | None:
+        """A move is settled: return it, if its message still exists."""
+        move = self.out[target_key].open.pop(number)
+        return move if move.sequence in self.leaving else None
+
+    def to_send(self, target_key: int, committed: int, count_max: int) -> list[tuple[int, OpenMove]]:
+        """Return the first moves to a partition that are not settled, none above the number `committed`."""
+        pair = self.out.get(target_key)
+        some = islice(pair.open.items(), count_max) if pair is not None else ()
+        return [(number, move) for number, move in some if number <= committed]
+
+    def came(self, source_key: int) -> MovesIn:
+        """Return what came from a partition."""
+        pair = self.into.get(source_key)
+        if pair is None:
+            pair = self.into[source_key] = MovesIn(source_key)
+        return pair
+
+    def withdraw(self, source_key: int, settled_below: int, numbers: Sequence[int]) -> None:
+        """Messages that would have come do not; what is below `settled_below` is asked for no more."""
+        pair = self.came(source_key)
+        pair.last = numbers[-1]
+        pair.withdrawn = [number for number in pair.withdrawn if number >= settled_below]
+        pair.withdrawn += numbers
+
+    def leave_below(self, stop: int) -> list[int]:
+        """Forget messages that are gone; return which of them were leaving. Their numbers are still to be settled."""
+        gone = [sequence for sequence in self.leaving if sequence < stop]
+        for sequence in gone:
+            del self.leaving[sequence]
+        return gone
+
+    def to_bytes(self) -> bytes:
+        """Return everything as it is now, for a snapshot."""
+        return _encode(_State(list(self.out.values()), list(self.into.values())))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview, is_live: Callable[[int], bool]) -> PartitionMoves:
+        """Rebuild the moves from `to_bytes`. `is_live` says which messages exist."""
+        state = _decode(data)
+        moves = cls()
+        moves.out = {pair.target_key: pair for pair in state.out}
+        moves.into = {pair.source_key: pair for pair in state.into}
+        moves.leaving = {
+            move.sequence: move for pair in state.out for move in pair.open.values() if is_live(move.sequence)
+        }
+        return moves
+
+    def content(self) -> list[object]:
+        """Return what a hash of the state is taken of."""
+        return [
+            [
+                (pair.target_key, pair.journal_id, pair.last, list(pair.open.items()))
+                for _, pair in sorted(self.out.items())
+            ],
+            [(pair.source_key, pair.last, pair.withdrawn) for _, pair in sorted(self.into.items())],
+        ]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_State).decode

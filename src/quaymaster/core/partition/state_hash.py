@@ -1,0 +1,56 @@
+"""What replicas of a partition must agree on, as one number: whoever applied the same records has the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import xxhash
+from pyroaring import BitMap64
+
+from quaymaster.core.partition.partition import ATTEMPT_WINDOW_MS, Partition
+from quaymaster.core.structures.standard_order import StandardOrder
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def partition_hash(partition: Partition, now_ms: int) -> int:
+    """Return a hash of the state as of `now_ms`: equal on all replicas that applied the same records."""
+    partition.advance(now_ms)
+    order = partition.order
+    # On a FIFO queue, whether a raised delay hides a message depends on how far the scan has come.
+    delayed = partition.timed.bitmap()
+    if isinstance(order, StandardOrder):
+        delayed |= order.waiting(now_ms)
+    visible = BitMap64()
+    visible.add_range(order.cursor, partition.index.next_sequence)
+    if isinstance(order, StandardOrder):
+        order.own.remove_from(visible)
+        visible |= BitMap64(order.returned)
+    visible |= order.fresh().bitmap()
+    visible |= BitMap64(partition.moving)
+    visible -= delayed
+    content: list[Any] = [
+        partition.head,
+        partition.index.next_sequence,
+        partition.alive,
+        list(partition.deleted),
+        list(visible),
+        sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in partition.in_flight.items()),
+        sorted((sequence, msgspec.structs.astuple(row)) for sequence, row in partition.returned.items()),
+        list(delayed),
+        partition.dedup.entries(now_ms) if partition.dedup else [],
+        partition.retries.entries(now_ms) if partition.retries else [],
+        sorted(
+            (key, attempt.time_ms, attempt.messages)
+            for key, attempt in partition.attempts.items()
+            if attempt.time_ms + ATTEMPT_WINDOW_MS > now_ms
+        ),
+        partition.tasks,
+        partition.moves.content() if partition.moves is not None else [],
+        partition.sizes.content() if partition.sizes is not None else [],
+        # Replicas of an older state count from where each loaded it.
+        [] if partition.counted_from else [partition.sends, partition.deletions],
+        partition.staged.content() if partition.staged is not None else [],
+    ]
+    return xxhash.xxh3_64_intdigest(_encoder.encode(content))

@@ -1,0 +1,1 @@
+"""All queues of a journal: what records make of them, and what a leader decides."""

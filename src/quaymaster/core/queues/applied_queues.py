@@ -1,0 +1,680 @@
+"""All queues of one journal, as its records make them: what a replay, a follower and a leader have in common.
+
+Records and what their payloads hold, all integers little-endian:
+
+    SEND               prefix · message (core/values/messages); flags HAS_* and OWN_DELAY; due_after: the delay
+    MOVE               sent u64 · first receive u64 · delivery count u32 · task u8, then prefix · wrapper · message;
+                       queue, partition and sequence are the target's, the source's are in the wrapper
+    RECEIVE            [attempt 16 bytes, with HAS_ATTEMPT], then (sequence u64 · delivery count u32) each;
+                       due_after: the visibility timeout, up to the slot's end
+    CHANGE_VISIBILITY  delivery count u32 · receipt's epoch u64; due_after as in RECEIVE
+    DELETE             sequence u64 each
+    EXPIRE             the same, for single ones; `sequence`: every message below it has expired
+    PURGE              nothing; `sequence`: every message below it is gone
+    QUEUE_SET          the definition (core/values/queue_definitions); flag IS_NEW: the journal did not have the queue;
+                       with HAS_STARTS before it: count u16, then (partition u16 · start u64 · end u64) each
+    QUEUE_DELETE       nothing
+    MOVE_TASK          the task, MessagePack
+    MOVE_OUT           target queue u64 · partition u16 · journal u64 · number u64 · task u8
+    MOVE_WITHDRAWN     source queue u64 · partition u16 · settled below u64, then number u64 each
+    MOVE_END           target queue u64 · partition u16, then (number u64 · taken u8) each
+    GROUP_RESET        nothing; `sequence`: all below is consumed, nothing from there on
+    STAGE_BEGIN, STAGE, TRANSACTION_COMMIT, TRANSACTION_ABORT: see core/partition/partition_transactions
+
+What a SEND, commit, EXPIRE or PURGE does to a log-retained queue, its consumer groups follow
+(`core/partition/partition`). A new group starts where the leader said, and has the messages up to an end: others it is
+told of. A QUEUE_SET of the log is one of its groups, too; a QUEUE_DELETE takes them along.
+
+A message that came from another journal is a MOVE too, whose wrapper has a number (`core/partition/partition_moves`).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+
+import msgspec
+
+from quaymaster.core.partition.open_stages import OpenStages
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.partition_moves import OpenMove
+from quaymaster.core.partition.partition_transactions import (
+    ONE_DELAY,
+    Committed,
+    apply_commit,
+    apply_stage_begin,
+    entry_of_staged,
+    follow_commit,
+    opened_staged,
+    split_commit,
+    split_transaction,
+)
+from quaymaster.core.partition.running_tasks import RunningTasks
+from quaymaster.core.partition.slices import Slices, UnfinishedWork, Work
+from quaymaster.core.partition.state_hash import partition_hash
+from quaymaster.core.structures.committed_runs import Run
+from quaymaster.core.structures.index import ChunkKeeper, IndexEntry
+from quaymaster.core.values.commands import MoveTask
+from quaymaster.core.values.errors import QueueDoesNotExist
+from quaymaster.core.values.formats import UnknownFormat
+from quaymaster.core.values.messages import decode_moved, split_payload, split_prefix
+from quaymaster.core.values.queue_definitions import (
+    QueueDefinition,
+    decode_queue_definition,
+    encode_queue_definition,
+    group_definition,
+    parse_queue_arn,
+)
+from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.core.values.records import MESSAGE_TYPES, RecordType, Row
+
+OWN_DELAY = 8
+"""Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/values/messages`'s."""
+
+HAS_ATTEMPT = 1
+"""Flag of a RECEIVE that was asked for with a ReceiveRequestAttemptId."""
+
+IS_NEW = 1
+"""Flag of a QUEUE_SET that brought a queue into the journal; without it, one that is there was changed."""
+
+HAS_STARTS = 2
+"""Flag of a QUEUE_SET of a new consumer group: it says where the group starts."""
+
+PREFIX_FLAGS = 7
+
+PAIR = struct.Struct("<QI")
+"""Sequence and delivery count, in a RECEIVE."""
+CHANGE = struct.Struct("<IQ")
+"""Delivery count and receipt's epoch, in a CHANGE_VISIBILITY."""
+MOVE_HEAD = struct.Struct("<QQIB")
+"""Sent, first receive, delivery count and whether a task moved it, in a MOVE."""
+MOVE_HEAD_BYTES = MOVE_HEAD.size
+MOVE_OUT = struct.Struct("<QHQQB")
+"""Target's queue, partition and journal, number and whether a task moved it, in a MOVE_OUT."""
+OTHER_END = struct.Struct("<QH")
+"""Queue and partition of the other end, in a MOVE_WITHDRAWN or MOVE_END."""
+SETTLED_BELOW = struct.Struct("<Q")
+STARTS_COUNT = struct.Struct("<H")
+START = struct.Struct("<HQQ")
+"""Partition, first message that is not consumed, and end of those there are, in a QUEUE_SET."""
+ENDED = struct.Struct("<QB")
+"""Number and whether the target has taken the message, in a MOVE_END."""
+
+NO_STARTS: Mapping[int, tuple[int, int]] = {}
+
+_task_encoder = msgspec.msgpack.Encoder()
+_task_decoder = msgspec.msgpack.Decoder(MoveTask)
+
+
+def partition_key(queue_id: int, number: int) -> int:
+    """Return the key of a partition among those of a journal."""
+    return queue_id << 16 | number
+
+
+def parts_of_key(key: int) -> tuple[int, int]:
+    """Return queue id and number of a partition from `partition_key`."""
+    return key >> 16, key & 0xFFFF
+
+
+def encode_task(task: MoveTask) -> bytes:
+    """Return the payload of a MOVE_TASK record."""
+    return _task_encoder.encode(task)
+
+
+def count_moved(source: Partition) -> None:
+    """A message of the running task was moved."""
+    for task in source.tasks:
+        if task.status == "RUNNING":
+            task.moved += 1
+
+
+def count_arrived(source: Partition) -> None:
+    """A message that a task took has arrived in another journal; the task may have ended meanwhile."""
+    source.tasks[-1].moved += 1
+
+
+class UnknownRecordType(UnknownFormat):
+    """A record of a type that this program does not know; a newer one wrote it."""
+
+
+class _ByType(dict[int, Callable[[Row, bytes | memoryview, int], None]]):
+    def __missing__(self, record_type: int) -> Callable[[Row, bytes | memoryview, int], None]:
+        raise UnknownRecordType(
+            f"the journal has a record of type {record_type}; this program knows types up to {max(RecordType)}. "
+            "Start the version of Quaymaster that wrote it"
+        )
+
+
+class AppliedQueues:
+    """The queues of one journal and their partitions, and how a committed record changes them."""
+
+    def __init__(
+        self, keeper: ChunkKeeper, *, retry_window_ms: int, retry_ids_max: int | None = None
+    ) -> None:
+        self._keeper = keeper
+        self.retry_window_ms = retry_window_ms
+        self.retry_ids_max = retry_ids_max
+        self.definitions: dict[int, QueueDefinition] = {}
+        self.partitions: dict[int, Partition] = {}
+        self._dirty_keys: set[int] = set()
+        self._ids_by_name: dict[tuple[str, str], int] = {}
+        self.marks = QueueMarks()
+        """The highest ids there ever were."""
+        self.removed: set[int] = set()
+        self.running_tasks = RunningTasks()
+        self.open_stages = OpenStages()
+        self.sending_away: set[int] = set()
+        """The partitions with messages on their way to other journals."""
+        self.messages_gone = 0
+        """How many messages were deleted, expired or moved away since this was made; only grows."""
+        self.unfinished = UnfinishedWork()
+        """Work in slices. Until it is done, no command or record may look at its queues or change them."""
+        self._to_empty: deque[Iterator[None]] = deque()
+        self._apply = _ByType(
+            {
+                RecordType.BARRIER: self._apply_nothing,
+                RecordType.SEND: self._apply_send,
+                RecordType.RECEIVE: self._apply_receive,
+                RecordType.DELETE: self._apply_delete,
+                RecordType.CHANGE_VISIBILITY: self._apply_change_visibility,
+                RecordType.MOVE: self._apply_move,
+                RecordType.PURGE: self._apply_purge,
+                RecordType.EXPIRE: self._apply_expire,
+                RecordType.QUEUE_SET: self._apply_queue_set,
+                RecordType.QUEUE_DELETE: self._apply_queue_delete,
+                RecordType.MOVE_TASK: self._apply_task,
+                RecordType.MOVE_OUT: self._apply_move_out,
+                RecordType.MOVE_WITHDRAWN: self._apply_move_withdrawn,
+                RecordType.MOVE_END: self._apply_move_end,
+                RecordType.GROUP_RESET: self._apply_group_reset,
+                RecordType.STAGE_BEGIN: self._apply_stage_begin,
+                RecordType.STAGE: self._apply_stage,
+                RecordType.TRANSACTION_COMMIT: self._apply_commit,
+                RecordType.TRANSACTION_ABORT: self._apply_abort,
+            }
+        )
+
+    def partition(self, queue_id: int, number: int) -> Partition:
+        """Return a partition, or raise QueueDoesNotExist."""
+        found = self.partitions.get(queue_id << 16 | number)
+        if found is None:
+            raise QueueDoesNotExist()
+        return found
+
+    def partitions_of(self, queue_id: int) -> list[Partition]:
+        """Return the partitions of a queue, or raise QueueDoesNotExist."""
+        definition = self.definitions.get(queue_id)
+        if definition is None:
+            raise QueueDoesNotExist()
+        return [self.partition(queue_id, slice_.number) for slice_ in definition.partitions]
+
+    def queue_of_arn(self, arn: str) -> int | None:
+        """Return the id of the queue with this ARN, None when the journal has none."""
+        parsed = parse_queue_arn(arn)
+        return self._ids_by_name.get((parsed[1], parsed[2])) if parsed else None
+
+    def sequence_of(self, key: int, row_type: int, row_sequence: int) -> int:
+        """Return the number of a message by its record's row, in the partition with this key; 0: it is not known."""
+        if row_type != RecordType.STAGE:
+            return row_sequence
+        partition = self.partitions.get(key)
+        staged = partition.staged if partition is not None else None
+        run = staged.runs.find(row_sequence) if staged is not None else None
+        return run.sequence if run is not None else 0
+
+    def is_live(self, row: Row) -> bool:
+        """Return whether a record still has a message that somebody may ask for. Compaction keeps these."""
+        if row.type not in MESSAGE_TYPES:
+            return False
+        partition = self.partitions.get(row.queue_id << 16 | row.partition)
+        if partition is None:
+            return False
+        if row.type == RecordType.STAGE:
+            return partition.is_kept(row.sequence)
+        return partition.is_live(row.sequence)
+
+    def family_of(self, queue_id: int) -> int:
+        """Return the log of a consumer group, any other queue itself: what is done to a log is done to its groups."""
+        definition = self.definitions.get(queue_id)
+        return definition.group_of or queue_id if definition is not None else queue_id
+
+    def is_unfinished(self, partition: Partition) -> bool:
+        """Return whether a partition is between two states, and says nothing."""
+        return bool(self.unfinished) and self.family_of(partition.definition.queue_id) in self.unfinished
+
+    def state_hash(self, now_ms: int) -> dict[int, int]:
+        """Return a hash of each partition's state as of `now_ms`."""
+        self.unfinished.finish()
+        return {key: partition_hash(partition, now_ms) for key, partition in self.partitions.items()}
+
+    def dirty_keys(self) -> list[int]:
+        """Return the keys of the partitions that changed since they were last put into a snapshot."""
+        return list(self._dirty_keys)
+
+    def _keep(self, partition: Partition) -> None:
+        """Have one more partition, and know from now on whether it is dirty."""
+        self.partitions[partition.key] = partition
+        partition.dirty_keys = self._dirty_keys
+        if partition.dirty:
+            self._dirty_keys.add(partition.key)
+
+    def empty_later(self, emptied: list[Iterator[None]]) -> None:
+        """Take what is left of messages that are gone, to be freed by `empty_some`."""
+        self._to_empty.extend(emptied)
+
+    def digest_later(self, partition: Partition) -> None:
+        """Have `empty_some` sort what a commit has brought to a partition, too, some with each step."""
+        if partition.dedup is not None:
+            self._to_empty.append(partition.dedup.digesting())
+
+    def empty_some(self, steps: int) -> bool:
+        """Free as much of what is gone as `steps` steps do; return whether there is more."""
+        while steps > 0 and self._to_empty:
+            steps -= sum(1 for _ in islice(self._to_empty[0], steps))
+            if steps > 0:
+                self._to_empty.popleft()
+        return bool(self._to_empty)
+
+    # Applying
+
+    def apply(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        """Change the state by one committed record. Idempotent: what a partition has applied it skips.
+
+        What takes long is left unfinished. It is finished here before the next record, at the latest.
+        """
+        if self.unfinished.works:
+            self.unfinished.finish()
+        self._apply[row.type](row, payload, epoch)
+
+    def _to_apply(self, row: Row) -> Partition | None:
+        partition = self.partitions.get(row.queue_id << 16 | row.partition)
+        if partition is None or row.offset < partition.applied:
+            return None
+        return _brought_up(partition, row)
+
+    def _following(self, row: Row) -> list[Partition]:
+        """Return the consumer groups that are to follow what the record does to their log."""
+        log = self.partitions.get(row.queue_id << 16 | row.partition)
+        if log is None or not log.groups:
+            return []
+        return [_brought_up(group, row) for group in log.groups.values() if row.offset >= group.applied]
+
+    def _apply_nothing(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        pass
+
+    def _apply_send(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            group, dedup, retry = split_prefix(row.flags, payload)
+            partition.apply_send(
+                row.sequence,
+                row.offset,
+                row.time_ms,
+                row.due_after_ms,
+                bool(row.flags & OWN_DELAY),
+                group,
+                dedup,
+                retry,
+            )
+            if partition.sizes is not None:
+                partition.sizes.add(row.sequence, len(payload))
+        for follower in self._following(row):
+            group = split_prefix(row.flags, payload)[0]
+            own_delay = bool(row.flags & OWN_DELAY)
+            follower.follow_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, own_delay, group)
+
+    def _apply_receive(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            attempt = bytes(payload[:16]) if row.flags & HAS_ATTEMPT else None
+            messages = list(PAIR.iter_unpack(payload[16:] if attempt is not None else payload))
+            partition.apply_receive(messages, row.time_ms, row.due_after_ms, epoch, attempt, taken=False)
+
+    def _apply_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            partition.apply_deletion(array("Q", bytes(payload)), row.time_ms)
+
+    def _apply_change_visibility(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            delivery_count, receipt_epoch = CHANGE.unpack(payload)
+            partition.apply_change_visibility(
+                row.sequence, row.time_ms, row.due_after_ms, delivery_count, receipt_epoch, changed=True
+            )
+
+    def _apply_move(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        sent_ms, first_ms, count, is_task = MOVE_HEAD.unpack_from(payload)
+        group, _, _, wrapped = split_payload(row.flags, payload[MOVE_HEAD_BYTES:])
+        moved = decode_moved(wrapped)
+        source = self.partitions.get(partition_key(moved.source_queue_id, moved.source_partition))
+        target = self.partitions.get(row.queue_id << 16 | row.partition)
+        # Either may be in its snapshot already, or gone; both may be the same.
+        is_new_to_source = source is not None and row.offset >= source.applied
+        is_new_to_target = target is not None and row.offset >= target.applied
+        if source is not None and is_new_to_source:
+            source.applied = row.offset + 1
+            source.advance(row.time_ms)
+            source.apply_delete((moved.source_sequence,), row.time_ms)
+            if is_task:
+                count_moved(source)
+        if target is not None and is_new_to_target:
+            target.applied = row.offset + 1
+            target.advance(row.time_ms)
+            if moved.number:
+                source_key = partition_key(moved.source_queue_id, moved.source_partition)
+                target.opened_moves().came(source_key).last = moved.number
+            target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
+
+    def _apply_move_out(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            queue_id, target_partition, journal_id, number, is_redrive = MOVE_OUT.unpack(payload)
+            move = OpenMove(row.sequence, bool(is_redrive))
+            target_key = partition_key(queue_id, target_partition)
+            partition.apply_move_out(target_key, journal_id, number, move, row.time_ms, taken=False)
+            self.sending_away.add(partition.key)
+
+    def _apply_move_withdrawn(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            queue_id, source_partition = OTHER_END.unpack_from(payload)
+            (settled_below,) = SETTLED_BELOW.unpack_from(payload, OTHER_END.size)
+            numbers = array("Q", bytes(payload[OTHER_END.size + SETTLED_BELOW.size :]))
+            source_key = partition_key(queue_id, source_partition)
+            partition.apply_move_withdrawn(source_key, settled_below, numbers)
+
+    def _apply_move_end(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            queue_id, target_partition = OTHER_END.unpack_from(payload)
+            self._end_moves_of(
+                partition,
+                partition_key(queue_id, target_partition),
+                list(ENDED.iter_unpack(payload[OTHER_END.size :])),
+                row.time_ms,
+            )
+
+    def _end_moves_of(
+        self, partition: Partition, target_key: int, ended: list[tuple[int, int]], now_ms: int
+    ) -> int:
+        """Settle moves, as (number, whether it was taken); return how many messages have moved."""
+        arrived = 0
+        for number, taken in ended:
+            move = partition.apply_move_end(target_key, number, now_ms, taken=bool(taken))
+            if move is not None and taken:
+                arrived += 1
+                if move.is_redrive:
+                    count_arrived(partition)
+        if not partition.is_sending_away:
+            self.sending_away.discard(partition.key)
+        return arrived
+
+    def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        for follower in self._following(row):  # first: they look at what the log drops from the index
+            self.empty_later(follower.apply_purge(row.sequence, row.time_ms))
+        partition = self._to_apply(row)
+        if partition is not None:
+            self.empty_later(partition.apply_purge(row.sequence, row.time_ms))
+
+    def _apply_expire(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        for follower in self._following(row):
+            self.empty_later(follower.apply_delete_below(row.sequence))
+        partition = self._to_apply(row)
+        if partition is not None:
+            self.empty_later(partition.apply_delete_below(row.sequence))
+            partition.apply_delete(array("Q", bytes(payload)), row.time_ms)
+
+    def _apply_queue_set(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        starts, definition = split_queue_set(row.flags, payload)
+        self.marks.note(definition)
+        if definition.group_of and definition.group_of not in self.definitions:
+            return  # the log was deleted further on, and the snapshot is of then
+        for group_id in self._groups_of(definition.queue_id):
+            group = self.definitions[group_id]
+            if group.revision < definition.revision:
+                self._know(group_definition(group, definition), row.time_ms, row.offset + 1)
+        known = self.definitions.get(definition.queue_id)
+        # Not new and not known: it was deleted further on, and the snapshot is of then. Nor are its messages known.
+        if row.flags & IS_NEW if known is None else known.revision < definition.revision:
+            self._know(definition, row.time_ms, row.offset + 1, starts)
+        elif known is not None:
+            # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
+            self._ids_by_name[known.account_id, known.name] = known.queue_id
+
+    def _apply_queue_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        self.marks.raise_to(row.queue_id)
+        if row.queue_id in self.definitions:
+            self._forget(row.queue_id)
+
+    def _apply_group_reset(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            self.empty_later(partition.apply_reset(row.sequence, row.time_ms))
+
+    def _apply_stage_begin(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            sink, batch, name = split_transaction(payload)
+            apply_stage_begin(partition, sink, batch, row.sequence, name.decode(), row.time_ms)
+            self.open_stages.note(partition)
+
+    def _apply_stage(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            group, dedup, _ = split_prefix(row.flags, payload)
+            opened_staged(partition).add(
+                row.sequence,
+                row.offset,
+                row.time_ms,
+                group=group,
+                dedup=dedup,
+                delay_ms=row.due_after_ms if row.flags & OWN_DELAY else -1,
+                payload_bytes=len(payload),
+            )
+
+    def _apply_commit(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        log = self.partitions.get(row.queue_id << 16 | row.partition)
+        if log is None:
+            return
+        committed = split_commit(payload)
+        partition = self._to_apply(row)
+        groups = self._following(row)
+        messages = committed.messages * ((partition is not None) + len(groups))
+        slices = self._commit_slices(partition, log, groups, committed, row)
+        self.unfinished.begin(Work(self.family_of(row.queue_id), slices, is_decided=True), messages)
+
+    def _commit_slices(
+        self,
+        partition: Partition | None,
+        log: Partition,
+        groups: list[Partition],
+        committed: Committed,
+        row: Row,
+    ) -> Slices:
+        if partition is not None:
+            steps = apply_commit(partition, committed, row.sequence, row.due_after_ms, row.time_ms)
+            yield from self._committed(partition, _decided(steps))
+        count = committed.messages - len(committed.duplicates)
+        one_delay = bool(row.flags & ONE_DELAY)
+        for group in groups:
+            yield from _decided(
+                follow_commit(
+                    group, log, row.sequence, count, row.due_after_ms, row.time_ms, one_delay=one_delay
+                )
+            )
+        return None
+
+    def _committed(self, partition: Partition, slices: Slices) -> Slices:
+        """Do the slices of a commit, and what follows from it."""
+        outcome = yield from slices
+        self.digest_later(partition)
+        self.open_stages.note(partition)
+        return outcome
+
+    def _apply_abort(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            sink, batch, _ = split_transaction(payload)
+            opened_staged(partition).drop(sink, batch)
+            self.open_stages.note(partition)
+
+    def _apply_task(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+        partition = self._to_apply(row)
+        if partition is not None:
+            partition.apply_task(_task_decoder.decode(payload))
+            self.running_tasks.note(partition.key, partition)
+
+    # Queues
+
+    def load(self, definition: QueueDefinition, partitions: list[Partition]) -> None:
+        """Take a queue from a snapshot."""
+        self.marks.note(definition)
+        self.definitions[definition.queue_id] = definition
+        self._ids_by_name[definition.account_id, definition.name] = definition.queue_id
+        for partition in partitions:
+            self._keep(partition)
+            self.running_tasks.note(partition.key, partition)
+            self.open_stages.note(partition)
+            if partition.is_sending_away:
+                self.sending_away.add(partition.key)
+
+    def attach_groups(self) -> None:
+        """Let consumer groups that came from a snapshot follow their logs, before anything is applied.
+
+        One without its log was deleted with it, further on than the snapshot of the log is.
+        """
+        for definition in list(self.definitions.values()):
+            if definition.group_of and definition.group_of not in self.definitions:
+                self._forget(definition.queue_id)
+            elif definition.group_of:
+                for slice_ in definition.partitions:
+                    group = self.partition(definition.queue_id, slice_.number)
+                    group.follow(self.partition(definition.group_of, slice_.number))
+
+    def _groups_of(self, queue_id: int) -> list[int]:
+        """Return the ids of a log's consumer groups."""
+        definition = self.definitions.get(queue_id)
+        if definition is None or not definition.is_log:
+            return []
+        return list(self.partition(queue_id, definition.partitions[0].number).groups)
+
+    def _know(
+        self,
+        definition: QueueDefinition,
+        time_ms: int,
+        applied: int,
+        starts: Mapping[int, tuple[int, int]] = NO_STARTS,
+    ) -> None:
+        """`starts`: of a new consumer group, for each partition where it starts and what end it has."""
+        queue_id = definition.queue_id
+        self.marks.note(definition)
+        self.definitions[queue_id] = definition
+        self._ids_by_name[definition.account_id, definition.name] = queue_id
+        for slice_ in definition.partitions:
+            key = partition_key(queue_id, slice_.number)
+            partition = self.partitions.get(key)
+            if partition is None:
+                partition = Partition(
+                    definition,
+                    slice_.number,
+                    self._keeper,
+                    retry_window_ms=self.retry_window_ms,
+                    retry_ids_max=self.retry_ids_max,
+                )
+                self._keep(partition)
+                partition.applied = applied
+                if definition.group_of:
+                    partition.begin_group(
+                        self.partition(definition.group_of, slice_.number), *starts[slice_.number], time_ms
+                    )
+            else:
+                partition.apply_definition(definition, time_ms)
+
+    def _forget(self, queue_id: int) -> None:
+        for group_id in self._groups_of(queue_id):
+            self._forget(group_id)
+        definition = self.definitions.pop(queue_id)
+        name = definition.account_id, definition.name
+        if self._ids_by_name.get(name) == queue_id:
+            del self._ids_by_name[name]
+        for slice_ in definition.partitions:
+            key = partition_key(queue_id, slice_.number)
+            partition = self.partitions.pop(key)
+            partition.dirty_keys = None
+            self._dirty_keys.discard(key)
+            if partition.log is not None:
+                del partition.log.groups[queue_id]
+            else:
+                self.messages_gone += partition.alive
+            self.empty_later(partition.emptied())
+            self.running_tasks.forget(key)
+            self.open_stages.forget(key)
+            self.sending_away.discard(key)
+            self.removed.add(key)
+
+
+def _decided(steps: Iterator[None]) -> Slices:
+    """Return steps as slices of what a record says."""
+    for _ in steps:
+        yield True
+    return None
+
+
+def _brought_up(partition: Partition, row: Row) -> Partition:
+    partition.applied = row.offset + 1
+    if partition.is_behind(row.time_ms):
+        partition.advance(row.time_ms)
+    return partition
+
+
+def join_queue_set(definition: QueueDefinition, starts: Mapping[int, tuple[int, int]]) -> bytes:
+    """Return the payload of a QUEUE_SET; with `starts` it has the flag HAS_STARTS."""
+    encoded = encode_queue_definition(definition)
+    if not starts:
+        return encoded
+    each = [START.pack(number, start, end) for number, (start, end) in starts.items()]
+    return b"".join((STARTS_COUNT.pack(len(each)), *each, encoded))
+
+
+def split_queue_set(
+    flags: int, payload: bytes | memoryview
+) -> tuple[dict[int, tuple[int, int]], QueueDefinition]:
+    """Return starts and definition of a QUEUE_SET."""
+    starts: dict[int, tuple[int, int]] = {}
+    at = 0
+    if flags & HAS_STARTS:
+        (count,) = STARTS_COUNT.unpack_from(payload)
+        at = STARTS_COUNT.size
+        for _ in range(count):
+            number, start, end = START.unpack_from(payload, at)
+            starts[number] = start, end
+            at += START.size
+    return starts, decode_queue_definition(payload[at:])
+
+
+def find_message(partition: Partition, row: Row) -> tuple[int, Run | None]:
+    """Return the sequence number of the message in a record, and its run if it was staged; 0: it has none."""
+    if row.type != RecordType.STAGE:
+        return row.sequence, None
+    run = partition.staged.runs.find(row.sequence) if partition.staged is not None else None
+    return (run.sequence, run) if run is not None else (0, None)
+
+
+def entry_of_record(row: Row, payload: bytes | memoryview, run: Run | None = None) -> IndexEntry:
+    """Return what the index says of a record's message. `due_ms` is `sent_ms` plus the delay.
+
+    `run`: that of a message that was staged.
+    """
+    if run is not None:
+        own_delay_ms = row.due_after_ms if row.flags & OWN_DELAY else None
+        return entry_of_staged(run, row.offset, split_prefix(row.flags, payload)[0], own_delay_ms)
+    if row.type == RecordType.MOVE:
+        sent_ms = int(MOVE_HEAD.unpack_from(payload)[0])
+        group = split_prefix(row.flags, payload[MOVE_HEAD_BYTES:])[0]
+        return IndexEntry(row.offset, sent_ms, sent_ms, group)
+    group = split_prefix(row.flags, payload)[0]
+    return IndexEntry(row.offset, row.time_ms, row.time_ms + row.due_after_ms, group)

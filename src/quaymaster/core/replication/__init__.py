@@ -1,0 +1,1 @@
+"""One journal on several brokers: its log, its leader, its clock, and the queues on top."""

@@ -1,0 +1,1 @@
+"""Structures that a partition is made of: packed rows, numbers, orders, timers. They know no commands."""

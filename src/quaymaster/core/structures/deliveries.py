@@ -1,0 +1,62 @@
+"""What is kept of deliveries: of messages that are out, of those that came back, and of receives that may be repeated.
+
+The order of the fields of each class is a format: it changes with STATE_VERSION in
+`core/partition/partition_snapshots`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.structures.rows import Packing
+
+
+class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message that is out with a consumer. `epoch` and `delivery_count` name the delivery that holds it.
+
+    `arrived_count` is the delivery count it had when it came into this queue (0 unless moved here): the redrive
+    policy counts from there. `changed` says that its visibility was changed since it was received.
+    """
+
+    deadline_ms: int
+    delivery_count: int
+    first_receive_ms: int
+    received_ms: int
+    epoch: int
+    arrived_count: int
+    changed: bool = False
+
+
+class Returned(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is remembered of a message that was handed out before and is visible again."""
+
+    delivery_count: int
+    first_receive_ms: int
+    arrived_count: int
+
+
+class _ReturnedPacking:
+    """Rows of messages that were handed out before in 16 bytes each: dead letters may be millions."""
+
+    def columns(self) -> tuple[array[int], ...]:
+        return array("I"), array("Q"), array("I")
+
+    def split(self, row: Returned) -> tuple[int, ...]:
+        assert row.delivery_count, "what was handed out before has a delivery count"
+        return row.delivery_count, row.first_receive_ms, row.arrived_count
+
+    def join(self, *numbers: int) -> Returned:
+        return Returned(*numbers)
+
+
+RETURNED_PACKING: Final[Packing[Returned]] = _ReturnedPacking()
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a receive with a ReceiveRequestAttemptId handed out."""
+
+    time_ms: int
+    messages: list[tuple[int, int]]

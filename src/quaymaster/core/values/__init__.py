@@ -1,0 +1,1 @@
+"""What everybody means: errors, commands and outcomes, records, messages, queue definitions, formats."""

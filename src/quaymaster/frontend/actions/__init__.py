@@ -1,0 +1,1 @@
+"""The handlers of actions, of messages, queues, logs and transactions."""

@@ -1,0 +1,278 @@
+"""Reading queues as logs: what there is, from which offset on, and the messages of a range in columns.
+
+FetchMessages ──▶ is the range in a sealed block? ──▶ its columns, opened by a worker thread ──▶ reply
+                              └── no ──▶ from the journal, message by message (`log_reader`) ──┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from quaymaster.core.values.commands import (
+    FindOffset,
+    FoundOffset,
+    LogBounds,
+    LogBoundsOutcome,
+    SetGroupOffset,
+)
+from quaymaster.core.values.errors import InvalidParameterValue, Overloaded, UnsupportedOperation
+from quaymaster.core.values.queue_definitions import QueueDefinition, split_group
+from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
+from quaymaster.frontend.actions.routing import GroupDoesNotExist, Routes
+from quaymaster.frontend.call import Call
+from quaymaster.frontend.logs.log_reader import LogReader
+from quaymaster.frontend.logs.sealed_blocks import (
+    NOT_SEALED,
+    BlockDamaged,
+    BlockPlace,
+    SealedLogs,
+    block_bytes,
+    open_block,
+)
+from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.protocol.actions import log_shapes, validation
+from quaymaster.protocol.logs.log_columns import Block, render_block, slice_block
+from quaymaster.protocol.logs.log_rows import Rows, columns_of
+from quaymaster.protocol.sqs.shapes import Shape
+
+FETCHES_AT_ONCE_MAX: Final = 4
+"""More would not be faster, and each holds some MiB."""
+FETCHES_WAITING_MAX: Final = 64
+
+logger = logging.getLogger(__name__)
+
+_COLUMNS_HEADERS: Final = (
+    b"Content-Type: application/vnd.quaymaster.columns\r\nx-quaymaster-next-offset: %d\r\n"
+)
+_ARROW_HEADERS: Final = (
+    b"Content-Type: application/vnd.apache.arrow.stream\r\nx-quaymaster-next-offset: %d\r\n"
+)
+
+
+class LogActions:
+    """The handlers of the actions on logs."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        groups: ConsumerGroups,
+        broker: BrokerClient,
+        cipher: MessageCipher,
+        sealed: SealedLogs | None = None,
+        on_read: Callable[[QueueDefinition], None] = lambda log: None,
+    ) -> None:
+        self._routes = routes
+        self._groups = groups
+        self._broker = broker
+        self._reader = LogReader(broker, cipher)
+        self._sealed = sealed
+        self._on_read = on_read
+        self._fetching = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
+        self._waiting = 0
+
+    def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[Shape | None]]]:
+        """Return the handler of each action."""
+        return {
+            "CommitOffsets": self.commit_offsets,
+            "DescribeLog": self.describe_log,
+            "FindOffsets": self.find_offsets,
+            "FetchMessages": self.fetch_messages,
+        }
+
+    async def describe_log(
+        self, call: Call, given: log_shapes.DescribeLogRequest
+    ) -> log_shapes.DescribeLogResult:
+        """Say what a log is, and which offsets its partitions have; of a group also below which all is consumed."""
+        log, group = self._log_and_group(call, given.QueueUrl)
+        partitions = []
+        for partition in log.partitions:
+            bounds = await self._bounds(log, partition.number)
+            committed = None
+            if group is not None:
+                committed = max(bounds.earliest, (await self._bounds(group, partition.number)).earliest)
+            partitions.append(
+                log_shapes.LogPartition(partition.number, bounds.earliest, bounds.end, committed)
+            )
+        return log_shapes.DescribeLogResult(str(log.queue_id), log.name, partitions)
+
+    async def find_offsets(
+        self, call: Call, given: log_shapes.FindOffsetsRequest
+    ) -> log_shapes.FindOffsetsResult:
+        """Find the first message of each partition that was sent at a time or later."""
+        log = self._log(call, given.QueueUrl)
+        time_ms = validation.check_find_offsets(given)
+        offsets = []
+        for partition in log.partitions:
+            outcome = await call.calls.ask(FindOffset(log.queue_id, partition.number, time_ms))
+            assert isinstance(outcome, FoundOffset), "a FindOffset is answered by a FoundOffset"
+            offsets.append(log_shapes.PartitionOffset(partition.number, outcome.sequence))
+        return log_shapes.FindOffsetsResult(offsets)
+
+    async def fetch_messages(self, call: Call, given: log_shapes.FetchMessagesRequest) -> None:
+        """Answer with the messages of a range, as columns."""
+        log = self._log(call, given.QueueUrl)
+        wanted = validation.check_fetch(given)
+        _check_partition(log, given.Partition)
+        self._on_read(log)
+        if self._waiting >= FETCHES_WAITING_MAX:
+            raise Overloaded
+        self._waiting += 1
+        try:
+            async with self._fetching:
+                block, next_offset = await self._read(log, given.Partition, wanted)
+                headers, body = await _encode(block, is_arrow=wanted.is_arrow)
+        finally:
+            self._waiting -= 1
+        call.message_count, call.payload_bytes = max(0, next_offset - given.FromOffset), len(body)
+        call.succeed_with(headers % next_offset, body)
+
+    async def commit_offsets(self, call: Call, given: log_shapes.CommitOffsetsRequest) -> None:
+        """Let everything below these offsets be consumed by a group; it goes no way back."""
+        validation.check_reader(given)
+        try:
+            log, group = self._log_and_group(call, given.QueueUrl)
+        except GroupDoesNotExist as missing:
+            self._groups.create(missing)
+        if group is None:
+            raise UnsupportedOperation(
+                "Offsets are committed for a consumer group: its URL is that of the queue, with @ and its name."
+            )
+        for offset in given.Offsets:
+            _check_partition(log, offset.Partition)
+            validation.check_offset(offset.Offset)
+        if given.Reader is not None:
+            if given.Take:
+                await self._groups.take(group, given.Reader)
+            else:
+                await self._groups.check_reader(
+                    group, given.Reader, lambda: self._routes.queue_of_url(given.QueueUrl, group.account_id)
+                )
+        for offset in given.Offsets:
+            await call.calls.ask(SetGroupOffset(group.queue_id, offset.Partition, offset.Offset))
+
+    def _log(self, call: Call, url: str) -> QueueDefinition:
+        return self._log_and_group(call, url)[0]
+
+    def _log_and_group(self, call: Call, url: str) -> tuple[QueueDefinition, QueueDefinition | None]:
+        """Return the log that a URL means, and its consumer group if it names one."""
+        account_id = call.principal.account_id
+        definition = self._routes.queue_of_url(url, account_id)
+        call.queue, call.queue_name = definition, definition.name
+        if definition.group_of:
+            log_name, _ = split_group(definition.name)
+            return self._routes.queue_of_name(log_name, None, account_id), definition
+        if not definition.is_log:
+            raise UnsupportedOperation("Only queues with RetentionMode=Log are read by offsets.")
+        return definition, None
+
+    async def _bounds(self, queue: QueueDefinition, partition: int) -> LogBoundsOutcome:
+        outcome = await ask(self._broker, LogBounds(queue.queue_id, partition))
+        assert isinstance(outcome, LogBoundsOutcome), "a LogBounds is answered by a LogBoundsOutcome"
+        return outcome
+
+    async def _read(
+        self, log: QueueDefinition, partition: int, wanted: validation.FetchLog
+    ) -> tuple[Block, int]:
+        """Return messages from the beginning of the range on, and the offset behind them."""
+        if self._sealed is not None:
+            found = self._sealed.find(log.queue_id, partition, wanted.from_offset)
+            if found is not None:
+                block = await self._read_sealed(self._sealed, log, partition, found, wanted)
+                if block is not None:
+                    return block, wanted.from_offset + block.rows
+        return await self._reader.read(
+            log,
+            partition,
+            wanted.from_offset,
+            wanted.to_offset,
+            bytes_max=wanted.bytes_max,
+            columns=wanted.columns,
+        )
+
+    async def _read_sealed(
+        self,
+        sealed: SealedLogs,
+        log: QueueDefinition,
+        partition: int,
+        place: BlockPlace,
+        wanted: validation.FetchLog,
+    ) -> Block | None:
+        """Return the messages of a range that are in a block; None when they must be read from the journal."""
+        bounds = await self._bounds(log, partition)
+        if not bounds.earliest <= wanted.from_offset < bounds.end:
+            return None  # the journal says what is wrong with it
+        stop = min(place.stop, wanted.to_offset, bounds.end)
+        if stop <= wanted.from_offset:
+            return None
+        names = [name for name in wanted.columns if name not in NOT_SEALED]
+        loop = asyncio.get_running_loop()
+        try:
+            opened = Block(place.stop - place.first, {})
+            if names:
+                data, key_id = await loop.run_in_executor(None, sealed.read, log.queue_id, partition, place)
+                keys = {key_id: await sealed.data_key(key_id)}
+                _, opened = await loop.run_in_executor(None, open_block, data, names, keys.__getitem__)
+            return await loop.run_in_executor(
+                None, self._part_of_sealed, opened, log, partition, place, wanted, stop
+            )
+        except BlockDamaged as error:
+            log_event(
+                logger,
+                logging.WARNING,
+                "sealed block dropped",
+                queue=log.name,
+                partition=partition,
+                first=place.first,
+                reason=str(error),
+            )
+            sealed.drop(log.queue_id, partition, place)
+            return None
+
+    @staticmethod
+    def _part_of_sealed(
+        block: Block,
+        log: QueueDefinition,
+        partition: int,
+        place: BlockPlace,
+        wanted: validation.FetchLog,
+        stop: int,
+    ) -> Block:
+        """Return what is wanted of an opened block; on a worker's thread, for the columns that are not in it."""
+        start, size = wanted.from_offset, block_bytes(block)
+        if size > wanted.bytes_max:
+            stop = min(stop, start + max(1, wanted.bytes_max * block.rows // size))
+        part = slice_block(block, start - place.first, stop - place.first)
+        rows = Rows(log.name, partition, list(range(start, stop)), [], [], [], [])
+        made = columns_of(rows, [name for name in wanted.columns if name in NOT_SEALED])
+        columns = {**part.columns, **made.columns}
+        return Block(stop - start, {name: columns[name] for name in wanted.columns})
+
+
+def _check_partition(log: QueueDefinition, number: int) -> None:
+    if number not in [partition.number for partition in log.partitions]:
+        raise InvalidParameterValue.of(
+            "Partition", number, f"The queue has partitions 0 to {len(log.partitions) - 1}."
+        )
+
+
+async def _encode(block: Block, *, is_arrow: bool) -> tuple[bytes, bytes]:
+    """Return the headers, with a place for the next offset, and the body."""
+    if not is_arrow:
+        return _COLUMNS_HEADERS, b"".join(render_block(block))
+    loop = asyncio.get_running_loop()
+    try:
+        # It takes long to load, and only those who ask for it need it.
+        arrow = await loop.run_in_executor(
+            None, importlib.import_module, "quaymaster.protocol.logs.log_arrow"
+        )
+    except ImportError:
+        raise UnsupportedOperation(
+            "Format arrow needs pyarrow at the server: pip install quaymaster[spark]. Use Format columns."
+        ) from None
+    return _ARROW_HEADERS, bytes(memoryview(arrow.to_ipc_stream(block)))

@@ -1,0 +1,683 @@
+"""Sending, receiving, deleting, hiding: the actions that every consumer and producer lives by.
+
+    SendMessage      validate ─▶ MD5s ─▶ hashes ─▶ seal ─▶ Send ─▶ ids
+    ReceiveMessage   Receive (parked for a long poll) ─▶ open ─▶ choose attributes ─▶ mint handles
+    DeleteMessage    parse handle ─▶ Delete
+
+Everything here runs as a callback on the loop's thread and costs no task. An entry of a batch fails alone
+wherever the service lets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from quaymaster.core.values.commands import (
+    QUEUE_DEFAULT,
+    RECEIPT_HANDLE_PLACEHOLDER,
+    ChangeVisibility,
+    Delete,
+    Delivery,
+    EntriesOutcome,
+    NewMessage,
+    Outcome,
+    Receipt,
+    Receive,
+    ReceiveOutcome,
+    Send,
+    SendOutcome,
+    SendResult,
+)
+from quaymaster.core.values.errors import (
+    CallerError,
+    InvalidParameterValue,
+    NotNow,
+    ReceiptHandleIsInvalid,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.messages import (
+    MessageContent,
+    StoredMessage,
+    UnknownMessageFormat,
+    decode_message,
+    hash_attempt,
+    hash_dedup,
+    hash_group,
+    hash_retry,
+    join_payload,
+    prefix_bytes,
+    retry_hash_prefix,
+)
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
+from quaymaster.frontend.actions.routing import GroupDoesNotExist, Routes
+from quaymaster.frontend.call import Call
+from quaymaster.frontend.usage.recorder import refuse_internal
+from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
+from quaymaster.monitoring.logs import log_event
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.protocol.actions import message_rules, transaction_shapes, validation
+from quaymaster.protocol.sqs import shapes
+from quaymaster.protocol.sqs.checksums import attributes_md5, md5_digest
+from quaymaster.protocol.sqs.errors import batch_error_entry
+from quaymaster.protocol.sqs.queue_attributes import QueueAttributes
+from quaymaster.protocol.sqs.receipts import ReceiptHandles
+from quaymaster.protocol.sqs.shapes import MessageAttributeValue
+
+SEQUENCE_NUMBER_BASE: Final = 18_849_496_460_467_696_128
+"""A SequenceNumber is this, where SQS's begin, plus the message's sequence in its partition: 20 digits, increasing.
+
+It may be raised, never lowered: numbers that were told before must stay smaller than those of later messages.
+"""
+MESSAGE_IDS_PER_BLOCK: Final = 256
+REMEMBERED_QUEUES_MAX: Final = 16_384
+
+log = logging.getLogger(__name__)
+
+_FIRST_ATTEMPT: Final = re.compile(rb"(?:^|[ ;])attempt=1(?:[ ;]|$)")
+_FIRST_ATTEMPTS: Final[dict[bytes | None, bool]] = {
+    None: False,
+    b"attempt=1": True,
+    b"attempt=1; max=3": True,
+    b"attempt=1; max=4": True,
+    b"attempt=1; max=5": True,
+}
+_VERSION_4: Final = bytes(0x40 | (byte & 0x0F) for byte in range(256))
+_VARIANT: Final = bytes(0x80 | (byte & 0x3F) for byte in range(256))
+
+
+class MessageIds:
+    """Makes message ids: random UUIDs (version 4) as 16 bytes, many at a time."""
+
+    __slots__ = ("_ready",)
+
+    def __init__(self) -> None:
+        self._ready: list[bytes] = []
+
+    def next(self) -> bytes:
+        """Return an id nobody had before."""
+        if not self._ready:
+            self._ready = self._make()
+        return self._ready.pop()
+
+    @staticmethod
+    def _make() -> list[bytes]:
+        block = bytearray(os.urandom(16 * MESSAGE_IDS_PER_BLOCK))
+        block[6::16] = block[6::16].translate(_VERSION_4)
+        block[8::16] = block[8::16].translate(_VARIANT)
+        data = bytes(block)
+        return [data[at : at + 16] for at in range(0, len(data), 16)]
+
+
+def uuid_text(message_id: bytes) -> str:
+    """Return a message id as clients see it."""
+    digits = message_id.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def hex_or_none(digest: bytes | None) -> str | None:
+    """Return a sum as clients see it; None where there is none."""
+    return None if digest is None else digest.hex()
+
+
+def sequence_number_text(sequence: int) -> str:
+    """Return the SequenceNumber of a FIFO message: 20 digits, larger for later messages of the queue."""
+    return str(SEQUENCE_NUMBER_BASE + sequence)
+
+
+class Invocation(msgspec.Struct, gc=False):
+    """Which attempt of which call of an SDK a request is. `id` None: the client does not say."""
+
+    id: str | None
+    may_be_retry: bool
+
+
+_NO_INVOCATION: Final = Invocation(None, True)
+
+
+class Prepared(msgspec.Struct, gc=False):
+    """A message ready to be sent, its entry's id, and the MD5s its sender is told."""
+
+    entry_id: str
+    message: NewMessage
+    body_md5: bytes
+    attributes_md5: bytes | None
+    system_attributes_md5: bytes | None
+
+
+class MessageActions:
+    """The handlers of the actions on messages."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        groups: ConsumerGroups,
+        cipher: MessageCipher,
+        handles: ReceiptHandles,
+        metrics: Metrics,
+        *,
+        long_polls_max: int,
+        remembers_sends: bool,
+    ) -> None:
+        self._routes = routes
+        self._groups = groups
+        self._cipher = cipher
+        self._handles = handles
+        self._metrics = metrics
+        self._long_polls_max = long_polls_max
+        self._remembers_sends = remembers_sends
+        self._next_message_id = MessageIds().next
+        self._attributes: dict[int, tuple[QueueDefinition, QueueAttributes]] = {}
+
+    def handlers(self) -> dict[str, Callable[[Call, Any], None]]:
+        """Return the handler of each action."""
+        return {
+            "SendMessage": self.send_message,
+            "SendMessageBatch": self.send_message_batch,
+            "ReceiveMessage": self.receive_message,
+            "DeleteMessage": self.delete_message,
+            "DeleteMessageBatch": self.delete_message_batch,
+            "ChangeMessageVisibility": self.change_message_visibility,
+            "ChangeMessageVisibilityBatch": self.change_message_visibility_batch,
+        }
+
+    # Sending
+
+    def send_message(self, call: Call, given: shapes.SendMessageRequest) -> None:
+        """Store one message."""
+        definition = self.queue_to_send_to(call, given.QueueUrl)
+        checked = message_rules.check_send(given, self.attributes_of(definition))
+        call.payload_bytes = checked.size_bytes
+        (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
+
+        def render(outcome: Outcome) -> shapes.SendMessageResult:
+            assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
+            (result,) = self._counted(call, outcome)
+            return shapes.SendMessageResult(
+                MD5OfMessageBody=prepared.body_md5.hex(),
+                MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
+                MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
+                MessageId=uuid_text(result.message_id),
+                SequenceNumber=sequence_number_text(result.sequence) if definition.is_fifo else None,
+            )
+
+        call.submit(Send(definition.queue_id, partition_of(definition), [prepared.message]), render)
+
+    def send_message_batch(self, call: Call, given: shapes.SendMessageBatchRequest) -> None:
+        """Store up to ten messages; what is wrong with one fails it alone, where the service lets it."""
+        definition = self.queue_to_send_to(call, given.QueueUrl)
+        entries = given.Entries
+        validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
+        checked = message_rules.check_send_batch(entries, self.attributes_of(definition))
+        valid: list[tuple[str, message_rules.AnySend, bytes]] = []
+        failed: list[shapes.BatchResultErrorEntry] = []
+        for entry, result in zip(entries, checked, strict=True):
+            if isinstance(result, CallerError):
+                failed.append(batch_error_entry(entry.Id, result))
+            else:
+                valid.append((entry.Id, entry, result.body))
+                call.payload_bytes += result.size_bytes
+        if not valid:
+            call.succeed(shapes.SendMessageBatchResult(Failed=failed))
+            return
+        ready = self._prepare(call, definition, valid)
+        is_fifo = definition.is_fifo
+
+        def render(outcome: Outcome) -> shapes.SendMessageBatchResult:
+            assert isinstance(outcome, SendOutcome), "a Send is answered by a SendOutcome"
+            successful = [
+                shapes.SendMessageBatchResultEntry(
+                    Id=prepared.entry_id,
+                    MessageId=uuid_text(result.message_id),
+                    MD5OfMessageBody=prepared.body_md5.hex(),
+                    MD5OfMessageAttributes=hex_or_none(prepared.attributes_md5),
+                    MD5OfMessageSystemAttributes=hex_or_none(prepared.system_attributes_md5),
+                    SequenceNumber=sequence_number_text(result.sequence) if is_fifo else None,
+                )
+                for prepared, result in zip(ready, self._counted(call, outcome), strict=True)
+            ]
+            return shapes.SendMessageBatchResult(Successful=successful, Failed=failed)
+
+        messages = [prepared.message for prepared in ready]
+        call.submit(Send(definition.queue_id, partition_of(definition), messages), render)
+
+    def _prepare(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        checked: Sequence[tuple[str, message_rules.AnySend, bytes]],
+    ) -> list[Prepared]:
+        """Return messages as the broker stores them; each comes with its entry's id and its body in UTF-8."""
+        return self._prepare_all(call, definition, checked, self._invocation(call))
+
+    def prepare_staged(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        message: transaction_shapes.StagedMessageEntry,
+        body: bytes,
+    ) -> NewMessage:
+        """Return a message as a transaction stages it: without a retry hash, because its index does for that."""
+        (prepared,) = self._prepare_all(call, definition, [("", message, body)], _NO_INVOCATION)
+        return prepared.message
+
+    def _prepare_all(
+        self,
+        call: Call,
+        definition: QueueDefinition,
+        checked: Sequence[tuple[str, message_rules.AnySend, bytes]],
+        invocation: Invocation,
+    ) -> list[Prepared]:
+        retry_prefix = None
+        if invocation.id is not None:
+            retry_prefix = retry_hash_prefix(definition.account_id, definition.queue_id, invocation.id)
+        trace_of_request = call.request.first.get(b"x-amzn-trace-id")
+        is_fifo = definition.is_fifo
+        sender_id = call.principal.sender_id
+        may_be_retry = invocation.may_be_retry
+        seal = self._cipher.seal_content
+        id_key = self._cipher.id_key(definition) if is_fifo else b""
+        next_message_id = self._next_message_id
+        prepared: list[Prepared] = []
+        for entry_id, given, body in checked:
+            body_md5 = md5_digest(body)
+            attributes: list[tuple[str, str, Any]] = []
+            attributes_sum: bytes | None = None
+            if given.MessageAttributes:
+                attributes = [
+                    (
+                        name,
+                        value.DataType,
+                        value.StringValue if value.BinaryValue is None else value.BinaryValue,
+                    )
+                    for name, value in given.MessageAttributes.items()
+                ]
+                attributes_sum = attributes_md5(given.MessageAttributes)
+            system_sum: bytes | None = None
+            trace_header: str | None = None
+            if given.MessageSystemAttributes:
+                system_sum = attributes_md5(given.MessageSystemAttributes)
+                trace_header = given.MessageSystemAttributes[message_rules.TRACE_HEADER].StringValue
+            elif trace_of_request is not None:
+                trace_header = trace_of_request.decode("latin-1")
+
+            group_id = given.MessageGroupId
+            group = 0 if group_id is None else hash_group(group_id)
+            dedup_id = given.MessageDeduplicationId
+            dedup: bytes | None = None
+            delay_s = given.DelaySeconds
+            if is_fifo:
+                if dedup_id is None:
+                    dedup_id = sha256(body).hexdigest()
+                dedup = hash_dedup(dedup_id, group_id if definition.dedup_scope_is_group else None, id_key)
+                delay_s = None
+            retry: bytes | None = None
+            if retry_prefix is not None:
+                rest = f"{group_id or ''}\0{dedup_id or ''}\0{'' if delay_s is None else delay_s}"
+                retry = hash_retry(retry_prefix, entry_id, body_md5, attributes_sum, rest)
+            content = MessageContent(
+                given.MessageBody,
+                body_md5,
+                attributes,
+                attributes_sum,
+                sender_id,
+                group_id,
+                dedup_id,
+                trace_header,
+            )
+            message_id = next_message_id()
+            flags, payload = join_payload(group, dedup, retry, seal(content, definition, message_id))
+            delay_ms = QUEUE_DEFAULT if delay_s is None else delay_s * 1000
+            message = NewMessage(message_id, payload, flags, delay_ms, group, dedup, retry, may_be_retry)
+            prepared.append(Prepared(entry_id, message, body_md5, attributes_sum, system_sum))
+        return prepared
+
+    def _invocation(self, call: Call) -> Invocation:
+        fields = call.request.first
+        invocation_id = fields.get(b"amz-sdk-invocation-id")
+        if invocation_id is None or not self._remembers_sends:
+            return _NO_INVOCATION
+        attempt = fields.get(b"amz-sdk-request")
+        # Most requests say the same few things here.
+        is_first = _FIRST_ATTEMPTS.get(attempt)
+        if is_first is None:
+            is_first = _FIRST_ATTEMPT.search(attempt or b"") is not None
+        return Invocation(invocation_id.decode("latin-1"), not is_first)
+
+    def _counted(self, call: Call, outcome: SendOutcome) -> list[SendResult]:
+        results = outcome.results
+        metrics = self._metrics
+        call.message_count = len(results)
+        for result in results:
+            if result.duplicate:
+                metrics.messages_duplicate += 1
+                call.duplicate_count += 1
+            else:
+                metrics.messages_sent += 1
+        return results
+
+    # Receiving
+
+    def receive_message(self, call: Call, given: shapes.ReceiveMessageRequest) -> None:
+        """Hand out up to ten messages; wait for the first if asked to and nobody else waits too much."""
+        try:
+            definition = self._consumed(call, given.QueueUrl)
+        except GroupDoesNotExist as missing:
+            self._groups.create(missing)
+        asked = validation.check_receive(given)
+        wait_ms = definition.receive_wait_ms if asked.wait_ms is None else asked.wait_ms
+        if wait_ms and (call.calls.long_polls >= self._long_polls_max or call.calls.is_draining):
+            wait_ms = 0
+        attempt = None
+        if asked.attempt_id is not None and definition.is_fifo:
+            attempt = hash_attempt(asked.attempt_id)
+        timeout_ms = asked.visibility_timeout_ms
+        partition = partition_of(definition)
+        command = Receive(
+            definition.queue_id,
+            partition,
+            asked.count_max,
+            QUEUE_DEFAULT if timeout_ms is None else timeout_ms,
+            wait_ms,
+            attempt,
+        )
+
+        def render(outcome: Outcome) -> shapes.ReceiveMessageResult:
+            assert isinstance(outcome, ReceiveOutcome), "a Receive is answered by a ReceiveOutcome"
+            deliveries = outcome.deliveries
+            if not deliveries:
+                self._metrics.empty_receives += 1
+                return _NOTHING_RECEIVED
+            self._metrics.messages_received += len(deliveries)
+            messages: list[shapes.Message] = []
+            payload_bytes = 0
+            for delivery in deliveries:
+                opened = self._open(call, definition, delivery)
+                if opened is None:
+                    continue
+                stored, content = opened
+                handle = self._handles.mint(
+                    definition.queue_id, partition, delivery.sequence, outcome.epoch, delivery.delivery_count
+                )
+                message = _render_message(asked, definition, delivery, stored, content, handle)
+                messages.append(message)
+                payload_bytes += message_rules.text_bytes(content.body)
+                if message.MessageAttributes:
+                    payload_bytes += message_rules.attributes_bytes(message.MessageAttributes)
+            call.message_count, call.payload_bytes = len(messages), payload_bytes
+            return shapes.ReceiveMessageResult(messages)
+
+        if wait_ms:
+            call.submit_poll(command, render, wait_ms)
+        else:
+            call.submit(command, render)
+
+    def _open(
+        self, call: Call, definition: QueueDefinition, delivery: Delivery
+    ) -> tuple[StoredMessage, MessageContent] | None:
+        """Return a delivery's message, or None if it cannot be read: it then stays hidden until its timeout.
+
+        One damaged message must not keep its queue's others from being received; after enough receives its
+        redrive policy takes it away.
+        """
+        try:
+            stored = decode_message(delivery.payload, prefix_bytes(delivery.flags))
+            return stored, self._cipher.open_stored(stored)
+        except (MessageDamaged, UnknownMessageFormat) as error:
+            log_event(
+                log,
+                logging.ERROR,
+                "message could not be read",
+                queue=definition.name,
+                queue_id=definition.queue_id,
+                sequence=delivery.sequence,
+                reason=str(error),
+                request_id=call.request_id,
+            )
+            return None
+
+    # Deleting
+
+    def delete_message(self, call: Call, given: shapes.DeleteMessageRequest) -> None:
+        """Delete one message by the handle of a delivery of it."""
+        definition = self._consumed(call, given.QueueUrl)
+        handle = given.ReceiptHandle
+        receipt = self._receipt(definition, handle)
+
+        def render(outcome: Outcome) -> None:
+            assert isinstance(outcome, EntriesOutcome), "a Delete is answered by an EntriesOutcome"
+            (error,) = outcome.errors
+            if error is not None:
+                raise quoting(error, handle)
+            self._metrics.messages_deleted += 1
+            call.message_count, call.duplicate_count = 1, outcome.gone
+
+        call.submit(Delete(definition.queue_id, partition_of(definition), [receipt]), render)
+
+    def delete_message_batch(self, call: Call, given: shapes.DeleteMessageBatchRequest) -> None:
+        """Delete up to ten messages; a bad handle fails only its entry."""
+        definition = self._consumed(call, given.QueueUrl)
+        entries = given.Entries
+        validation.check_batch_entries(entries, "DeleteMessageBatchRequestEntry")
+        ready: list[shapes.DeleteMessageBatchRequestEntry] = []
+        receipts: list[Receipt] = []
+        failed: list[shapes.BatchResultErrorEntry] = []
+        for entry in entries:
+            try:
+                receipts.append(self._receipt(definition, entry.ReceiptHandle))
+            except ReceiptHandleIsInvalid as error:
+                failed.append(batch_error_entry(entry.Id, error))
+            else:
+                ready.append(entry)
+        if not ready:
+            call.succeed(shapes.DeleteMessageBatchResult(Failed=failed))
+            return
+
+        def render(outcome: Outcome) -> shapes.DeleteMessageBatchResult:
+            assert isinstance(outcome, EntriesOutcome), "a Delete is answered by an EntriesOutcome"
+            successful: list[shapes.DeleteMessageBatchResultEntry] = []
+            for entry, error in zip(ready, outcome.errors, strict=True):
+                if error is None:
+                    successful.append(shapes.DeleteMessageBatchResultEntry(entry.Id))
+                else:
+                    failed.append(batch_error_entry(entry.Id, quoting(error, entry.ReceiptHandle)))
+            self._metrics.messages_deleted += len(successful)
+            call.message_count, call.duplicate_count = len(successful), outcome.gone
+            return shapes.DeleteMessageBatchResult(successful, failed)
+
+        call.submit(Delete(definition.queue_id, partition_of(definition), receipts), render)
+
+    # Hiding
+
+    def change_message_visibility(self, call: Call, given: shapes.ChangeMessageVisibilityRequest) -> None:
+        """Hide one message for a new time from now on."""
+        definition = self._consumed(call, given.QueueUrl)
+        timeout_ms = validation.check_visibility_timeout(given.VisibilityTimeout)
+        handle = given.ReceiptHandle
+        receipt = self._receipt(definition, handle)
+
+        def render(outcome: Outcome) -> None:
+            assert isinstance(outcome, EntriesOutcome), "a ChangeVisibility is answered by an EntriesOutcome"
+            (error,) = outcome.errors
+            if error is not None:
+                raise quoting(error, handle)
+            call.message_count = 1
+
+        partition = partition_of(definition)
+        call.submit(ChangeVisibility(definition.queue_id, partition, [receipt], [timeout_ms]), render)
+
+    def change_message_visibility_batch(
+        self, call: Call, given: shapes.ChangeMessageVisibilityBatchRequest
+    ) -> None:
+        """Hide up to ten messages, each for its own time; what is wrong with one fails it alone."""
+        definition = self._consumed(call, given.QueueUrl)
+        entries = given.Entries
+        validation.check_batch_entries(entries, "ChangeMessageVisibilityBatchRequestEntry")
+        ready: list[shapes.ChangeMessageVisibilityBatchRequestEntry] = []
+        receipts: list[Receipt] = []
+        timeouts_ms: list[int] = []
+        failed: list[shapes.BatchResultErrorEntry] = []
+        for entry in entries:
+            timeout_ms = validation.check_change_entry(entry)
+            if isinstance(timeout_ms, CallerError):
+                failed.append(batch_error_entry(entry.Id, timeout_ms))
+                continue
+            try:
+                receipts.append(self._receipt(definition, entry.ReceiptHandle))
+            except ReceiptHandleIsInvalid as error:
+                failed.append(batch_error_entry(entry.Id, error))
+            else:
+                ready.append(entry)
+                timeouts_ms.append(timeout_ms)
+        if not ready:
+            call.succeed(shapes.ChangeMessageVisibilityBatchResult(Failed=failed))
+            return
+
+        def render(outcome: Outcome) -> shapes.ChangeMessageVisibilityBatchResult:
+            assert isinstance(outcome, EntriesOutcome), "a ChangeVisibility is answered by an EntriesOutcome"
+            successful: list[shapes.ChangeMessageVisibilityBatchResultEntry] = []
+            for entry, error in zip(ready, outcome.errors, strict=True):
+                if error is None:
+                    successful.append(shapes.ChangeMessageVisibilityBatchResultEntry(entry.Id))
+                else:
+                    failed.append(batch_error_entry(entry.Id, quoting(error, entry.ReceiptHandle)))
+            call.message_count = len(successful)
+            return shapes.ChangeMessageVisibilityBatchResult(successful, failed)
+
+        partition = partition_of(definition)
+        call.submit(ChangeVisibility(definition.queue_id, partition, receipts, timeouts_ms), render)
+
+    # Shared
+
+    def queue_to_send_to(self, call: Call, url: str) -> QueueDefinition:
+        """Return the queue that a request sends messages to, and note it as the call's; raises as `Routes` does."""
+        try:
+            definition = self._routes.queue_of_url(url, call.principal.account_id)
+        except GroupDoesNotExist as missing:
+            raise _SENT_TO_GROUP from missing
+        call.queue, call.queue_name = definition, definition.name
+        if definition.group_of:
+            raise _SENT_TO_GROUP
+        refuse_internal(definition.account_id, definition.name)
+        return definition
+
+    def _consumed(self, call: Call, url: str) -> QueueDefinition:
+        call.queue = definition = self._routes.consumed_queue(url, call.principal.account_id)
+        call.queue_name = definition.name
+        return definition
+
+    def attributes_of(self, definition: QueueDefinition) -> QueueAttributes:
+        """Return a queue's attributes in numbers; worked out once for each revision."""
+        known = self._attributes.get(definition.queue_id)
+        if known is not None and known[0] is definition:
+            return known[1]
+        attributes = QueueAttributes.of(definition.all_attributes())
+        if len(self._attributes) >= REMEMBERED_QUEUES_MAX:
+            self._attributes.clear()
+        self._attributes[definition.queue_id] = (definition, attributes)
+        return attributes
+
+    def _receipt(self, definition: QueueDefinition, handle: str) -> Receipt:
+        parsed = self._handles.parse(handle, definition.queue_id)
+        if parsed.partition != partition_of(definition):
+            raise ReceiptHandleIsInvalid(handle)
+        return parsed.receipt
+
+
+_SENT_TO_GROUP: Final = UnsupportedOperation(
+    "Messages are sent to the queue, not to one of its consumer groups."
+)
+_NOTHING_RECEIVED: Final = shapes.ReceiveMessageResult()
+
+
+def partition_of(definition: QueueDefinition) -> int:
+    """Return the partition that requests for a queue go to: its only one, until queues can be split."""
+    return definition.partitions[0].number
+
+
+def quoting(error: Exception, handle: str) -> CallerError | NotNow:
+    """Return an error of the broker with the receipt handle it is about filled in."""
+    assert isinstance(error, CallerError | NotNow), f"a broker answers with no such error: {error!r}"
+    if isinstance(error, InvalidParameterValue) and RECEIPT_HANDLE_PLACEHOLDER in error.message:
+        return InvalidParameterValue(error.message.replace(RECEIPT_HANDLE_PLACEHOLDER, handle))
+    return error
+
+
+def attribute_values(content: MessageContent) -> dict[str, MessageAttributeValue]:
+    """Return a message's attributes as they were sent."""
+    return {
+        name: MessageAttributeValue(data_type, BinaryValue=value)
+        if isinstance(value, bytes)
+        else MessageAttributeValue(data_type, value)
+        for name, data_type, value in content.attributes
+    }
+
+
+def system_attributes(
+    asked: frozenset[str],
+    definition: QueueDefinition,
+    delivery: Delivery,
+    stored: StoredMessage,
+    content: MessageContent,
+) -> dict[str, str]:
+    """Return those of the asked system attributes that the message has."""
+    values: dict[str, str] = {}
+    if "SenderId" in asked:
+        values["SenderId"] = content.sender_id
+    if "SentTimestamp" in asked:
+        values["SentTimestamp"] = str(delivery.sent_ms)
+    if "ApproximateReceiveCount" in asked:
+        values["ApproximateReceiveCount"] = str(delivery.delivery_count)
+    if "ApproximateFirstReceiveTimestamp" in asked:
+        values["ApproximateFirstReceiveTimestamp"] = str(delivery.first_receive_ms)
+    if content.group_id is not None and "MessageGroupId" in asked:
+        values["MessageGroupId"] = content.group_id
+    if definition.is_fifo:
+        if content.dedup_id is not None and "MessageDeduplicationId" in asked:
+            values["MessageDeduplicationId"] = content.dedup_id
+        if "SequenceNumber" in asked:
+            values["SequenceNumber"] = sequence_number_text(delivery.sequence)
+    if content.trace_header is not None and "AWSTraceHeader" in asked:
+        values["AWSTraceHeader"] = content.trace_header
+    if stored.dead_letter_source_arn is not None and "DeadLetterQueueSourceArn" in asked:
+        values["DeadLetterQueueSourceArn"] = stored.dead_letter_source_arn
+    return values
+
+
+def _render_message(
+    asked: validation.Receive,
+    definition: QueueDefinition,
+    delivery: Delivery,
+    stored: StoredMessage,
+    content: MessageContent,
+    handle: str,
+) -> shapes.Message:
+    attributes: dict[str, MessageAttributeValue] | None = None
+    attributes_sum: str | None = None
+    if content.attributes and not asked.message_attributes.takes_nothing:
+        every = attribute_values(content)
+        selected = asked.message_attributes.select(every)
+        if selected:
+            attributes = selected
+            # Clients check the sum over what they got, so it is not that of the whole message.
+            if len(selected) == len(every) and content.attributes_md5 is not None:
+                attributes_sum = content.attributes_md5.hex()
+            else:
+                attributes_sum = attributes_md5(selected).hex()
+    names = asked.system_attributes
+    return shapes.Message(
+        uuid_text(stored.message_id),
+        handle,
+        content.body_md5.hex(),
+        content.body,
+        (system_attributes(names, definition, delivery, stored, content) or None) if names else None,
+        attributes_sum,
+        attributes,
+    )

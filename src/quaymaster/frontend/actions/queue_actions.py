@@ -1,0 +1,272 @@
+"""Queues themselves: creating, finding, describing, changing, purging, deleting; their tags and permissions.
+
+These are rare beside messages and run as one task each. The metadata service owns what a queue is, and
+answers when metadata and journal are both durable; the broker knows what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from quaymaster.core.partition.group_starts import LATEST
+from quaymaster.core.values.commands import CountMessages, Purge, QueueCounts
+from quaymaster.core.values.errors import MissingParameter, NotNow, UnsupportedOperation
+from quaymaster.core.values.queue_definitions import LOG_DEFAULTS, OWN_DEFAULTS, QueueDefinition
+from quaymaster.frontend.actions.routing import DEFAULT_GROUP, GroupDoesNotExist, Routes
+from quaymaster.frontend.call import Call
+from quaymaster.frontend.usage.recorder import CHANGES, refuse_internal
+from quaymaster.protocol.actions import validation
+from quaymaster.protocol.rpc.metadata_messages import (
+    AddPermission,
+    BeginPurge,
+    CancelPurge,
+    CreateQueue,
+    DeleteQueue,
+    ListDeadLetterSources,
+    ListQueues,
+    QueueChange,
+    QueueListing,
+    RemovePermission,
+    SetAttributes,
+    TagQueue,
+    UntagQueue,
+)
+from quaymaster.protocol.sqs import shapes
+from quaymaster.protocol.sqs.queue_attributes import check_attribute_names
+
+_COUNTED = frozenset(
+    {
+        "ApproximateNumberOfMessages",
+        "ApproximateNumberOfMessagesNotVisible",
+        "ApproximateNumberOfMessagesDelayed",
+    }
+)
+
+
+class QueuePage(Protocol):
+    """Some queues in order of their names, and where to go on."""
+
+    @property
+    def queues(self) -> list[QueueDefinition]: ...
+    @property
+    def next_token(self) -> str | None: ...
+
+
+class QueueService(Protocol):
+    """The part of the metadata service that owns queues. What can be asked: `protocol/rpc/metadata_messages`.
+
+    Errors are those of `core/values/errors`.
+    """
+
+    async def list_page(self, request: QueueListing) -> QueuePage: ...
+
+    async def change(self, request: QueueChange) -> QueueDefinition: ...
+
+    async def refresh(self, definition: QueueDefinition) -> None:
+        """Have look-ups find the queue as it is now, whoever changed it, if that can be learned."""
+        ...
+
+
+class QueueActions:
+    """The handlers of the actions on queues."""
+
+    def __init__(self, routes: Routes, queues: QueueService, *, can_delete: bool) -> None:
+        self._routes = routes
+        self._queues = queues
+        self._can_delete = can_delete
+
+    def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[shapes.Shape | None]]]:
+        """Return the handler of each action."""
+        return {
+            "CreateQueue": self.create_queue,
+            "DeleteQueue": self.delete_queue,
+            "GetQueueUrl": self.get_queue_url,
+            "ListQueues": self.list_queues,
+            "ListDeadLetterSourceQueues": self.list_dead_letter_source_queues,
+            "GetQueueAttributes": self.get_queue_attributes,
+            "SetQueueAttributes": self.set_queue_attributes,
+            "PurgeQueue": self.purge_queue,
+            "TagQueue": self.tag_queue,
+            "UntagQueue": self.untag_queue,
+            "ListQueueTags": self.list_queue_tags,
+            "AddPermission": self.add_permission,
+            "RemovePermission": self.remove_permission,
+        }
+
+    async def dead_letter_sources(self, definition: QueueDefinition) -> list[QueueDefinition]:
+        """Return the queues whose redrive policy names this one, up to 1,000."""
+        page = await self._queues.list_page(ListDeadLetterSources(definition.account_id, definition.name))
+        return page.queues
+
+    # Being there
+
+    async def create_queue(self, call: Call, given: shapes.CreateQueueRequest) -> shapes.CreateQueueResult:
+        """Create a queue, or find the one that is as asked for."""
+        call.queue_name = given.QueueName
+        refuse_internal(call.principal.account_id, given.QueueName)
+        if given.tags:
+            validation.check_tags(given.QueueName, given.tags)
+        request = CreateQueue(
+            call.principal.account_id, given.QueueName, given.Attributes or {}, given.tags or {}
+        )
+        call.queue = definition = await self._queues.change(request)
+        return shapes.CreateQueueResult(self._routes.url(definition, call.request))
+
+    async def delete_queue(self, call: Call, given: shapes.DeleteQueueRequest) -> None:
+        """Delete a queue and all in it, unless the operator keeps that to the command line."""
+        definition = self._queue(call, given.QueueUrl)
+        if not self._can_delete:
+            raise UnsupportedOperation(
+                'Queues are not deleted over the API here (setting delete_queue = "cli-only"). '
+                f"Use `quaymaster queue delete {definition.name}` on the server."
+            )
+        await self._queues.change(DeleteQueue(definition.account_id, definition.name))
+
+    async def get_queue_url(self, call: Call, given: shapes.GetQueueUrlRequest) -> shapes.GetQueueUrlResult:
+        """Find a queue by its name."""
+        call.queue_name = given.QueueName
+        named = (given.QueueName, given.QueueOwnerAWSAccountId, call.principal.account_id)
+        await self._queues.refresh(self._routes.queue_of_name(*named))
+        call.queue = definition = self._routes.queue_of_name(*named)
+        return shapes.GetQueueUrlResult(self._routes.url(definition, call.request))
+
+    async def list_queues(self, call: Call, given: shapes.ListQueuesRequest) -> shapes.ListQueuesResult:
+        """List the caller's queues by name."""
+        validation.check_list_results(given.MaxResults, given.NextToken)
+        request = ListQueues(
+            call.principal.account_id, given.QueueNamePrefix or "", given.MaxResults, given.NextToken or None
+        )
+        page = await self._queues.list_page(request)
+        urls = [self._routes.url(definition, call.request) for definition in page.queues]
+        return shapes.ListQueuesResult(urls, page.next_token)
+
+    async def list_dead_letter_source_queues(
+        self, call: Call, given: shapes.ListDeadLetterSourceQueuesRequest
+    ) -> shapes.ListDeadLetterSourceQueuesResult:
+        """List the queues whose dead letters come here."""
+        definition = self._queue(call, given.QueueUrl)
+        validation.check_list_results(given.MaxResults, given.NextToken)
+        request = ListDeadLetterSources(
+            definition.account_id, definition.name, given.MaxResults, given.NextToken or None
+        )
+        page = await self._queues.list_page(request)
+        urls = [self._routes.url(source, call.request) for source in page.queues]
+        return shapes.ListDeadLetterSourceQueuesResult(urls, page.next_token)
+
+    # Attributes
+
+    async def get_queue_attributes(
+        self, call: Call, given: shapes.GetQueueAttributesRequest
+    ) -> shapes.GetQueueAttributesResult:
+        """Describe a queue: those of the asked attributes that it has."""
+        definition = await self._refreshed(call, given.QueueUrl)
+        asked = check_attribute_names(given.AttributeNames)
+        values: dict[str, str] = {}
+        if asked is None or not _COUNTED.isdisjoint(asked):
+            counts = await self._count(call, definition)
+            values["ApproximateNumberOfMessages"] = str(counts.visible)
+            values["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
+            values["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
+        values["QueueArn"] = self._routes.arn(definition)
+        values["CreatedTimestamp"] = str(definition.created_ms // 1000)
+        values["LastModifiedTimestamp"] = str(definition.modified_ms // 1000)
+        values.update(definition.all_attributes())
+        if asked is None:
+            # What SQS does not have is shown where somebody set it; clients compare the rest with SQS.
+            hidden = (OWN_DEFAULTS.keys() | LOG_DEFAULTS.keys()) - definition.attributes.keys()
+            shown = {name: value for name, value in values.items() if name not in hidden}
+        else:
+            shown = {name: value for name, value in values.items() if name in asked}
+        return shapes.GetQueueAttributesResult(shown)
+
+    async def _count(self, call: Call, definition: QueueDefinition) -> QueueCounts:
+        """Return what is in a queue; of a log-retained one, what its default group has, or would have."""
+        if definition.is_log:
+            try:
+                definition = self._routes.group(definition, DEFAULT_GROUP)
+            except GroupDoesNotExist:
+                if definition.attribute("GroupStart") == LATEST:
+                    return QueueCounts(0, 0, 0)
+        counts = await call.calls.ask(CountMessages(definition.queue_id))
+        assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
+        return counts
+
+    async def set_queue_attributes(self, call: Call, given: shapes.SetQueueAttributesRequest) -> None:
+        """Change some of a queue's attributes."""
+        definition = self._changed(call, given.QueueUrl)
+        if not given.Attributes:
+            raise MissingParameter("Attribute.Name")
+        await self._queues.change(SetAttributes(definition.account_id, definition.name, given.Attributes))
+
+    # Messages, all of them
+
+    async def purge_queue(self, call: Call, given: shapes.PurgeQueueRequest) -> None:
+        """Delete every message that was sent before."""
+        definition = self._queue(call, given.QueueUrl)
+        purged = (definition.account_id, definition.name, definition.queue_id)
+        await self._queues.change(BeginPurge(*purged))
+        try:
+            await call.calls.ask(Purge(definition.queue_id))
+        except NotNow:
+            await self._queues.change(CancelPurge(*purged))
+            raise
+
+    # Tags and permissions
+
+    async def tag_queue(self, call: Call, given: shapes.TagQueueRequest) -> None:
+        """Put tags on a queue."""
+        definition = self._changed(call, given.QueueUrl)
+        validation.check_tags(definition.name, given.Tags, definition.tags)
+        await self._queues.change(TagQueue(definition.account_id, definition.name, given.Tags))
+
+    async def untag_queue(self, call: Call, given: shapes.UntagQueueRequest) -> None:
+        """Take tags off a queue."""
+        definition = self._changed(call, given.QueueUrl)
+        validation.check_tag_keys(given.TagKeys)
+        await self._queues.change(UntagQueue(definition.account_id, definition.name, given.TagKeys))
+
+    async def list_queue_tags(
+        self, call: Call, given: shapes.ListQueueTagsRequest
+    ) -> shapes.ListQueueTagsResult:
+        """List a queue's tags."""
+        definition = await self._refreshed(call, given.QueueUrl)
+        return shapes.ListQueueTagsResult(definition.tags)
+
+    async def add_permission(self, call: Call, given: shapes.AddPermissionRequest) -> None:
+        """Add a statement to the queue's policy."""
+        definition = self._changed(call, given.QueueUrl)
+        validation.check_permission(given)
+        await self._queues.change(
+            AddPermission(
+                definition.account_id, definition.name, given.Label, given.AWSAccountIds, given.Actions
+            )
+        )
+
+    async def remove_permission(self, call: Call, given: shapes.RemovePermissionRequest) -> None:
+        """Take a statement out of the queue's policy."""
+        definition = self._changed(call, given.QueueUrl)
+        validation.check_label(given.Label)
+        await self._queues.change(RemovePermission(definition.account_id, definition.name, given.Label))
+
+    async def _refreshed(self, call: Call, url: str) -> QueueDefinition:
+        """Return the queue as another front end may just have changed it."""
+        await self._queues.refresh(self._queue(call, url))
+        return self._queue(call, url)
+
+    def _changed(self, call: Call, url: str) -> QueueDefinition:
+        """Return a queue that has attributes and tags of its own."""
+        definition = self._queue(call, url)
+        if definition.group_of:
+            raise UnsupportedOperation(
+                "A consumer group has the attributes, tags and policy of its queue: change them there."
+            )
+        return definition
+
+    def _queue(self, call: Call, url: str) -> QueueDefinition:
+        definition = self._routes.queue_of_url(url, call.principal.account_id)
+        call.queue = definition
+        call.queue_name = definition.name
+        if call.action.name in CHANGES:
+            refuse_internal(definition.account_id, definition.name)
+        return definition

@@ -1,0 +1,106 @@
+"""Transactions: messages that are staged, a few hundred at a time, and sent by the commit, all or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from quaymaster.core.values.commands import (
+    AbortedOutcome,
+    AbortTransaction,
+    CommittedOutcome,
+    CommitTransaction,
+    NewMessage,
+    StageCount,
+    StagedOutcome,
+    StageMessages,
+)
+from quaymaster.frontend.actions.message_actions import MessageActions, partition_of
+from quaymaster.frontend.call import Call
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.protocol.actions import transaction_rules, transaction_shapes
+from quaymaster.protocol.sqs.shapes import Shape
+
+PREPARED_AT_ONCE: Final = 64
+"""So many messages are checked and sealed before others get their turn: about a millisecond."""
+
+
+class TransactionActions:
+    """The handlers of the actions of transactions."""
+
+    def __init__(self, messages: MessageActions, metrics: Metrics) -> None:
+        self._messages = messages
+        self._metrics = metrics
+
+    def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[Shape | None]]]:
+        """Return the handler of each action."""
+        return {
+            "AbortTransaction": self.abort_transaction,
+            "CommitTransaction": self.commit_transaction,
+            "StageMessages": self.stage_messages,
+        }
+
+    async def stage_messages(
+        self, call: Call, given: transaction_shapes.StageMessagesRequest
+    ) -> transaction_shapes.StageMessagesResult:
+        """Bring messages to a transaction."""
+        definition = self._messages.queue_to_send_to(call, given.QueueUrl)
+        transaction_rules.check_stage(given)
+        queue = self._messages.attributes_of(definition)
+        ready: list[NewMessage] = []
+        size_bytes = 0
+        for number, message in enumerate(given.Messages):
+            if number % PREPARED_AT_ONCE == 0 and number:
+                await asyncio.sleep(0)
+            checked = transaction_rules.check_message(number, message, queue)
+            size_bytes += checked.size_bytes
+            transaction_rules.check_size(size_bytes)
+            ready.append(self._messages.prepare_staged(call, definition, message, checked.body))
+        call.message_count, call.payload_bytes = len(ready), size_bytes
+        outcome = await call.calls.ask(
+            StageMessages(
+                definition.queue_id,
+                partition_of(definition),
+                given.SinkId,
+                given.BatchId,
+                given.Stage,
+                given.FirstIndex,
+                ready,
+            )
+        )
+        assert isinstance(outcome, StagedOutcome), "a StageMessages is answered by a StagedOutcome"
+        return transaction_shapes.StageMessagesResult(outcome.count, outcome.is_committed)
+
+    async def commit_transaction(
+        self, call: Call, given: transaction_shapes.CommitTransactionRequest
+    ) -> transaction_shapes.CommitTransactionResult:
+        """Send what was staged; what the stages were is checked against what is there."""
+        definition = self._messages.queue_to_send_to(call, given.QueueUrl)
+        transaction_rules.check_committed(given)
+        stages = [StageCount(stage.Stage, stage.Count) for stage in given.Stages]
+        outcome = await call.calls.ask(
+            CommitTransaction(
+                definition.queue_id, partition_of(definition), given.SinkId, given.BatchId, stages
+            )
+        )
+        assert isinstance(outcome, CommittedOutcome), "a CommitTransaction is answered by a CommittedOutcome"
+        if not outcome.was_committed:
+            call.message_count, call.duplicate_count = outcome.messages, outcome.duplicates
+            self._metrics.messages_sent += outcome.messages - outcome.duplicates
+            self._metrics.messages_duplicate += outcome.duplicates
+        else:
+            call.message_count = call.duplicate_count = outcome.messages
+        return transaction_shapes.CommitTransactionResult(outcome.messages, outcome.was_committed)
+
+    async def abort_transaction(
+        self, call: Call, given: transaction_shapes.AbortTransactionRequest
+    ) -> transaction_shapes.AbortTransactionResult:
+        """Drop what was staged."""
+        definition = self._messages.queue_to_send_to(call, given.QueueUrl)
+        transaction_rules.check_transaction(given)
+        outcome = await call.calls.ask(
+            AbortTransaction(definition.queue_id, partition_of(definition), given.SinkId, given.BatchId)
+        )
+        assert isinstance(outcome, AbortedOutcome), "an AbortTransaction is answered by an AbortedOutcome"
+        return transaction_shapes.AbortTransactionResult(outcome.is_aborted)

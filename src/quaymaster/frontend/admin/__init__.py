@@ -1,0 +1,1 @@
+"""The admin API: what it answers, and the acts that it notes."""

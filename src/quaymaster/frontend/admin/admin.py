@@ -1,0 +1,823 @@
+"""The admin port: health checks, metrics, and the API that the command line uses.
+
+    GET    /health/live                      200 while the process answers
+    GET    /health/ready                     200, or 503 and why not
+    GET    /metrics                          Prometheus text
+    GET    /admin/v1/status                  journal, disk, metadata
+    GET    /admin/v1/pauses                  of the event loop
+    GET    /admin/v1/settings                what is in effect, secrets masked
+    GET    /admin/v1/queues                  ?prefix= &account_id= &limit= &next_token=
+    DELETE /admin/v1/queues/NAME             ?account_id=
+    GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
+    GET    /admin/v1/queues/NAME/groups      consumer groups of a log-retained queue; POST: a new one
+    POST   /admin/v1/queues/NAME/reset       NAME is QUEUE@GROUP: it begins anew; /offset: all below is consumed
+    GET    /admin/v1/accounts                ?limit= &next_token= ; POST: a new one with a first key
+    GET    /admin/v1/keys                    ?account_id= ; sessions too; POST: a new one, its secret is shown once
+    POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session
+    DELETE /admin/v1/keys/ID                 session: temporary credentials
+    POST   /admin/v1/keys/rotate-master      also rotate-receipts
+    POST   /admin/v1/clock/accept            the clock is right: messages may expire again after a jump
+    GET    /admin/v1/front-ends              those that ever recorded usage; POST NAME/seal: one is gone for good
+    GET    /admin/v1/backup                  how far the running or last one is; POST: make one
+
+Everything below /admin/ is signed like an SQS request, with an enabled access key of the default account,
+also where `authentication` is open: who reads the data directory is an operator, a process on this machine
+is not. Answers are JSON; a failure is `{"error": {"code": ..., "message": ...}}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from quaymaster import __version__
+from quaymaster.core.values.commands import CountMessages, Peek, PeekedMessage, PeekOutcome, QueueCounts
+from quaymaster.core.values.errors import (
+    AccessDenied,
+    CallerError,
+    InternalFailure,
+    InvalidParameterValue,
+    MalformedInput,
+    MissingParameter,
+    NotNow,
+    NotYetKnown,
+    Overloaded,
+    QueueDoesNotExist,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
+from quaymaster.core.values.queue_definitions import QueueDefinition, group_name
+from quaymaster.frontend.actions.message_actions import partition_of, uuid_text
+from quaymaster.frontend.actions.queue_actions import QueueService
+from quaymaster.frontend.admin.admin_acts import Act, AdminActs
+from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
+from quaymaster.frontend.authentication import AccessKey, Signed, Unjudged, too_many_connections
+from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.frontend.usage.usage_epochs import Epoch, FrontEndEpochs
+from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
+from quaymaster.monitoring.health import Health
+from quaymaster.monitoring.logs import log_failure
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.net.http.message import HTTPRequest
+from quaymaster.net.http.probe_port import ProbePort
+from quaymaster.net.routing.broker_client import BrokerClient, ask
+from quaymaster.net.routing.metadata_client import known
+from quaymaster.protocol.rpc.metadata_messages import DeleteQueue, ListQueues
+from quaymaster.protocol.sqs.errors import wire_error
+from quaymaster.protocol.sqs.sqs_query import parse_parameters, percent_decode
+from quaymaster.settings import Settings, effective_settings
+
+API: Final = "/admin/v1/"
+REQUESTS_MAX: Final = 64
+PAGE_DEFAULT: Final = 100
+PAGE_MAX: Final = 1_000
+PEEK_DEFAULT: Final = 10
+PEEK_MAX: Final = 1_000
+PEEK_PER_COMMAND: Final = 16
+"""Messages asked of the broker together: of 1 MiB each they still take little memory."""
+PEEK_BYTES_MAX: Final = 8 << 20
+"""Bytes of messages in one answer, as JSON; more than the largest message takes."""
+SESSION_DEFAULT_S: Final = 3_600
+NUMBER_DIGITS_MAX: Final = 20
+"""More than any number of a query has; int() refuses thousands with an error that is no answer."""
+
+_JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Account(Protocol):
+    """An account as metadata keeps it."""
+
+    @property
+    def account_id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+
+
+class StoredKey(AccessKey, Protocol):
+    """An access key with what an operator wants to see of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+    @property
+    def parent_id(self) -> str | None: ...
+
+
+class AccountService(Protocol):
+    """The part of the metadata service that owns accounts and keys. Errors are those of `core.errors`."""
+
+    def list_accounts(self, after: str = "", count_max: int = PAGE_MAX) -> Sequence[Account]: ...
+
+    def count_accounts(self) -> int: ...
+
+    async def create_account(self, name: str, account_id: str | None = None) -> Account: ...
+
+    def access_key(self, access_key_id: str) -> StoredKey | None: ...
+
+    def list_access_keys(self, account_id: str) -> Sequence[StoredKey]: ...
+
+    def list_sessions(self, account_id: str) -> Sequence[StoredKey]: ...
+
+    async def create_access_key(self, account_id: str, name: str = "") -> StoredKey: ...
+
+    async def create_session(self, access_key_id: str, duration_ms: int) -> StoredKey: ...
+
+    async def set_enabled(
+        self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
+    ) -> StoredKey: ...
+
+    async def rotate_secret(self, access_key_id: str) -> StoredKey: ...
+
+    async def delete_access_key(self, access_key_id: str, *, not_last_of: str | None = None) -> None: ...
+
+
+class AdminMetadata(Protocol):
+    """What the admin API asks of the metadata service."""
+
+    @property
+    def queues(self) -> QueueService: ...
+
+    @property
+    def accounts(self) -> AccountService: ...
+
+    @property
+    def find_queue(self) -> Callable[[str, str], QueueDefinition | None]: ...
+
+    @property
+    def data_key(self) -> Callable[[int], bytes]: ...
+
+    @property
+    def master_key_id(self) -> str: ...
+
+    async def rotate_master_key(self) -> str: ...
+
+    async def rotate_receipt_key(self) -> int: ...
+
+
+class Operations(Protocol):
+    """What the admin API asks of the parts that keep data. Whoever puts the process together hands it in."""
+
+    async def status(self) -> Mapping[str, Any]:
+        """Return figures of journal, cache and disk, ready for JSON."""
+        ...
+
+    def pauses(self) -> list[Mapping[str, float]]:
+        """Return the longest pause of the event loop in each second of the last minute that had one."""
+        ...
+
+    def accept_clock(self) -> None:
+        """Let messages expire again although the clock jumped: an operator says that it is right."""
+        ...
+
+    async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
+        """Write a consistent copy of all data to a directory that does not exist yet; return what was
+        written.
+
+        `progress` is told (bytes done, bytes in all) now and then. Raises CallerError for a destination that
+        cannot be, NotNow when a backup cannot be made now.
+        """
+        ...
+
+
+class AdminCall(msgspec.Struct, frozen=True):
+    """A request of the admin API, taken apart."""
+
+    name: str
+    query: dict[str, str]
+    fields: dict[str, Any]
+    account_id: str
+
+    def number(self, parameter: str, default: int, *, largest: int, smallest: int = 1) -> int:
+        """Return a parameter of the query as a number within its limits; InvalidParameterValue otherwise."""
+        text = self.query.get(parameter)
+        if not text:
+            return default
+        is_number = text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS_MAX
+        if not is_number or not smallest <= int(text) <= largest:
+            raise InvalidParameterValue.of(parameter, text, f"Must be between {smallest} and {largest}.")
+        return int(text)
+
+    def integer(self, field: str, default: int | None = None) -> int:
+        """Return a number of the body, not below 0; MissingParameter when there is none and no default."""
+        value = self.fields.get(field, default)
+        if value is None:
+            raise MissingParameter(field)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+            raise InvalidParameterValue.of(field, value, "Must be a whole number, not negative.")
+        return value
+
+    def text(self, field: str, default: str | None = None) -> str:
+        """Return a text of the body; MissingParameter when there is none and no default."""
+        value = self.fields.get(field, default)
+        if value is None:
+            raise MissingParameter(field)
+        if not isinstance(value, str):
+            raise InvalidParameterValue.of(field, value, "Must be a text.")
+        return value
+
+
+Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
+
+
+class Route(NamedTuple):
+    """What answers a request, and which act that is; "" for a look that leaves no audit event."""
+
+    handler: Handler
+    act: str = ""
+
+
+class Admin:
+    """Answers the requests of the admin port. Give `handle` and `admit` to an HTTP server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        broker: BrokerClient,
+        metadata: AdminMetadata,
+        metrics: Metrics,
+        health: Health,
+        operations: Operations,
+        authentication: Signed,
+        epochs: FrontEndEpochs | None = None,
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._metadata = metadata
+        self._accounts = metadata.accounts
+        self._probes = ProbePort(metrics, health)
+        self._health = health
+        self._operations = operations
+        self._epochs = epochs
+        self._authentication = authentication
+        self._unjudged = Unjudged()
+        # Only opens messages; those who send have ciphers of their own.
+        self._cipher = MessageCipher(metadata.data_key)
+        self._groups = GroupAdmin(broker, metadata)
+        self._timeout_s = settings.control_timeout_ms / 1000
+        self._looking: set[asyncio.Task[None]] = set()
+        self._acting: set[asyncio.Task[None]] = set()
+        self._acts = AdminActs()
+        self._takes_no_acts = False
+        self._backup: dict[str, Any] = {"state": "none"}
+        # "*" stands for one part of the path, which the handler gets as `name`.
+        self._routes: dict[tuple[str, ...], Route] = {
+            ("GET", "status"): Route(self._show_status),
+            ("GET", "pauses"): Route(self._show_pauses),
+            ("GET", "settings"): Route(self._show_settings),
+            ("GET", "queues"): Route(self._list_queues),
+            ("DELETE", "queues", "*"): Route(self._delete_queue, "DeleteQueue"),
+            ("GET", "queues", "*", "messages"): Route(self._peek, "PeekMessages"),
+            ("GET", "queues", "*", "groups"): Route(self._list_groups),
+            ("POST", "queues", "*", "groups"): Route(self._create_group, "CreateConsumerGroup"),
+            ("POST", "queues", "*", "reset"): Route(self._reset_group, "ResetConsumerGroup"),
+            ("POST", "queues", "*", "offset"): Route(self._set_group_offset, "SetConsumerGroupOffset"),
+            ("GET", "accounts"): Route(self._list_accounts),
+            ("POST", "accounts"): Route(self._create_account, "CreateAccount"),
+            ("GET", "keys"): Route(self._list_keys, "ListAccessKeys"),
+            ("POST", "keys"): Route(self._create_key, "CreateAccessKey"),
+            ("POST", "keys", "rotate-master"): Route(self._rotate_master_key, "RotateMasterKey"),
+            ("POST", "keys", "rotate-receipts"): Route(self._rotate_receipt_key, "RotateReceiptKey"),
+            ("POST", "keys", "*", "enable"): Route(self._enable_key, "EnableAccessKey"),
+            ("POST", "keys", "*", "disable"): Route(self._disable_key, "DisableAccessKey"),
+            ("POST", "keys", "*", "rotate"): Route(self._rotate_secret, "RotateAccessKey"),
+            ("POST", "keys", "*", "session"): Route(self._create_session, "CreateSession"),
+            ("DELETE", "keys", "*"): Route(self._delete_key, "DeleteAccessKey"),
+            ("POST", "clock", "accept"): Route(self._accept_clock, "AcceptClock"),
+            ("GET", "front-ends"): Route(self._list_front_ends),
+            ("POST", "front-ends", "*", "seal"): Route(self._seal_front_end, "SealFrontEnd"),
+            ("GET", "backup"): Route(self._show_backup),
+            ("POST", "backup"): Route(self._make_backup, "CreateBackup"),
+        }
+        self._untimed: tuple[Handler, ...] = (self._make_backup, self._rotate_master_key)
+        """What may take as long as it takes."""
+
+    def record_acts(self, usage: UsageRecorder) -> None:
+        """Let acts leave records from now on."""
+        self._acts.usage = usage
+
+    async def stop_acts(self) -> None:
+        """Take no more acts, and end those in progress: before what records them ends."""
+        self._takes_no_acts = True
+        await _cancel(self._acting)
+
+    async def stop(self) -> None:
+        """End what is in progress; call after the HTTP server was drained."""
+        await self.stop_acts()
+        await _cancel(self._looking)
+        await self._probes.stop()
+
+    def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
+        """Refuse a request that no key signed, or that is not of the API, before its body is read."""
+        if not request.path.startswith(b"/admin/"):
+            return self._probes.admit(request)
+        error: CallerError | NotNow | None = self._authentication.judge_head(request)
+        if error is not None and self._health.state == "starting":
+            error = _starting()  # the keys are not known yet
+        return None if error is None else _error_reply(error)
+
+    def handle(self, request: HTTPRequest) -> None:
+        """Answer `request`, now or later."""
+        path = percent_decode(request.path.replace(b"+", b"%2B")).decode("utf-8", "replace")
+        try:
+            if path.startswith(API):
+                self._handle_api(request, path)
+            else:
+                request.doubt()
+                self._probes.handle(request)
+        except NotYetKnown as unknown:  # the key that signed it
+            try:
+                self._unjudged.enter(request, lambda: self._refuse(request, None, Overloaded()))
+            except Overloaded as error:
+                self._refuse(request, None, error)
+            else:
+                unknown.when_known(partial(self._handle_when_known, request))
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
+            self._refuse(request, None, error)
+
+    def _handle_when_known(self, request: HTTPRequest, error: CallerError | NotNow | None) -> None:
+        if not self._unjudged.leave(request):
+            return
+        if error is None:
+            self.handle(request)
+        else:
+            self._refuse(request, None, error)
+
+    def _handle_api(self, request: HTTPRequest, path: str) -> None:
+        if self._health.state == "starting":
+            raise _starting()
+        try:
+            principal = self._authentication.authenticate(request)
+        except CallerError:
+            request.doubt()
+            raise
+        if not request.vouch(principal.access_key_id):
+            raise too_many_connections()
+        method = request.method.decode("latin-1")
+        parts = [
+            percent_decode(part.replace(b"+", b"%2B")).decode("utf-8", "replace")
+            for part in request.path[len(API) :].split(b"/")
+        ]
+        route, name = self._find(method, parts)
+        may = principal.account_id == self._settings.account_id
+        if route is None and may:
+            request.respond(404, *_error_reply(UnsupportedOperation(f"There is no {method} {path}."))[1:])
+            return
+        act = None
+        if route is not None and route.act:
+            queue_name = name if parts[0] == "queues" else ""
+            act = self._acts.begin(route.act, request, principal, queue_name, {"name": name})
+        try:
+            if route is None or not may:
+                raise AccessDenied("Only the default account may use the admin API.")
+            query, fields = parse_parameters(request.query), _fields(request.body)
+            if act is not None:
+                # What the path names is what is acted upon, whatever a query or a body calls a name.
+                act.asked = query | fields | ({"name": name} if name else {})
+            call = AdminCall(name, query, fields, principal.account_id)
+            self._start(self._answer(request, route.handler, call, act), act)
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
+            self._refuse(request, act, error)
+
+    def _start(self, work: Coroutine[Any, Any, None], act: Act | None) -> None:
+        tasks = self._looking if act is None else self._acting
+        try:
+            if act is not None and self._takes_no_acts:
+                raise _stopping()
+            if len(self._acting) + len(self._looking) >= REQUESTS_MAX:
+                raise Overloaded
+            if act is not None:
+                self._acts.check(act)
+                act.is_begun = True
+        except NotNow:
+            work.close()
+            raise
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def _find(self, method: str, parts: list[str]) -> tuple[Route | None, str]:
+        exact = self._routes.get((method, *parts))
+        if exact is not None:
+            return exact, ""
+        if len(parts) < 2 or not parts[1]:
+            return None, ""
+        return self._routes.get((method, parts[0], "*", *parts[2:])), parts[1]
+
+    async def _answer(self, request: HTTPRequest, handler: Handler, call: AdminCall, act: Act | None) -> None:
+        try:
+            async with asyncio.timeout(None if handler in self._untimed else self._timeout_s):
+                if act is not None and act.queue_name:
+                    act.queue = await _when_known(self._queue_of_act, call)
+                answer = await _when_known(handler, call)
+        except asyncio.CancelledError:
+            self._refuse(request, act, _stopping())
+            raise
+        except Exception as error:  # noqa: BLE001 -- the request is answered with it
+            self._refuse(request, act, error)
+        else:
+            body = msgspec.json.encode(answer, enc_hook=str) + b"\n"
+            self._respond(request, act, "OK", answer, 200, _JSON_HEADERS, body)
+
+    def _refuse(self, request: HTTPRequest, act: Act | None, error: Exception) -> None:
+        reported = _reported(request, error)
+        status, headers, body = _error_reply(reported)
+        self._respond(request, act, wire_error(reported).code, None, status, headers, body)
+
+    def _respond(
+        self,
+        request: HTTPRequest,
+        act: Act | None,
+        code: str,
+        answer: Mapping[str, Any] | None,
+        status: int,
+        headers: bytes,
+        body: bytes,
+    ) -> None:
+        """Answer a request; an act once its event is on the disk."""
+        respond = partial(request.respond, status, headers, body)
+        if act is None:
+            respond()
+        else:
+            self._acts.note(act, code, status, answer, len(body))
+            self._acts.when_noted(act, respond, None if answer is None else partial(_respond_late, request))
+
+    async def _queue_of_act(self, call: AdminCall) -> QueueDefinition | None:
+        return self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
+
+    # Looking
+
+    async def _show_status(self, call: AdminCall) -> Mapping[str, Any]:
+        reason = self._health.why_not_ready()
+        return {
+            "version": __version__,
+            "state": self._health.state,
+            "ready": reason is None,
+            "reason": reason,
+            "broker": await self._operations.status(),
+            "accounts": self._accounts.count_accounts(),
+        }
+
+    async def _show_pauses(self, call: AdminCall) -> Mapping[str, Any]:
+        return {"pauses": self._operations.pauses()}
+
+    async def _accept_clock(self, call: AdminCall) -> Mapping[str, Any]:
+        self._operations.accept_clock()
+        return {"expiry_held": False}
+
+    async def _show_settings(self, call: AdminCall) -> Mapping[str, Any]:
+        return effective_settings(self._settings)
+
+    # Queues
+
+    async def _list_queues(self, call: AdminCall) -> Mapping[str, Any]:
+        request = ListQueues(
+            call.query.get("account_id") or call.account_id,
+            call.query.get("prefix", ""),
+            call.number("limit", PAGE_DEFAULT, largest=PAGE_MAX),
+            call.query.get("next_token") or None,
+        )
+        page = await self._metadata.queues.list_page(request)
+        rows = []
+        for definition in page.queues:
+            try:
+                counts = await ask(self._broker, CountMessages(definition.queue_id))
+            except QueueDoesNotExist:
+                continue  # deleted since it was listed
+            assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
+            rows.append(_queue_row(definition, counts))
+        return {"queues": rows, "next_token": page.next_token}
+
+    async def _delete_queue(self, call: AdminCall) -> Mapping[str, Any]:
+        definition = self._queue(call)
+        await self._metadata.queues.change(DeleteQueue(definition.account_id, definition.name))
+        return {"name": definition.name, "deleted": True}
+
+    async def _peek(self, call: AdminCall) -> Mapping[str, Any]:
+        definition = self._queue(call)
+        count = call.number("count", PEEK_DEFAULT, largest=PEEK_MAX)
+        at = call.number("from", 0, largest=2**63, smallest=0)
+        rows: list[msgspec.Raw] = []
+        left_bytes = PEEK_BYTES_MAX
+        while len(rows) < count:
+            wanted = min(count - len(rows), PEEK_PER_COMMAND)
+            outcome = await ask(self._broker, Peek(definition.queue_id, partition_of(definition), at, wanted))
+            assert isinstance(outcome, PeekOutcome), "a Peek is answered by a PeekOutcome"
+            for message in outcome.messages:
+                row = msgspec.json.encode(self._message_row(message), enc_hook=str)
+                left_bytes -= len(row)
+                if left_bytes < 0 and rows:
+                    return {"name": definition.name, "messages": rows, "next_sequence": message.sequence}
+                rows.append(msgspec.Raw(row))
+            at = outcome.next_sequence
+            if not at:
+                break
+        return {"name": definition.name, "messages": rows, "next_sequence": at}
+
+    def _message_row(self, message: PeekedMessage) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "sequence": message.sequence,
+            "state": message.state,
+            "delivery_count": message.delivery_count,
+            "first_receive_ms": message.first_receive_ms,
+            "sent_ms": message.sent_ms,
+        }
+        try:
+            stored = decode_message(message.payload, prefix_bytes(message.flags))
+            row["message_id"] = uuid_text(stored.message_id)
+            content = self._cipher.open_stored(stored)
+        except (MessageDamaged, UnknownMessageFormat) as error:
+            return {"message_id": None, **row, "body": None, "damage": str(error)}
+        attributes = {
+            name: {"type": data_type, "value": value} for name, data_type, value in content.attributes
+        }
+        return row | {
+            "body": content.body,
+            "attributes": attributes,
+            "sender_id": content.sender_id,
+            "group_id": content.group_id,
+            "dedup_id": content.dedup_id,
+            "trace_header": content.trace_header,
+            "dead_letter_source_arn": stored.dead_letter_source_arn,
+        }
+
+    async def _list_groups(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        return {"name": call.name, "groups": await self._groups.list_groups(account_id, call.name)}
+
+    async def _create_group(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        name = group_name(call.name, call.text("group"))
+        return await self._groups.create_group(account_id, name, call.text("start", ""))
+
+    async def _reset_group(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        return await self._groups.reset(account_id, call.name, call.text("start"))
+
+    async def _set_group_offset(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        offset, partition = call.integer("offset"), call.integer("partition", 0)
+        return await self._groups.set_offset(account_id, call.name, partition, offset)
+
+    def _queue(self, call: AdminCall) -> QueueDefinition:
+        definition = self._metadata.find_queue(call.query.get("account_id") or call.account_id, call.name)
+        if definition is None:
+            raise QueueDoesNotExist
+        return definition
+
+    # Accounts and access keys
+
+    async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:
+        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
+        accounts = self._accounts.list_accounts(call.query.get("next_token", ""), limit + 1)
+        rows = [_account_row(account) for account in accounts[:limit]]
+        return {"accounts": rows, "next_token": rows[-1]["account_id"] if len(accounts) > limit else None}
+
+    async def _create_account(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.fields.get("account_id")
+        account = await self._accounts.create_account(
+            call.text("name"), None if account_id is None else call.text("account_id")
+        )
+        key = await self._accounts.create_access_key(account.account_id, "default")
+        return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
+
+    async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        keys = [*self._accounts.list_access_keys(account_id), *self._accounts.list_sessions(account_id)]
+        return {"keys": [_key_row(key) for key in keys]}
+
+    async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.create_access_key(
+            call.text("account_id", call.account_id), call.text("name", "")
+        )
+        return {**_key_row(key), "secret_access_key": key.secret}
+
+    async def _enable_key(self, call: AdminCall) -> Mapping[str, Any]:
+        return _key_row(await self._accounts.set_enabled(call.name, enabled=True))
+
+    # Keep the way in open: without an enabled key of the default account nobody could use this API.
+
+    async def _disable_key(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.set_enabled(
+            call.name, enabled=False, not_last_of=self._settings.account_id
+        )
+        return _key_row(key)
+
+    async def _delete_key(self, call: AdminCall) -> Mapping[str, Any]:
+        await self._accounts.delete_access_key(call.name, not_last_of=self._settings.account_id)
+        return {"access_key_id": call.name, "deleted": True}
+
+    async def _rotate_secret(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.rotate_secret(call.name)
+        return {**_key_row(key), "secret_access_key": key.secret}
+
+    async def _create_session(self, call: AdminCall) -> Mapping[str, Any]:
+        duration_s = call.fields.get("duration_s", SESSION_DEFAULT_S)
+        if not isinstance(duration_s, int):
+            raise InvalidParameterValue.of("duration_s", duration_s, "Must be a number of seconds.")
+        key = await self._accounts.create_session(call.name, duration_s * 1000)
+        return {
+            **_key_row(key),
+            "secret_access_key": key.secret,
+            "session_token": key.session_token,
+        }
+
+    # The server's own keys, backup
+
+    async def _rotate_master_key(self, call: AdminCall) -> Mapping[str, Any]:
+        if self._settings.master_key_source == "environment":
+            raise UnsupportedOperation(
+                "The master key is in the environment. To rotate it, start the server with the new one in "
+                "QUAYMASTER_MASTER_KEY and the present one in QUAYMASTER_MASTER_KEY_PREVIOUS."
+            )
+        previous = self._metadata.master_key_id
+        master_key_id = await self._metadata.rotate_master_key()
+        # Backups made before this can be read with the previous one only.
+        return {"master_key_id": master_key_id, "previous_master_key_id": previous}
+
+    async def _rotate_receipt_key(self, call: AdminCall) -> Mapping[str, Any]:
+        receipt_key_id = await self._metadata.rotate_receipt_key()
+        return {"receipt_key_id": receipt_key_id}
+
+    async def _list_front_ends(self, call: AdminCall) -> Mapping[str, Any]:
+        rows = {} if self._epochs is None else await self._epochs.rows()
+        return {"front_ends": [_front_end_row(name, row) for name, row in sorted(rows.items())]}
+
+    async def _seal_front_end(self, call: AdminCall) -> Mapping[str, Any]:
+        if self._epochs is None:
+            raise UnsupportedOperation("This process records no usage.")
+        return _front_end_row(call.name, await self._epochs.seal(call.name))
+
+    async def _show_backup(self, call: AdminCall) -> Mapping[str, Any]:
+        return self._backup
+
+    async def _make_backup(self, call: AdminCall) -> Mapping[str, Any]:
+        destination = Path(call.text("path"))
+        if not destination.is_absolute() or "\0" in str(destination):
+            raise InvalidParameterValue.of("path", destination, "Must be an absolute path.")
+        if self._backup["state"] == "running":
+            raise UnsupportedOperation("A backup is running; there can be one at a time.")
+        progress: dict[str, Any] = {
+            "state": "running",
+            "path": str(destination),
+            "done_bytes": 0,
+            "total_bytes": 0,
+        }
+        self._backup = progress
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:
+            progress["done_bytes"] = done_bytes
+            progress["total_bytes"] = total_bytes
+
+        try:
+            result = await self._operations.backup(destination, on_progress)
+        except BaseException as error:
+            progress["state"] = "failed"
+            progress["reason"] = str(error)
+            if isinstance(error, OSError):  # of the destination's: no permission, no room, no such path
+                raise NotNow(f"The backup could not be written: {error}") from error
+            raise
+        progress["state"] = "done"
+        return {"path": str(destination), **result}
+
+
+def make_admin(
+    settings: Settings,
+    *,
+    broker: BrokerClient,
+    metadata: AdminMetadata,
+    metrics: Metrics,
+    health: Health,
+    operations: Operations,
+    epochs: FrontEndEpochs | None = None,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Admin:
+    """Return what answers the admin port. `now_ms` is the wall clock; `epochs` are of front ends that record usage."""
+    authentication = Signed(
+        metadata.accounts.access_key,
+        region=settings.region,
+        skew_ms=settings.clock_skew_s * 1000,
+        now_ms=now_ms,
+    )
+    return Admin(
+        settings,
+        broker=broker,
+        metadata=metadata,
+        metrics=metrics,
+        health=health,
+        operations=operations,
+        authentication=authentication,
+        epochs=epochs,
+    )
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def _when_known(handler: Callable[[AdminCall], Awaitable[Result]], call: AdminCall) -> Result:
+    while True:
+        try:
+            return await handler(call)
+        except NotYetKnown as unknown:  # handlers look before they change anything
+            await known(unknown)
+
+
+def _respond_late(request: HTTPRequest, error: NotNow) -> None:
+    request.respond(*_error_reply(error))
+
+
+def _stopping() -> NotNow:
+    return NotNow("The server is stopping.")
+
+
+def _starting() -> NotNow:
+    return NotNow("The server is starting.")
+
+
+def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, Any]:
+    return {
+        "name": definition.name,
+        "account_id": definition.account_id,
+        "queue_id": definition.queue_id,
+        "created_ms": definition.created_ms,
+        "visible": counts.visible,
+        "in_flight": counts.in_flight,
+        "delayed": counts.delayed,
+        "oldest_sent_ms": counts.oldest_sent_ms,
+        "noisy_groups": counts.noisy_groups,
+        "is_log": definition.is_log,
+        **traffic_of(definition, counts),
+    }
+
+
+def _front_end_row(name: str, row: Epoch) -> dict[str, Any]:
+    return {
+        "front_end": name,
+        "epoch": row.epoch,
+        "started_ms": row.started_us // 1000,
+        "seen_ms": max(row.started_us if not row.seals else 0, row.renewed_us) // 1000,
+        "sealed_epoch": row.seals or None,
+        "is_told": row.is_told,
+    }
+
+
+def _account_row(account: Account) -> dict[str, Any]:
+    return {"account_id": account.account_id, "name": account.name, "created_ms": account.created_ms}
+
+
+def _key_row(key: StoredKey) -> dict[str, Any]:
+    return {
+        "access_key_id": key.access_key_id,
+        "account_id": key.account_id,
+        "name": key.name,
+        "enabled": key.is_enabled,
+        "created_ms": key.created_ms,
+        "parent_id": key.parent_id,
+        "expires_ms": key.expires_ms,
+    }
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    if not body:
+        return {}
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MalformedInput("The request body is not valid JSON.") from None
+    if not isinstance(fields, dict):
+        raise MalformedInput("The request body must be a JSON object.")
+    return fields
+
+
+def _reported(request: HTTPRequest, error: Exception) -> CallerError | NotNow:
+    """Return what is said of an error; a bug of ours is logged."""
+    if isinstance(error, CallerError | NotNow):
+        return error
+    if isinstance(error, TimeoutError):
+        return NotNow("No answer came in time. Whether it was carried out is unknown.")
+    log_failure(log, "admin request failed", error, path=request.path.decode("latin-1"))
+    return InternalFailure()
+
+
+def _error_reply(error: CallerError | NotNow) -> tuple[int, bytes, bytes]:
+    row = wire_error(error)
+    body = msgspec.json.encode({"error": {"code": row.code, "message": error.message}})
+    return row.status, _JSON_HEADERS, body + b"\n"

@@ -1,0 +1,1 @@
+"""Logs as their readers want them: recent messages, and blocks of older ones."""

@@ -1,0 +1,1 @@
+"""What was used, and who changed what: recorded, spooled, chained and shipped."""

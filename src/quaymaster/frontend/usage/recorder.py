@@ -1,0 +1,603 @@
+"""What each answered request used, noted as it is answered: `UsageRecorder.record`, on the path of every request.
+
+    Call.count ──record──▶ rows in memory ──take, once a second──▶ usage_spool ──▶ usage_shipper
+                             │ too many
+                             ├──▶ counted by account and action, and said to be missing
+                             │ of a client that is not known
+                             └──▶ counted by error, one record a minute
+
+A record is ten cells at the end of one long list: numbers, and an index into the contexts met since the last `take`.
+All else is worked out when a block is made of them, on another thread. A record leaves no object behind that
+collections of garbage would look at. Nothing here waits, and nothing fails a request.
+
+Records of changes that were begun are *owed*: others are counted where they cannot be written, these are kept.
+
+Requests that were refused before it was known who asks are not recorded one by one: anyone can send any number,
+and records are kept for long.
+
+Reads and sends of the pipeline's own queue are not recorded: nobody is to be billed for them, and a pipeline that
+reads would otherwise have something new to read for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from quaymaster.core.values.errors import AccessDenied, CallerError
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.usage.audit_gate import AuditGate
+from quaymaster.net.http.message import HTTPRequest
+from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
+from quaymaster.protocol.sqs.queue_names import is_addressed_name, parse_queue_url
+from quaymaster.protocol.sqs.response import WireForm
+from quaymaster.protocol.sqs.shapes import Shape
+from quaymaster.protocol.usage.usage_records import (
+    Category,
+    Change,
+    DroppedCount,
+    UsageContext,
+    UsageRows,
+    add_dropped,
+    chunks_of,
+)
+
+UNKNOWN: Final = "Unknown"
+"""The action of a request that was refused before that was read."""
+CLIENT_GONE: Final = "ClientGone"
+CLIENT_GONE_STATUS: Final = 499
+"""As web servers note it: the client closed its connection before it was answered."""
+ROWS_MAX: Final = 65_536
+"""Records in memory that wait to be written, at about 400 bytes each."""
+ROWS_TO_WRITE: Final = 16_384
+"""So many are written without waiting for the next turn."""
+USER_AGENT_CHARS_MAX: Final = 256
+JSON_CHARS_MAX: Final = 4_096
+OMITTED: Final = '{"omitted":true}'
+"""In place of parameters or an answer that is longer than that."""
+
+REFUSED_INTERVAL_MS: Final = 60_000
+"""Requests refused before it was known who asks are one record for each kind and so long."""
+REFUSED_KINDS_MAX: Final = 64
+"""So many kinds of these are told apart: a kind is a protocol, a status and an error's code, which are ours."""
+
+ASKED_NAMES_MAX: Final = 1_000
+"""So many names of queues that were not found are told apart in an hour."""
+INVALID_NAME: Final = "(invalid)"
+OTHER_NAMES: Final = "(others)"
+"""In place of a name that no queue can have, and of names beyond that many: no queue is called so."""
+_HOUR_US: Final = 3_600_000_000
+
+CHANGES: Final = frozenset(
+    {
+        *(
+            "AddPermission",
+            "CancelMessageMoveTask",
+            "CreateQueue",
+            "DeleteQueue",
+            "PurgeQueue",
+            "RemovePermission",
+        ),
+        *("SetQueueAttributes", "StartMessageMoveTask", "TagQueue", "UntagQueue"),
+    }
+)
+"""Actions that change a queue: their records say what was asked and answered."""
+LOOKS: Final = frozenset(
+    {
+        *(
+            "GetQueueAttributes",
+            "GetQueueUrl",
+            "ListDeadLetterSourceQueues",
+            "ListMessageMoveTasks",
+            "ListQueueTags",
+        ),
+        "ListQueues",
+    }
+)
+"""Other actions of management."""
+ADMIN_CHANGES: Final = frozenset(
+    {
+        *("DeleteQueue", "CreateConsumerGroup", "ResetConsumerGroup", "SetConsumerGroupOffset"),
+        *("CreateAccount", "CreateAccessKey", "EnableAccessKey", "DisableAccessKey", "RotateAccessKey"),
+        *("DeleteAccessKey", "CreateSession", "RotateMasterKey", "RotateReceiptKey", "AcceptClock"),
+        *("SealFrontEnd", "CreateBackup"),
+    }
+)
+"""What operators change over the admin API."""
+OTHER_ACT: Final = "OtherAct"
+"""An act that a newer program noted; what it calls it is in what was asked."""
+NOTED_CHANGES: Final = frozenset(
+    {
+        *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
+        *("DeclareQueues", "StopBroker", "UpgradeCell", OTHER_ACT),
+        *("AcceptClock", "CreateBackup"),
+    }
+)
+"""What operators change past every front end: `coordination/noted_acts`."""
+ADMIN_LOOKS: Final = frozenset({"ListAccessKeys", "PeekMessages"})
+"""What they only look at, and leaves a record all the same."""
+ADMIN: Final = "admin"
+"""The wire form of what was asked over the admin API."""
+_DATA_LOOKS: Final = frozenset({"DescribeLog", "FindOffsets", "FetchMessages"})
+
+_MANAGEMENT: Final = CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS | NOTED_CHANGES
+
+_MS_TO_US: Final = 1000
+_OWED: Final = CHANGES | ADMIN_CHANGES
+_json = msgspec.json.Encoder()
+
+RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str]
+"""Account, key, principal, address, user agent, action, queue id and name, whether JSON or ADMIN, status, code."""
+CELLS: Final = 10
+"""Of a record: context, ms when answered, ms when received, ms waited in a long poll, bytes of request and response,
+payload bytes, messages, duplicates, request id. Milliseconds are of `time.monotonic`."""
+
+
+class PassTimes(Protocol):
+    """When the requests of one pass had come how far, in ms of `time.monotonic`."""
+
+    submitted_ms: float
+
+
+class Named(Protocol):
+    """An action, of SQS or of the admin API."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class AnsweredCall(Protocol):
+    """What a record says of a call. `form` None: it came by the admin port."""
+
+    request: HTTPRequest
+    request_id: str
+    principal: Principal
+    queue: QueueDefinition | None
+    queue_name: str
+    payload_bytes: int
+    message_count: int
+    duplicate_count: int
+    change: tuple[str, str] | None
+    wait_ms: int
+    replied_ms: float
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether its action was begun: otherwise nothing was changed."""
+        ...
+
+    @property
+    def form(self) -> WireForm | None: ...
+    @property
+    def action(self) -> Named: ...
+    @property
+    def times(self) -> PassTimes: ...
+
+
+class TakenRows(msgspec.Struct):
+    """What was recorded since the last time, in the order it was answered."""
+
+    contexts: list[UsageContext]
+    cells: list[Any]
+    """CELLS for each record, one record after another."""
+    changes: list[Change]
+    anchor_us: int
+    """What to add to a monotonic clock to have the wall clock's microseconds."""
+    watermark_us: int
+    """What comes later was not answered before this."""
+    overflow: int
+    """Records that were too many, after the rows."""
+    overflow_counts: list[DroppedCount]
+    owed: list[int] = []
+    """Rows that are kept until they can be written, ascending."""
+
+    @property
+    def count(self) -> int:
+        """How many records there are, but for those that were too many."""
+        return len(self.cells) // CELLS
+
+    def columns(self, start: int, end: int) -> UsageRows:
+        """Return some of the rows as a block has them, with the contexts they need."""
+        anchor_us = self.anchor_us
+        columns = [self.cells[start * CELLS + column : end * CELLS : CELLS] for column in range(CELLS)]
+        at, answered, received, waited, asked, responded, payload, messages, duplicates, request_ids = columns
+        numbers = {number: new for new, number in enumerate(dict.fromkeys(at))}
+        latency_us = [
+            max(0, int((ended - began) * _MS_TO_US)) for ended, began in zip(answered, received, strict=True)
+        ]
+        server_us = [
+            max(0, took - int(waited_ms * _MS_TO_US)) if waited_ms else took
+            for took, waited_ms in zip(latency_us, waited, strict=True)
+        ]
+        return UsageRows(
+            [self.contexts[number] for number in numbers],
+            [numbers[number] for number in at],
+            [anchor_us + int(ended * _MS_TO_US) for ended in answered],
+            latency_us,
+            server_us,
+            asked,
+            responded,
+            payload,
+            messages,
+            duplicates,
+            request_ids,
+            [
+                Change(change.row - start, change.request_params, change.response_elements)
+                for change in self.changes
+                if start <= change.row < end
+            ],
+        )
+
+    def after(self, earlier: TakenRows) -> TakenRows:
+        """Return these rows behind rows that were taken before."""
+        shift_ms = (earlier.anchor_us - self.anchor_us) / _MS_TO_US
+        count, known = earlier.count, len(earlier.contexts)
+        cells = [*earlier.cells, *self.cells]
+        for at in range(0, len(cells), CELLS):
+            if at < count * CELLS:
+                cells[at + 1] += shift_ms
+                cells[at + 2] += shift_ms
+            else:
+                cells[at] += known
+        changes = [msgspec.structs.replace(change, row=change.row + count) for change in self.changes]
+        return msgspec.structs.replace(
+            self,
+            contexts=[*earlier.contexts, *self.contexts],
+            cells=cells,
+            changes=[*earlier.changes, *changes],
+            owed=[*earlier.owed, *(row + count for row in self.owed)],
+        )
+
+    def split(self, start: int, end: int) -> tuple[TakenRows, TakenRows]:
+        """Return of some of the rows those that are owed, and the others. They say nothing of later ones."""
+        owed = {row for row in self.owed if start <= row < end}
+        return self._pick(sorted(owed)), self._pick([row for row in range(start, end) if row not in owed])
+
+    def _pick(self, rows: Sequence[int]) -> TakenRows:
+        numbers = dict.fromkeys(self.cells[row * CELLS] for row in rows)
+        contexts = [self.contexts[number] for number in numbers]
+        new = {number: at for at, number in enumerate(numbers)}
+        at = {row: index for index, row in enumerate(rows)}
+        cells: list[Any] = []
+        for row in rows:
+            cells.append(new[self.cells[row * CELLS]])
+            cells += self.cells[row * CELLS + 1 : (row + 1) * CELLS]
+        changes = [
+            msgspec.structs.replace(change, row=at[change.row]) for change in self.changes if change.row in at
+        ]
+        owed = [at[row] for row in self.owed if row in at]
+        return TakenRows(contexts, cells, changes, self.anchor_us, 0, 0, [], owed)
+
+    def request_ids(self, start: int, end: int) -> list[str]:
+        """Return the request ids of some of the rows."""
+        return self.cells[start * CELLS + CELLS - 1 : end * CELLS : CELLS]
+
+    def counts(self, start: int, end: int) -> list[DroppedCount]:
+        """Return sums of some of the rows, for when they cannot be written."""
+        counts: dict[tuple[str, str], DroppedCount] = {}
+        for at in range(start * CELLS, end * CELLS, CELLS):
+            context = self.contexts[self.cells[at]]
+            payload_bytes, messages = self.cells[at + 6 : at + 8]
+            add_dropped(
+                counts,
+                context.account_id,
+                context.action,
+                requests=1,
+                messages=messages,
+                payload_bytes=payload_bytes,
+                chunks=chunks_of(payload_bytes),
+                errors=int(context.http_status >= 400),
+            )
+        return list(counts.values())
+
+
+class _Refusals(msgspec.Struct):
+    """Requests of clients that were not known, which were refused alike."""
+
+    peer: str
+    """"" once there were several."""
+    requests: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+
+
+class UsageRecorder:
+    """Takes one record a request, on the event loop's thread. `now_us` is the wall clock."""
+
+    def __init__(
+        self,
+        *,
+        now_us: Callable[[], int],
+        monotonic_ms: Callable[[], float] = lambda: time.monotonic() * 1000,
+        rows_max: int = ROWS_MAX,
+    ) -> None:
+        self._now_us = now_us
+        self._monotonic_ms = monotonic_ms
+        self._rows_max = rows_max
+        self._rows_to_write = min(ROWS_TO_WRITE, rows_max)
+        self._cells: list[Any] = []
+        self._count = 0
+        self._numbers: dict[RowKey, int] = {}
+        self._contexts: list[UsageContext] = []
+        self._changes: list[Change] = []
+        self._owed: list[int] = []
+        self._overflow: dict[tuple[str, str], DroppedCount] = {}
+        self._refused: dict[tuple[str, int, str], _Refusals] = {}
+        """By protocol, status and code."""
+        self._refused_since_ms = 0.0
+        self._asked: set[str] = set()
+        """Names of queues that were not found in this hour: whoever asks for garbage must not fill the tables."""
+        self._asked_hour = 0
+        self._anchor_us = now_us() - int(monotonic_ms() * _MS_TO_US)
+        self.recorded = 0
+        """Requests so far, those that were too many among them."""
+        self.on_many: Callable[[], None] = lambda: None
+        """Called when there is enough to be written at once."""
+        self.has_writer = False
+        """Whether what is recorded is taken, and answers that wait in `audit` are given once it is on the disk."""
+        self.audit = AuditGate()
+
+    def record(self, call: AnsweredCall, code: str, status: int, now_ms: float, response_bytes: int) -> None:
+        """Note a request that was answered, "OK" or with an error's code. On the path of every request: 1 us."""
+        queue, request, principal = call.queue, call.request, call.principal
+        if not principal.account_id:
+            self.record_refused(
+                request,
+                code,
+                status,
+                is_json=call.form is WireForm.JSON,
+                request_bytes=len(request.body),
+                response_bytes=response_bytes,
+            )
+            return
+        queue_name = call.queue_name
+        if queue is None and queue_name:
+            queue_name = self._asked_name(queue_name)
+        key = (
+            principal.account_id,
+            principal.access_key_id,
+            principal.sender_id,
+            request.peer,
+            request.first.get(b"user-agent"),
+            call.action.name,
+            0 if queue is None else queue.queue_id,
+            queue_name,
+            call.form is WireForm.JSON or (call.form is None and ADMIN),
+            status,
+            code,
+        )
+        number = self._numbers.get(key)
+        if number is None and _is_of_pipeline(call, queue):
+            return
+        self.recorded += 1
+        count = self._count
+        is_owed = call.action.name in _OWED and call.is_begun
+        if count >= self._rows_max and not is_owed:
+            self._count_overflow(
+                principal.account_id, call.action.name, call.message_count, call.payload_bytes, status
+            )
+            return
+        if number is None:
+            number = self._add_context(key, queue)
+        wait_ms: float = call.wait_ms
+        if wait_ms and call.replied_ms:
+            wait_ms = min(wait_ms, call.replied_ms - call.times.submitted_ms)
+        if self._contexts[number].category == "management":
+            self._changes.append(Change(count, *(call.change or ("", ""))))
+            if is_owed:
+                self._owed.append(count)
+        self._count = count + 1
+        self._cells.extend(
+            (
+                number,
+                now_ms,
+                request.received_ms,
+                wait_ms,
+                len(request.body),
+                response_bytes,
+                call.payload_bytes,
+                call.message_count,
+                call.duplicate_count,
+                call.request_id,
+            )
+        )
+        if count == self._rows_to_write:
+            self.on_many()
+
+    def record_refused(
+        self,
+        request: HTTPRequest,
+        code: str,
+        status: int,
+        *,
+        is_json: bool,
+        request_bytes: int,
+        response_bytes: int,
+    ) -> None:
+        """Count a request that was refused before it was known who asks."""
+        kind = ("json" if is_json else "query", status, code)
+        refused = self._refused.get(kind)
+        if refused is None:
+            if not self._refused:
+                self._refused_since_ms = self._monotonic_ms()
+            elif len(self._refused) >= REFUSED_KINDS_MAX:
+                kind = ("query", 400, OTHER_NAMES)
+            refused = self._refused.setdefault(kind, _Refusals(request.peer))
+        refused.requests += 1
+        refused.request_bytes += request_bytes
+        refused.response_bytes += response_bytes
+        if refused.peer != request.peer:
+            refused.peer = ""
+
+    @property
+    def waiting(self) -> int:
+        """How many records wait to be taken."""
+        return self._count
+
+    def when_written(self, then: Callable[[], None], if_late: Callable[[], None] | None = None) -> None:
+        """Call `then` once what is recorded so far is on the disk; at once where nothing writes it.
+
+        What changed something is answered only then: a server that is killed after an answer has the event. Where it
+        is not written in time, `if_late` is called instead; None where nothing was changed (`AuditGate.wait`).
+        """
+        if not self.has_writer:
+            then()
+            return
+        self.audit.wait(then, if_late)
+        self.on_many()
+
+    def take(self, *, is_last: bool = False) -> TakenRows:
+        """Return what was recorded since the last time; what was counted of refusals, once a minute or at last."""
+        now_ms = self._monotonic_ms()
+        if self._refused and (is_last or now_ms - self._refused_since_ms >= REFUSED_INTERVAL_MS):
+            self._record_refusals(now_ms)
+        contexts, self._contexts = self._contexts, []
+        cells, self._cells = self._cells, []
+        self._count = 0
+        changes, self._changes = self._changes, []
+        owed, self._owed = self._owed, []
+        overflow, self._overflow = list(self._overflow.values()), {}
+        self._numbers = {}
+        anchor_us = self._anchor_us
+        # Hours are closed by these times, so they never go back: where the wall clock did, time stands still.
+        elapsed_us = int(now_ms * _MS_TO_US)
+        watermark_us = max(anchor_us + elapsed_us, self._now_us())
+        self._anchor_us = watermark_us - elapsed_us
+        if watermark_us // _HOUR_US != self._asked_hour:
+            self._asked_hour = watermark_us // _HOUR_US
+            self._asked = set()
+        return TakenRows(
+            contexts,
+            cells,
+            changes,
+            anchor_us,
+            watermark_us,
+            sum(count.requests for count in overflow),
+            overflow,
+            owed,
+        )
+
+    def _record_refusals(self, now_ms: float) -> None:
+        """Make a record of each kind. They are looks of management, so that an auditor sees them in the chain."""
+        seconds = math.ceil((now_ms - self._refused_since_ms) / 1000)
+        for (protocol, status, code), refused in self._refused.items():
+            counted = bounded_json({"requests": refused.requests, "seconds": seconds})
+            self._changes.append(Change(self._count, counted, ""))
+            # Not the time of any request: these would be averages of nothing.
+            self._cells.extend((len(self._contexts), now_ms, now_ms, 0.0))
+            self._cells.extend((refused.request_bytes, refused.response_bytes, 0, 0, 0, ""))
+            self._contexts.append(
+                UsageContext(
+                    *("", "", "", refused.peer, "", protocol, UNKNOWN, "management", True, 0, "", ""),
+                    status,
+                    code,
+                )
+            )
+            self._count += 1
+            self.recorded += 1
+        self._refused = {}
+
+    def _asked_name(self, name: str) -> str:
+        """Return the name under which a request for a queue that was not found is recorded."""
+        if name in self._asked:
+            return name
+        if not is_addressed_name(name):
+            return INVALID_NAME
+        if len(self._asked) >= ASKED_NAMES_MAX:
+            return OTHER_NAMES
+        self._asked.add(name)
+        return name
+
+    def _add_context(self, key: RowKey, queue: QueueDefinition | None) -> int:
+        account_id, access_key_id, principal_id, peer, user_agent, action, queue_id, queue_name = key[:8]
+        is_json, status, code = key[8:]
+        number = self._numbers[key] = len(self._contexts)
+        self._contexts.append(
+            UsageContext(
+                account_id,
+                principal_id,
+                access_key_id,
+                peer,
+                (user_agent or b"")[:USER_AGENT_CHARS_MAX].decode("latin-1"),
+                is_json if isinstance(is_json, str) else "json" if is_json else "query",
+                action,
+                category_of(action),
+                action in LOOKS or action in _DATA_LOOKS or action in ADMIN_LOOKS,
+                queue_id,
+                queue_name,
+                "" if queue is None else queue_type(queue),
+                status,
+                "" if code == "OK" else code,
+            )
+        )
+        return number
+
+    def _count_overflow(
+        self, account_id: str, action: str, messages: int, payload_bytes: int, status: int
+    ) -> None:
+        add_dropped(
+            self._overflow,
+            account_id,
+            action,
+            requests=1,
+            messages=messages,
+            payload_bytes=payload_bytes,
+            chunks=chunks_of(payload_bytes),
+            errors=int(status >= 400),
+        )
+
+
+def _is_of_pipeline(call: AnsweredCall, queue: QueueDefinition | None) -> bool:
+    """Tell whether a client asks for Quaymaster's own queue."""
+    return queue is not None and call.form is not None and is_internal(queue.account_id, queue.name)
+
+
+def category_of(action: str) -> Category:
+    """Return whether an action is about queues, or about what is in them."""
+    return "management" if action in _MANAGEMENT else "data"
+
+
+def queue_type(queue: QueueDefinition) -> str:
+    """Return a queue's kind as records name it; a FIFO queue that is a log as well is fifo, as it is billed."""
+    if queue.is_fifo:
+        return "fifo"
+    return "log" if queue.attribute("RetentionMode") == "Log" else "standard"
+
+
+def asked_queue_name(given: Shape | None) -> str:
+    """Return the name of the queue that an action's input means by its URL, "" where it names none."""
+    url = getattr(given, "QueueUrl", None)
+    if not url:
+        return ""
+    try:
+        return parse_queue_url(url).name
+    except CallerError:
+        return INVALID_NAME
+
+
+def describe_change(action: str, given: Shape | None, output: Shape | None) -> tuple[str, str] | None:
+    """Return what was asked and answered, as JSON, of an action that changes a queue; None of others."""
+    if action not in CHANGES:
+        return None
+    return _as_json(given), _as_json(output)
+
+
+def refuse_internal(account_id: str, name: str) -> None:
+    """Raise AccessDenied for Quaymaster's own queue: clients only read it, so that nobody forges what was used."""
+    if is_internal(account_id, name):
+        raise AccessDenied(f"The queue {USAGE_QUEUE} is written by the server alone.")
+
+
+def _as_json(shape: Shape | None) -> str:
+    return "" if shape is None else bounded_json(shape)
+
+
+def bounded_json(value: Any) -> str:
+    """Return parameters or an answer as records have them."""
+    text = _json.encode(value).decode()
+    return text if len(text) <= JSON_CHARS_MAX else OMITTED

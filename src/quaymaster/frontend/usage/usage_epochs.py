@@ -1,0 +1,153 @@
+"""Which front ends record usage, under which epoch, and whether they still do: rows `usage/front_ends/<name>`.
+
+    claimed ──every minute──▶ renewed ──not for usage_abandon_s, or by an operator──▶ sealed by another front end
+       ▲                         │                                                          │
+       └── it sees another's epoch in its row ◀── comes back ◀─────────────────────────────┘
+
+Each change is a compare-and-swap, so an epoch belongs to one start of one front end. Whoever *seals* for a front end
+that is gone takes the epoch after its last one, so that it must take another when it comes back, and then tells the
+usage queue that of the last one nothing more is known: what was shipped counts, and hours can be closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from quaymaster.coordination.interface import ABSENT, Coordination, RevisionMismatch
+from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
+from quaymaster.core.values.written_times import has_passed
+from quaymaster.protocol.usage.usage_records import NO_HASH, NO_ROWS, EncodedBlock, Seal, encode_block
+
+EPOCHS: Final = "usage/front_ends/"
+"""In coordination: a front end's name, and its epoch."""
+RENEW_S: Final = 60.0
+ALIVE_US: Final = 180_000_000
+"""Who renewed within this is not gone."""
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """What coordination keeps of a front end: the epoch of its last start, and when that was.
+
+    `renewed_us`: when it last said that it runs; 0 where its program does not. `seals`: the epoch was taken by another
+    front end, to seal this one (0: it is the front end's own); `is_told`: the usage queue has the seal, also that of a
+    front end that ended in order.
+    """
+
+    epoch: int
+    started_us: int
+    renewed_us: int = 0
+    seals: int = 0
+    is_told: bool = False
+
+
+class FrontEndEpochs:
+    """Reads and changes the rows. All methods may raise NotNow."""
+
+    def __init__(self, store: Coordination, *, now_us: Callable[[], int]) -> None:
+        self._store = store
+        self._now_us = now_us
+
+    async def claim(self, front_end: str, *, after: int) -> tuple[int, int | None]:
+        """Return an epoch that no other start of a front end of this name has, and the one before (None: the first).
+
+        It is larger than `after`, and at least the seconds since 1970: a store that was restored from a backup does
+        not give one out again.
+        """
+        while True:
+            row, revision = await self._read(front_end)
+            now_us = self._now_us()
+            last = None if row is None else row.epoch
+            epoch = max(last or 0, after, now_us // 1_000_000 - 1) + 1
+            if await self._write(front_end, revision, Epoch(epoch, now_us, now_us)):
+                return epoch, last
+
+    async def renew(self, front_end: str, epoch: int) -> bool:
+        """Say that a front end runs. False when the epoch is not its last one any more: it must take another."""
+        while True:
+            row, revision = await self._read(front_end)
+            if row is None or row.epoch != epoch:
+                return False
+            renewed = msgspec.structs.replace(row, renewed_us=self._now_us(), is_told=False)
+            if await self._write(front_end, revision, renewed):
+                return True
+
+    async def rows(self) -> dict[str, Epoch]:
+        """Return all front ends there ever were."""
+        found, _ = await self._store.list_all(EPOCHS)
+        return {one.key.removeprefix(EPOCHS): _decode(one.value) for one in found}
+
+    async def seal(self, front_end: str, *, unseen_us: int = ALIVE_US) -> Epoch:
+        """End the epoch of a front end that is gone, and return its row; of one that was sealed, its row as it is.
+
+        Raises:
+            InvalidParameterValue: there is no such front end.
+            UnsupportedOperation: it said that it runs within `unseen_us`.
+        """
+        while True:
+            row, revision = await self._read(front_end)
+            if row is None:
+                raise InvalidParameterValue(f"No front end {front_end!r} ever recorded usage.")
+            if row.seals or row.is_told:
+                return row
+            now_us = self._now_us()
+            seen_us = max(row.started_us, row.renewed_us)
+            if not has_passed(seen_us // 1000, unseen_us // 1000, now_us // 1000):
+                ago_s = max(0, now_us - seen_us) // 1_000_000
+                raise UnsupportedOperation(
+                    f"The front end {front_end!r} ran {ago_s} s ago; it is gone after {unseen_us // 1_000_000} s."
+                )
+            epoch = max(row.epoch, now_us // 1_000_000 - 1) + 1
+            sealed = Epoch(epoch, now_us, row.renewed_us, row.epoch)
+            if await self._write(front_end, revision, sealed):
+                return sealed
+
+    async def end(self, front_end: str, epoch: int) -> None:
+        """Note that a front end ended in order, with all that it recorded in the usage queue."""
+        row, revision = await self._read(front_end)
+        if row is not None and row.epoch == epoch:
+            await self._write(front_end, revision, msgspec.structs.replace(row, is_told=True))
+
+    async def mark_told(self, front_end: str, row: Epoch) -> None:
+        """Note that the usage queue has the seal."""
+        found, revision = await self._read(front_end)
+        if found == row:
+            await self._write(front_end, revision, msgspec.structs.replace(row, is_told=True))
+
+    async def _read(self, front_end: str) -> tuple[Epoch | None, int]:
+        found = await self._store.get(EPOCHS + front_end)
+        return (None, ABSENT) if found is None else (_decode(found.value), found.revision)
+
+    async def _write(self, front_end: str, revision: int, row: Epoch) -> bool:
+        """Return False when somebody else was faster."""
+        with suppress(RevisionMismatch):
+            await self._store.compare_and_swap(EPOCHS + front_end, revision, msgspec.json.encode(row))
+            return True
+        return False
+
+
+def is_gone(row: Epoch, *, now_us: int, abandon_us: int) -> bool:
+    """Return whether a front end did not renew for so long, of those that do, and did not end in order."""
+    return not row.seals and not row.is_told and row.renewed_us > 0 and row.renewed_us + abandon_us <= now_us
+
+
+def lost_block(front_end: str, row: Epoch, region: str) -> EncodedBlock:
+    """Return the block by which a row of a sealed front end is told: the same bytes, whoever tells it."""
+    return encode_block(
+        front_end,
+        row.seals,
+        0,
+        NO_ROWS,
+        region=region,
+        low_watermark_us=row.started_us,
+        previous=NO_HASH,
+        audit_hash=NO_HASH,
+        seal=Seal(row.seals, None, "lost"),
+    )
+
+
+def _decode(value: bytes) -> Epoch:
+    return msgspec.json.decode(value, type=Epoch)

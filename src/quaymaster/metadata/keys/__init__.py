@@ -1,0 +1,1 @@
+"""Accounts, access keys, sessions, and the keys that messages are encrypted with."""

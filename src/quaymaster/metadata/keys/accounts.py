@@ -1,0 +1,492 @@
+"""Accounts, their access keys, and session credentials. Secrets are stored wrapped and shown in no repr.
+
+access key ──create_session──▶ session ──its end, or the key's disabling, new secret or deletion──▶ gone
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from quaymaster.coordination.interface import (
+    TRANSACTION_OPERATIONS_MAX,
+    Compare,
+    Put,
+    RevisionMismatch,
+)
+from quaymaster.core.values.errors import (
+    InvalidParameterValue,
+    LimitExceeded,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
+from quaymaster.metadata.keys.data_keys import secret_purpose, session_token_purpose
+from quaymaster.metadata.keys.master_keys import MasterKeys
+from quaymaster.metadata.keys.sessions import Sessions, has_ended
+from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.metadata.store.rows import (
+    ACCESS_KEYS,
+    ACCOUNTS,
+    AccessKeyRow,
+    AccountRow,
+    encode_row,
+    row_decoder,
+)
+
+ACCOUNT_DIGITS: Final = 12
+ACCOUNTS_PAGE_MAX: Final = 1_000
+NAME_CHARS_MAX: Final = 128
+SESSION_MIN_MS: Final = 60_000
+SESSION_MAX_MS: Final = 36 * 3_600_000
+LOOKED_AT_AT_A_TIME: Final = 1_000
+"""So many sessions are judged in one turn of the event loop."""
+SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
+"""Sessions ended together; the rest of the transaction is their key's."""
+_BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+
+Account = AccountRow
+
+
+class AccessKey(msgspec.Struct, frozen=True):
+    """An access key with its secret.
+
+    `session_token`, `expires_ms` and `parent_id`, the key it was made of, are set for session credentials only.
+
+    `principal_id` is the id of the user it belongs to, which receivers see as SenderId.
+    """
+
+    access_key_id: str
+    secret: str
+    account_id: str
+    principal_id: str
+    name: str
+    is_enabled: bool
+    created_ms: int
+    rotated_ms: int
+    session_token: str | None = None
+    expires_ms: int | None = None
+    parent_id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"AccessKey({self.access_key_id!r}, account_id={self.account_id!r}, name={self.name!r})"
+
+    __str__ = __repr__
+
+
+class Accounts:
+    """Who may ask. `access_key` and `account` answer from RAM."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        master_keys: MasterKeys,
+        now_ms: Callable[[], int],
+        *,
+        on_missing: Callable[[str], None] | None = None,
+        keys_max: int = Quotas().account_access_keys_max,
+    ) -> None:
+        self._keys_max = keys_max
+        self._mirror = mirror
+        self._on_missing = on_missing
+        self._master_keys = master_keys
+        self._now_ms = now_ms
+        self._accounts: Table[AccountRow] = mirror.table(ACCOUNTS, row_decoder(AccountRow), self._on_account)
+        self._account_ids: list[str] = []
+        """In order."""
+        self._rows: Table[AccessKeyRow] = mirror.table(
+            ACCESS_KEYS, row_decoder(AccessKeyRow), self._on_access_key
+        )
+        self._sessions = Sessions(self._rows.get)
+        self._ids_of: dict[str, set[str]] = {}
+        """The access keys of each account."""
+        # Unwrapped once each: bounded by the keys that exist.
+        self._keys: dict[str, AccessKey] = {}
+        self.other_ms: int | None = None
+        """What another clock said last: a session is deleted when it has ended by both. None: there is no other."""
+
+    # Accounts
+
+    def account(self, account_id: str) -> Account | None:
+        """Return an account, or None."""
+        return self._accounts.get(account_id)
+
+    def list_accounts(self, after: str = "", count_max: int = ACCOUNTS_PAGE_MAX) -> list[Account]:
+        """Return accounts in order of their ids: the first behind `after`, so many at most."""
+        start = bisect_right(self._account_ids, after)
+        rows = map(self._accounts.get, self._account_ids[start : start + count_max])
+        return [row for row in rows if row is not None]
+
+    def count_accounts(self) -> int:
+        """Return how many accounts there are."""
+        return len(self._account_ids)
+
+    def _on_account(self, account_id: str, old: AccountRow | None, new: AccountRow | None) -> None:
+        if old is None:
+            insort(self._account_ids, account_id)
+        elif new is None:
+            del self._account_ids[bisect_left(self._account_ids, account_id)]
+
+    async def create_account(self, name: str, account_id: str | None = None) -> Account:
+        """Make an account, of 12 random digits unless they are given; InvalidParameterValue if it exists."""
+        _check_name("Name", name)
+        while True:
+            chosen = account_id or str(secrets.randbelow(9 * 10**11) + 10**11)
+            if len(chosen) != ACCOUNT_DIGITS or not (chosen.isascii() and chosen.isdigit()):
+                raise InvalidParameterValue.of("AccountId", chosen, f"Must be {ACCOUNT_DIGITS} digits.")
+            account = Account(chosen, name, self._now_ms())
+            try:
+                await self._mirror.transact(
+                    [Compare(ACCOUNTS + chosen, 0)], [Put(ACCOUNTS + chosen, encode_row(account))]
+                )
+            except RevisionMismatch:
+                if account_id is None:
+                    continue
+                raise InvalidParameterValue.of("AccountId", chosen, "Already exists.") from None
+            return account
+
+    async def ensure_default(self, account_id: str) -> AccessKey | None:
+        """Make the default account and its first access key, if they are not there; return the key to show.
+
+        None when the operator has disabled every key of the account.
+        """
+        while self.account(account_id) is None:
+            try:
+                await self._create_default(account_id)
+            except RevisionMismatch:
+                # Another node made both at the same time, or the master key was rotated.
+                await self._mirror.refresh_all(ACCESS_KEYS)
+        if not self.list_access_keys(account_id):
+            await self.create_access_key(account_id, "default")
+        enabled = [key for key in self.list_access_keys(account_id) if key.is_enabled]
+        return enabled[0] if enabled else None
+
+    async def _create_default(self, account_id: str) -> None:
+        """Make account and key in one transaction: of nodes that start together, one does."""
+        account = Account(account_id, "default", self._now_ms())
+        key = self._new_key(account_id, "default", None)
+        await self._mirror.transact(
+            [self._master_keys.compare(), Compare(ACCOUNTS + account_id, 0)],
+            [
+                Put(ACCOUNTS + account_id, encode_row(account)),
+                Put(ACCESS_KEYS + key.access_key_id, encode_row(self._wrap(key))),
+            ],
+        )
+
+    # Access keys
+
+    def access_key(self, access_key_id: str) -> AccessKey | None:
+        """Return an access key, or None; whether it is enabled and not expired is for the caller to judge."""
+        key = self._keys.get(access_key_id)
+        if key is None:
+            row = self._rows.get(access_key_id)
+            if row is None:
+                if self._on_missing is not None:
+                    self._on_missing(ACCESS_KEYS + access_key_id)
+                return None
+            key = self._keys[access_key_id] = self._unwrap(row)
+        return key
+
+    def list_access_keys(self, account_id: str) -> list[AccessKey]:
+        """Return an account's keys, oldest first, session credentials left out."""
+        return self._list(row for row in self._rows_of(account_id) if row.expires_ms is None)
+
+    def list_sessions(self, account_id: str) -> list[AccessKey]:
+        """Return an account's session credentials that have not ended, oldest first."""
+        now_ms = self._now_ms()
+        return self._list(
+            row
+            for row in self._rows_of(account_id)
+            if row.expires_ms is not None and not has_ended(row, now_ms)
+        )
+
+    async def create_access_key(
+        self, account_id: str, name: str = "", principal_id: str | None = None
+    ) -> AccessKey:
+        """Make a key for a user of an account (a new user unless `principal_id` says which)."""
+        _check_name("Name", name)
+        await self._make_room(account_id)
+        self._check_room(account_id)
+        key = self._new_key(account_id, name, principal_id)
+        await self._store_new(key)
+        return key
+
+    def _new_key(self, account_id: str, name: str, principal_id: str | None) -> AccessKey:
+        now_ms = self._now_ms()
+        return AccessKey(
+            access_key_id=_random_id("AKIA", 16),
+            secret=_random_secret(),
+            account_id=account_id,
+            principal_id=principal_id or _random_id("AIDA", 17),
+            name=name,
+            is_enabled=True,
+            created_ms=now_ms,
+            rotated_ms=now_ms,
+        )
+
+    async def create_session(self, access_key_id: str, duration_ms: int) -> AccessKey:
+        """Make temporary credentials of the same user as a key: they need their session token, and end.
+
+        UnsupportedOperation for a key that is disabled or itself temporary: a session must not outlive its key.
+        """
+        if not SESSION_MIN_MS <= duration_ms <= SESSION_MAX_MS:
+            raise InvalidParameterValue.of(
+                "DurationSeconds",
+                duration_ms // 1000,
+                f"Must be between {SESSION_MIN_MS // 1000} and {SESSION_MAX_MS // 1000}.",
+            )
+        while True:
+            await self._make_room(self._existing(access_key_id).account_id)
+            parent = self._existing(access_key_id)
+            if parent.expires_ms is not None:
+                raise UnsupportedOperation(
+                    f"{access_key_id} is temporary itself; use the key it was made of."
+                )
+            if not parent.is_enabled:
+                raise UnsupportedOperation(f"The access key {access_key_id} is disabled.")
+            self._check_room(parent.account_id)
+            now_ms = self._now_ms()
+            session = AccessKey(
+                access_key_id=_random_id("ASIA", 16),
+                secret=_random_secret(),
+                account_id=parent.account_id,
+                principal_id=parent.principal_id,
+                name=parent.name,
+                is_enabled=True,
+                created_ms=now_ms,
+                rotated_ms=now_ms,
+                session_token=secrets.token_urlsafe(96),
+                expires_ms=now_ms + duration_ms,
+                parent_id=access_key_id,
+            )
+            # Whoever changes the key ends the sessions there are: none may be added behind his back.
+            try:
+                await self._store_new(session, [self._rows.compare(access_key_id)])
+            except RevisionMismatch as mismatch:
+                if mismatch.key == ACCESS_KEYS + access_key_id:
+                    continue
+                raise
+            return session
+
+    async def set_enabled(
+        self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
+    ) -> AccessKey:
+        """Switch a key off or on. Off, its sessions end for good.
+
+        UnsupportedOperation where it is the last enabled key of the account `not_last_of` that would be off.
+        """
+        return await self._change(
+            access_key_id,
+            lambda _: {"is_enabled": enabled},
+            ends_sessions=not enabled,
+            not_last_of=None if enabled else not_last_of,
+        )
+
+    async def rotate_secret(self, access_key_id: str) -> AccessKey:
+        """Give a key a new secret; the old one is refused at once, and the sessions made with it end."""
+
+        def new_secret(row: AccessKeyRow) -> dict[str, object]:
+            wrapped = self._master_keys.wrap(secret_purpose(row.access_key_id), _random_secret().encode())
+            return {"wrapped_secret": wrapped, "rotated_ms": self._now_ms()}
+
+        return await self._change(access_key_id, new_secret, ends_sessions=True)
+
+    async def delete_access_key(self, access_key_id: str, *, not_last_of: str | None = None) -> None:
+        """Delete a key for good, with its sessions; ResourceNotFound when there is none.
+
+        UnsupportedOperation for the last enabled key of the account `not_last_of`.
+        """
+        while True:
+            self._existing(access_key_id)
+            sessions = self._sessions_of(access_key_id)
+            try:
+                await self._mirror.transact(
+                    [self._rows.compare(access_key_id), *self._another_stays(access_key_id, not_last_of)],
+                    deletes=[ACCESS_KEYS + access_key_id, *sessions[:SESSIONS_PER_TRANSACTION]],
+                )
+            except RevisionMismatch:
+                continue
+            await self._end(sessions[SESSIONS_PER_TRANSACTION:])
+            return
+
+    async def drop_expired_sessions(self) -> int:
+        """Delete session credentials that ended over an hour ago, or outlived their key; return how many."""
+        # The hour lets a caller be told "expired" rather than "unknown".
+        now_ms = self._now_ms()
+        other_ms = now_ms if self.other_ms is None else self.other_ms
+        expired: dict[str, None] = {}
+        for number, session in enumerate(self._sessions.may_be_over(now_ms), 1):
+            if self._sessions.is_over(session, now_ms) and self._sessions.is_over(session, other_ms):
+                expired[ACCESS_KEYS + session] = None
+            if not number % LOOKED_AT_AT_A_TIME:
+                await asyncio.sleep(0)
+        await self._end(list(expired))
+        return len(expired)
+
+    async def _store_new(self, key: AccessKey, compares: Sequence[Compare] = ()) -> None:
+        while True:
+            try:
+                await self._mirror.transact(
+                    [self._master_keys.compare(), Compare(ACCESS_KEYS + key.access_key_id, 0), *compares],
+                    [Put(ACCESS_KEYS + key.access_key_id, encode_row(self._wrap(key)))],
+                )
+            except RevisionMismatch as mismatch:
+                if mismatch.key.startswith(ACCESS_KEYS):
+                    raise
+                continue  # the master key was rotated meanwhile
+            return
+
+    async def _change(
+        self,
+        access_key_id: str,
+        changes: Callable[[AccessKeyRow], dict[str, object]],
+        *,
+        ends_sessions: bool,
+        not_last_of: str | None = None,
+    ) -> AccessKey:
+        while True:
+            row = self._existing(access_key_id)
+            others = self._another_stays(access_key_id, not_last_of)
+            new = msgspec.structs.replace(row, **changes(row))
+            sessions = self._sessions_of(access_key_id) if ends_sessions else []
+            try:
+                await self._mirror.transact(
+                    [self._master_keys.compare(), self._rows.compare(access_key_id), *others],
+                    [Put(ACCESS_KEYS + access_key_id, encode_row(new))],
+                    sessions[:SESSIONS_PER_TRANSACTION],
+                )
+            except RevisionMismatch:
+                continue
+            await self._end(sessions[SESSIONS_PER_TRANSACTION:])
+            return self._unwrap(new)
+
+    def _another_stays(self, access_key_id: str, account_id: str | None) -> list[Compare]:
+        """Return the condition that another enabled key of an account stays as it is; none where none has to.
+
+        Two that are taken away at once are each other's condition, also by two nodes: one of them finds that it is
+        the last. UnsupportedOperation where it is.
+        """
+        if account_id is None:
+            return []
+        enabled = [key.access_key_id for key in self.list_access_keys(account_id) if key.is_enabled]
+        if access_key_id not in enabled:
+            return []
+        for other in enabled:
+            if other != access_key_id:
+                return [self._rows.compare(other)]
+        raise UnsupportedOperation(
+            f"{access_key_id} is the last enabled key of the account {account_id}; without it nobody could "
+            "use the admin API. Create another one first."
+        )
+
+    def _rows_of(self, account_id: str) -> Iterable[AccessKeyRow]:
+        rows = map(self._rows.get, self._ids_of.get(account_id, ()))
+        return [row for row in rows if row is not None]
+
+    def _list(self, rows: Iterable[AccessKeyRow]) -> list[AccessKey]:
+        ordered = sorted(rows, key=lambda row: (row.created_ms, row.access_key_id))
+        return [self._unwrap(row) for row in ordered]
+
+    def _sessions_of(self, access_key_id: str) -> list[str]:
+        """Return where the sessions made of a key are stored."""
+        return [ACCESS_KEYS + session for session in self._sessions.of_key(access_key_id)]
+
+    async def _end(self, sessions: list[str]) -> None:
+        for at in range(0, len(sessions), SESSIONS_PER_TRANSACTION):
+            await self._mirror.transact([], deletes=sessions[at : at + SESSIONS_PER_TRANSACTION])
+
+    def _existing(self, access_key_id: str) -> AccessKeyRow:
+        row = self._rows.get(access_key_id)
+        if row is None:
+            raise ResourceNotFound(f"The access key {access_key_id} does not exist.")
+        return row
+
+    async def _make_room(self, account_id: str) -> None:
+        """Delete an account's sessions that have ended, if it has as many keys as it may."""
+        if len(self._ids_of.get(account_id, ())) >= self._keys_max:
+            now_ms = self._now_ms()
+            other_ms = now_ms if self.other_ms is None else self.other_ms
+            ended = [
+                row
+                for row in self._rows_of(account_id)
+                if has_ended(row, now_ms) and has_ended(row, other_ms)
+            ]
+            await self._end([ACCESS_KEYS + row.access_key_id for row in ended])
+
+    def _check_room(self, account_id: str) -> None:
+        if self.account(account_id) is None:
+            raise ResourceNotFound(f"The account {account_id} does not exist.")
+        if len(self._ids_of.get(account_id, ())) >= self._keys_max:
+            raise LimitExceeded(
+                f"Cannot exceed quota for AccessKeysPerAccount: {self._keys_max} (account_access_keys_max), "
+                "temporary credentials included."
+            )
+
+    def _on_access_key(self, access_key_id: str, old: AccessKeyRow | None, new: AccessKeyRow | None) -> None:
+        self._keys.pop(access_key_id, None)
+        self._sessions.note(access_key_id, old, new)
+        if old is not None and new is None:
+            ids = self._ids_of[old.account_id]
+            ids.discard(access_key_id)
+            if not ids:
+                del self._ids_of[old.account_id]
+        elif new is not None:
+            self._ids_of.setdefault(new.account_id, set()).add(access_key_id)
+
+    def _wrap(self, key: AccessKey) -> AccessKeyRow:
+        wrap = self._master_keys.wrap
+        token = key.session_token
+        return AccessKeyRow(
+            access_key_id=key.access_key_id,
+            account_id=key.account_id,
+            principal_id=key.principal_id,
+            name=key.name,
+            wrapped_secret=wrap(secret_purpose(key.access_key_id), key.secret.encode()),
+            is_enabled=key.is_enabled,
+            created_ms=key.created_ms,
+            rotated_ms=key.rotated_ms,
+            wrapped_session_token=(
+                None if token is None else wrap(session_token_purpose(key.access_key_id), token.encode())
+            ),
+            expires_ms=key.expires_ms,
+            parent_id=key.parent_id,
+        )
+
+    def _unwrap(self, row: AccessKeyRow) -> AccessKey:
+        unwrap = self._master_keys.unwrap
+        token = row.wrapped_session_token
+        return AccessKey(
+            access_key_id=row.access_key_id,
+            secret=unwrap(secret_purpose(row.access_key_id), row.wrapped_secret).decode(),
+            account_id=row.account_id,
+            principal_id=row.principal_id,
+            name=row.name,
+            is_enabled=row.is_enabled,
+            created_ms=row.created_ms,
+            rotated_ms=row.rotated_ms,
+            session_token=(
+                None if token is None else unwrap(session_token_purpose(row.access_key_id), token).decode()
+            ),
+            expires_ms=row.expires_ms,
+            parent_id=row.parent_id,
+        )
+
+
+def _random_id(prefix: str, characters: int) -> str:
+    return prefix + "".join(secrets.choice(_BASE32) for _ in range(characters))
+
+
+def _random_secret() -> str:
+    return secrets.token_urlsafe(30)  # 40 characters
+
+
+def _check_name(parameter: str, name: str) -> None:
+    if len(name) > NAME_CHARS_MAX or not (name == "" or name.isprintable()):
+        raise InvalidParameterValue.of(
+            parameter, name[:NAME_CHARS_MAX], f"Must be at most {NAME_CHARS_MAX} printable characters."
+        )

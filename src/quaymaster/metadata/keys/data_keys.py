@@ -1,0 +1,295 @@
+"""The keys metadata keeps for others: data keys of queues, the keys of receipt handles, and their wrapping.
+
+Data keys are objects of their own. Deleting a queue leaves its data key: dead letters and redriven messages of
+that queue lie elsewhere and need it. A receipt key stays for RECEIPT_KEY_KEPT_MS after its successor was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from quaymaster.coordination.interface import Compare, Put, RevisionMismatch, StoreUnusable
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
+from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeys
+from quaymaster.metadata.store.ids import IdAllocator
+from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.rows import (
+    ACCESS_KEYS,
+    DATA_KEYS,
+    RECEIPT_KEYS,
+    AccessKeyRow,
+    DataKeyRow,
+    ReceiptKeyRow,
+    encode_row,
+    id_text,
+    row_decoder,
+)
+from quaymaster.protocol.rpc.metadata_messages import NewDataKey
+from quaymaster.protocol.sqs.receipts import ReceiptHandles
+
+log = logging.getLogger(__name__)
+
+UPKEEP_FAILS: Final = (NotNow, RevisionMismatch, KeysUnusable, StoreUnusable, OSError)
+"""What upkeep of keys may meet, and tries again later: a store or key directory that cannot be used now, others."""
+
+KEY_BYTES: Final = 32
+RECEIPT_KEY_KEPT_MS: Final = 13 * 3_600_000
+"""A delivery lasts 12 h at most; the hour more is for clocks that disagree."""
+
+UNWRAPPED_KEYS_MAX: Final = 16_384
+REWRAPPED_PER_TRANSACTION: Final = 60
+
+
+class DataKeys:
+    """Data keys and receipt keys. `receipt_handles` mints and parses with the keys of the moment."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        master_keys: MasterKeys,
+        now_ms: Callable[[], int],
+        *,
+        capacity: int | None = None,
+        receipt_key_lead_ms: int = 0,
+        on_missing: Callable[[str], None] | None = None,
+    ) -> None:
+        self._mirror = mirror
+        self._master_keys = master_keys
+        self._now_ms = now_ms
+        self._receipt_key_lead_ms = receipt_key_lead_ms
+        """How old a receipt key must be to sign: so long it may take until everybody can verify it."""
+        self._on_missing = on_missing
+        self._ids = IdAllocator(mirror.store, "data_key")
+        self._data_keys: Table[DataKeyRow] = mirror.table(
+            DATA_KEYS, row_decoder(DataKeyRow), self._on_data_key, capacity=capacity
+        )
+        self._receipt_keys: Table[ReceiptKeyRow] = mirror.table(
+            RECEIPT_KEYS, row_decoder(ReceiptKeyRow), self._on_receipt_keys
+        )
+        self._is_started = False
+        self._handles: ReceiptHandles | None = None
+        self._unwrapped: dict[int, bytes] = {}
+
+    async def start(self) -> None:
+        """Make the first receipt key if there is none, and get ready to mint handles."""
+        if not len(self._receipt_keys):
+            await self._add_receipt_key(1)
+        self._is_started = True
+        self.take_receipt_keys()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is any data key."""
+        return len(self._data_keys) > 0
+
+    @property
+    def receipt_handles(self) -> ReceiptHandles:
+        """Mints and parses receipt handles; the same object for the life of the service."""
+        assert self._handles is not None, "the service is started"
+        return self._handles
+
+    def drop_ids(self) -> None:
+        """Give no id to a new key that was set aside before."""
+        self._ids.drop_block()
+
+    async def new_data_key(self) -> NewDataKey:
+        """Return a new data key, ready for the transaction that first uses it."""
+        key_id = await self._ids.next_id()
+        wrapped = self._master_keys.wrap(data_key_purpose(key_id), os.urandom(KEY_BYTES))
+        row = encode_row(DataKeyRow(key_id, wrapped, self._now_ms()))
+        return NewDataKey(key_id, self._master_keys.compare().revision, row)
+
+    def data_key(self, key_id: int) -> bytes:
+        """Return the 32 bytes of a data key; KeyError when there is none of this id."""
+        known = self._unwrapped.get(key_id)
+        if known is not None:
+            return known
+        row = self._data_keys.get(id_text(key_id))
+        if row is None:
+            if self._on_missing is not None:
+                self._on_missing(DATA_KEYS + id_text(key_id))
+            raise KeyError(key_id)
+        key = self._master_keys.unwrap(data_key_purpose(key_id), row.wrapped)
+        while len(self._unwrapped) >= UNWRAPPED_KEYS_MAX:
+            self._unwrapped.pop(next(iter(self._unwrapped)), None)
+        self._unwrapped[key_id] = key
+        return key
+
+    def _on_data_key(self, suffix: str, old: DataKeyRow | None, new: DataKeyRow | None) -> None:
+        if new is None and old is not None:
+            self._unwrapped.pop(old.key_id, None)
+
+    # Receipt keys
+
+    async def rotate_receipt_key(self) -> int:
+        """Sign handles with a new key from now on and return its id; older handles stay good for 12 h."""
+        while True:
+            key_id = self._current_receipt_key_id() + 1
+            try:
+                await self._add_receipt_key(key_id)
+            except RevisionMismatch:
+                continue
+            return key_id
+
+    async def drop_old_receipt_keys(self) -> int:
+        """Delete the receipt keys no handle can need any more; return how many."""
+        rows = sorted((row for _, row in self._receipt_keys.items()), key=lambda row: row.key_id)
+        oldest_needed_ms = self._now_ms() - RECEIPT_KEY_KEPT_MS
+        dropped = [row for row, successor in pairwise(rows) if successor.created_ms < oldest_needed_ms]
+        for row in dropped:
+            await self._mirror.transact([], deletes=[RECEIPT_KEYS + id_text(row.key_id)])
+        return len(dropped)
+
+    async def _add_receipt_key(self, key_id: int) -> None:
+        while True:
+            wrapped = self._master_keys.wrap(receipt_key_purpose(key_id), os.urandom(KEY_BYTES))
+            row = ReceiptKeyRow(key_id, wrapped, self._now_ms())
+            try:
+                await self._mirror.transact(
+                    [self._master_keys.compare(), Compare(RECEIPT_KEYS + id_text(key_id), 0)],
+                    [Put(RECEIPT_KEYS + id_text(key_id), encode_row(row))],
+                )
+            except RevisionMismatch:
+                if self._receipt_keys.get(id_text(key_id)) is None:
+                    continue  # the master key was rotated meanwhile
+                if self._is_started:
+                    raise
+            return
+
+    def _current_receipt_key_id(self) -> int:
+        return max(row.key_id for _, row in self._receipt_keys.items())
+
+    def _on_receipt_keys(self, suffix: str, old: ReceiptKeyRow | None, new: ReceiptKeyRow | None) -> None:
+        # A rewrap changes the wrapping, not the key.
+        if self._is_started and (old is None or new is None):
+            self.take_receipt_keys()
+
+    def take_receipt_keys(self) -> None:
+        """Verify with every key there is, and sign with the newest that is old enough."""
+        keys = {
+            row.key_id: self._master_keys.unwrap(receipt_key_purpose(row.key_id), row.wrapped)
+            for _, row in self._receipt_keys.items()
+        }
+        now_ms, lead_ms = self._now_ms(), self._receipt_key_lead_ms
+        ready = [
+            row.key_id
+            for _, row in self._receipt_keys.items()
+            if has_passed(row.created_ms, lead_ms, now_ms, ahead_max_ms=CLOCKS_DIFFER_MAX_MS)
+        ]
+        if self._handles is None:
+            self._handles = ReceiptHandles(keys, max(ready, default=min(keys)))
+        elif keys:
+            self._handles.set_keys(keys, max(ready, default=min(keys)))
+
+
+def data_key_purpose(key_id: int) -> str:
+    """Return what a wrapped data key is bound to."""
+    return f"data-key/{key_id}"
+
+
+def receipt_key_purpose(key_id: int) -> str:
+    """Return what a wrapped receipt key is bound to."""
+    return f"receipt-key/{key_id}"
+
+
+def secret_purpose(access_key_id: str) -> str:
+    """Return what the wrapped secret of an access key is bound to."""
+    return f"access-key/{access_key_id}"
+
+
+def session_token_purpose(access_key_id: str) -> str:
+    """Return what the wrapped session token of an access key is bound to."""
+    return f"session-token/{access_key_id}"
+
+
+class MasterKeyRotation:
+    """Carries out a rotation over every table that holds wrapped secrets."""
+
+    def __init__(self, mirror: Mirror, master_keys: MasterKeys) -> None:
+        self._mirror = mirror
+        self._master_keys = master_keys
+        self._lock = asyncio.Lock()
+
+    async def rotate(self) -> str:
+        """Make a new master key, wrap everything with it, retire the old one; return the new key's id."""
+        async with self._lock:
+            await self._finish()
+            await self._master_keys.begin_rotation()
+            log.info("master key rotation began key=%s", self._master_keys.row.current_key_id)
+            await self._finish()
+            return self._master_keys.row.current_key_id
+
+    async def finish(self) -> None:
+        """Take up a rotation that was cut short; nothing to do otherwise."""
+        async with self._lock:
+            await self._finish()
+
+    async def _finish(self) -> None:
+        if not self._master_keys.row.retiring_key_ids:
+            return
+        while left := await self._left():
+            for start in range(0, len(left), REWRAPPED_PER_TRANSACTION):
+                await self._rewrap(left[start : start + REWRAPPED_PER_TRANSACTION])
+        await self._master_keys.end_rotation()
+        log.info("master key rotation ended key=%s", self._master_keys.row.current_key_id)
+
+    async def _left(self) -> list[tuple[Compare, str, msgspec.Struct]]:
+        """Read the store itself, not the mirror: what is missed here would be lost with the old key."""
+        left: list[tuple[Compare, str, msgspec.Struct]] = []
+        for prefix, decode in _WRAPPED_TABLES.items():
+            items, _ = await self._mirror.store.list_all(prefix)
+            for item in items:
+                row = decode(item.value)
+                if any(not self._master_keys.is_current(wrapped) for _, _, wrapped in _secrets_of(row)):
+                    left.append((Compare(item.key, item.revision), item.key, row))
+        return left
+
+    async def _rewrap(self, rows: list[tuple[Compare, str, msgspec.Struct]]) -> None:
+        puts = [Put(key, encode_row(self._rewrapped(row))) for _, key, row in rows]
+        try:
+            await self._mirror.transact(
+                [self._master_keys.compare(), *(compare for compare, _, _ in rows)], puts
+            )
+        except RevisionMismatch:
+            return  # a row changed or went; the next look at the store finds what is left
+
+    def _rewrapped(self, row: msgspec.Struct) -> msgspec.Struct:
+        changes: dict[str, Any] = {
+            field: self._master_keys.wrap(purpose, self._master_keys.unwrap(purpose, wrapped))
+            for field, purpose, wrapped in _secrets_of(row)
+        }
+        return msgspec.structs.replace(row, **changes)
+
+
+_WRAPPED_TABLES: Final[dict[str, Callable[[bytes], msgspec.Struct]]] = {
+    DATA_KEYS: row_decoder(DataKeyRow),
+    RECEIPT_KEYS: row_decoder(ReceiptKeyRow),
+    ACCESS_KEYS: row_decoder(AccessKeyRow),
+}
+
+
+def _secrets_of(row: msgspec.Struct) -> Iterator[tuple[str, str, bytes]]:
+    """Yield (field, purpose, wrapped secret) of a row."""
+    match row:
+        case DataKeyRow():
+            yield "wrapped", data_key_purpose(row.key_id), row.wrapped
+        case ReceiptKeyRow():
+            yield "wrapped", receipt_key_purpose(row.key_id), row.wrapped
+        case AccessKeyRow():
+            yield "wrapped_secret", secret_purpose(row.access_key_id), row.wrapped_secret
+            if row.wrapped_session_token is not None:
+                yield (
+                    "wrapped_session_token",
+                    session_token_purpose(row.access_key_id),
+                    row.wrapped_session_token,
+                )
+        case _:
+            raise AssertionError(f"{type(row).__name__} holds no secrets")

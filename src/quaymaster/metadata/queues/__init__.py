@@ -1,0 +1,1 @@
+"""Queues as metadata has them: created, placed, permitted, declared."""

@@ -1,0 +1,126 @@
+"""No id is given below any that a journal has seen, whatever the store says that gives them.
+
+    store away, restored, or this process new ──▶ distrusted ──all journals asked──▶ trusted, until it is away again
+
+While it is trusted nothing is asked. A store that is behind the journals has gone back: it was restored from an older
+copy, and what it lost, nobody can tell it. Then changes are refused until an operator decides to go on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from quaymaster.coordination.interface import Put
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import Versions
+from quaymaster.core.values.queue_marks import TOLD_MAX, QueueMarks
+from quaymaster.metadata.store.ids import IdAllocator
+from quaymaster.metadata.store.mirror import RowStore
+from quaymaster.metadata.store.rows import ACCEPTED, DATA_KEY_FLOOR
+
+MARKS_ASKED: Final[Versions] = {1: 0, 4: 1}
+"""Since which cell format journals say what they have seen: 0 stands for not at all."""
+
+LOST_MAX: Final = 1_000
+"""So many queues with lost attributes are counted."""
+
+log = logging.getLogger(__name__)
+
+
+class StoreWentBack(NotNow):
+    """The metadata is older than the journals. The message says what was found, and which command decides."""
+
+
+class LostAttributes:
+    """The queues of which a journal had later attributes than the store, since this process started."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, None] = {}
+
+    def note(self, queue: str) -> None:
+        """The store had lost attributes of a queue when they were set again."""
+        if len(self._queues) < LOST_MAX:
+            self._queues[queue] = None
+
+    def notices(self) -> list[str]:
+        """Return what an operator should look at: notices of `Health`."""
+        if not self._queues:
+            return []
+        some = ", ".join(islice(self._queues, TOLD_MAX))
+        return [
+            f"The metadata store had lost attributes of {len(self._queues)} queues that their journals had ({some}): "
+            "it is an older copy. Look at the attributes of all queues that were changed since it was made."
+        ]
+
+
+class IdGuard:
+    """Before ids are given, `check`. Queues' and data keys' counters are raised together."""
+
+    def __init__(
+        self,
+        store: RowStore,
+        queue_ids: IdAllocator,
+        ask_marks: Callable[[], Awaitable[Sequence[QueueMarks]]],
+    ) -> None:
+        self._store = store
+        self._queue_ids = queue_ids
+        self._data_key_ids = IdAllocator(store, "data_key")
+        self._ask_marks = ask_marks
+        self._lock = asyncio.Lock()
+        self._is_trusted = False
+        self.data_key_floor = 0
+        """Data keys up to this one were given before the store went back: front ends may hold some of them yet."""
+        self.problem: str | None = None
+        """What was found and not decided yet."""
+
+    def distrust(self) -> None:
+        """Ask the journals before the next id is given, and give none of those set aside."""
+        self._is_trusted = False
+        self._queue_ids.drop_block()
+
+    async def check(self) -> None:
+        """Return when ids may be given; StoreWentBack when an operator must decide first, NotNow as journals answer."""
+        while not self._is_trusted:
+            async with self._lock:
+                if not self._is_trusted:
+                    # First: whoever distrusts it from here on is heard.
+                    self._is_trusted = True
+                    try:
+                        await self._compare()
+                    except BaseException:
+                        self._is_trusted = False
+                        raise
+
+    async def _compare(self) -> None:
+        marks = QueueMarks()
+        for each in await self._ask_marks():
+            marks.raise_to(each.queue_id, each.data_key_id)
+        queue_id, data_key_id = await self._queue_ids.last(), await self._data_key_ids.last()
+        if marks.queue_id > queue_id or marks.data_key_id > data_key_id:
+            if not await self._is_accepted():
+                self.problem = (
+                    f"The metadata store went back: it has given queue ids up to {queue_id} and data keys up to "
+                    f"{data_key_id}, and the journals have seen {marks.queue_id} and {marks.data_key_id}. Restore a "
+                    "newer copy of it. To continue with this one, decide so with `quaymaster force-store`."
+                )
+                log.error("store refused reason=%s", self.problem)
+                raise StoreWentBack(self.problem)
+            await self.raise_to(marks)
+            await self._store.transaction([], [], [ACCEPTED])
+            log.warning("store accepted queue_id=%d data_key_id=%d", marks.queue_id, marks.data_key_id)
+        floor = await self._store.get(DATA_KEY_FLOOR)
+        self.data_key_floor = int(floor.value) if floor is not None else 0
+        self.problem = None
+
+    async def raise_to(self, marks: QueueMarks) -> None:
+        """Give no ids that are not above these, though the store is behind them."""
+        await self._queue_ids.raise_to(marks.queue_id)
+        await self._data_key_ids.raise_to(marks.data_key_id)
+        await self._store.transaction([], [Put(DATA_KEY_FLOOR, str(marks.data_key_id).encode())])
+
+    async def _is_accepted(self) -> bool:
+        return await self._store.get(ACCEPTED) is not None

@@ -1,0 +1,285 @@
+"""What is known of queues: their rows as the mirror has them, found by name, by id and by journal, and listed.
+
+Only active queues are found. Where a queue's partitions are is also known while it is being deleted, and for a while
+after: its journals may have to be told once more.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist
+from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.quotas import QueueQuotas, Quotas
+from quaymaster.metadata.store.rows import DELETED, QUEUES, DeletedRow, row_decoder
+from quaymaster.protocol.rpc.metadata_messages import ListDeadLetterSources, ListGroups, QueueListing
+from quaymaster.protocol.sqs.internal_queues import is_internal
+from quaymaster.protocol.sqs.queue_names import QueueArn
+
+PAGE_MAX: Final = 1_000
+GONE_MAX: Final = 20_000
+"""Deleted queues whose journals are known, beside those that still have a row."""
+_TOKEN_VERSION: Final = b"\x01"
+
+
+class QueuePage(msgspec.Struct, frozen=True):
+    """Some queues in order of their names. `next_token` None: these were the last."""
+
+    queues: list[QueueDefinition]
+    next_token: str | None
+
+
+class KnownQueues:
+    """Queue definitions. Everything answers from RAM."""
+
+    def __init__(self, mirror: Mirror, *, region: str, quotas: Quotas | None = None) -> None:
+        self._region = region
+        self._quotas = QueueQuotas(quotas or Quotas())
+        self.rows: Table[QueueDefinition] = mirror.table(QUEUES, decode_queue_definition, self._on_queue)
+        """Queues in whatever state."""
+        self.deleted: Table[DeletedRow] = mirror.table(DELETED, row_decoder(DeletedRow), self._on_deleted)
+        """Queues whose names rest."""
+        # Active queues only:
+        self._by_name: dict[tuple[str, str], QueueDefinition] = {}
+        self._by_id: dict[int, QueueDefinition] = {}
+        self._logs: dict[int, QueueDefinition] = {}
+        """Those that are log-retained, without their consumer groups."""
+        self._names: dict[str, list[str]] = {}
+        self._dead_letter_sources: dict[str, list[str]] = {}
+        self._partitions_in: Counter[int] = Counter()
+        # Queues in any state:
+        self._queues_with_key: Counter[int] = Counter()
+        self._groups_of: dict[int, set[str]] = {}
+        """Consumer groups in any state, by account and name, of each log; also of one that is gone."""
+        self._gone_logs: set[int] = set()
+        """Of those, the ids that no queue has: the queue is gone, consumer groups of it are not."""
+        # Queues in any state, and those lately deleted, whose journals may have to be told once more:
+        self._journals_of: dict[int, tuple[int, ...]] = {}
+        self._gone_journals_of: dict[int, tuple[int, ...]] = {}
+
+    # Finding
+
+    def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return an active queue, or None."""
+        return self._by_name.get((account_id, name))
+
+    def queue(self, account_id: str, name: str) -> QueueDefinition:
+        """Return an active queue; QueueDoesNotExist."""
+        definition = self._by_name.get((account_id, name))
+        if definition is None:
+            raise QueueDoesNotExist
+        return definition
+
+    def queue_by_id(self, queue_id: int) -> QueueDefinition | None:
+        """Return an active queue by its id, or None."""
+        return self._by_id.get(queue_id)
+
+    def row(self, account_id: str, name: str) -> tuple[QueueDefinition, int] | None:
+        """Return a queue in whatever state it is, and the revision of its row; None when there is none."""
+        suffix = f"{account_id}/{name}"
+        definition = self.rows.get(suffix)
+        return None if definition is None else (definition, self.rows.revision(suffix))
+
+    def journal_of(self, queue_id: int, partition: int) -> int | None:
+        """Return which journal has a partition, also of a queue that is being deleted or lately was, or None."""
+        journal_ids = self._journals_of.get(queue_id) or self._gone_journals_of.get(queue_id)
+        if journal_ids is None or partition >= len(journal_ids):
+            return None
+        return journal_ids[partition]
+
+    def active_queues(self) -> Iterable[QueueDefinition]:
+        """Return all active queues, of all accounts, in no order."""
+        return list(self._by_id.values())
+
+    def active_logs(self) -> list[QueueDefinition]:
+        """Return all active queues that are log-retained, of all accounts, in no order."""
+        return list(self._logs.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def arn_of(self, account_id: str, name: str) -> QueueArn:
+        """Return the ARN of a queue, there or not."""
+        return QueueArn(self._region, account_id, name)
+
+    def arn(self, definition: QueueDefinition) -> str:
+        """Return a queue's ARN."""
+        return str(self.arn_of(definition.account_id, definition.name))
+
+    def groups_of(self, queue_id: int) -> list[str]:
+        """Return the consumer groups of a log in any state, also of one that is gone, as ACCOUNT/NAME."""
+        return list(self._groups_of.get(queue_id, ()))
+
+    def gone_logs(self) -> list[int]:
+        """Return the ids of queues that are gone while consumer groups of theirs are not."""
+        return list(self._gone_logs)
+
+    def partitions_in(self, journal_id: int) -> int:
+        """Return how many partitions of active queues are in a journal, consumer groups aside."""
+        return self._partitions_in[journal_id]
+
+    def queues_with_key(self, data_key_id: int) -> int:
+        """Return how many queues, consumer groups included, have a data key."""
+        return self._queues_with_key.get(data_key_id, 0)
+
+    # Listing
+
+    async def list_page(self, request: QueueListing) -> QueuePage:
+        """Return the queues that are asked for, in order of their names.
+
+        Raises:
+            InvalidParameterValue: the token is none of ours.
+            QueueDoesNotExist: there is no such dead-letter queue.
+        """
+        if isinstance(request, ListDeadLetterSources):
+            return self._list_dead_letter_sources(request)
+        if isinstance(request, ListGroups):
+            return self._list_groups(request)
+        prefix = request.prefix
+        names = self._names.get(request.account_id, [])
+        after = _parse_token(request.next_token)
+        start = bisect_left(names, prefix) if after is None else bisect_right(names, max(after, prefix))
+        found: list[str] = []
+        for name in names[start : start + _limit(request) + 1]:
+            if not name.startswith(prefix):
+                break
+            found.append(name)
+        return self._page(request, found)
+
+    def _list_dead_letter_sources(self, request: ListDeadLetterSources) -> QueuePage:
+        target = self.queue(request.account_id, request.name)
+        after = _parse_token(request.next_token)
+        names = self._dead_letter_sources.get(self.arn(target), [])
+        start = 0 if after is None else bisect_right(names, after)
+        return self._page(request, names[start : start + _limit(request) + 1])
+
+    def _list_groups(self, request: ListGroups) -> QueuePage:
+        log = self.queue(request.account_id, request.name)
+        suffixes = self._groups_of.get(log.queue_id, ())
+        names = sorted(suffix.rpartition("/")[2] for suffix in suffixes)
+        after = _parse_token(request.next_token)
+        found = [
+            name
+            for name in names
+            if (request.account_id, name) in self._by_name and (after is None or name > after)
+        ]
+        return self._page(request, found[: _limit(request) + 1])
+
+    def _page(self, request: QueueListing, names: list[str]) -> QueuePage:
+        account_id, limit = request.account_id, _limit(request)
+        more = len(names) > limit and request.results_max is not None
+        names = names[:limit]
+        return QueuePage(
+            [self._by_name[account_id, name] for name in names], _render_token(names[-1]) if more else None
+        )
+
+    # Following the rows
+
+    def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
+        if old is not None and old.state == "active":
+            self._unindex(old)
+        if new is not None and new.state == "active":
+            self._index(new)
+        self._quotas.note(old, new)
+        if new is not None:
+            self._queues_with_key[new.data_key_id] += 1
+        if old is not None:
+            self._queues_with_key[old.data_key_id] -= 1
+            if not self._queues_with_key[old.data_key_id]:
+                del self._queues_with_key[old.data_key_id]
+        if old is not None and old.group_of:
+            groups = self._groups_of[old.group_of]
+            groups.discard(suffix)
+            if not groups:
+                del self._groups_of[old.group_of]
+                self._gone_logs.discard(old.group_of)
+        if new is not None and new.group_of:
+            self._groups_of.setdefault(new.group_of, set()).add(suffix)
+            if new.group_of not in self._journals_of:
+                self._gone_logs.add(new.group_of)
+        if old is not None and (new is None or new.queue_id != old.queue_id):
+            del self._journals_of[old.queue_id]
+            self._note_gone(old.queue_id, journal_ids_of(old))
+            if old.queue_id in self._groups_of:
+                self._gone_logs.add(old.queue_id)
+        if new is not None:
+            self._journals_of[new.queue_id] = journal_ids_of(new)
+            self._gone_logs.discard(new.queue_id)
+
+    def _on_deleted(self, suffix: str, old: DeletedRow | None, new: DeletedRow | None) -> None:
+        if new is not None:
+            self._note_gone(new.queue_id, new.journal_ids)
+
+    def _note_gone(self, queue_id: int, journal_ids: tuple[int, ...]) -> None:
+        self._gone_journals_of.pop(queue_id, None)
+        self._gone_journals_of[queue_id] = journal_ids
+        if len(self._gone_journals_of) > GONE_MAX:
+            del self._gone_journals_of[next(iter(self._gone_journals_of))]
+
+    def _index(self, definition: QueueDefinition) -> None:
+        key = (definition.account_id, definition.name)
+        self._by_name[key] = definition
+        self._by_id[definition.queue_id] = definition
+        if definition.group_of:
+            return
+        # Not `is_log`: what a definition works out for itself it keeps; that is too much to keep of each queue.
+        if definition.attributes.get("RetentionMode") == "Log":
+            self._logs[definition.queue_id] = definition
+        if not is_internal(*key):
+            insort(self._names.setdefault(definition.account_id, []), definition.name)
+        self._partitions_in.update(partition.journal_id for partition in definition.partitions)
+        policy = definition.redrive_policy
+        if policy is not None:
+            insort(self._dead_letter_sources.setdefault(policy.target_arn, []), definition.name)
+
+    def _unindex(self, definition: QueueDefinition) -> None:
+        key = (definition.account_id, definition.name)
+        del self._by_name[key]
+        del self._by_id[definition.queue_id]
+        self._logs.pop(definition.queue_id, None)
+        if definition.group_of:
+            return
+        if not is_internal(*key):
+            names = self._names[definition.account_id]
+            del names[bisect_left(names, definition.name)]
+        self._partitions_in.subtract(partition.journal_id for partition in definition.partitions)
+        policy = definition.redrive_policy
+        if policy is not None:
+            sources = self._dead_letter_sources[policy.target_arn]
+            del sources[bisect_left(sources, definition.name)]
+            if not sources:
+                del self._dead_letter_sources[policy.target_arn]
+
+
+def journal_ids_of(definition: QueueDefinition) -> tuple[int, ...]:
+    """Return which journals a queue's partitions are in, in their order."""
+    return tuple(partition.journal_id for partition in definition.partitions)
+
+
+def _limit(request: QueueListing) -> int:
+    return min(request.results_max or PAGE_MAX, PAGE_MAX)
+
+
+def _render_token(name: str) -> str:
+    return base64.urlsafe_b64encode(_TOKEN_VERSION + name.encode()).decode()
+
+
+def _parse_token(token: str | None) -> str | None:
+    if token is None:
+        return None
+    try:
+        data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
+        name = data[1:].decode("ascii")
+    except (UnicodeError, binascii.Error, ValueError):
+        data, name = b"", ""
+    if data[:1] != _TOKEN_VERSION or not name:
+        raise InvalidParameterValue.of("NextToken", token, "The token is not one that was given out.")
+    return name

@@ -1,0 +1,122 @@
+"""Which journals take new queues: those of the cell that have, or had, a leader in service; which one takes a queue.
+
+A queue and its dead-letter queue are best in one journal, where a message moves by one record. Which queues will belong
+together is not known when they are made, but their names often tell: `related_names`.
+
+A queue stays in its journal for life (`Partition.journal_id`); the journal moves between brokers, and the queue with
+it. So what is known may be some seconds old; but the first queues of a cell wait until it has its journals, for else
+all of them would stay in the first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from quaymaster.coordination.cell_keys import (
+    BROKERS,
+    JOURNALS,
+    decode_configuration,
+    decode_registration,
+    journal_of,
+)
+from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.watched_prefix import WatchedPrefix
+from quaymaster.core.values.errors import Overloaded
+from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.metadata.queues.known_queues import KnownQueues
+from quaymaster.protocol.sqs.queue_attributes import QueueAttributes
+
+DEAD_LETTER_MARKS: Final = (
+    *("-dlq", "_dlq", "-dead-letter", "_dead_letter", "-deadletter", "-dead-letter-queue", "-dead-letters"),
+    *("-dead", "_dead", "-failed", "_failed", "-failures", "-errors", "-error", "_error", "DLQ", "Dlq"),
+)
+"""What the name of a dead-letter queue usually ends with, behind the name of its source."""
+FIFO: Final = ".fifo"
+
+RETRY_S: Final = 0.5
+FORMING_S: Final = 5.0
+"""After its first journal was known, a cell is given so long to have one for each of its brokers."""
+
+
+class CellJournals:
+    """The cell's journals, as coordination tells of them. Call it for those that take new queues."""
+
+    def __init__(self, store: Coordination, *, forming_s: float = FORMING_S) -> None:
+        self._forming_s = forming_s
+        self._led: set[int] = set()
+        self._brokers: set[str] = set()
+        self._first_led_s: float | None = None
+        self._is_formed = False
+        self._journal_watch = WatchedPrefix(store, JOURNALS, self._on_journal, retry_max_s=RETRY_S)
+        self._broker_watch = WatchedPrefix(store, BROKERS, self._on_broker, retry_max_s=RETRY_S)
+
+    def __call__(self) -> Sequence[int]:
+        self._is_formed = self._is_formed or self._has_formed()
+        return sorted(self._led) if self._is_formed else ()
+
+    def start(self) -> None:
+        """Begin to follow them."""
+        self._journal_watch.start()
+        self._broker_watch.start()
+
+    async def close(self) -> None:
+        """Stop."""
+        await asyncio.gather(self._journal_watch.close(), self._broker_watch.close())
+
+    def _has_formed(self) -> bool:
+        """Whether the cell has as many journals as it has brokers, or had the time to make them."""
+        if self._first_led_s is None:
+            return False
+        is_complete = self._broker_watch.listed.is_set() and len(self._led) >= len(self._brokers)
+        return is_complete or time.monotonic() - self._first_led_s >= self._forming_s
+
+    def _on_journal(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._led.discard(journal_of(key))
+        elif _was_led(decode_configuration(value)):
+            self._led.add(journal_of(key))
+            self._first_led_s = time.monotonic() if self._first_led_s is None else self._first_led_s
+
+    def _on_broker(self, key: str, value: bytes | None) -> None:
+        name = key.removeprefix(BROKERS)
+        if value is not None and decode_registration(value).state == "active":
+            self._brokers.add(name)
+        else:
+            self._brokers.discard(name)
+
+
+def choose_journal(
+    queues: KnownQueues, journals: Sequence[int], account_id: str, name: str, attributes: QueueAttributes
+) -> int:
+    """Return a journal for a new queue: that of its dead-letter queue or source, if there seems to be one.
+
+    Otherwise the one with the fewest partitions of those that take new queues. Overloaded, if none does.
+    """
+    if not journals:
+        raise Overloaded("No journal takes new queues now.")
+    policy = attributes.redrive_policy
+    if policy is not None:
+        target = queues.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
+        if target is not None:
+            return target.partitions[0].journal_id
+    for related in related_names(name):
+        found = queues.find(account_id, related)
+        if found is not None and found.partitions[0].journal_id in journals:
+            return found.partitions[0].journal_id
+    return min(journals, key=lambda journal_id: (queues.partitions_in(journal_id), journal_id))
+
+
+def related_names(name: str) -> list[str]:
+    """Return the names of queues that a new queue probably shares messages with: source or dead-letter queue."""
+    fifo = FIFO if name.endswith(FIFO) else ""
+    stem = name.removesuffix(FIFO)
+    sources = [stem.removesuffix(mark) for mark in DEAD_LETTER_MARKS if stem.endswith(mark)]
+    return [related + fifo for related in (*sources, *(stem + mark for mark in DEAD_LETTER_MARKS)) if related]
+
+
+def _was_led(configuration: JournalConfiguration) -> bool:
+    # Appointed anew and not activated yet: it has been, and will be again.
+    return configuration.activated or bool(configuration.previous_members)

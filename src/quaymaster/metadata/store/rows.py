@@ -1,0 +1,211 @@
+"""What metadata keeps in the store: the keys' names and the bytes of each kind of row.
+
+    /queues/ACCOUNT/NAME        QueueDefinition                        (core/values/queue_definitions)
+    /pending/ACCOUNT/NAME       PendingRow: the journal may not know the queue's newest state yet
+    /deleted/ACCOUNT/NAME       DeletedRow: the name was in use lately
+    /deleted/QUEUE-ID           DeletedRow: the same, when the name was used again since
+    /purges/QUEUE-ID            PurgeRow: when the queue was purged last
+    /accounts/ID                AccountRow
+    /access_keys/ID             AccessKeyRow                           secrets wrapped
+    /data_keys/ID               DataKeyRow                             key wrapped; deleted when unused
+    /account_keys/ACCOUNT       AccountKeyRow: the data key of the account's new queues
+    /data_key_sweep             KeySweepRow: when data keys are looked for that nothing needs
+    /receipt_keys/ID            ReceiptKeyRow                          key wrapped
+    /nodes/NAME                 NodeRow: a metadata node's beat            (clusters)
+    /readers/NAME               ReaderRow: a front end, and which master keys it has
+    /master_key                 MasterKeyRow: which master key wraps
+    /ids/KIND                   the last number of a kind that was set aside (text)
+    /ids/KIND@NODE              the last number of the block that a node has set aside
+    /ids/data_key_floor         data keys up to this number were given before the store went back (text)
+    /accepted                   an operator decided to go on with a store that went back (text: when, in ms)
+
+Rows are a version byte and a MessagePack array. To change one: append fields with defaults, or raise
+ROW_VERSION and keep decoding the old one. Ids in keys are 16 hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+
+ROW_VERSION: Final = 1
+ROOT: Final = "/"
+QUEUES: Final = "/queues/"
+PENDING: Final = "/pending/"
+DELETED: Final = "/deleted/"
+PURGES: Final = "/purges/"
+ACCOUNTS: Final = "/accounts/"
+ACCESS_KEYS: Final = "/access_keys/"
+DATA_KEYS: Final = "/data_keys/"
+DATA_KEYS_KEPT_MAX: Final = 16_384
+"""So many data keys a node or front end of a cell has in memory; the others are looked up when they are needed."""
+ACCOUNT_KEYS: Final = "/account_keys/"
+KEY_SWEEP: Final = "/data_key_sweep"
+RECEIPT_KEYS: Final = "/receipt_keys/"
+MASTER_KEY: Final = "/master_key"
+IDS: Final = "/ids/"
+NODES: Final = "/nodes/"
+READERS: Final = "/readers/"
+ACCEPTED: Final = "/accepted"
+DATA_KEY_FLOOR: Final = "/ids/data_key_floor"
+_UNCOUNTED: Final = (NODES, READERS, IDS, PENDING, KEY_SWEEP, ACCEPTED)
+"""Beats, and what is made again or guarded in another way: a store that lost only these lost nothing."""
+
+
+def is_counted(key: str) -> bool:
+    """Tell whether a store that lost the last change of a key has lost what somebody was told is so."""
+    return key.startswith(ROOT) and not key.startswith(_UNCOUNTED)
+
+
+class QueueRows:
+    """The queues as the store has them now, for whoever asks seldom and keeps no copy."""
+
+    def __init__(self, store: Coordination) -> None:
+        self._store = store
+
+    async def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        """Return a queue in whatever state, None when there is none; raises NotNow."""
+        found = await self._store.get(f"{QUEUES}{account_id}/{name}")
+        return None if found is None else decode_queue_definition(found.value)
+
+
+class PendingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something was decided about a queue that its journal may not have heard of."""
+
+    queue_id: int
+    since_ms: int
+
+
+class DeletedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A queue of this name was deleted at this time; its partitions were in these journals, by their numbers."""
+
+    queue_id: int
+    deleted_ms: int
+    journal_ids: tuple[int, ...] = (0,)
+
+
+class PurgeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The queue's last purge began at this time."""
+
+    purged_ms: int
+
+
+class AccountRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Who owns queues: 12 digits, and a name for people."""
+
+    account_id: str
+    name: str
+    created_ms: int
+
+
+class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An access key with its wrapped secret.
+
+    Session credentials also have a wrapped token, an end, and the key they were made of.
+    """
+
+    access_key_id: str
+    account_id: str
+    principal_id: str
+    name: str
+    wrapped_secret: bytes
+    is_enabled: bool
+    created_ms: int
+    rotated_ms: int
+    wrapped_session_token: bytes | None = None
+    expires_ms: int | None = None
+    parent_id: str | None = None
+
+
+class DataKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A wrapped key that messages are encrypted with: those of one queue, or of up to 1,024 of an account.
+
+    `unused_sweeps` and `retiring_since_ms` are `core/values/data_key_life`.
+    """
+
+    key_id: int
+    wrapped: bytes
+    created_ms: int
+    unused_sweeps: int = 0
+    retiring_since_ms: int = 0
+
+
+class AccountKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The data key that new queues of an account share. No other one begins to be used."""
+
+    key_id: int
+
+
+class KeySweepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The next look for unused data keys is due at this time."""
+
+    due_ms: int
+
+
+class ReceiptKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A wrapped key that receipt handles are signed with."""
+
+    key_id: int
+    wrapped: bytes
+    created_ms: int
+
+
+class MasterKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The master key that wraps from now on, and those that are on their way out (none between rotations)."""
+
+    current_key_id: str
+    retiring_key_ids: tuple[str, ...] = ()
+
+
+class NodeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A metadata node was there at this time."""
+
+    name: str
+    beat_ms: int
+
+
+class ReaderRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A front end was there at this time, with these master keys."""
+
+    name: str
+    key_ids: tuple[str, ...]
+    seen_ms: int
+
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+_encoder = msgspec.msgpack.Encoder()
+_VERSION_BYTE = bytes([ROW_VERSION])
+
+
+def encode_row(row: msgspec.Struct) -> bytes:
+    """Return the stored bytes of a row."""
+    return _VERSION_BYTE + _encoder.encode(row)
+
+
+def row_decoder(row_type: type[Row]) -> Callable[[bytes], Row]:
+    """Return what reads `encode_row`'s bytes; StoreUnusable names the kind of row, never its content."""
+    decoder = msgspec.msgpack.Decoder(row_type)
+
+    def decode(data: bytes) -> Row:
+        if not data or data[0] != ROW_VERSION:
+            raise StoreUnusable(
+                f"a {row_type.__name__} has format {data[0] if data else 'none'}, this program knows "
+                f"{ROW_VERSION}: it was written by a newer Quaymaster."
+            )
+        try:
+            return decoder.decode(memoryview(data)[1:])
+        except msgspec.MsgspecError:
+            raise StoreUnusable(f"a {row_type.__name__} in the metadata store is damaged.") from None
+
+    return decode
+
+
+def id_text(number: int) -> str:
+    """Return how a 64-bit id is written in a key."""
+    return f"{number:016x}"

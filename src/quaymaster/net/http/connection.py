@@ -1,0 +1,840 @@
+"""One client's connection to the HTTP server: requests in, replies out in the same order, and what it is late with.
+
+What it is reading:
+
+```
+             ┌────────────────── whole body there: handed over at the end of the pass ─────────────┐
+             ▼                                                                                     │
+    ──▶ HEAD ──head complete, admitted──▶ BODY (Content-Length) | CHUNKS ──────────────────────────┘
+         │                                  │
+         └── refused, `Connection: close` ──┴──▶ NOTHING MORE ──last reply sent──▶ closed
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import socket
+import termios
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import msgspec
+
+from quaymaster.net.http.known import Known
+from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPLimits, HTTPRequest
+from quaymaster.net.http.parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, RequestRefused
+from quaymaster.net.http.strangers import PeerShare, Strangers
+
+AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
+"""Called when the head of a request is complete, before its body is read: None, or the reply (status,
+headers, body) that refuses it. The connection is closed after a refusal."""
+RenderError = Callable[[int, str], tuple[bytes, bytes]]
+"""Gives headers and body of the server's own error replies, by status and message."""
+
+UNREAD_BYTES_MAX = 256 * 1024
+"""A connection that waits for its pass with more than this is not read meanwhile."""
+STALLED_UNREAD_BYTES_MAX = 16 * 1024
+"""Nor one whose earlier requests wait, or that is a stranger's and waits for its turn, with more than this. With less
+it is read, to see when the client goes: its long polls must not take messages for nobody."""
+EMPTY_LINES_MAX = 8
+"""So many empty lines are let pass at once before a request; more would hold the loop and mean nothing."""
+STRANGER_HEADS_PER_TURN = 4
+"""Requests that a stranger's connection may have taken in one turn."""
+UNCOUNTED_BYTES = 4 * 1024
+"""What a stranger's connection holds is counted above this."""
+HELD_PERCENT_MAX = 90
+"""No more than this part of all connections is held; others are closed instead. Of a client that is held it is not
+seen that it has gone, so those that reconnect would use up all connections."""
+LINGER_MS = 2_000
+"""How long we go on reading, and forgetting, after a refusal: a close with unread bytes would make the
+kernel reset the connection, and the client might never see why it was refused."""
+SMALL_BODY_BYTES = 64 * 1024
+"""Reply bodies up to this size are copied behind their head; larger ones are handed over as they are."""
+LENGTHS_READY = 1024
+"""Bodies shorter than this find their Content-Length line ready made."""
+
+_LENGTH_LINES = tuple(b"Content-Length: %d\r\n\r\n" % length for length in range(LENGTHS_READY))
+_HEAD, _BODY, _CHUNKS, _NOTHING_MORE = range(4)
+"""What a connection reads next."""
+_IDLE, _IN_HEAD, _IN_BODY, _SERVING, _WRITING, _LINGERING, _CLOSING = range(7)
+"""What the sweep sees it do."""
+_ACTIVITIES = 8
+_NO_BYTES = bytes(4)
+"""What the kernel says is unread of a connection."""
+
+_NO_CONTENT = frozenset({204, 304})
+
+log = logging.getLogger(__name__)
+
+
+class ConnectionOwner(Protocol):
+    """What a connection asks of its server."""
+
+    limits: HTTPLimits
+    unsigned_answers: int
+    name: str
+    admit: AdmitRequest | None
+    error_response: RenderError
+    on_event: Callable[[str], None]
+    is_draining: bool
+    body_bytes: int
+    """Memory that bodies take that have come in part."""
+    bodies: dict[HTTPConnection, None]
+    """Connections that have such a body, the one heard least lately first."""
+    strangers: Strangers
+    known: Known
+    clock_ms: float
+    """Of the sweeps."""
+    reply_starts: dict[int, bytes]
+    """By status, how a reply begins; those that are not there, `reply_start` makes."""
+
+    @property
+    def connections_held(self) -> int:
+        """Connections from which nothing is taken for a while (`HTTPRequest.hold_off`)."""
+        ...
+
+    def has_room_for(self, peer: str) -> bool:
+        """Tell whether one more connection is taken; another may have been closed for it."""
+        ...
+
+    def turn_away(self, transport: asyncio.Transport) -> None:
+        """Close the connection of a client that was refused, once it has seen that."""
+        ...
+
+    def add(self, connection: HTTPConnection) -> None:
+        """Note that it is open, and a stranger's."""
+        ...
+
+    def remove(self, connection: HTTPConnection) -> None:
+        """Note that it is lost."""
+        ...
+
+    def schedule_read(self, connection: HTTPConnection) -> None:
+        """Have what `connection` received read in the next pass."""
+        ...
+
+    def schedule_turn(self, connection: HTTPConnection) -> None:
+        """Have `connection` send what it has, and read on, at the end of the next pass."""
+        ...
+
+    def schedule_end(self, connection: HTTPConnection) -> None:
+        """Have `connection`, whose client is gone and waits for nothing, close when others have had their turn."""
+        ...
+
+    def arrive(self, request: HTTPRequest) -> None:
+        """Have a request that is complete handed over: in this pass, or in the next if it has begun to write."""
+        ...
+
+    def hold(self, connection: HTTPConnection, hold_ms: int) -> None:
+        """Release `connection` after so long, and after those that were held before it."""
+        ...
+
+    def reply_start(self, status: int) -> bytes:
+        """Return the status line and the headers every reply has."""
+        ...
+
+    def call_back(self, callback: Callable[[], None]) -> None:
+        """Tell a handler something of its request; its failure is nobody else's."""
+        ...
+
+
+class HTTPConnection(asyncio.Protocol):
+    """One client. Requests come in and replies go out in the same order."""
+
+    __slots__ = (
+        "_activity",
+        "_activity_since_ms",
+        "_body_length",
+        "_body_parts",
+        "_body_size",
+        "_chunks",
+        "_close_after_replies",
+        "_continue_due",
+        "_dropped_bytes",
+        "_end_of_input",
+        "_head",
+        "_is_lingering",
+        "_is_lost",
+        "_is_read_due",
+        "_kept_bytes",
+        "_limits",
+        "_out",
+        "_pending",
+        "_phase",
+        "_pipeline_max",
+        "_reading_paused",
+        "_received_ms",
+        "_refused",
+        "_request",
+        "_requests_seen",
+        "_server",
+        "_stalled",
+        "_transport",
+        "_turn_scheduled",
+        "_unread",
+        "_write_paused",
+        "counted_bytes",
+        "is_late",
+        "key",
+        "peer",
+        "share",
+    )
+
+    def __init__(self, server: ConnectionOwner) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._pipeline_max = server.limits.pipeline_max
+        """0 while the connection is held: then nothing more is taken from it."""
+        self._head = HeadParser(server.limits)
+        self._transport: asyncio.Transport
+        self.peer = ""
+        self.key: str | None = None
+        """The access key that signed the last request that was judged; None: it was not signed (`net/http/known`)."""
+        self.share: PeerShare | None = None
+        self.is_late = False
+        """Whether an answer went to it that was not for something signed; see `net/http/strangers`."""
+        self.counted_bytes = 0
+        self._phase = _HEAD
+        self._unread = b""
+        """Bytes received and not taken yet: until the next pass; part of a head; requests over pipeline_max."""
+        self._pending: deque[HTTPRequest] = deque()
+        """Requests whose replies have not been sent, oldest first."""
+        self._out: list[bytes] = []
+        """Replies whose turn has come."""
+        self._request: HTTPRequest | None = None
+        """The request whose body is being read."""
+        self._body_length = 0
+        self._body_parts: list[bytes] = []
+        self._body_size = 0
+        self._kept_bytes = 0
+        """Our part of the server's `body_bytes`."""
+        self._chunks: ChunkedBody | None = None
+        self._requests_seen = 0
+        self._continue_due = False
+        """The client waits for `100 Continue`."""
+        self._is_read_due = False
+        self._dropped_bytes = 0
+        self._received_ms = 0.0
+        """When the first of what waits for a pass came in."""
+        self._turn_scheduled = False
+        self._stalled = False
+        """There is something unread that must wait for its turn."""
+        self._reading_paused = False
+        self._write_paused = False
+        self._refused = False
+        """A request could not be read on, so nothing behind it can."""
+        self._end_of_input = False
+        self._close_after_replies = False
+        self._is_lingering = False
+        self._is_lost = False
+        self._activity = -1
+        self._activity_since_ms = 0.0
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        server = self._server
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        if server.is_draining or not server.has_room_for(self.peer):
+            self._is_lost = True
+            self._phase = _NOTHING_MORE
+            server.on_event("connection_refused")
+            headers, body = server.error_response(503, "The server takes no more connections.")
+            self._transport.writelines(self._render(503, headers, body, CONNECTION_CLOSE, is_head=False))
+            server.turn_away(self._transport)
+            return
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes_max)
+        server.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase == _NOTHING_MORE:
+            self._drop(len(data))
+            return
+        self._unread = self._unread + data if self._unread else data
+        if self._is_read_due or self._stalled:
+            self._update_reading()
+        else:
+            self._schedule_read(time.monotonic() * 1000)
+        if self.key is None and len(self._unread) > UNCOUNTED_BYTES:
+            self._update_reading()
+            self._settle()
+
+    def eof_received(self) -> bool:
+        """Take it up in this connection's turn: what came before it has been handled then."""
+        self._end_of_input = True
+        if self._is_lost or self._is_lingering:
+            return False
+        if self._pending or self._out or self._unread or self._turn_scheduled:
+            self._schedule_turn()
+        else:
+            self._turn_scheduled = True
+            self._server.schedule_end(self)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._phase = _NOTHING_MORE
+        self._unread = b""
+        self._forget_body()
+        waiting = [request for request in self._pending if request.is_waiting]
+        self._pending.clear()
+        self._out.clear()
+        self._server.remove(self)
+        if waiting:
+            self._server.on_event("client_disconnected")
+        for request in waiting:
+            request._connection = None
+        for request in waiting:
+            if request.on_disconnect is not None:
+                self._server.call_back(request.on_disconnect)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._activity = -1
+        self._schedule_turn()
+
+    # Reading.
+
+    def _schedule_read(self, received_ms: float) -> None:
+        self._is_read_due = True
+        self._received_ms = received_ms
+        self._server.schedule_read(self)
+
+    def read(self) -> int:
+        """Take requests from what is unread until it is used up, or until others should have their turn.
+
+        Return how many bytes were taken.
+        """
+        self._is_read_due = False
+        received_ms = self._received_ms
+        data = self._unread
+        self._unread = b""
+        position = 0
+        size = len(data)
+        turns = (
+            self._pipeline_max if self.key is not None else min(self._pipeline_max, STRANGER_HEADS_PER_TURN)
+        )
+        empty_lines = 0
+        try:
+            while position < size:
+                phase = self._phase
+                if phase == _HEAD:
+                    if data[position] == 13:  # RFC 9112, 2.2: empty lines before a request are let pass
+                        if position + 1 == size:
+                            break
+                        if data[position + 1] == 10:
+                            position += 2
+                            empty_lines += 1
+                            if empty_lines > EMPTY_LINES_MAX:
+                                raise RequestRefused(400, "rejected_malformed", "These are only empty lines.")
+                            continue
+                    if not turns or len(self._pending) >= self._pipeline_max or self._write_paused:
+                        self._stalled = True
+                        self._schedule_turn()
+                        break
+                    taken = self._read_head(data, position, received_ms)
+                    turns -= 1
+                elif phase == _BODY:
+                    taken = self._read_body(data, position, received_ms)
+                elif phase == _CHUNKS:
+                    taken = self._read_chunks(data, position, received_ms)
+                    if self._stalled:
+                        position = taken
+                        break
+                else:
+                    taken = size
+                if taken == position:
+                    break
+                position = taken
+        except RequestRefused as refusal:
+            self._refuse(refusal)
+            position = size
+        if position < size:
+            self._unread = data[position:]
+        if self._continue_due or self._end_of_input:
+            self._schedule_turn()
+        if self._stalled or self._refused or self._reading_paused:
+            self._update_reading()
+        if self.key is None:
+            self._settle()
+        if self._dropped_bytes:
+            size, self._dropped_bytes = self._dropped_bytes, 0
+        return size - len(self._unread)
+
+    def _read_head(self, data: bytes, position: int, received_ms: float) -> int:
+        """Take one head, and its body too if all of it is there; return the new position."""
+        head = self._head
+        request = head.read(data, position, self.peer, received_ms, self)
+        if request is None:
+            return position
+        self._requests_seen += 1
+        length = head.body_length
+        end = head.end
+        if length > self._limits.body_bytes_max:
+            self._request = request
+            raise RequestRefused(
+                413, "rejected_body_too_large", f"The body is over {self._limits.body_bytes_max} bytes."
+            )
+        body_end = end + length
+        if length >= 0 and body_end <= len(data):
+            if length:
+                body = data[end:body_end]
+                request.body = body
+                head.skip_body(body)
+            self._take(request)
+            return body_end
+        admit = self._server.admit
+        if admit is not None:
+            refusal = self._ask(admit, request)
+            if refusal is not None:
+                self._server.on_event("rejected_by_admission")
+                self._answer_and_close(request, *refusal)
+                return len(data)
+
+        self._request = request
+        self._body_size = 0
+        self._continue_due = head.expects_continue
+        if length == CHUNKED:
+            self._chunks = ChunkedBody(self._limits, request.digest)
+            self._phase = _CHUNKS
+        else:
+            self._body_length = length
+            self._phase = _BODY
+        return end
+
+    def _read_body(self, data: bytes, position: int, received_ms: float) -> int:
+        missing = self._body_length - self._body_size
+        part = data[position : position + missing]
+        end = position + len(part)
+        self._body_parts.append(part)
+        self._body_size += len(part)
+        request = self._request
+        if request is not None and request.digest is not None:
+            request.digest.update(part)
+        self._continue_due = False
+        if len(part) == missing:
+            self._finish_body(b"".join(self._body_parts), received_ms)
+        else:
+            self._keep(self._kept_bytes + len(part) + PART_COST_BYTES)
+        return end
+
+    def _read_chunks(self, data: bytes, position: int, received_ms: float) -> int:
+        chunks = self._chunks
+        assert chunks is not None, "chunks are read by their decoder"
+        self._continue_due = False
+        end = chunks.feed(data, position)
+        self._body_size = chunks.size
+        if chunks.is_complete:
+            self._finish_body(chunks.join(), received_ms)
+        else:
+            self._keep(chunks.kept_bytes)
+            if chunks.has_more:
+                self._stalled = True
+                self._schedule_turn()
+        return end
+
+    def _keep(self, kept_bytes: int) -> None:
+        """Note the memory that the body takes now. Where all such bodies take too much, those heard least lately go.
+
+        RequestRefused: it takes too much alone.
+        """
+        server = self._server
+        server.body_bytes += kept_bytes - self._kept_bytes
+        self._kept_bytes = kept_bytes
+        bodies = server.bodies
+        bodies.pop(self, None)
+        bodies[self] = None
+        while server.body_bytes > self._limits.body_bytes_total_max:
+            stalled = next(iter(bodies))
+            refusal = RequestRefused(503, "rejected_bodies_full", "The server is receiving too many bodies.")
+            if stalled is self:
+                raise refusal
+            stalled._refuse(refusal)
+
+    def _forget_body(self) -> None:
+        """Let go of a body that has come in part, and of its request."""
+        server = self._server
+        server.body_bytes -= self._kept_bytes
+        server.bodies.pop(self, None)
+        self._kept_bytes = 0
+        self._body_parts = []
+        self._request = self._chunks = None
+
+    def _finish_body(self, body: bytes, received_ms: float) -> None:
+        request = self._request
+        assert request is not None, "a body belongs to a request"
+        self._forget_body()
+        self._phase = _HEAD
+        self._head.reset()
+        request.body = body
+        request.received_ms = received_ms
+        self._take(request)
+
+    def _take(self, request: HTTPRequest) -> None:
+        self._pending.append(request)
+        if request._connection_line is CONNECTION_CLOSE:
+            self._phase = _NOTHING_MORE
+        self._server.arrive(request)
+
+    def _ask(self, admit: AdmitRequest, request: HTTPRequest) -> tuple[int, bytes, bytes] | None:
+        try:
+            return admit(request)
+        except Exception:
+            log.exception("request admission failed name=%s", self._server.name)
+            self._server.on_event("handler_failed")
+            return 500, *self._server.error_response(500, "The server failed to handle the request.")
+
+    def _refuse(self, refusal: RequestRefused) -> None:
+        self._server.on_event(refusal.event)
+        request = self._request
+        if request is None:  # its head could not be read
+            now_ms = time.monotonic() * 1000
+            request = HTTPRequest(b"", b"", b"", b"", [], self.peer, now_ms, {}, CONNECTION_CLOSE, self)
+        headers, body = self._server.error_response(refusal.status, refusal.message)
+        self._answer_and_close(request, refusal.status, headers, body)
+
+    def _answer_and_close(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
+        """Answer `request` in its turn, and read nothing behind its head."""
+        self._forget_body()
+        self._continue_due = False
+        self._unread = b""
+        self._phase = _NOTHING_MORE
+        self._refused = True
+        request._connection_line = CONNECTION_CLOSE
+        self._pending.append(request)
+        request.respond(status, headers, body)
+
+    def _drop(self, size: int) -> None:
+        """Forget what came after a refusal. What is forgotten was read all the same, so others have their turn."""
+        if size <= UNCOUNTED_BYTES or self.key is not None:
+            return
+        if self._is_lost:  # it was turned away
+            self._transport.pause_reading()
+        elif self._is_lingering and not self._is_read_due:
+            self._dropped_bytes = size
+            self._schedule_read(0.0)
+            self._update_reading()
+
+    def _update_reading(self) -> None:
+        unread_max = UNREAD_BYTES_MAX if self.key is not None else STALLED_UNREAD_BYTES_MAX
+        pause = (
+            self._write_paused
+            or not self._pipeline_max
+            or (self._stalled and len(self._unread) > STALLED_UNREAD_BYTES_MAX)
+            or (self._refused and not self._is_lingering)
+            or (self._is_read_due and (len(self._unread) > unread_max or self._is_lingering))
+        )
+        if pause == self._reading_paused or self._is_lost or self._transport.is_closing():
+            return
+        self._reading_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # Replying.
+
+    def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
+        if self.key is None:
+            self.is_late = True
+            self._server.unsigned_answers += 1
+        pending = self._pending
+        if self._server.is_draining and self._is_last(request):
+            request._connection_line = CONNECTION_CLOSE
+            self._phase = _NOTHING_MORE
+        line = request._connection_line
+        length = len(body)
+        if length >= LENGTHS_READY or status in _NO_CONTENT or request.method == b"HEAD":
+            rendered = self._render(status, headers, body, line, is_head=request.method == b"HEAD")
+        else:
+            server = self._server
+            start = server.reply_starts.get(status) or server.reply_start(status)
+            rendered = (b"".join((start, headers, line, _LENGTH_LINES[length], body)),)
+        request._reply = rendered
+        if pending[0] is not request:
+            return
+        out = self._out
+        while True:
+            pending.popleft()
+            out += rendered
+            if request._connection_line is CONNECTION_CLOSE:
+                self._close_after_replies = True
+            if not pending:
+                break
+            request = pending[0]
+            if request._reply is None:
+                break
+            rendered = request._reply
+            request._reply = ()
+        self._schedule_turn()
+
+    def _is_last(self, request: HTTPRequest) -> bool:
+        """Whether nothing has been received behind `request`."""
+        return self._phase == _HEAD and not self._unread and request is self._pending[-1]
+
+    def _render(
+        self, status: int, headers: bytes, body: bytes, connection_line: bytes, *, is_head: bool
+    ) -> tuple[bytes, ...]:
+        start = self._server.reply_start(status)
+        if status in _NO_CONTENT:
+            return (b"%b%b%b\r\n" % (start, headers, connection_line),)
+        length = len(body)
+        if is_head:
+            body = b""
+        if length > SMALL_BODY_BYTES:
+            return b"%b%b%bContent-Length: %d\r\n\r\n" % (start, headers, connection_line, length), body
+        return (b"%b%b%bContent-Length: %d\r\n\r\n%b" % (start, headers, connection_line, length, body),)
+
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._server.schedule_turn(self)
+
+    def take_turn(self, pass_ms: float) -> None:
+        """Send the replies whose turn has come, then take up reading where it had to stop."""
+        self._turn_scheduled = False
+        if self._is_lost:
+            return
+        out = self._out
+        if out:
+            if len(out) == 1:
+                self._transport.write(out[0])
+            else:
+                self._transport.writelines(out)
+            out.clear()
+        if self._end_of_input:
+            self._give_polls_up()
+        if self._stalled and not self._write_paused and len(self._pending) < self._pipeline_max:
+            self._stalled = False
+            self._schedule_read(pass_ms)
+        elif self._end_of_input and not self._stalled and not self._is_read_due:
+            self._end_input()
+        if not self._pending and not out:
+            if self._close_after_replies or (self._server.is_draining and self._is_idle()):
+                self._close()
+            elif self._continue_due:
+                self._continue_due = False
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._reading_paused:
+            self._update_reading()
+        if self.key is None:
+            self._settle()
+
+    def _give_polls_up(self) -> None:
+        """The client sends no more: it may be gone, so none of its polls must take a message any more.
+
+        Where it is still there it gets an answer to them, and so to all that it asked before and after.
+        """
+        polls = [
+            request for request in self._pending if request.on_disconnect is not None and request.is_waiting
+        ]
+        if not polls:
+            return
+        self._server.on_event("client_disconnected")
+        headers, body = self._server.error_response(503, "The client sent no more, so its wait was given up.")
+        for request in polls:
+            # Another takes its place: what its handler may still say is not heard.
+            stand_in = msgspec.structs.replace(request, on_disconnect=None, on_drain=None)
+            self._pending[self._pending.index(request)] = stand_in
+            request._connection = None
+            stand_in.respond(503, headers, body)
+        for request in polls:
+            assert request.on_disconnect is not None, "that made it a poll"
+            self._server.call_back(request.on_disconnect)
+
+    def _end_input(self) -> None:
+        """Answer a client that only stopped sending what it asked."""
+        self._phase = _NOTHING_MORE
+        self._unread = b""
+        self._forget_body()
+        self._close_after_replies = True
+
+    def hold_off(self, hold_ms: int) -> None:
+        """Take nothing more from this client for so long; for good when too many are held."""
+        server = self._server
+        if not self._pipeline_max or self._phase == _NOTHING_MORE or server.is_draining:
+            return
+        if (server.connections_held + 1) * 100 <= self._limits.connections_max * HELD_PERCENT_MAX:
+            self._pipeline_max = 0
+            self._update_reading()
+            server.hold(self, hold_ms)
+        else:
+            self._pending[-1]._connection_line = CONNECTION_CLOSE
+            self._phase = _NOTHING_MORE
+            self._unread = b""
+            self._forget_body()
+
+    def release(self) -> None:
+        """Take up reading again."""
+        self._pipeline_max = self._limits.pipeline_max
+        if not self._is_lost:
+            self._schedule_turn()
+
+    # Strangers; see `net/http/strangers`.
+
+    def become_known(self, key: str) -> bool:
+        """A request of it was signed with this key; False when the key has too many connections."""
+        if self._server.known.add(self, key):
+            self._server.strangers.remove(self)
+            self.is_late = False
+            return True
+        if self.share is None:
+            self._server.strangers.add(self, self.peer)
+        return False
+
+    def become_stranger(self) -> None:
+        """A request of it was not."""
+        if not self._is_lost:
+            self._server.known.remove(self)
+            self._server.strangers.add(self, self.peer)
+
+    @property
+    def has_much(self) -> bool:
+        """Whether it sent much."""
+        return self.counted_bytes > 0
+
+    def can_be_closed(self) -> bool:
+        """Tell whether no request of it waits for an answer, or to be read for the first time."""
+        if self._is_read_due and not self._requests_seen:
+            return False
+        return not any(request.is_waiting for request in self._pending)
+
+    def idle_ms(self) -> float:
+        """Return for how long it had nothing to do, as the sweeps saw; 0 while it has."""
+        if self._activity != self._requests_seen * _ACTIVITIES + _IDLE or self._is_read_due:
+            return 0.0
+        return self._server.clock_ms - self._activity_since_ms
+
+    def close_idle(self) -> bool:
+        """Close it for others; False, and nothing is done, when something of its client has just come in."""
+        if self._has_input():
+            return False
+        self._server.on_event("closed_for_others")
+        self._close()
+        return True
+
+    def close_for_others(self) -> None:
+        """Close it, so that there is room for others."""
+        self._server.on_event("closed_for_others")
+        self.connection_lost(None)
+        self._transport.abort()
+
+    def give_memory_back(self) -> None:
+        """Refuse what is coming in; close it where it does not read our answers."""
+        if self._phase == _NOTHING_MORE or self._transport.get_write_buffer_size() > UNCOUNTED_BYTES:
+            self.close_for_others()
+        else:
+            self._refuse(
+                RequestRefused(
+                    503, "rejected_unsigned_full", "Too much is coming in that is not known to be signed."
+                )
+            )
+
+    def _settle(self) -> None:
+        """Have the memory counted that it takes as a stranger's."""
+        if self._is_lost:
+            return
+        kept_bytes = len(self._unread) + self._kept_bytes + self._transport.get_write_buffer_size()
+        self._server.strangers.keep(self, kept_bytes if kept_bytes > UNCOUNTED_BYTES else 0)
+
+    # Ending.
+
+    def count_waiting(self) -> int:
+        """Return how many requests are with the handler."""
+        return sum(request.is_waiting for request in self._pending)
+
+    def drain(self) -> None:
+        """Tell the requests that wait, and close if there is nothing to answer."""
+        for request in list(self._pending):
+            if request.on_drain is not None and request.is_waiting:
+                self._server.call_back(request.on_drain)
+        if not self._pending and not self._out and self._is_idle():
+            self._close()
+
+    def abort(self) -> None:
+        """Cut the connection off; what has not been sent is lost."""
+        self._transport.abort()
+
+    def sweep(self, now_ms: float) -> None:
+        """Drop the client when it has been doing the same thing for too long."""
+        if self.counted_bytes:
+            self._settle()
+        activity = self._requests_seen * _ACTIVITIES + self._current_activity()
+        if activity != self._activity:
+            self._activity = activity
+            self._activity_since_ms = now_ms
+            return
+        elapsed_ms = now_ms - self._activity_since_ms
+        limits = self._limits
+        doing = activity % _ACTIVITIES
+        if doing == _IDLE:
+            if elapsed_ms > limits.idle_timeout_ms and not self._has_input():
+                self._server.on_event("timeout_idle")
+                self._close()
+        elif doing == _IN_HEAD:
+            if elapsed_ms > limits.header_timeout_ms:
+                self._refuse(RequestRefused(408, "timeout_header", "The headers took too long."))
+        elif doing == _IN_BODY:
+            if elapsed_ms > limits.body_timeout_ms + self._body_time_ms():
+                self._refuse(RequestRefused(408, "timeout_body", "The body took too long."))
+        elif doing == _LINGERING:
+            if elapsed_ms > LINGER_MS:
+                self.abort()
+        elif doing != _SERVING and elapsed_ms > limits.write_timeout_ms:
+            self._server.on_event("timeout_write")
+            self.abort()
+
+    def _current_activity(self) -> int:
+        if self._transport.is_closing():
+            return _CLOSING
+        if self._is_lingering:
+            return _LINGERING
+        if self._write_paused:
+            return _WRITING
+        if not self._pipeline_max:  # held: if it is slow, that is our doing
+            return _SERVING
+        if self._phase in (_BODY, _CHUNKS):
+            return _IN_BODY
+        if self._unread and not self._stalled:
+            return _IN_HEAD
+        return _IDLE if self._is_idle() and not self._pending else _SERVING
+
+    def _body_time_ms(self) -> float:
+        return self._body_size * 1000 / self._limits.body_rate_min_bytes_per_s
+
+    def _has_input(self) -> bool:
+        """Whether the client sent something that the loop has not read yet: to close now would lose a request."""
+        connected = self._transport.get_extra_info("socket")
+        if connected is None or connected.fileno() == -1:
+            return False
+        return fcntl.ioctl(connected.fileno(), termios.FIONREAD, _NO_BYTES) != _NO_BYTES
+
+    def _is_idle(self) -> bool:
+        return self._phase == _HEAD and not self._unread
+
+    def _close(self) -> None:
+        if self._is_lingering or self._transport.is_closing():
+            return
+        if self._refused and not self._end_of_input:
+            self._is_lingering = True
+            self._transport.write_eof()
+            self._update_reading()
+        else:
+            self._phase = _NOTHING_MORE
+            self._transport.close()

@@ -1,0 +1,113 @@
+"""What monitoring asks every process, without a key: whether it lives, whether it is ready, its metrics.
+
+GET /health/live     200 while the process answers
+GET /health/ready    200, or 503 and why not
+GET /metrics         Prometheus text
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from quaymaster import __version__
+from quaymaster.monitoring.health import Health
+from quaymaster.monitoring.logs import log_failure
+from quaymaster.monitoring.metrics import CONTENT_TYPE, Metrics
+from quaymaster.net.http.message import HTTPRequest
+
+SCRAPES_MAX: Final = 64
+"""Scrapes that wait at once; one rendering answers all of them."""
+PEER_SCRAPES_MAX: Final = 8
+"""Of these, those of one address."""
+RENDERING_SHARE: Final = 0.1
+"""Anyone may ask for metrics, and rendering takes milliseconds: no more of the time than this."""
+SPACING_S_MAX: Final = 1.0
+"""Longest wait between two renderings."""
+_GET_ONLY: Final = 405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n"
+
+log = logging.getLogger(__name__)
+
+
+class ProbePort:
+    """Answers these three, and nothing else."""
+
+    def __init__(self, metrics: Metrics, health: Health) -> None:
+        self._metrics = metrics
+        self._health = health
+        self._waiting: list[HTTPRequest] = []
+        self._renderer: asyncio.Task[None] | None = None
+        self._next_s = 0.0
+        """When metrics may be rendered again."""
+
+    async def stop(self) -> None:
+        """End what is in progress; call after the HTTP server was drained."""
+        if self._renderer is not None:
+            self._renderer.cancel()
+            await asyncio.gather(self._renderer, return_exceptions=True)
+
+    def admit(self, request: HTTPRequest) -> tuple[int, bytes, bytes]:
+        """Refuse a request whose body is still to come: nothing here has one."""
+        return _GET_ONLY
+
+    def handle(self, request: HTTPRequest) -> None:
+        """Answer `request`, now or later."""
+        path = request.path
+        if request.method not in (b"GET", b"HEAD"):
+            request.respond(*_GET_ONLY)
+        elif path == b"/health/live":
+            _respond(request, 200, {"status": "live", "version": __version__})
+        elif path == b"/health/ready":
+            reason = self._health.why_not_ready()
+            answer: dict[str, Any] = {"status": "ready"}
+            if reason is not None:
+                answer = {"status": "not ready", "reason": reason}
+            if notices := self._health.notices():
+                answer["notices"] = notices
+            _respond(request, 200 if reason is None else 503, answer)
+        elif path == b"/metrics":
+            self._scrape(request)
+        else:
+            request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
+
+    def _scrape(self, request: HTTPRequest) -> None:
+        waiting = self._waiting
+        of_peer = sum(other.peer == request.peer for other in waiting)
+        if len(waiting) >= SCRAPES_MAX or of_peer >= PEER_SCRAPES_MAX:
+            request.respond(503, b"Content-Type: text/plain\r\n", b"too many scrapes at once\n")
+            return
+        waiting.append(request)
+        if self._renderer is None:
+            self._renderer = asyncio.get_running_loop().create_task(self._render_for_all())
+
+    async def _render_for_all(self) -> None:
+        """Answer those who wait, as often as some do."""
+        while self._waiting:
+            await asyncio.sleep(self._next_s - time.monotonic())
+            requests, self._waiting = self._waiting, []
+            began_s = time.monotonic()
+            await self._show_metrics(requests)
+            ended_s = time.monotonic()
+            spacing_s = (ended_s - began_s) * (1 / RENDERING_SHARE - 1)
+            self._next_s = ended_s + min(spacing_s, SPACING_S_MAX)
+        self._renderer = None
+
+    async def _show_metrics(self, requests: list[HTTPRequest]) -> None:
+        status, headers = 200, f"Content-Type: {CONTENT_TYPE}\r\n".encode()
+        try:
+            text = await self._metrics.render_in_steps()
+        except Exception as error:  # noqa: BLE001 -- the scrape is answered with it
+            log_failure(log, "metrics not rendered", error)
+            status, headers = 500, b"Content-Type: text/plain\r\n"
+            text = b"the metrics cannot be rendered\n"
+        for request in requests:
+            request.respond(status, headers, text)
+
+
+def _respond(request: HTTPRequest, status: int, answer: Mapping[str, Any]) -> None:
+    request.respond(status, b"Content-Type: application/json\r\n", msgspec.json.encode(answer))

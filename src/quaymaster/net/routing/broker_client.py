@@ -1,0 +1,53 @@
+"""How a front end reaches the brokers: the one interface, whatever the transport.
+
+Embedded, the broker itself stands behind it (the in-memory twin: the command object is handed over as it is). In
+a cluster it is the framed RPC to the leader of the partition's journal. Callback style, because a request must
+not cost a task or a future: `reply` is called exactly once, on the event-loop thread, never from inside `submit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from quaymaster.core.values.commands import Command, Outcome
+
+Reply = Callable[[Outcome | Exception], None]
+
+
+class Submitted(Protocol):
+    """A command on its way."""
+
+    def cancel(self) -> None:
+        """Take back a parked receive whose client has gone; the reply is then never called. Others ignore it."""
+        ...
+
+
+class BrokerClient(Protocol):
+    """Where commands go."""
+
+    def submit(self, command: Command, reply: Reply) -> Submitted:
+        """Send one command; `reply` gets its outcome, a `CallerError` or a `NotNow`."""
+        ...
+
+
+async def ask(broker: BrokerClient, command: Command) -> Outcome:
+    """Send a command and return its outcome. The caller's task has the timeout.
+
+    Raises:
+        CallerError: what the broker refused.
+        NotNow: nothing can be promised.
+    """
+    answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def reply(outcome: Outcome | Exception) -> None:
+        if answered.done():
+            return
+        if isinstance(outcome, Exception):
+            answered.set_exception(outcome)
+        else:
+            answered.set_result(outcome)
+
+    broker.submit(command, reply)
+    return await answered

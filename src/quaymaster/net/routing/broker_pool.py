@@ -1,0 +1,143 @@
+"""The connections to one broker, and how much may be on its way there: what one broker holds up is bounded.
+
+    commands ──▶ one connection            up to `calls_max`, `bytes_max` of requests unanswered
+    long polls ─▶ others, as many as needed   up to `polls_max`
+
+Long polls have connections of their own: they stay for long, and there are many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from quaymaster.core.values.errors import ConnectionLost, NotNow, Overloaded, Timeout, Unreachable
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.routing.circuit_breaker import CircuitBreaker
+from quaymaster.net.rpc import OnReply, OutgoingCall, RPCClient
+
+COMMAND_METHOD: Final = "command"
+LONG_POLL: Final = "long_poll"
+"""What commands that wait are counted as."""
+POLLS_PER_CONNECTION_MAX: Final = 2_048
+"""Less than the calls that a connection may have (`RPCLimits.calls_max`): those taken back count until the broker
+has heard of it."""
+
+log = logging.getLogger(__name__)
+
+MakeClient = Callable[[tuple[str, int]], RPCClient]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What may be on its way to one broker."""
+
+    calls_max: int = 4_000
+    """Commands, long polls aside; fewer than `RPCLimits.calls_max`, as probes need room too."""
+    bytes_max: int = 32 * 1024 * 1024
+    """Bytes of requests."""
+    polls_max: int = 20_000
+    """Long polls."""
+
+
+class BrokerPool:
+    """How one broker is reached."""
+
+    __slots__ = (
+        "_commands",
+        "_limits",
+        "_make_client",
+        "_overloaded",
+        "_polls",
+        "_silent",
+        "address",
+        "breaker",
+        "bytes_in_flight",
+        "calls_in_flight",
+        "endpoint",
+        "polls_in_flight",
+    )
+
+    def __init__(
+        self, address: str, endpoint: tuple[str, int], make_client: MakeClient, limits: PoolLimits
+    ) -> None:
+        self.address = address
+        self.endpoint = endpoint
+        self.breaker = CircuitBreaker()
+        self.calls_in_flight = 0
+        self.polls_in_flight = 0
+        self.bytes_in_flight = 0
+        self._make_client = make_client
+        self._limits = limits
+        self._commands = make_client(endpoint)
+        self._polls: list[RPCClient] = []
+        self._overloaded = Overloaded(f"Too many requests for the broker at {address} are in progress.")
+        self._silent = Unreachable(f"The broker at {address} has not answered for a while.")
+
+    def connect(self) -> None:
+        """Begin to connect: it will be needed."""
+        self._commands.connect()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way."""
+        return not self.calls_in_flight and not self.polls_in_flight and not self._commands.calls
+
+    def refusal(self, body_bytes: int, *, is_poll: bool, now_ms: float) -> NotNow | None:
+        """Return why nothing more may be sent, None if it may."""
+        limits = self._limits
+        if is_poll:
+            if self.polls_in_flight >= limits.polls_max:
+                return self._overloaded
+            # Who may try is who is answered soon.
+            return self._silent if self.breaker.is_open else None
+        if self.calls_in_flight >= limits.calls_max or self.bytes_in_flight + body_bytes > limits.bytes_max:
+            return self._overloaded
+        return None if self.breaker.allows(now_ms) else self._silent
+
+    def call(self, body: bytes, deadline_ms: int, on_reply: OnReply, *, is_poll: bool) -> OutgoingCall:
+        """Send a command that was not refused. Tell `ended` when it is over."""
+        if is_poll:
+            self.polls_in_flight += 1
+            return self._poll_client().call(COMMAND_METHOD, body, deadline_ms, on_reply, counted_as=LONG_POLL)
+        self.calls_in_flight += 1
+        self.bytes_in_flight += len(body)
+        return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply)
+
+    def probe(self, body: bytes, deadline_ms: int, on_reply: OnReply) -> OutgoingCall:
+        """Ask a question of our own, whatever else is on its way."""
+        return self._commands.call(COMMAND_METHOD, body, deadline_ms, on_reply)
+
+    def ended(self, body_bytes: int, *, is_poll: bool) -> None:
+        """A command was answered or taken back."""
+        if is_poll:
+            self.polls_in_flight -= 1
+        else:
+            self.calls_in_flight -= 1
+            self.bytes_in_flight -= body_bytes
+
+    def heard(self, result: bytes | Exception, now_ms: float) -> bool:
+        """Judge the broker by what came of a call; true when it is not asked any more from now on."""
+        kind = type(result)
+        if kind is Timeout:
+            if self.breaker.on_timeout(now_ms):
+                log_event(log, logging.WARNING, "broker silent", address=self.address)
+                return True
+        elif kind is not ConnectionLost and kind is not Unreachable and self.breaker.on_answer():
+            log_event(log, logging.INFO, "broker answered again", address=self.address)
+        return False
+
+    async def close(self) -> None:
+        """Close the connections; what is on its way fails."""
+        await asyncio.gather(*(client.close() for client in [self._commands, *self._polls]))
+
+    def _poll_client(self) -> RPCClient:
+        for client in self._polls:
+            if len(client.calls) < POLLS_PER_CONNECTION_MAX:
+                return client
+        client = self._make_client(self.endpoint)
+        self._polls.append(client)
+        return client

@@ -1,0 +1,450 @@
+"""The brokers of a cell behind the one interface: each command goes to the leader of its journal.
+
+    submit ──▶ route open? ──yes──▶ pool of the broker ──▶ command over RPC ──▶ outcome ──▶ reply
+                  │ no                  │ full, silent                 │
+                  ▼                     ▼                              ├─ NotLeader, Unreachable: nothing happened;
+               waits for a leader    refused at once                   │     by its hint, or waits for a leader
+               (bounded)                                               └─ StaleEpoch, ConnectionLost: unknown;
+                                                                             once more where that is safe
+
+A command is answered once: by its outcome, by a `CallerError`, or by a `NotNow` error. An unknown outcome that
+could not be cleared up is `Timeout`, never an error that says that nothing happened. Long polls that lose their
+leader wait at the next one for the rest of their time.
+
+What went wrong decides who is asked next: `broker_routes`; which commands may be repeated: `core/queues/repeats`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.cell.leader_table import LeaderTable
+from quaymaster.core.queues.repeats import as_repeat, may_repeat, settle_repeat
+from quaymaster.core.values.commands import (
+    AskMarks,
+    Command,
+    ListDataKeys,
+    Outcome,
+    Receive,
+    Send,
+    SetQueue,
+    StageMessages,
+)
+from quaymaster.core.values.errors import (
+    CallerError,
+    ConnectionLost,
+    InternalFailure,
+    JournalStopped,
+    NotLeader,
+    NotNow,
+    Overloaded,
+    QueueDoesNotExist,
+    StaleEpoch,
+    Timeout,
+    TooFewReplicas,
+    Unreachable,
+)
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.monitoring.logs import log_failure
+from quaymaster.monitoring.metrics import Sample
+from quaymaster.net.routing.broker_client import Reply
+from quaymaster.net.routing.broker_pool import BrokerPool, MakeClient, PoolLimits
+from quaymaster.net.routing.broker_routes import Route, Submission
+from quaymaster.protocol.rpc.command_codec import COMMAND_VERSIONS, decode_outcome, encode_command
+from quaymaster.settings import parse_address
+
+FIRST_PARTITION: Final = 0
+"""Commands about a whole queue go to the journal of this one: a queue has no other until queues can be split."""
+SWEEP_S: Final = 0.05
+"""How exact the deadlines of those are that wait for a leader."""
+POOLS_MAX: Final = 64
+"""Brokers that are known at once. Those that are not in the table, and that nothing is on its way to, make room."""
+REPARKS_MAX: Final = 5
+"""How often a long poll may lose its connection without a word. It may have been handed messages each time."""
+
+log = logging.getLogger(__name__)
+
+_journal_bytes = Struct("<Q").pack
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    """The bounds of a router."""
+
+    timeout_ms: int = 19_500
+    """How long a command may take, on top of a long poll's wait. A little less than whoever submits it waits."""
+    waiting_max: int = 4_000
+    """Commands of one journal that wait for a leader; one more is Overloaded."""
+    waiting_polls_max: int = 20_000
+    """The same of long polls."""
+    waiting_bytes_max: int = 32 * 1024 * 1024
+    """Bytes of the messages of one journal that wait for a leader."""
+    pool: PoolLimits = field(default_factory=PoolLimits)
+    """The bounds of each broker."""
+
+
+class BrokerRouter:
+    """A `BrokerClient` for a cell. Use within one event loop; `close` it at the end.
+
+    `journal_of(queue_id, partition)` gives the journal, None when there is no such queue. `make_client` makes a client
+    for a broker's address. `on_doubt` is called when the table seems to be behind.
+    """
+
+    def __init__(
+        self,
+        table: LeaderTable,
+        journal_of: Callable[[int, int], int | None],
+        make_client: MakeClient,
+        *,
+        limits: RouterLimits | None = None,
+        on_doubt: Callable[[], None] = lambda: None,
+        cell_format: CellFormat | None = None,
+    ) -> None:
+        self._cell_format = cell_format or CellFormat()
+        self.table = table
+        self.limits = limits or RouterLimits()
+        self.on_doubt = on_doubt
+        self.events: dict[str, int] = {}
+        self._journal_of = journal_of
+        self._make_client = make_client
+        self._routes: dict[int, Route] = {}
+        self._pools: dict[str, BrokerPool] = {}
+        self._timeout_s = self.limits.timeout_ms / 1000
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._now_s = self._loop.time
+        table.add_listener(self._on_table)
+
+    # What the front end asks
+
+    def submit(self, command: Command, reply: Reply) -> Submission:
+        """See `BrokerClient`."""
+        now_s = self._now_s()
+        submission = Submission(self, command, reply, now_s + self._timeout_s)
+        kind = type(command)
+        if kind is Receive:
+            wait_ms = command.wait_ms  # type: ignore[union-attr]  # by its kind
+            if wait_ms > 0:
+                submission.wait_end_s = now_s + wait_ms / 1000
+                submission.deadline_s += wait_ms / 1000
+        elif kind is Send or kind is StageMessages:
+            for message in command.messages:  # type: ignore[union-attr]
+                submission.size += len(message.payload)
+        if kind is SetQueue:
+            journal_id = command.definition.partitions[0].journal_id  # type: ignore[union-attr]
+        elif kind is ListDataKeys or kind is AskMarks:
+            journal_id = command.journal_id  # type: ignore[union-attr]
+        else:
+            partition = getattr(command, "partition", FIRST_PARTITION)
+            journal_id = self._journal_of(command.queue_id, partition)  # type: ignore[union-attr]
+        if journal_id is None:
+            self._answer_later(submission, QueueDoesNotExist())
+            return submission
+        route = self._routes.get(journal_id)
+        if route is None:
+            route = self._add_route(journal_id)
+        submission.route = route
+        if self._is_closed:
+            self._answer_later(submission, Unreachable("This process is shutting down."))
+        elif route.is_open:
+            self._send(submission, now_s)
+        else:
+            self._wait(submission)
+        return submission
+
+    def take_back(self, submission: Submission) -> None:
+        """Forget a receive that nobody waits for any more, and let the broker know."""
+        submission.is_done = True
+        submission.reply = None
+        if submission.call is not None:
+            submission.call.cancel()
+            self._leave(submission)
+        elif submission.route is not None:
+            submission.route.forget(submission)
+
+    async def close(self) -> None:
+        """Answer whatever is not answered, and close the connections."""
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for route in self._routes.values():
+            route.stop()
+            for submission in route.take_waiting():
+                self._give_up(submission)
+        pools = list(self._pools.values())
+        await asyncio.gather(*(pool.close() for pool in pools), *self._closing)
+
+    def samples(self) -> Iterator[Sample]:
+        """Give the router's metrics: a source for `Metrics`."""
+        pools = self._pools.values()
+        yield Sample(
+            "quaymaster_broker_calls_in_flight", sum(pool.calls_in_flight for pool in pools), ("command",)
+        )
+        yield Sample(
+            "quaymaster_broker_calls_in_flight", sum(pool.polls_in_flight for pool in pools), ("long_poll",)
+        )
+        routes = self._routes.values()
+        yield Sample("quaymaster_broker_calls_waiting", sum(route.commands for route in routes), ("command",))
+        yield Sample("quaymaster_broker_calls_waiting", sum(route.polls for route in routes), ("long_poll",))
+        # One that nobody needs stays closed until somebody does.
+        lost = sum(not route.is_open and bool(route.commands or route.polls) for route in routes)
+        yield Sample("quaymaster_broker_routes_closed", lost)
+        yield Sample("quaymaster_brokers_silent", sum(pool.breaker.is_open for pool in pools))
+        for event, number in self.events.items():
+            yield Sample("quaymaster_broker_call_events_total", number, (event,))
+
+    # What a route asks
+
+    def encode(self, command: Command) -> bytes:
+        """Return a command's bytes, in the version that every broker of the cell reads."""
+        return encode_command(command, version=self._cell_format.version_of(COMMAND_VERSIONS))
+
+    def count(self, event: str) -> None:
+        """Count an event of a closed set."""
+        self.events[event] = self.events.get(event, 0) + 1
+
+    def pool(self, address: str) -> BrokerPool | None:
+        """Return the pool of a broker's address; None when that is no address, or there are too many."""
+        pool = self._pools.get(address)
+        if pool is None:
+            try:
+                endpoint = parse_address(address)
+            except ValueError:
+                return None
+            if len(self._pools) >= POOLS_MAX and not self._drop_pools():
+                return None
+            pool = self._pools[address] = BrokerPool(
+                address, (endpoint.host, endpoint.port), self._make_client, self.limits.pool
+            )
+        return pool
+
+    def resume(self, submission: Submission) -> None:
+        """A leader is known: send what waited for it."""
+        try:
+            self._send(submission, self._now_s())
+        except Exception as error:  # noqa: BLE001 -- one command must not cost the others theirs
+            log_failure(log, "command could not be sent", error)
+            self._answer(submission, InternalFailure())
+
+    def move(self, submission: Submission) -> None:
+        """Another broker leads since a while, and the one that was asked has not answered."""
+        assert submission.call is not None, "what is on its way has a call"
+        if submission.is_poll or (not submission.is_repeat and may_repeat(submission.command)):
+            submission.call.cancel()
+            self._leave(submission)
+            self._outcome_unknown(submission)
+
+    # On the way
+
+    def _add_route(self, journal_id: int) -> Route:
+        route = self._routes[journal_id] = Route(self, journal_id)
+        route.on_table()
+        return route
+
+    def _on_table(self, journal_id: int) -> None:
+        route = self._routes.get(journal_id)
+        if route is not None and not self._is_closed:
+            route.on_table()
+            self._drop_pools()
+
+    def _send(self, submission: Submission, now_s: float) -> None:
+        route = submission.route
+        assert route is not None, "it was routed"
+        pool = route.pool
+        assert pool is not None, "an open route leads somewhere"
+        command = submission.command
+        wait_end_s = submission.wait_end_s
+        if submission.is_late:
+            if wait_end_s:
+                left_ms = max(0, round((wait_end_s - now_s) * 1000))
+                command = msgspec.structs.replace(command, wait_ms=left_ms)
+            else:  # its client may have lost patience meanwhile, and have sent it again by another front end
+                command = as_repeat(command)
+        body = _journal_bytes(route.journal_id) + self.encode(command)
+        is_poll = wait_end_s > 0.0
+        refusal = pool.refusal(len(body), is_poll=is_poll, now_ms=now_s * 1000)
+        if refusal is not None:
+            self.count("refused")
+            self._answer_later(submission, self._as_told(submission, refusal))
+            return
+        submission.pool = pool
+        submission.version = route.version
+        submission.sent_bytes = len(body)
+        route.on_their_way.add(submission)
+        deadline_ms = max(1, int((submission.deadline_s - now_s) * 1000))
+        submission.call = pool.call(body, deadline_ms, submission.on_reply, is_poll=is_poll)
+
+    def _leave(self, submission: Submission) -> None:
+        """It is not on its way any more."""
+        pool, route = submission.pool, submission.route
+        assert pool is not None, "it was sent"
+        assert route is not None, "it was sent"
+        submission.call = None
+        route.on_their_way.discard(submission)
+        pool.ended(submission.sent_bytes, is_poll=submission.is_poll)
+
+    def on_reply(self, submission: Submission, result: bytes | Exception) -> None:
+        """Take what came of a call."""
+        self._leave(submission)
+        pool, route = submission.pool, submission.route
+        assert pool is not None, "it was sent"
+        assert route is not None, "it was sent"
+        if isinstance(result, Exception):
+            if pool.heard(result, self._now_s() * 1000):
+                self.count("broker_silent")
+            self._on_error(submission, route, result)
+            return
+        if pool.breaker.timeouts:
+            pool.heard(result, self._now_s() * 1000)
+        outcome: Outcome | Exception
+        try:
+            outcome = decode_outcome(result)
+        except InternalFailure as failure:
+            outcome = failure
+        else:
+            if submission.is_repeat:
+                outcome = settle_repeat(submission.command, outcome)
+        self._answer(submission, outcome)
+
+    def _on_error(self, submission: Submission, route: Route, error: Exception) -> None:
+        match error:
+            case CallerError():
+                self._answer(submission, error)
+            case NotLeader():
+                submission.problem = error
+                route.on_refused(submission.version, error.leader_hint)
+                self._route_again(submission)
+            case Unreachable() | TooFewReplicas():
+                submission.problem = error
+                route.on_refused(submission.version, None)
+                self._route_again(submission)
+            case StaleEpoch() | JournalStopped():
+                route.on_refused(submission.version, None)
+                self._outcome_unknown(submission)
+            case ConnectionLost():
+                self._outcome_unknown(submission)
+            case Timeout():
+                self.count("unknown")
+                self._answer(submission, error)
+            case NotNow():
+                self._answer(submission, self._as_told(submission, error))
+            case _:
+                self._answer(submission, error)
+
+    def _outcome_unknown(self, submission: Submission) -> None:
+        """Nobody can say whether it was carried out."""
+        submission.is_unknown = True
+        if submission.is_poll and submission.reparks < REPARKS_MAX:
+            submission.reparks += 1
+            self.count("parked_again")
+            self._route_again(submission)
+        elif not submission.is_poll and not submission.is_repeat and may_repeat(submission.command):
+            self.count("repeated")
+            submission.is_repeat = True
+            submission.command = as_repeat(submission.command)
+            self._route_again(submission)
+        else:
+            self.count("unknown")
+            self._answer(submission, Timeout())
+
+    def _route_again(self, submission: Submission) -> None:
+        route = submission.route
+        assert route is not None, "it was routed"
+        now_s = self._now_s()
+        submission.is_late = True
+        if self._is_closed or now_s >= submission.deadline_s:
+            self._give_up(submission)
+        elif route.is_open:
+            self._send(submission, now_s)
+        else:
+            self._wait(submission)
+
+    def _wait(self, submission: Submission) -> None:
+        """Wait for a leader, if there is room."""
+        route = submission.route
+        assert route is not None, "it was routed"
+        limits = self.limits
+        submission.is_late = True
+        if submission.is_poll:
+            is_full = route.polls >= limits.waiting_polls_max
+        else:
+            is_full = (
+                route.commands >= limits.waiting_max
+                or route.bytes + submission.size > limits.waiting_bytes_max
+            )
+        if is_full:
+            self.count("refused")
+            error = Overloaded("Too many requests wait for a leader of the queue's journal.")
+            self._answer_later(submission, self._as_told(submission, error))
+            return
+        route.wait(submission)
+        if self._sweeper is None:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Answer those that waited for a leader for too long."""
+        self._sweeper = None
+        now_s = self._now_s()
+        is_needed = False
+        for route in list(self._routes.values()):
+            for submission in route.take_late(now_s):
+                self._give_up(submission)
+            is_needed = is_needed or route.earliest_s < math.inf
+        if is_needed and not self._is_closed:
+            self._sweep_later()
+
+    # Answering
+
+    def _give_up(self, submission: Submission) -> None:
+        """There is no time left to have it carried out."""
+        self.count("no_leader")
+        error = submission.problem or Unreachable("The journal of the queue has no leader now.")
+        self._answer(submission, self._as_told(submission, error))
+
+    def _as_told(self, submission: Submission, error: NotNow) -> NotNow:
+        """Return what is answered for an error of the last attempt: an earlier one may have been carried out."""
+        return Timeout() if submission.is_unknown else error
+
+    def _answer(self, submission: Submission, outcome: Outcome | Exception) -> None:
+        reply = submission.reply
+        submission.is_done = True
+        submission.reply = None
+        if reply is not None:
+            try:
+                reply(outcome)
+            except Exception as error:  # noqa: BLE001 -- one command must not cost the others theirs
+                log_failure(log, "reply failed", error)
+
+    def _answer_later(self, submission: Submission, error: Exception) -> None:
+        self._loop.call_soon(self._answer, submission, error)
+
+    # Pools
+
+    def _drop_pools(self) -> bool:
+        """Close the pools that nobody needs; true when there was one."""
+        used = {route.pool.address for route in self._routes.values() if route.pool is not None}
+        unused = [
+            pool
+            for address, pool in self._pools.items()
+            if address not in used and pool.is_idle and not self.table.is_known(address)
+        ]
+        for pool in unused:
+            del self._pools[pool.address]
+            task = self._loop.create_task(pool.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return bool(unused)

@@ -1,0 +1,71 @@
+"""The way from a process of a cell to its brokers, put together.
+
+coordination ─▶ LeaderWatch ─▶ LeaderTable ─▶ BrokerRouter ─▶ the leader of each journal, by RPC
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.leader_watch import LeaderWatch
+from quaymaster.core.cell.leader_table import LeaderTable
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.net.routing.broker_pool import PoolLimits
+from quaymaster.net.routing.broker_router import BrokerRouter, RouterLimits
+from quaymaster.net.rpc import RPCClient, RPCMetrics
+from quaymaster.net.tls import TransportSecurity
+from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.settings import Settings
+
+BROKER_ROLE = "broker"
+
+
+def route_to_brokers(
+    settings: Settings,
+    stack: AsyncExitStack,
+    store: Coordination,
+    hello: Hello,
+    journal_of: Callable[[int, int], int | None],
+    *,
+    cell_format: CellFormat | None = None,
+    rpc: RPCMetrics | None = None,
+) -> BrokerRouter:
+    """Return what sends commands to the leaders of their journals; those wait until a leader is known.
+
+    Raises TransportSecurityError when the certificates cannot be used.
+    """
+    security = None if settings.tls_directory is None else TransportSecurity(settings.tls_directory)
+
+    stats = (rpc or RPCMetrics()).of("client", BROKER_ROLE)
+
+    def connect(address: tuple[str, int]) -> RPCClient:
+        if security is None:
+            return RPCClient(address, hello, stats=stats)
+        return RPCClient(
+            address,
+            hello,
+            check_peer=security.check_peer(BROKER_ROLE),
+            tls=security.client_context,
+            stats=stats,
+        )
+
+    table = LeaderTable()
+    watch = LeaderWatch(store, table)
+    router = BrokerRouter(
+        table, journal_of, connect, limits=_limits(settings), on_doubt=watch.refresh, cell_format=cell_format
+    )
+    watch.start()
+    stack.push_async_callback(watch.close)
+    stack.push_async_callback(router.close)
+    return router
+
+
+def _limits(settings: Settings) -> RouterLimits:
+    """Return the router's bounds: it answers before whoever asked gives up, because it knows more."""
+    return RouterLimits(
+        timeout_ms=max(1, settings.broker_timeout_ms * 39 // 40),
+        waiting_polls_max=settings.long_polls_max,
+        pool=PoolLimits(polls_max=settings.long_polls_max),
+    )

@@ -1,0 +1,213 @@
+"""Metadata in a cell, put together: a metadata node with its RPC, and a front end's side of it.
+
+    node        coordination (etcd) ─▶ MetadataNode ─▶ RPC on `metadata_listen`; queues are told to brokers
+    front end   RPC to each of `metadata_nodes` ─▶ RemoteMetadata, with the master keys of this host
+
+Whoever starts a process hands in what the other roles need as well: the store, the way to the brokers, and the stack
+that ends everything in the opposite order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from quaymaster.coordination.interface import Coordination
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.keys.master_keys import KeyProvider
+from quaymaster.metadata.node import MetadataNode
+from quaymaster.metadata.queues.declared_queues import note_nothing
+from quaymaster.metadata.queues.placement import CellJournals
+from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.rpc_server import MetadataCalls
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.monitoring.logs import log_event
+from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node
+from quaymaster.net.rpc import RPCClient, RPCMetrics, RPCServer, RPCStats
+from quaymaster.net.tls import TransportSecurity, security_for
+from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.settings import Address, Settings
+
+METADATA_ROLE = "metadata"
+FRONT_END_ROLE = "frontend"
+DRAIN_MS = 1_000
+START_WAIT_S = 30.0
+START_RETRY_S = 0.25
+
+JournalOf = Callable[[int, int], int | None]
+"""Returns which journal has a partition of a queue, None when nobody knows such a queue."""
+
+log = logging.getLogger(__name__)
+
+
+def hello_of(settings: Settings, role: str) -> Hello:
+    """Return how this process names itself to others of its cell."""
+    return Hello(settings.cell, role, settings.node or socket.gethostname())
+
+
+async def start_metadata_node(
+    settings: Settings,
+    stack: AsyncExitStack,
+    store: Coordination,
+    *,
+    connect_brokers: Callable[[JournalOf], BrokerClient],
+    now_ms: Callable[[], int],
+    wait_s: float = START_WAIT_S,
+    rpc: RPCMetrics | None = None,
+    cell_format: CellFormat | None = None,
+    on_unusable: Callable[[Exception], None] = lambda error: None,
+) -> tuple[MetadataNode, Address]:
+    """Start a metadata node, and return it with the address it listens on.
+
+    `connect_brokers` gives the way to the brokers. New queues go to the journals of the cell. `on_unusable`: see
+    `MetadataNode`.
+
+    Raises:
+        StoreUnusable: the store is damaged, another cell's, or holds what this program cannot read.
+        TransportSecurityError: others could reach the address without certificates, or those cannot be used.
+        NotNow: the store cannot be reached within `wait_s`.
+        OSError: the address cannot be listened on.
+    """
+    listen = settings.metadata_listen_address
+    security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
+    hello = hello_of(settings, METADATA_ROLE)
+    if security is not None:
+        security.require_own(hello)
+    journals = CellJournals(store)
+    node = MetadataNode(
+        store,
+        name=hello.node,
+        region=settings.region,
+        account_id=settings.account_id,
+        now_ms=now_ms,
+        monotonic_ms=lambda: time.monotonic() * 1000,
+        journals=journals,
+        purge_interval_s=settings.purge_interval_s,
+        queue_name_reuse_s=settings.queue_name_reuse_s,
+        quotas=Quotas(**settings.account_quotas()),
+        cell_format=cell_format,
+        on_unusable=on_unusable,
+    )
+    journal = BrokerQueueJournal(connect_brokers(node.queues.journal_of))
+    await _patiently(store.verify, wait_s, "coordination")
+    await _patiently(lambda: node.start(journal), wait_s, "coordination")
+    stack.push_async_callback(node.close)
+    journals.start()
+    stack.push_async_callback(journals.close)
+    calls = MetadataCalls(node)
+    stack.push_async_callback(calls.close)
+    server = RPCServer(
+        calls.handlers(),
+        hello,
+        check_peer=None if security is None else security.check_peer(FRONT_END_ROLE),
+        metrics=rpc,
+    )
+    host, port = await server.start(
+        listen.host, listen.port, tls=None if security is None else security.server_context()
+    )
+    stack.push_async_callback(server.drain, DRAIN_MS)
+    log_event(log, logging.INFO, "metadata node started", node=hello.node, address=f"{host}:{port}")
+    return node, Address(host, port)
+
+
+async def start_remote_metadata(
+    settings: Settings,
+    stack: AsyncExitStack,
+    key_provider: KeyProvider,
+    *,
+    now_ms: Callable[[], int],
+    wait_s: float = START_WAIT_S,
+    rpc: RPCMetrics | None = None,
+    cell_format: CellFormat | None = None,
+    note: Callable[[], Awaitable[None]] = note_nothing,
+) -> RemoteMetadata:
+    """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
+
+    `note` is called before declared queues are made or changed.
+
+    Raises:
+        KeysUnusable: this host lacks a master key.
+        StoreUnusable: the nodes are of another account or region.
+        TransportSecurityError: there are no certificates where they are needed, or they cannot be used.
+        DeclaredQueuesError: the file of declared queues cannot be used.
+        NotNow: no node can be reached within `wait_s`.
+    """
+    hello = hello_of(settings, FRONT_END_ROLE)
+    stats = (rpc or RPCMetrics()).of("client", METADATA_ROLE)
+    nodes = []
+    for address in settings.metadata_node_list:
+        security = security_for(address, settings.tls_directory, force_plaintext=settings.force_plaintext)
+        if security is not None:
+            security.require_own(hello)
+        client = _connect(address, hello, security, stats)
+        stack.push_async_callback(client.close)
+        nodes.append(Node(str(address), client))
+    metadata = RemoteMetadata(
+        MetadataClient(_organised(settings, nodes)),
+        key_provider,
+        name=hello.node,
+        region=settings.region,
+        account_id=settings.account_id,
+        now_ms=now_ms,
+        rows_max=settings.metadata_rows_max,
+        unknown_ms=settings.metadata_unknown_ms,
+        unknown_max=settings.metadata_unknown_max,
+        change_ms=settings.metadata_timeout_ms,
+        staleness_ms=settings.metadata_staleness_ms,
+        quotas=Quotas(**settings.account_quotas()),
+        cell_format=cell_format,
+    )
+    await _patiently(metadata.start, wait_s, "a metadata node")
+    stack.push_async_callback(metadata.close)
+    if settings.queues_file is not None:
+        file = settings.queues_file
+        await _patiently(lambda: _declare(metadata, file, note), wait_s, "journals for the declared queues")
+    return metadata
+
+
+async def _patiently(start: Callable[[], Awaitable[None]], wait_s: float, missing: str) -> None:
+    """Start something as soon as what it needs is there: the roles of a cell may be started in any order."""
+    deadline_s = time.monotonic() + wait_s
+    is_told = False
+    while True:
+        try:
+            return await start()
+        except NotNow as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            if not is_told:
+                log_event(log, logging.WARNING, f"waiting for {missing}", reason=str(error))
+                is_told = True
+        await asyncio.sleep(START_RETRY_S)
+
+
+def _connect(
+    address: Address, hello: Hello, security: TransportSecurity | None, stats: RPCStats
+) -> RPCClient:
+    if security is None:
+        return RPCClient((address.host, address.port), hello, stats=stats)
+    return RPCClient(
+        (address.host, address.port),
+        hello,
+        check_peer=security.check_peer(METADATA_ROLE),
+        tls=security.client_context,
+        stats=stats,
+    )
+
+
+def _organised(settings: Settings, nodes: Sequence[Node]) -> FullNodes:
+    assert settings.metadata_organisation == "full", "there is no other organisation yet"
+    return FullNodes(nodes)
+
+
+async def _declare(metadata: RemoteMetadata, file: Path, note: Callable[[], Awaitable[None]]) -> None:
+    changed = await metadata.load_queues_file(file, note=note)
+    log_event(log, logging.INFO, "declared queues loaded", changed=changed)

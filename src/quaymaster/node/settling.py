@@ -1,0 +1,93 @@
+"""Metadata and journal of one server, when they are not of one moment: after a restore, or where one of them went back.
+
+A data directory with the file `restored` has been restored from a backup, or an operator decided with `force-start`
+that its parts are to be used as they are; the file says who did so. The next start then makes the journal follow the
+metadata, notes the act for the audit chain, and removes the file. Without it a
+contradiction ends the start: nothing is changed until somebody decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from quaymaster.broker.backup import RESTORED_NAME
+from quaymaster.broker.broker import Broker
+from quaymaster.broker.storage.disk import RealDisk, write_file_durably
+from quaymaster.coordination.interface import Coordination
+from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act, note_act
+from quaymaster.coordination.store_mark import DECIDE, MARK_FILE
+from quaymaster.coordination.store_witness import WITNESS_FILE
+from quaymaster.core.values.queue_marks import find_contradictions, identity_of, tell_contradictions
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.service import MetadataService
+from quaymaster.monitoring.logs import log_event
+from quaymaster.node.stores import JOURNALS_DIRECTORY
+
+log = logging.getLogger(__name__)
+
+
+def is_to_settle(data: Path) -> bool:
+    """Tell whether the parts of a data directory are to be used as they are."""
+    return (data / RESTORED_NAME).exists()
+
+
+def force_settling(data: Path, act: NotedAct) -> None:
+    """Let the next start use what is there. No process may serve from the directory meanwhile.
+
+    The act is in the file that lets it: the one is there if the other is.
+    """
+    write_file_durably(RealDisk(), str(data), RESTORED_NAME, encode_act(act))
+    (data / JOURNALS_DIRECTORY / MARK_FILE).unlink(missing_ok=True)
+    (data / WITNESS_FILE).unlink(missing_ok=True)
+
+
+def _read_act(path: Path) -> NotedAct | None:
+    """Return who let the parts of a data directory be used; None where an older program, or damage, does not say."""
+    written = path.read_bytes()
+    try:
+        return decode_act(written)
+    except msgspec.MsgspecError:
+        if written:
+            log_event(log, logging.WARNING, "who restored this is not readable", path=str(path))
+        return None
+
+
+class DataContradicts(Exception):
+    """Metadata and journal are not of one history; nothing was changed."""
+
+
+async def settle(
+    data: Path, store: Coordination, metadata: MetadataService, broker: Broker, journal: BrokerQueueJournal
+) -> None:
+    """Make sure that journal and metadata tell the same of queues; DataContradicts when somebody must decide."""
+    queues = broker.host.replica.queues
+    stored, unsettled = metadata.queues.what_is_settled()
+    known = dict(queues.definitions)
+    if not is_to_settle(data):
+        found = find_contradictions(stored, unsettled, known)
+        if found:
+            raise DataContradicts(
+                f"the metadata and the journal of {data} are not of one moment: {tell_contradictions(found)}. {DECIDE}."
+            )
+        return
+    await metadata.queues.raise_ids(queues.marks)
+    defined = {definition.queue_id: definition for definition in metadata.queues.active_queues()}
+    for queue_id, definition in known.items():
+        if queue_id not in defined or identity_of(defined[queue_id]) != identity_of(definition):
+            log_event(log, logging.WARNING, "restored queue dropped", queue=definition.name)
+            await journal.delete_queue(queue_id)
+    # Logs before their consumer groups.
+    for queue_id, definition in sorted(defined.items(), key=lambda entry: entry[1].group_of):
+        if queue_id not in known:
+            log_event(log, logging.WARNING, "restored queue is empty", queue=definition.name)
+        await metadata.queues.tell_again(definition)
+    act = _read_act(data / RESTORED_NAME)
+    if (
+        act is not None
+    ):  # noted once more after a crash here: under the same id, and none is in a chain before
+        await note_act(store, act)
+    (data / RESTORED_NAME).unlink()
+    RealDisk().sync_directory(str(data))

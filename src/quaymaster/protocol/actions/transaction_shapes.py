@@ -1,0 +1,71 @@
+"""The input and output of the actions of transactions, which SQS does not have: AWS JSON 1.0, `Quaymaster.<Action>`."""
+
+from __future__ import annotations
+
+from quaymaster.protocol.sqs.shapes import Action, MessageAttributeValue, Shape
+
+
+class StagedMessageEntry(Shape, frozen=True):
+    """A message, as in a SendMessage."""
+
+    MessageBody: str
+    DelaySeconds: int | None = None
+    MessageAttributes: dict[str, MessageAttributeValue] | None = None
+    MessageSystemAttributes: dict[str, MessageAttributeValue] | None = None
+    MessageDeduplicationId: str | None = None
+    MessageGroupId: str | None = None
+
+
+class StageMessagesRequest(Shape, frozen=True):
+    """`FirstIndex` is the index of the first of these messages within the stage."""
+
+    QueueUrl: str
+    SinkId: str
+    BatchId: int
+    Stage: str
+    FirstIndex: int
+    Messages: list[StagedMessageEntry]
+
+
+class StageMessagesResult(Shape, frozen=True):
+    """How many messages the stage has; with `AlreadyCommitted` nothing was stored."""
+
+    Staged: int
+    AlreadyCommitted: bool
+
+
+class CommittedStage(Shape, frozen=True):
+    Stage: str
+    Count: int
+
+
+class CommitTransactionRequest(Shape, frozen=True):
+    QueueUrl: str
+    SinkId: str
+    BatchId: int
+    Stages: list[CommittedStage]
+
+
+class CommitTransactionResult(Shape, frozen=True):
+    Committed: int
+    AlreadyCommitted: bool
+
+
+class AbortTransactionRequest(Shape, frozen=True):
+    QueueUrl: str
+    SinkId: str
+    BatchId: int
+
+
+class AbortTransactionResult(Shape, frozen=True):
+    Aborted: bool
+
+
+TRANSACTION_ACTIONS: dict[str, Action] = {
+    action.name: action
+    for action in (
+        Action("AbortTransaction", AbortTransactionRequest, AbortTransactionResult, True),
+        Action("CommitTransaction", CommitTransactionRequest, CommitTransactionResult, True),
+        Action("StageMessages", StageMessagesRequest, StageMessagesResult, True),
+    )
+}

@@ -1,0 +1,1 @@
+"""What processes of a cell say to each other: frames, and the calls in them."""

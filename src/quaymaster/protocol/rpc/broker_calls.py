@@ -1,0 +1,59 @@
+"""What a manager asks a broker, as it goes over the RPC.
+
+    report                                  ─▶ BrokerReport (core/cell/cell)
+    prepare    journal id, u64 little-endian ─▶ the member's name, UTF-8: a replica is there, a new one is empty
+    transfer   TransferRequest              ─▶ bool: the leader has resigned, and the member has everything
+    drop       DropRequest                  ─▶ bool: the replica is gone; false: a configuration names it
+
+And an operator:
+
+    accept_clock AcceptClockRequest         ─▶ nothing: wall clocks are right, in all journals that it has
+
+Structs and bools are MessagePack; fields are only ever appended, with defaults.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from quaymaster.core.cell.cell import BrokerReport
+
+REPORT: Final = "report"
+PREPARE: Final = "prepare"
+TRANSFER: Final = "transfer"
+DROP: Final = "drop"
+ACCEPT_CLOCK: Final = "accept_clock"
+
+JOURNAL_ID: Final = struct.Struct("<Q")
+
+
+class TransferRequest(msgspec.Struct, frozen=True):
+    """Hand the leadership of a journal to one of its members."""
+
+    journal: int
+    member: str
+
+
+class DropRequest(msgspec.Struct, frozen=True):
+    """Drop a replica that the configuration of `epoch`, and every later one, does without."""
+
+    journal: int
+    member: str
+    epoch: int
+
+
+class AcceptClockRequest(msgspec.Struct, frozen=True):
+    """Say that wall clocks are right. `by`: the user and host that say so, as far as the caller tells."""
+
+    by: str = ""
+
+
+encode_call = msgspec.msgpack.Encoder().encode
+decode_report = msgspec.msgpack.Decoder(BrokerReport).decode
+decode_transfer = msgspec.msgpack.Decoder(TransferRequest).decode
+decode_drop = msgspec.msgpack.Decoder(DropRequest).decode
+decode_accept_clock = msgspec.msgpack.Decoder(AcceptClockRequest).decode
+decode_answer = msgspec.msgpack.Decoder(bool).decode

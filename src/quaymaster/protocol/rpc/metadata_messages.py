@@ -1,0 +1,337 @@
+"""What front ends ask metadata nodes, and what those answer: MessagePack arrays, requests with their kind in front.
+
+    rows        ListRows, FindRows, GetRow, GetChanges, Transact        the store's, secrets wrapped
+    queues      CreateQueue, SetAttributes, ... DeleteQueue             answered when metadata and journal are durable
+    lists       ListQueues, ListDeadLetterSources
+
+Nothing secret is in them in the clear: access key secrets, data keys and receipt keys travel as they are stored,
+wrapped by a master key that metadata nodes do not have.
+
+To change one: append fields with defaults, which older and newer peers then still read; or add a kind, and go on
+answering the old one for a release. Kinds are never used again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quaymaster.core.values.errors import MalformedInput
+from quaymaster.core.values.unreadable import UNREADABLE
+
+METHOD = "metadata"
+"""The RPC method that all of them are bodies of."""
+
+PAGE_ROWS_MAX = 1_000
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""Of the values in one answer: a frame holds it, whatever their number."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row of the store as of a revision; `value` None: it is gone."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Swap(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A condition of a transaction: the key is at this revision (0: there is none)."""
+
+    key: str
+    revision: int
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A key to write."""
+
+    key: str
+    value: bytes
+
+
+# Requests
+
+
+class Greet(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Who are you?"""
+
+
+class ListRows(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The rows under a prefix behind a key, in order: as in the node's memory, or (`is_stored`) in the store."""
+
+    prefix: str
+    after: str = ""
+    is_stored: bool = False
+
+
+class FindRows(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """These rows, of at least a revision: from the node's memory, from the store those it does not have.
+
+    `is_stored`: all from the store.
+    """
+
+    keys: list[str]
+    at_least: int = 0
+    is_stored: bool = False
+
+
+class GetRow(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """One row as the store has it."""
+
+    key: str
+
+
+class GetChanges(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """What changed under some prefixes after a revision; waits up to `wait_ms` for the first change."""
+
+    prefixes: list[str]
+    after_revision: int
+    wait_ms: int
+
+
+class Transact(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """All of it or nothing, if every condition holds."""
+
+    compares: list[Swap]
+    puts: list[Written]
+    deletes: list[str]
+
+
+class NewDataKey(msgspec.Struct, frozen=True, array_like=True):
+    """A data key that a front end made and wrapped. Good while the master key's row is at this revision."""
+
+    key_id: int
+    master_key_revision: int
+    row: bytes
+
+
+class CreateQueue(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Create a queue, or find the one that exists with the attributes given (others are not compared).
+
+    `data_key` is for the queue if it needs a new one, made by a process that has the master key. Without one, a node
+    that has no master key answers that it needs one.
+    """
+
+    account_id: str
+    name: str
+    attributes: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    data_key: NewDataKey | None = None
+    at_least: int = 0
+
+
+class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Change attributes; an empty value removes those that can be removed."""
+
+    account_id: str
+    name: str
+    changes: dict[str, str]
+    at_least: int = 0
+
+
+class AddPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Add a statement to the queue's Policy."""
+
+    account_id: str
+    name: str
+    label: str
+    account_ids: list[str]
+    actions: list[str]
+    at_least: int = 0
+
+
+class RemovePermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Remove a statement from the queue's Policy; without the last one there is no Policy."""
+
+    account_id: str
+    name: str
+    label: str
+    at_least: int = 0
+
+
+class TagQueue(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Set tags; the journal does not hear of them."""
+
+    account_id: str
+    name: str
+    tags: dict[str, str]
+    at_least: int = 0
+
+
+class UntagQueue(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """Remove tags; those that are not there are no error."""
+
+    account_id: str
+    name: str
+    keys: list[str]
+    at_least: int = 0
+
+
+class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Delete a queue and its messages. Its data key stays, its dead letters need it."""
+
+    account_id: str
+    name: str
+    at_least: int = 0
+
+
+class BeginPurge(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Note that a purge begins."""
+
+    account_id: str
+    name: str
+    queue_id: int
+    at_least: int = 0
+
+
+class CancelPurge(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Take back what `BeginPurge` noted: the journal refused, and the caller may try again at once."""
+
+    account_id: str
+    name: str
+    queue_id: int
+    at_least: int = 0
+
+
+class CreateGroup(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """Create a consumer group of a log-retained queue, or find it; `name` is `<queue>@<group>`.
+
+    `start`: see `core/partition/group_starts`; empty: as the queue's GroupStart says. One that is there stays where it
+    is.
+    """
+
+    account_id: str
+    name: str
+    start: str = ""
+    at_least: int = 0
+
+
+class ListQueues(msgspec.Struct, frozen=True, array_like=True, tag=32):
+    """An account's queues whose names start with `prefix`, up to 1000.
+
+    There is a token to go on with only where `results_max` was given.
+    """
+
+    account_id: str
+    prefix: str = ""
+    results_max: int | None = None
+    next_token: str | None = None
+    at_least: int = 0
+
+
+class ListDeadLetterSources(msgspec.Struct, frozen=True, array_like=True, tag=33):
+    """The queues whose redrive policy names this one, up to 1000; tokens as in `ListQueues`."""
+
+    account_id: str
+    name: str
+    results_max: int | None = None
+    next_token: str | None = None
+    at_least: int = 0
+
+
+class ListGroups(msgspec.Struct, frozen=True, array_like=True, tag=34):
+    """The consumer groups of a log-retained queue, up to 1000; tokens as in `ListQueues`."""
+
+    account_id: str
+    name: str
+    results_max: int | None = None
+    next_token: str | None = None
+    at_least: int = 0
+
+
+QueueChange = (
+    CreateQueue
+    | SetAttributes
+    | AddPermission
+    | RemovePermission
+    | TagQueue
+    | UntagQueue
+    | DeleteQueue
+    | BeginPurge
+    | CancelPurge
+    | CreateGroup
+)
+"""Each is answered by the queue as it then is. Whoever has queues takes these, whether it does what they say or asks a
+node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what
+there is up to this revision."""
+QueueListing = ListQueues | ListDeadLetterSources | ListGroups
+Request = Greet | ListRows | FindRows | GetRow | GetChanges | Transact | QueueChange | QueueListing
+
+
+# Answers
+
+
+class Greeting(msgspec.Struct, frozen=True, array_like=True):
+    """What everything the node keeps rests on."""
+
+    region: str
+    account_id: str
+
+
+class RowPage(msgspec.Struct, frozen=True, array_like=True):
+    """Some rows in order. Changes after `revision` are not all in them; `more`: rows follow the last one."""
+
+    rows: list[Row]
+    revision: int
+    more: bool
+
+
+class FoundRows(msgspec.Struct, frozen=True, array_like=True):
+    """Those of the rows that there are, as of `position`: of the store, or (`age_ms` over 0) of the node's memory,
+    which was there `age_ms` ago at the latest."""
+
+    rows: list[Row]
+    position: int
+    age_ms: int
+
+
+class Changes(msgspec.Struct, frozen=True, array_like=True):
+    """All changes up to `position`. `is_lost`: the node does not know them all; list again."""
+
+    rows: list[Row]
+    position: int
+    age_ms: int
+    is_lost: bool = False
+
+
+class Transacted(msgspec.Struct, frozen=True, array_like=True):
+    """The revision of what was done; or the condition that did not hold, and where that key is."""
+
+    revision: int
+    failed: Swap | None = None
+    found_revision: int = 0
+
+
+class ChangedQueue(msgspec.Struct, frozen=True, array_like=True):
+    """The queue as stored, and the row's revision.
+
+    `definition` None: the data key was wrapped by a master key of before; wrap another, and ask again.
+    """
+
+    definition: bytes | None
+    revision: int = 0
+
+
+class QueueList(msgspec.Struct, frozen=True, array_like=True):
+    """Queues as stored, in order of their names, and where to go on."""
+
+    definitions: list[bytes]
+    next_token: str | None
+
+
+Answer = Greeting | RowPage | FoundRows | Changes | Transacted | ChangedQueue | QueueList
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+def encode_message(message: Request | Answer) -> bytes:
+    """Return the bytes of a request or an answer."""
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes | memoryview) -> Request:
+    """Return a request; MalformedInput when it is none that this program knows."""
+    try:
+        return _request_decoder.decode(data)
+    except UNREADABLE as error:
+        raise MalformedInput(f"not a request to a metadata node: {error}") from None

@@ -1,0 +1,1 @@
+"""SQS on the wire: shapes, the Query form, errors, names, attributes, signatures, receipts, checksums."""

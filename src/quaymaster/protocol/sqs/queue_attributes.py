@@ -1,0 +1,536 @@
+"""What can be said of a queue: its attributes, their values, defaults and limits, and which exclude each
+other.
+
+Values stay the strings they are on the wire, in one canonical spelling, beside the numbers the rest of the
+system works with. Attributes of our own are accepted like the service's; what they may one day mean but do
+not yet is refused by name.
+
+Source: Amazon SQS API Reference, CreateQueue and SetQueueAttributes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import msgspec
+
+from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue, InvalidParameterValue
+from quaymaster.protocol.sqs.queue_names import (
+    QueueArn,
+    check_queue_name,
+    is_fifo_name,
+    is_group_name,
+    parse_queue_arn,
+)
+
+MESSAGE_BYTES_MAX = 1_048_576
+RECEIVE_COUNT_MAX = 1_000
+REDRIVE_SOURCES_MAX = 10
+POLICY_BYTES_MAX = 8_192
+POLICY_STATEMENTS_MAX = 20
+POLICY_PRINCIPALS_MAX = 50
+POLICY_CONDITIONS_MAX = 10
+_KEY_ID_CHARS_MAX = 2_048
+_INTEGER = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+# Name: smallest, largest, default.
+_NUMBERS: dict[str, tuple[int, int, int]] = {
+    "DelaySeconds": (0, 900, 0),
+    "MaximumMessageSize": (1_024, MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX),
+    "MessageRetentionPeriod": (60, 1_209_600, 345_600),
+    "ReceiveMessageWaitTimeSeconds": (0, 20, 0),
+    "VisibilityTimeout": (0, 43_200, 30),
+}
+_KMS_REUSE = "KmsDataKeyReusePeriodSeconds"
+_KMS_REUSE_LIMITS = (60, 86_400, 300)
+_KMS_REUSE_DEFAULT = str(_KMS_REUSE_LIMITS[2])
+LOG_RETENTION_S_MAX = 315_360_000
+"""Ten years."""
+RETENTION_BYTES_MAX = 10**15
+# Smallest, largest, unit.
+_LOG_LIMITS: dict[str, tuple[int, int, str]] = {
+    "MessageRetentionPeriod": (60, LOG_RETENTION_S_MAX, "seconds"),
+    "RetentionBytes": (0, RETENTION_BYTES_MAX, "bytes"),
+}
+_LIMITS: dict[str, tuple[int, int, int]] = {
+    **_NUMBERS,
+    _KMS_REUSE: _KMS_REUSE_LIMITS,
+}
+_OF_LOGS = ("RetentionBytes", "GroupStart", "RetentionPins", "LegalHold")
+PINS_MAX = 10
+
+_DEFAULTS = {name: str(limits[2]) for name, limits in _NUMBERS.items()} | {"SqsManagedSseEnabled": "true"}
+_FIFO_DEFAULTS = {
+    "FifoQueue": "true",
+    "ContentBasedDeduplication": "false",
+    "DeduplicationScope": "queue",
+    "FifoThroughputLimit": "perQueue",
+}
+
+# An empty value takes these away.
+_REMOVABLE = frozenset(
+    {"KmsMasterKeyId", "Policy", "RedriveAllowPolicy", "RedrivePolicy", "PushEndpoint", "RetentionPins"}
+)
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "DeduplicationScope": ("queue", "messageGroup"),
+    "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
+}
+# Ours: the values each can have, and those that are refused until they are built.
+_OUR_CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "Durability": (("Memory", "Async", "Sync"), ()),
+    "ReplicationMode": (("Leader",), ("Peers",)),
+    "DeliveryGuarantee": (("AtLeastOnce",), ("AtMostOnce", "ExactlyOnce")),
+    "RetentionMode": (("Delete", "Log"), ()),
+    "GroupStart": (("earliest", "latest"), ()),
+}
+_OUR_DEFAULTS = {
+    "Durability": "Sync",
+    "ReplicationMode": "Leader",
+    "DeliveryGuarantee": "AtLeastOnce",
+    "RetentionMode": "Delete",
+    "RetentionBytes": "0",
+    "GroupStart": "earliest",
+    "LegalHold": "false",
+}
+
+COMPUTED_NAMES = frozenset(
+    {
+        "ApproximateNumberOfMessages",
+        "ApproximateNumberOfMessagesDelayed",
+        "ApproximateNumberOfMessagesNotVisible",
+        "CreatedTimestamp",
+        "LastModifiedTimestamp",
+        "QueueArn",
+    }
+)
+"""Attributes that can be read but not set; the front end knows their values."""
+
+
+class RedrivePolicy(msgspec.Struct, frozen=True):
+    """Where a message goes that was received more than `receive_count_max` times."""
+
+    dead_letter_target: QueueArn
+    receive_count_max: int
+
+    def __str__(self) -> str:
+        return _json(
+            {"deadLetterTargetArn": str(self.dead_letter_target), "maxReceiveCount": self.receive_count_max}
+        )
+
+
+class RedriveAllowPolicy(msgspec.Struct, frozen=True):
+    """Whose dead-letter queue this queue may be: `allowAll`, `denyAll`, or `byQueue` of `sources`."""
+
+    permission: str
+    sources: tuple[str, ...] = ()
+
+    def allows(self, source: QueueArn) -> bool:
+        """Return whether the queue `source` may name this queue in its redrive policy."""
+        return self.permission == "allowAll" or (self.permission == "byQueue" and str(source) in self.sources)
+
+    def __str__(self) -> str:
+        value: dict[str, Any] = {"redrivePermission": self.permission}
+        if self.permission == "byQueue":
+            value["sourceQueueArns"] = list(self.sources)
+        return _json(value)
+
+
+class QueueAttributes(msgspec.Struct, frozen=True):
+    """The attributes of one queue. `values` has every one that is set or has a default, as the service spells
+    it.
+
+    Attributes of our own are in `values` only where somebody set them. Times are in milliseconds.
+    """
+
+    values: dict[str, str]
+    is_fifo: bool
+    delay_ms: int
+    message_bytes_max: int
+    retention_ms: int
+    receive_wait_ms: int
+    visibility_timeout_ms: int
+    content_based_deduplication: bool
+    deduplicates_by_group: bool
+    throughput_is_per_group: bool
+    redrive_policy: RedrivePolicy | None
+    redrive_allow_policy: RedriveAllowPolicy | None
+    is_encrypted: bool
+    durability: str
+    is_log: bool
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> Self:
+        """Build from canonical values: those of another QueueAttributes, kept somewhere in between."""
+        redrive = values.get("RedrivePolicy")
+        redrive_allow = values.get("RedriveAllowPolicy")
+        return cls(
+            values=dict(values),
+            is_fifo=values.get("FifoQueue") == "true",
+            delay_ms=int(values["DelaySeconds"]) * 1000,
+            message_bytes_max=int(values["MaximumMessageSize"]),
+            retention_ms=int(values["MessageRetentionPeriod"]) * 1000,
+            receive_wait_ms=int(values["ReceiveMessageWaitTimeSeconds"]) * 1000,
+            visibility_timeout_ms=int(values["VisibilityTimeout"]) * 1000,
+            content_based_deduplication=values.get("ContentBasedDeduplication") == "true",
+            deduplicates_by_group=values.get("DeduplicationScope") == "messageGroup",
+            throughput_is_per_group=values.get("FifoThroughputLimit") == "perMessageGroupId",
+            redrive_policy=None if redrive is None else parse_redrive_policy(redrive),
+            redrive_allow_policy=None if redrive_allow is None else parse_redrive_allow_policy(redrive_allow),
+            is_encrypted=values["SqsManagedSseEnabled"] == "true" or "KmsMasterKeyId" in values,
+            durability=values.get("Durability", _OUR_DEFAULTS["Durability"]),
+            is_log=values.get("RetentionMode") == "Log",
+        )
+
+
+def create_attributes(queue: QueueArn, given: Mapping[str, str] | None) -> QueueAttributes:
+    """Return the attributes of the new queue `queue`, whose name is checked too.
+
+    Raises InvalidParameterValue, InvalidAttributeName or InvalidAttributeValue.
+    """
+    given = given or {}
+    fifo = is_fifo_name(queue.name)
+    wants_fifo = _wants_fifo(given)
+    check_queue_name(queue.name, fifo=wants_fifo)
+    values = dict(_DEFAULTS)
+    if fifo:
+        values |= _FIFO_DEFAULTS
+    return _change(queue, values, given)
+
+
+def change_attributes(queue: QueueArn, current: QueueAttributes, given: Mapping[str, str]) -> QueueAttributes:
+    """Return the attributes of `queue` after SetQueueAttributes. Raises as `create_attributes` does."""
+    changed = _change(queue, dict(current.values), given)
+    if changed.is_log != current.is_log:
+        raise InvalidAttributeValue.of(
+            "RetentionMode", "It is given when a queue is created and cannot be changed."
+        )
+    return changed
+
+
+def first_difference(
+    queue: QueueArn, existing: QueueAttributes, given: Mapping[str, str] | None
+) -> str | None:
+    """Return the attribute in which a repeated CreateQueue asks for another queue than exists, or None.
+
+    Only attributes that are given count. Raises as `create_attributes` does.
+    """
+    asked = create_attributes(queue, given)
+    for name in given or {}:
+        default = _OUR_DEFAULTS.get(name)
+        if asked.values.get(name, default) != existing.values.get(name, default):
+            return name
+    return None
+
+
+def check_attribute_names(names: Iterable[str] | None) -> frozenset[str] | None:
+    """Return the attributes GetQueueAttributes asks for, None for all of them.
+
+    Raises InvalidAttributeName.
+    """
+    asked = frozenset(names or ())
+    for name in asked:
+        if name != "All" and name not in COMPUTED_NAMES and not is_attribute_name(name):
+            raise InvalidAttributeName.unknown(name)
+    return None if "All" in asked else asked
+
+
+def is_attribute_name(name: str) -> bool:
+    """Return whether this is the name of an attribute that can be set on some queue."""
+    return name in _PARSERS
+
+
+def _wants_fifo(given: Mapping[str, str]) -> bool:
+    value = given.get("FifoQueue")
+    return value is not None and _parse_boolean("FifoQueue", value) == "true"
+
+
+def _change(queue: QueueArn, values: dict[str, str], given: Mapping[str, str]) -> QueueAttributes:
+    fifo = is_fifo_name(queue.name)
+    is_log = given.get("RetentionMode", values.get("RetentionMode")) == "Log"
+    parsers = _LOG_PARSERS if is_log else _PARSERS
+    for name, text in given.items():
+        parse = parsers.get(name)
+        if parse is None:
+            raise InvalidAttributeName.unknown(name)
+        if not fifo and name in _FIFO_DEFAULTS:
+            raise _not_without_fifo(name)
+        if text == "" and name in _REMOVABLE:
+            values.pop(name, None)
+            continue
+        values[name] = parse(name, text)
+    if fifo and values["FifoQueue"] != "true":
+        raise InvalidAttributeValue.of("FifoQueue", "Modifying queue type is not supported.")
+    if values.get("FifoThroughputLimit") == "perMessageGroupId" and values["DeduplicationScope"] == "queue":
+        raise InvalidAttributeValue(
+            "The perMessageGroupId value is allowed only when the value for DeduplicationScope is "
+            "messageGroup."
+        )
+    _settle_encryption(values, given)
+    _check_retention(values, given)
+    attributes = QueueAttributes.of(values)
+    if "RedrivePolicy" in given and attributes.redrive_policy is not None:
+        _check_dead_letter_queue(queue, attributes.redrive_policy, given["RedrivePolicy"])
+    return attributes
+
+
+def _check_retention(values: Mapping[str, str], given: Mapping[str, str]) -> None:
+    if values.get("RetentionMode") == "Log":
+        return
+    for name in _OF_LOGS:
+        if name in given:
+            raise InvalidAttributeValue.of(name, "Only a queue with RetentionMode=Log has it.")
+
+
+def _not_without_fifo(name: str) -> InvalidAttributeName:
+    if name in ("DeduplicationScope", "FifoThroughputLimit"):
+        return InvalidAttributeName(f"You can specify the {name} only when FifoQueue is set to true.")
+    return InvalidAttributeName.unknown(name)
+
+
+def _settle_encryption(values: dict[str, str], given: Mapping[str, str]) -> None:
+    """Let a key of the queue's own switch the service's off; to ask for both is an error."""
+    if "KmsMasterKeyId" not in values:
+        is_leftover = "KmsMasterKeyId" in given and _KMS_REUSE not in given
+        if is_leftover or values.get(_KMS_REUSE) == _KMS_REUSE_DEFAULT:
+            values.pop(_KMS_REUSE, None)
+        return
+    if given.get("SqsManagedSseEnabled") is not None and values["SqsManagedSseEnabled"] == "true":
+        raise InvalidAttributeName(
+            "You can use one type of server-side encryption (SSE) at one time. "
+            "You can either enable KMS SSE or SQS SSE."
+        )
+    values["SqsManagedSseEnabled"] = "false"
+    values.setdefault(_KMS_REUSE, _KMS_REUSE_DEFAULT)
+
+
+def _check_dead_letter_queue(queue: QueueArn, policy: RedrivePolicy, text: str) -> None:
+    target = policy.dead_letter_target
+    if (target.region, target.account_id) != (queue.region, queue.account_id):
+        raise invalid_redrive_policy(text, "Dead-letter target owner should be same as the source.")
+    if is_fifo_name(target.name) != is_fifo_name(queue.name):
+        raise invalid_redrive_policy(text, "Dead-letter queue must be same type of queue as the source.")
+
+
+# One attribute. What is wrong with the service's own is told in its words, which name no limits.
+
+
+def _parse_boolean(name: str, text: str) -> str:
+    value = text.lower()
+    if value not in ("true", "false"):
+        raise InvalidAttributeValue.of(name)
+    return value
+
+
+def _parse_our_boolean(name: str, text: str) -> str:
+    value = text.lower()
+    if value not in ("true", "false"):
+        raise InvalidAttributeValue.of(name, "It must be true or false.")
+    return value
+
+
+def _parse_number(name: str, text: str) -> str:
+    smallest, largest, _ = _LIMITS[name]
+    if _INTEGER.fullmatch(text) is None or not smallest <= int(text) <= largest:
+        raise InvalidAttributeValue.of(name)
+    return str(int(text))
+
+
+def _parse_log_number(name: str, text: str) -> str:
+    smallest, largest, unit = _LOG_LIMITS[name]
+    if _INTEGER.fullmatch(text) is None or not smallest <= int(text) <= largest:
+        raise InvalidAttributeValue.of(
+            name, f"It must be a whole number of {unit} between {smallest} and {largest}."
+        )
+    return str(int(text))
+
+
+def _parse_choice(name: str, text: str) -> str:
+    if text not in _CHOICES[name]:
+        raise InvalidAttributeValue.of(name)
+    return text
+
+
+def _parse_our_choice(name: str, text: str) -> str:
+    accepted, later = _OUR_CHOICES[name]
+    if text in later:
+        raise InvalidAttributeValue.of(name, f"{text} is not supported yet.")
+    if text not in accepted:
+        raise InvalidAttributeValue.of(name, f"It must be {' or '.join(accepted)}.")
+    return text
+
+
+def _parse_key_id(name: str, text: str) -> str:
+    if len(text) > _KEY_ID_CHARS_MAX or not text.isascii() or not text.isprintable():
+        raise InvalidAttributeValue.of(name)
+    return text
+
+
+def _refuse(name: str, text: str) -> str:
+    raise InvalidAttributeValue.of(name, f"{name} is not supported yet.")
+
+
+def _parse_pins(name: str, text: str) -> str:
+    """Names of consumer groups, in the order given."""
+    groups = [group.strip() for group in text.split(",")]
+    if len(groups) > PINS_MAX:
+        raise InvalidAttributeValue.of(name, f"It names at most {PINS_MAX} consumer groups.")
+    for group in groups:
+        if not is_group_name(group):
+            raise InvalidAttributeValue.of(
+                name, "It names consumer groups, with commas in between: 1-80 letters, digits, - and _ each."
+            )
+    return ",".join(dict.fromkeys(groups))
+
+
+def parse_redrive_policy(text: str) -> RedrivePolicy:
+    """Return the redrive policy that `text` (JSON) is. Raises InvalidParameterValue, saying what is wrong."""
+    value = _object(text)
+    if value is None:
+        raise invalid_redrive_policy(text, "Redrive policy is not a valid JSON map.")
+    for name in ("maxReceiveCount", "deadLetterTargetArn"):
+        if name not in value:
+            raise invalid_redrive_policy(
+                text, f"Redrive policy does not contain mandatory attribute: {name}."
+            )
+    count = value["maxReceiveCount"]
+    if isinstance(count, str) and _INTEGER.fullmatch(count) is not None:
+        count = int(count)
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= RECEIVE_COUNT_MAX:
+        raise invalid_redrive_policy(
+            text,
+            f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to {RECEIVE_COUNT_MAX} "
+            "both inclusive.",
+        )
+    arn = value["deadLetterTargetArn"]
+    target = parse_queue_arn(arn) if isinstance(arn, str) else None
+    if target is None:
+        raise invalid_redrive_policy(text, "Invalid value for deadLetterTargetArn.")
+    return RedrivePolicy(target, count)
+
+
+def invalid_redrive_policy(text: str, reason: str) -> InvalidParameterValue:
+    """Return the error for the redrive policy `text`. (That its target exists, only the front end knows.)"""
+    return InvalidParameterValue.of("RedrivePolicy", text, reason)
+
+
+def parse_redrive_allow_policy(text: str) -> RedriveAllowPolicy:
+    """Return the redrive allow policy that `text` (JSON) is.
+
+    Raises InvalidParameterValue, saying what is wrong.
+    """
+    value = _object(text)
+    if value is None:
+        raise _invalid_allow_policy(text, "Redrive allow policy is not a valid JSON map.")
+    permission = value.get("redrivePermission")
+    if permission not in ("allowAll", "denyAll", "byQueue"):
+        raise _invalid_allow_policy(text, "redrivePermission must be one of allowAll, denyAll, byQueue.")
+    sources = value.get("sourceQueueArns")
+    if permission != "byQueue":
+        if sources is not None:
+            raise _invalid_allow_policy(
+                text, "sourceQueueArns can be specified only when redrivePermission is byQueue."
+            )
+        return RedriveAllowPolicy(permission)
+    if not isinstance(sources, list) or not 1 <= len(sources) <= REDRIVE_SOURCES_MAX:
+        raise _invalid_allow_policy(
+            text, f"sourceQueueArns must have between 1 and {REDRIVE_SOURCES_MAX} queue ARNs."
+        )
+    for source in sources:
+        if not isinstance(source, str) or parse_queue_arn(source) is None:
+            raise _invalid_allow_policy(text, "Invalid value for sourceQueueArns.")
+    return RedriveAllowPolicy(permission, tuple(sources))
+
+
+def _invalid_allow_policy(text: str, reason: str) -> InvalidParameterValue:
+    return InvalidParameterValue.of("RedriveAllowPolicy", text, reason)
+
+
+def parse_policy(text: str) -> dict[str, Any]:
+    """Return the access policy that `text` (JSON) is. Only its shape and its limits are checked, not its
+    meaning.
+
+    Raises InvalidAttributeValue.
+    """
+    if len(text.encode()) > POLICY_BYTES_MAX:
+        raise InvalidAttributeValue.of("Policy", f"It must be at most {POLICY_BYTES_MAX} bytes.")
+    policy = _object(text)
+    if policy is None:
+        raise InvalidAttributeValue.of("Policy")
+    statements = _listed(policy.get("Statement"))
+    if not 1 <= len(statements) <= POLICY_STATEMENTS_MAX:
+        raise InvalidAttributeValue.of(
+            "Policy", f"It must have between 1 and {POLICY_STATEMENTS_MAX} statements."
+        )
+    principals = conditions = 0
+    for statement in statements:
+        if not isinstance(statement, dict) or statement.get("Effect") not in ("Allow", "Deny"):
+            raise InvalidAttributeValue.of("Policy")
+        if not (_listed(statement.get("Action")) or _listed(statement.get("NotAction"))):
+            raise InvalidAttributeValue.of("Policy")
+        principals += _count_principals(statement.get("Principal", statement.get("NotPrincipal")))
+        conditions += _count_conditions(statement.get("Condition", {}))
+    if principals > POLICY_PRINCIPALS_MAX:
+        raise InvalidAttributeValue.of("Policy", f"It can have at most {POLICY_PRINCIPALS_MAX} principals.")
+    if conditions > POLICY_CONDITIONS_MAX:
+        raise InvalidAttributeValue.of("Policy", f"It can have at most {POLICY_CONDITIONS_MAX} conditions.")
+    return policy
+
+
+def _count_principals(principal: Any) -> int:
+    if principal == "*":
+        return 1
+    if not isinstance(principal, dict) or not principal:
+        raise InvalidAttributeValue.of("Policy")
+    return sum(len(_listed(names)) for names in principal.values())
+
+
+def _count_conditions(condition: Any) -> int:
+    if not isinstance(condition, dict) or not all(isinstance(keys, dict) for keys in condition.values()):
+        raise InvalidAttributeValue.of("Policy")
+    return sum(len(keys) for keys in condition.values())
+
+
+def _listed(value: Any) -> list[Any]:
+    """In a policy, one thing may stand for a list of one."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _json(value: dict[str, Any]) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _check_policy(name: str, text: str) -> str:
+    parse_policy(text)
+    return text
+
+
+_PARSERS: dict[str, Callable[[str, str], str]] = {
+    **dict.fromkeys(_LIMITS, _parse_number),
+    **dict.fromkeys(_CHOICES, _parse_choice),
+    **dict.fromkeys(_OUR_CHOICES, _parse_our_choice),
+    "ContentBasedDeduplication": _parse_boolean,
+    "FifoQueue": _parse_boolean,
+    "KmsMasterKeyId": _parse_key_id,
+    "LegalHold": _parse_our_boolean,
+    "Policy": _check_policy,
+    "PushEndpoint": _refuse,
+    "RedriveAllowPolicy": lambda name, text: str(parse_redrive_allow_policy(text)),
+    "RedrivePolicy": lambda name, text: str(parse_redrive_policy(text)),
+    "RetentionBytes": _parse_log_number,
+    "RetentionPins": _parse_pins,
+    "SqsManagedSseEnabled": _parse_boolean,
+}
+_LOG_PARSERS = {**_PARSERS, **dict.fromkeys(_LOG_LIMITS, _parse_log_number)}

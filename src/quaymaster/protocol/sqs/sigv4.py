@@ -1,0 +1,616 @@
+"""AWS Signature Version 4: who sent a request, and proof that nobody changed it on the way.
+
+    canonical request = method \\n path \\n query \\n name:value\\n... \\n names \\n SHA-256 of the body
+    string to sign    = AWS4-HMAC-SHA256 \\n time \\n date/region/service/aws4_request \\n SHA-256 of that
+    signing key       = HMAC(HMAC(HMAC(HMAC("AWS4" + secret, date), region), service), "aws4_request")
+
+Checking takes two steps, because only the caller knows secrets: `SigningKeys.parse` reads what the request
+claims and refuses what cannot be right whoever signed it; `SigningKeys.verify` is given the secret. Between a
+client's requests of one day only the signature differs, so what stands before it in the Authorization header,
+and the key derived from the secret, are kept in `SigningKeys`.
+
+Source: AWS General Reference, "Create a signed AWS API request"; wordings as the service sends them.
+"""
+
+from __future__ import annotations
+
+import base64
+import calendar
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from email.utils import parsedate_tz
+from hashlib import sha256
+from hmac import compare_digest
+from operator import itemgetter
+from urllib.parse import quote_from_bytes
+
+import msgspec
+
+from quaymaster.core.values.errors import IncompleteSignature, SignatureDoesNotMatch
+from quaymaster.protocol.sqs.sqs_query import percent_decode
+
+ALGORITHM = b"AWS4-HMAC-SHA256"
+SERVICE = "sqs"
+SKEW_MS = 15 * 60 * 1000
+PRESIGNED_EXPIRES_S_MAX = 604_800
+QUERY_PARAMETERS_MAX = 1_024
+"""Parameters of a signed query. To sort and encode them costs microseconds each, before anything is proven."""
+
+_TERMINATOR = "aws4_request"
+_UNSIGNED_PAYLOAD = b"UNSIGNED-PAYLOAD"
+_SHA256 = re.compile(rb"[0-9a-f]{64}")
+_NO_QUERY = (b"",)
+_ENCODED = [
+    bytes([byte])
+    if byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+    else b"%%%02X" % byte
+    for byte in range(256)
+]
+_EMPTY_SHA256 = sha256(b"").hexdigest().encode()
+# The Authorization header of a real client has about 250 bytes; a longer one is not worth remembering.
+_REMEMBERED_PREFIX_BYTES_MAX = 1_024
+# Each segment begins with the slash before it, so there is one way to match a path: time is linear in its length.
+_PLAIN_PATH = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+/?")
+_YEAR_10000_S = 253_402_300_800
+_TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def declared_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """Return what a request's head says that was signed as the SHA-256 of its body; None when it says nothing.
+
+    With it the signature is verified before the body is read. Not all clients send it: the AWS SDK for JavaScript
+    does, those for Python and Go do not for SQS.
+    """
+    declared = headers.get(b"x-amz-content-sha256")
+    if declared is None or (declared != _UNSIGNED_PAYLOAD and _SHA256.fullmatch(declared) is None):
+        return None
+    return declared
+
+
+class Scope(msgspec.Struct):
+    """What stands before the signature: one per client and day.
+
+    The two templates are the canonical request (filled with method, path, query, the values of the signed
+    headers, and the body's digest) and the string to sign (time, digest). `key_contexts` are the two halves
+    of an HMAC with the key derived from `key_secret`, None until a secret was given.
+    """
+
+    access_key_id: str
+    date: str
+    region: str
+    date_bytes: bytes
+    signed_values: Callable[[dict[bytes, bytes]], tuple[bytes, ...]]
+    signs_target: bool
+    request_template: bytes
+    to_sign_template: bytes
+    key_secret: str | None = None
+    key_contexts: tuple[hashlib._Hash, hashlib._Hash] | None = None
+
+
+class Authorization(msgspec.Struct, frozen=True):
+    """What a request claims about itself. Nothing in it is proven before `SigningKeys.verify`.
+
+    `time` is the text of the time it was signed at; `expires_s` is None for the header form. `token` is the
+    session token, None when the request has none.
+    """
+
+    scope: Scope
+    signature: bytes
+    time: bytes
+    expires_s: int | None
+    token: str | None
+    headers: dict[bytes, bytes]
+    query: bytes
+
+    @property
+    def access_key_id(self) -> str:
+        return self.scope.access_key_id
+
+
+class SigningKeys:
+    """Remembers scopes, derived keys and times; forgets all of them when `capacity` is reached.
+
+    Owned by the caller, one per server. It never makes a decision by itself: a key is derived again when the
+    secret given with it changes.
+    """
+
+    def __init__(self, capacity: int = 4_096) -> None:
+        self.capacity = capacity
+        self._scopes: dict[bytes, Scope] = {}
+        self._times_ms: dict[bytes, int] = {}
+
+    def parse(
+        self,
+        headers: Headers,
+        raw_query: bytes,
+        *,
+        region: str | None = None,
+        first: dict[bytes, bytes] | None = None,
+    ) -> Authorization | None:
+        """Return what the request claims, None when it is not signed at all.
+
+        `headers` have lower-case names, and `first` the first value of each, if the caller has them already;
+        `raw_query` is the part of the URL after `?`, as sent. `region`, when given, is the only one accepted.
+        Raises IncompleteSignature or SignatureDoesNotMatch for what no secret can help.
+        """
+        joined = dict(headers) if first is None else first
+        if len(joined) != len(headers):
+            joined = _join_duplicates(headers)
+        authorization = joined.get(b"authorization")
+        if raw_query and raw_query.count(b"&") >= QUERY_PARAMETERS_MAX:
+            raise SignatureDoesNotMatch(
+                f"A signed query cannot have more than {QUERY_PARAMETERS_MAX} parameters."
+            )
+        if authorization is not None:
+            return self._parse_header(authorization, joined, raw_query, region)
+        if b"X-Amz-" in raw_query and b"X-Amz-Algorithm=" in raw_query:
+            return self._parse_query(joined, raw_query, region)
+        return None
+
+    def verify(
+        self,
+        authorization: Authorization,
+        *,
+        method: bytes,
+        raw_path: bytes,
+        body: bytes,
+        secret: str,
+        now_ms: int,
+        skew_ms: int = SKEW_MS,
+        body_sha256: bytes | None = None,
+    ) -> None:
+        """Return when `secret` signed exactly this request, not too long ago.
+
+        `body_sha256` in hex stands for the body where it is known already.
+        Raises SignatureDoesNotMatch, or IncompleteSignature when the time is not one.
+        """
+        self._check_time(authorization, now_ms, skew_ms)
+        scope = authorization.scope
+        if scope.key_secret != secret or scope.key_contexts is None:
+            scope.key_contexts = _hmac_contexts(derive_key(secret, scope.date, scope.region))
+            scope.key_secret = secret
+        inner_context, outer_context = scope.key_contexts
+        headers = authorization.headers
+        try:
+            values: Iterable[bytes] = scope.signed_values(headers)
+        except KeyError:
+            raise SignatureDoesNotMatch from None
+        # Runs of blanks count as one, and those at the ends as none. Most values have no blank at all.
+        values = [b" ".join(value.split()) if 32 in value or 9 in value else value for value in values]
+        if headers.get(b"x-amz-content-sha256") == _UNSIGNED_PAYLOAD:
+            digest = _UNSIGNED_PAYLOAD
+        elif body_sha256 is not None:
+            digest = body_sha256
+        else:
+            digest = sha256(body).hexdigest().encode() if body else _EMPTY_SHA256
+        path = raw_path if raw_path == b"/" else _canonical_path(raw_path)
+        for query in _canonical_queries(authorization.query) if authorization.query else _NO_QUERY:
+            request = scope.request_template % (method, path, query, *values, digest)
+            to_sign = scope.to_sign_template % (authorization.time, sha256(request).hexdigest().encode())
+            inner = inner_context.copy()
+            inner.update(to_sign)
+            outer = outer_context.copy()
+            outer.update(inner.digest())
+            if compare_digest(outer.hexdigest().encode(), authorization.signature):
+                return
+        raise SignatureDoesNotMatch
+
+    def _parse_header(
+        self, authorization: bytes, headers: dict[bytes, bytes], query: bytes, region: str | None
+    ) -> Authorization:
+        prefix, separator, signature = authorization.rpartition(b"Signature=")
+        time_text = headers.get(b"x-amz-date")
+        scope = self._scopes.get(prefix) if separator else None
+        if scope is None or time_text is None:
+            scope, signature, time_text = _parse_header_slowly(authorization, headers)
+            if separator and prefix and len(prefix) <= _REMEMBERED_PREFIX_BYTES_MAX:
+                self._remember_scope(prefix, signature, authorization, scope)
+        _check_scope(scope, headers, time_text, region)
+        token = headers.get(b"x-amz-security-token")
+        return Authorization(
+            scope,
+            signature,
+            time_text,
+            None,
+            None if token is None else token.decode("latin-1"),
+            headers,
+            query,
+        )
+
+    def _remember_scope(self, prefix: bytes, signature: bytes, authorization: bytes, scope: Scope) -> None:
+        if prefix + b"Signature=" + signature != authorization:
+            # The signature was not last, or has something around it: the prefix alone does not tell the rest.
+            return
+        if len(self._scopes) >= self.capacity:
+            self._scopes.clear()
+        self._scopes[prefix] = scope
+
+    def _parse_query(
+        self, headers: dict[bytes, bytes], raw_query: bytes, region: str | None
+    ) -> Authorization:
+        parameters: dict[bytes, bytes] = {}
+        kept: list[bytes] = []
+        for pair in raw_query.split(b"&"):
+            name, _, value = pair.partition(b"=")
+            if name.startswith(b"X-Amz-"):
+                parameters.setdefault(name, percent_decode(value))
+            if name != b"X-Amz-Signature":
+                kept.append(pair)
+        if parameters.get(b"X-Amz-Algorithm") != ALGORITHM:
+            raise IncompleteSignature("Unsupported AWS 'algorithm': only 'AWS4-HMAC-SHA256' is supported.")
+        missing = [
+            name.decode()
+            for name in (
+                b"X-Amz-Credential",
+                b"X-Amz-Signature",
+                b"X-Amz-SignedHeaders",
+                b"X-Amz-Date",
+                b"X-Amz-Expires",
+            )
+            if not parameters.get(name)
+        ]
+        if missing:
+            raise IncompleteSignature(
+                " ".join(f"AWS query-string parameters must include '{name}'." for name in missing)
+            )
+        expires = parameters[b"X-Amz-Expires"]
+        if not expires.isdigit() or len(expires) > 6 or not 1 <= int(expires) <= PRESIGNED_EXPIRES_S_MAX:
+            raise IncompleteSignature(
+                f"X-Amz-Expires must be between 1 and {PRESIGNED_EXPIRES_S_MAX} seconds."
+            )
+        time_text = parameters[b"X-Amz-Date"]
+        if _TIME.fullmatch(time_text.decode("latin-1")) is None:
+            raise IncompleteSignature("Date must be in ISO-8601 'basic format'.")
+        scope = _parse_scope(parameters[b"X-Amz-Credential"], parameters[b"X-Amz-SignedHeaders"])
+        _check_scope(scope, headers, time_text, region)
+        token = parameters.get(b"X-Amz-Security-Token")
+        return Authorization(
+            scope,
+            parameters[b"X-Amz-Signature"],
+            time_text,
+            int(expires),
+            None if token is None else token.decode("latin-1"),
+            headers,
+            b"&".join(kept),
+        )
+
+    def _check_time(self, authorization: Authorization, now_ms: int, skew_ms: int) -> None:
+        text = authorization.time
+        signed_ms = self._times_ms.get(text)
+        if signed_ms is None:
+            signed_ms = _parse_time_ms(text)
+            if len(self._times_ms) >= self.capacity:
+                self._times_ms.clear()
+            self._times_ms[text] = signed_ms
+        valid_ms = skew_ms if authorization.expires_s is None else authorization.expires_s * 1000
+        if now_ms - signed_ms > valid_ms:
+            raise SignatureDoesNotMatch(
+                f"Signature expired: {text.decode()} is now earlier than {render_time(now_ms - valid_ms)} "
+                f"({render_time(now_ms)} - {_minutes(valid_ms)})"
+            )
+        if signed_ms - now_ms > skew_ms:
+            raise SignatureDoesNotMatch(
+                f"Signature not yet current: {text.decode()} is still later than "
+                f"{render_time(now_ms + skew_ms)} "
+                f"({render_time(now_ms)} + {_minutes(skew_ms)})"
+            )
+
+
+# Reading what a request claims
+
+
+def _join_duplicates(headers: Headers) -> dict[bytes, bytes]:
+    joined: dict[bytes, bytes] = {}
+    for name, value in headers:
+        value = value.strip()
+        joined[name] = joined[name] + b"," + value if name in joined else value
+    return joined
+
+
+def _parse_header_slowly(authorization: bytes, headers: dict[bytes, bytes]) -> tuple[Scope, bytes, bytes]:
+    """Return scope, signature and time of a header not seen before, or raise what is wrong with it."""
+    algorithm, _, rest = authorization.strip().partition(b" ")
+    if algorithm != ALGORITHM:
+        raise IncompleteSignature(
+            f"Authorization header must start with the algorithm 'AWS4-HMAC-SHA256'. {_hashed(authorization)}"
+        )
+    parameters: dict[bytes, bytes] = {}
+    for part in rest.split(b","):
+        name, equal_sign, value = part.strip().partition(b"=")
+        if not equal_sign:
+            raise IncompleteSignature(
+                f"'{part.decode('latin-1').strip()}' not a valid key=value pair (missing equal-sign) in "
+                f"Authorization header {_hashed(authorization)}"
+            )
+        parameters[name] = value
+    complaints = [
+        f"Authorization header requires '{name}' parameter."
+        for name in ("Credential", "Signature", "SignedHeaders")
+        if not parameters.get(name.encode())
+    ]
+    time_text = _request_time(headers)
+    if time_text is None:
+        complaints.append(
+            "Authorization header requires existence of either a 'X-Amz-Date' or a 'Date' header."
+        )
+    if complaints or time_text is None:
+        raise IncompleteSignature(" ".join([*complaints, _hashed(authorization)]))
+    scope = _parse_scope(parameters[b"Credential"], parameters[b"SignedHeaders"])
+    return scope, parameters[b"Signature"], time_text
+
+
+def _request_time(headers: dict[bytes, bytes]) -> bytes | None:
+    """Return the time of signing in the basic format, from X-Amz-Date or else Date; None without either."""
+    value = headers.get(b"x-amz-date")
+    if value is None:
+        value = headers.get(b"date")
+        moment_ms = None if value is None else _parse_http_date_ms(value)
+        if moment_ms is not None:
+            return render_time(moment_ms).encode()
+    return None if value is None else value.strip()
+
+
+def _parse_http_date_ms(value: bytes) -> int | None:
+    try:
+        parsed = parsedate_tz(value.decode("latin-1"))
+        if parsed is None:
+            return None
+        moment_s = calendar.timegm(parsed[:6]) - (parsed[9] or 0)
+    except (ValueError, OverflowError):
+        return None
+    return moment_s * 1000 if 0 <= moment_s < _YEAR_10000_S else None
+
+
+def _hashed(authorization: bytes) -> str:
+    digest = base64.b64encode(sha256(authorization).digest()).decode()
+    return f"(Hashed with SHA-256 and encoded with Base64) Authorization={digest}"
+
+
+def _parse_scope(credential: bytes, signed_headers: bytes) -> Scope:
+    text = credential.decode("latin-1")
+    parts = text.split("/")
+    if len(parts) != 5:
+        raise IncompleteSignature(
+            "Credential must have exactly 5 slash-delimited elements, "
+            f"e.g. keyid/date/region/service/term, got '{text}'"
+        )
+    access_key_id, date, region, service, terminator = parts
+    complaints = []
+    if service != SERVICE:
+        complaints.append(f"Credential should be scoped to correct service: '{SERVICE}'.")
+    if terminator != _TERMINATOR:
+        complaints.append(f"Credential should be scoped with a valid terminator: '{_TERMINATOR}'.")
+    names = tuple(name.strip() for name in signed_headers.lower().split(b";"))
+    if b"host" not in names:
+        complaints.append("'Host' or ':authority' must be a 'SignedHeader' in the AWS Authorization.")
+    if len(set(names)) < len(names):  # a long value named a thousand times would be hashed a thousand times
+        complaints.append("'SignedHeaders' must name each header once.")
+    if complaints:
+        raise SignatureDoesNotMatch(" ".join(complaints))
+    escaped_names = [name.replace(b"%", b"%%") for name in names]
+    lines = [b"%b\n%b\n%b", *(name + b":%b" for name in escaped_names), b"", b";".join(escaped_names), b"%b"]
+    scope_text = credential[len(access_key_id) + 1 :].replace(b"%", b"%%")
+    return Scope(
+        access_key_id,
+        date,
+        region,
+        date.encode("latin-1"),
+        itemgetter(*names) if len(names) > 1 else lambda headers: (headers[names[0]],),
+        b"x-amz-target" in names,
+        b"\n".join(lines),
+        b"\n".join((ALGORITHM, b"%b", scope_text, b"%b")),
+    )
+
+
+def _check_scope(scope: Scope, headers: dict[bytes, bytes], time_text: bytes, region: str | None) -> None:
+    if time_text[:8] != scope.date_bytes:
+        text = time_text.decode("latin-1")
+        raise SignatureDoesNotMatch(
+            "Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date from HTTP: "
+            f"'{scope.date}' != '{text[:8]}', from '{text}'."
+        )
+    if region is not None and scope.region != region:
+        raise SignatureDoesNotMatch(f"Credential should be scoped to a valid Region, not '{scope.region}'.")
+    if not scope.signs_target and b"x-amz-target" in headers:
+        # The header says what to do: left out of the signature, anyone on the way could change it.
+        raise SignatureDoesNotMatch(
+            "There were headers present in the request which were not signed: x-amz-target"
+        )
+
+
+def _parse_time_ms(text: bytes) -> int:
+    try:
+        decoded = text.decode("ascii")
+        if _TIME.fullmatch(decoded) is None:
+            raise ValueError(decoded)
+        return calendar.timegm(time.strptime(decoded, "%Y%m%dT%H%M%SZ")) * 1000
+    except ValueError as error:
+        raise IncompleteSignature("Date must be in ISO-8601 'basic format'.") from error
+
+
+def render_time(time_ms: int) -> str:
+    """Return a time in the basic format of ISO 8601, as `X-Amz-Date` has it: 20260131T235959Z."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time_ms // 1000))
+
+
+def _minutes(duration_ms: int) -> str:
+    return f"{duration_ms // 60_000} min." if duration_ms % 60_000 == 0 else f"{duration_ms // 1000} s."
+
+
+# The canonical request
+
+
+def _canonical_path(raw_path: bytes) -> bytes:
+    """Return the path as it was signed: dots resolved, then encoded again (so an escape is escaped twice)."""
+    if _PLAIN_PATH.fullmatch(raw_path) is not None:
+        return raw_path
+    segments: list[bytes] = []
+    for segment in raw_path.split(b"/"):
+        if segment == b"..":
+            del segments[-1:]
+        elif segment not in (b"", b"."):
+            segments.append(segment)
+    path = b"/" + b"/".join(segments)
+    if segments and raw_path.endswith(b"/"):
+        path += b"/"
+    return quote_from_bytes(path, safe="/~").encode()
+
+
+def _canonical_queries(raw_query: bytes) -> Iterator[bytes]:
+    """Give the canonical forms the query may have been signed in: sorted as sent, and with its texts encoded again.
+
+    They differ only for a query that was not encoded the way the algorithm asks for; clients sign what they
+    send.
+    """
+    as_sent = b"&".join(sorted_pairs(_split_query(raw_query)))
+    yield as_sent
+    encoded = _encoded_query(raw_query)
+    if encoded != as_sent:
+        yield encoded
+
+
+def _encoded_query(raw_query: bytes) -> bytes:
+    return b"&".join(sorted_pairs((_encode(name), _encode(value)) for name, value in _split_query(raw_query)))
+
+
+def _split_query(raw_query: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for pair in raw_query.split(b"&"):
+        if pair:
+            name, _, value = pair.partition(b"=")
+            yield name, value
+
+
+def sorted_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return `name=value` texts in the order in which they are signed."""
+    return [name + b"=" + value for name, value in sorted(pairs)]
+
+
+def _encode(text: bytes) -> bytes:
+    return b"".join(map(_ENCODED.__getitem__, percent_decode(text)))
+
+
+# Signing
+
+
+def _hmac_contexts(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
+    """Return the inner and outer hash of an HMAC-SHA256 with `key`, of 32 bytes, each fed with its padded
+    key.
+
+    Copying these costs less than setting up an HMAC for every request.
+    """
+    padded = key.ljust(64, b"\0")
+    return sha256(bytes(b ^ 0x36 for b in padded)), sha256(bytes(b ^ 0x5C for b in padded))
+
+
+def derive_key(secret: str, date: str, region: str, service: str = SERVICE) -> bytes:
+    """Return the key that signs one day's requests to one region."""
+    key = hmac.digest(b"AWS4" + secret.encode(), date.encode("latin-1"), "sha256")
+    key = hmac.digest(key, region.encode("latin-1"), "sha256")
+    key = hmac.digest(key, service.encode(), "sha256")
+    return hmac.digest(key, _TERMINATOR.encode(), "sha256")
+
+
+def sign(
+    *,
+    method: bytes,
+    raw_path: bytes,
+    raw_query: bytes,
+    headers: Headers,
+    body: bytes,
+    access_key_id: str,
+    secret: str,
+    region: str,
+    now_ms: int,
+    token: str | None = None,
+    service: str = SERVICE,
+) -> list[tuple[bytes, bytes]]:
+    """Return `headers` with those that sign the request added. They hold Host, and names in lower case."""
+    time_text = render_time(now_ms).encode()
+    signed = [*headers, (b"x-amz-date", time_text)]
+    if token is not None:
+        signed.append((b"x-amz-security-token", token.encode("latin-1")))
+    signature, scope, names = _signature(
+        method,
+        raw_path,
+        raw_query,
+        signed,
+        sha256(body).hexdigest().encode(),
+        secret,
+        region,
+        time_text,
+        service,
+    )
+    authorization = b"%b Credential=%b/%b, SignedHeaders=%b, Signature=%b" % (
+        ALGORITHM,
+        access_key_id.encode(),
+        scope,
+        names,
+        signature,
+    )
+    return [*signed, (b"authorization", authorization)]
+
+
+def presign(
+    *,
+    method: bytes,
+    raw_path: bytes,
+    raw_query: bytes,
+    headers: Headers,
+    access_key_id: str,
+    secret: str,
+    region: str,
+    now_ms: int,
+    expires_s: int,
+    token: str | None = None,
+) -> bytes:
+    """Return `raw_query` with the parameters that sign it added: good for `expires_s`, with an empty body."""
+    time_text = render_time(now_ms).encode()
+    names = b";".join(sorted({name for name, _ in headers}))
+    scope = _scope_text(time_text, region, SERVICE)
+    parameters = [
+        (b"X-Amz-Algorithm", ALGORITHM),
+        (b"X-Amz-Credential", access_key_id.encode() + b"/" + scope),
+        (b"X-Amz-Date", time_text),
+        (b"X-Amz-Expires", str(expires_s).encode()),
+        (b"X-Amz-SignedHeaders", names),
+    ]
+    if token is not None:
+        parameters.append((b"X-Amz-Security-Token", token.encode("latin-1")))
+    added = b"&".join(name + b"=" + quote_from_bytes(value, safe="~").encode() for name, value in parameters)
+    query = raw_query + b"&" + added if raw_query else added
+    signature, _, _ = _signature(
+        method, raw_path, query, headers, _EMPTY_SHA256, secret, region, time_text, SERVICE
+    )
+    return query + b"&X-Amz-Signature=" + signature
+
+
+def _scope_text(time_text: bytes, region: str, service: str) -> bytes:
+    return b"/".join((time_text[:8], region.encode(), service.encode(), _TERMINATOR.encode()))
+
+
+def _signature(
+    method: bytes,
+    raw_path: bytes,
+    raw_query: bytes,
+    headers: Headers,
+    body_sha256: bytes,
+    secret: str,
+    region: str,
+    time_text: bytes,
+    service: str,
+) -> tuple[bytes, bytes, bytes]:
+    joined = _join_duplicates(headers)
+    names = b";".join(sorted(joined))
+    lines = [method, _canonical_path(raw_path), _encoded_query(raw_query)]
+    lines += [name + b":" + b" ".join(joined[name].split()) for name in sorted(joined)]
+    lines += [b"", names, body_sha256]
+    scope = _scope_text(time_text, region, service)
+    digest = sha256(b"\n".join(lines)).hexdigest().encode()
+    to_sign = b"\n".join((ALGORITHM, time_text, scope, digest))
+    key = derive_key(secret, time_text[:8].decode(), region, service)
+    return hmac.digest(key, to_sign, "sha256").hex().encode(), scope, names

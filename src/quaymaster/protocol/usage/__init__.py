@@ -1,0 +1,1 @@
+"""Usage records, and the blocks in which they are kept and shipped."""

@@ -1,0 +1,1 @@
+"""Audit events: search, proof, holds, expiry."""

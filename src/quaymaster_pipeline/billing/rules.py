@@ -1,0 +1,58 @@
+"""Which requests are billed, at which rate, and for how many. Pure.
+
+They are the public pricing rules of Amazon SQS:
+
+- Every action is a request, an empty receive too. Each started 64 KiB of payload is one billed request; a batch counts
+  its total. So the *chunks* of its usage record
+  (`protocol/usage/usage_records.chunks_of`) are what a request is billed.
+- Sending, receiving, deleting and changing the visibility of messages of a FIFO queue cost the FIFO rate. All other
+  actions cost the standard rate, on FIFO queues too.
+
+What SQS does not say, we decide, always for the one who pays: not billed is what failed here (5xx), what was refused
+(403, which SQS answers also when it throttles; 429), what belongs to no account, and acts of operators over the admin
+API, which SQS does not have. Other errors are billed: the request was understood. That includes 499: the client went
+away before it was answered.
+
+`RULE_VERSION` stands beside every figure made by these rules. A change of the rules gets a new number, and records of
+before keep theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+BillingClass = Literal["standard", "fifo"]
+BILLING_CLASSES: Final[tuple[BillingClass, ...]] = get_args(BillingClass)
+
+RULE_VERSION: Final = 1
+
+FIFO_ACTIONS: Final = frozenset(
+    {
+        "SendMessage",
+        "SendMessageBatch",
+        "ReceiveMessage",
+        "DeleteMessage",
+        "DeleteMessageBatch",
+        "ChangeMessageVisibility",
+        "ChangeMessageVisibilityBatch",
+        "StageMessages",
+    }
+)
+ANSWERED_STATUS_MIN: Final = 200
+ANSWERED_STATUS_END: Final = 500
+REFUSED_STATUSES: Final = frozenset({403, 429})
+UNBILLED_PROTOCOL: Final = "admin"
+"""What operators do over the admin API."""
+
+
+def billing_class_of(action: str, queue_type: str | None) -> BillingClass:
+    """Return the rate of an action on a queue; `queue_type` is `standard`, `fifo`, `log`, or None without a queue."""
+    return "fifo" if queue_type == "fifo" and action in FIFO_ACTIONS else "standard"
+
+
+def billed_requests_of(account_id: str | None, http_status: int, chunks: int, protocol: str = "json") -> int:
+    """Return how many requests one request is billed as: its chunks, or 0 when it is not billed at all."""
+    is_answered = ANSWERED_STATUS_MIN <= http_status < ANSWERED_STATUS_END
+    if protocol == UNBILLED_PROTOCOL:
+        return 0
+    return chunks if account_id and is_answered and http_status not in REFUSED_STATUSES else 0

@@ -1,0 +1,1 @@
+"""Whether tables are what was recorded, and recorded is what brokers did."""

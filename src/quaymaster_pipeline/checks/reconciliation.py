@@ -1,0 +1,243 @@
+"""Whether the layers agree: blocks = bronze = silver + quarantine + duplicates = gold, to the last request.
+
+After each run the control totals that the commits carry along are compared. `reconcile` reads the rows themselves.
+Either way a difference of anything but 0 is a mistake somewhere, and nothing is billed on it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quaymaster_pipeline.usage import bronze, gold, silver
+from quaymaster_pipeline.usage.blocks import DAMAGED
+from quaymaster_pipeline.usage.bronze import MEASURES
+from quaymaster_pipeline.warehouse.data_files import read_row_groups
+from quaymaster_pipeline.warehouse.schemas import (
+    LATENCY_HOURLY,
+    QUARANTINE,
+    RECONCILIATION,
+    REQUEST_EVENTS,
+    SEGMENTS,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
+from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
+from quaymaster_pipeline.warehouse.tables import Warehouse
+from quaymaster_pipeline.warehouse.times import text_of_time
+
+APP = "reconciliation"
+ALL = "all"
+LOOKS = "looks"
+"""The note of ops.reconciliation with what differed when a run looked last, by control totals."""
+
+
+class Comparison(NamedTuple):
+    """One measure in all layers. `difference` adds up how far each layer is from the one before it."""
+
+    scope: str
+    measure: str
+    segments: int
+    bronze: int
+    duplicates: int
+    quarantine: int
+    silver: int
+    gold: int
+
+    @property
+    def difference(self) -> int:
+        """0, or the layers disagree."""
+        below = self.duplicates + self.quarantine + self.silver
+        return abs(self.segments - self.bronze) + abs(self.bronze - below) + abs(self.silver - self.gold)
+
+
+def compare_notes(warehouse: Warehouse) -> list[Comparison]:
+    """Compare the control totals that commits carry along: quick, whatever the tables' size."""
+    found = warehouse.table(REQUEST_EVENTS).note(bronze.APP)
+    return _compared(
+        found.get("headers", {}),
+        found.get("totals", {}),
+        warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {}),
+        None,
+        warehouse.table(USAGE_HOURLY).note(gold.TOTALS),
+    )
+
+
+def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[Comparison]:
+    """Compare sums over the rows of all tables; silver and gold besides by hour and account, where they differ.
+
+    A step is one reading of a file of rows of requests; those of silver are read twice.
+    """
+    files_of = {spec.name: len(warehouse.table(spec).files()) for spec in (REQUEST_EVENTS, USAGE_EVENTS)}
+    steps = Steps(files_of[REQUEST_EVENTS.name] + 2 * files_of[USAGE_EVENTS.name], watch)
+    segments = warehouse.table(SEGMENTS).read(["state", *MEASURES])
+    segments = segments.filter(pc.not_equal(segments.column("state"), DAMAGED))
+    headers = {measure: pc.sum(segments.column(measure)).as_py() or 0 for measure in MEASURES}
+    names = ["message_count", "payload_bytes", "chunks", "http_status"]
+    of_bronze = _sum_files(warehouse, REQUEST_EVENTS, names, bronze.control_totals, steps)
+    usage_names = ["messages", "bytes", "chunks", "http_status", "hour"]
+    of_silver = _sum_files(warehouse, USAGE_EVENTS, usage_names, silver.control_totals_of_usage, steps)
+    counted = warehouse.table(USAGE_EVENTS).note(silver.APP).get("totals", {})
+    quarantine = warehouse.table(QUARANTINE).read(["block_row"])
+    counted = {**counted, "quarantine.rows": quarantine.num_rows - quarantine.column("block_row").null_count}
+    hourly = warehouse.table(USAGE_HOURLY).read()
+    compared = _compared(headers, of_bronze, counted, of_silver, gold.control_totals(hourly))
+    return compared + _hours_that_differ(warehouse, hourly, steps)
+
+
+def write_comparisons(
+    warehouse: Warehouse,
+    found: list[Comparison],
+    now: datetime.datetime,
+    *,
+    shared_notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Keep what was found in ops.reconciliation."""
+    table = warehouse.table(RECONCILIATION)
+    lines = [{"checked_time": now, **one._asdict(), "difference": one.difference} for one in found]
+    rows = pa.Table.from_pylist(lines, schema=RECONCILIATION.schema)
+    table.commit(APP, table.last_batch(APP) + 1, table.write(APP, rows), shared_notes=shared_notes)
+
+
+def write_look(warehouse: Warehouse, now: datetime.datetime) -> None:
+    """Compare control totals, and keep what was found in ops.reconciliation if that is not what it was last time.
+
+    A run looks every few seconds: only when a difference begins, changes or ends there are rows.
+    """
+    table = warehouse.table(RECONCILIATION)
+    found = compare_notes(warehouse)
+    differing = {one.measure: one.difference for one in found if one.difference}
+    if differing != table.note(LOOKS):
+        write_comparisons(warehouse, found, now, shared_notes={LOOKS: differing})
+
+
+def compare_sums(warehouse: Warehouse) -> list[Comparison]:
+    """Compare days and counts of latencies with gold.usage_hourly, and return where they differ.
+
+    In place of silver stands what the hours say. No invoice depends on these. Nothing is compared while a batch is
+    under way that not all of them have.
+    """
+    hourly, daily, latencies = (warehouse.table(spec) for spec in (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY))
+    if len({table.last_batch(gold.APP) for table in (hourly, daily, latencies)}) > 1:
+        return []
+    hours = hourly.read()
+    of_days, of_hours = (
+        {group: Counter(gold.control_totals(rows)) for group, rows in _groups(table, "usage_date")}
+        for table in (daily.read(), hours)
+    )
+    found = []
+    for day, account in sorted(of_days.keys() | of_hours.keys()):
+        scope = f"{USAGE_DAILY.name} {day}/{account or 'nobody'}"
+        here, there = (groups.get((day, account), Counter()) for groups in (of_hours, of_days))
+        found += _that_differ(scope, here, there)
+    counted, requests = (
+        _requests_by_action(table) for table in (latencies.read(["hour", "action", "requests"]), hours)
+    )
+    for hour, action in sorted(counted.keys() | requests.keys()):
+        scope = f"{LATENCY_HOURLY.name} {text_of_time(hour)}/{action}"
+        here, there = (Counter(rows=groups[hour, action]) for groups in (requests, counted))
+        found += _that_differ(scope, here, there)
+    return found
+
+
+def _requests_by_action(rows: Any) -> Counter[tuple[datetime.datetime, str]]:
+    summed = rows.group_by(["hour", "action"]).aggregate([("requests", "sum")])
+    names = ("hour", "action", "requests_sum")
+    columns = (summed.column(name).to_pylist() for name in names)
+    return Counter({(hour, action): requests for hour, action, requests in zip(*columns, strict=True)})
+
+
+def _compared(
+    headers: Mapping[str, int],
+    of_bronze: Mapping[str, int],
+    counted: Mapping[str, int],
+    of_silver: Mapping[str, int] | None,
+    of_gold: Mapping[str, int],
+) -> list[Comparison]:
+    return [
+        Comparison(
+            ALL,
+            measure,
+            headers.get(measure, 0),
+            of_bronze.get(measure, 0),
+            counted.get(f"duplicates.{measure}", 0),
+            counted.get(f"quarantine.{measure}", 0),
+            counted.get(f"usage.{measure}", 0) if of_silver is None else of_silver.get(measure, 0),
+            of_gold.get(measure, 0),
+        )
+        for measure in MEASURES
+    ]
+
+
+def _sum_files(
+    warehouse: Warehouse, spec: TableSpec, names: list[str], totals_of: Any, steps: Steps
+) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    table = warehouse.table(spec)
+    for file in table.files():
+        for rows in read_row_groups(table.place, spec, file.path, names):
+            totals.update(totals_of(rows))
+        steps.take()
+    return totals
+
+
+def _hours_that_differ(warehouse: Warehouse, hourly: Any, steps: Steps) -> list[Comparison]:
+    """Compare silver and gold by hour, and within hours that agree by account."""
+    table = warehouse.table(USAGE_EVENTS)
+    names = ["hour", "account_id", "messages", "bytes", "chunks", "http_status"]
+    of_silver: dict[_Group, Counter[str]] = {}
+    for file in table.files():
+        for rows in read_row_groups(table.place, USAGE_EVENTS, file.path, names):
+            for group, mine in _groups(rows):
+                of_silver.setdefault(group, Counter()).update(silver.control_totals_of_usage(mine))
+        steps.take()
+    of_gold = {group: Counter(gold.control_totals(mine)) for group, mine in _groups(hourly)}
+    here_by_hour, there_by_hour = _by_hour(of_silver), _by_hour(of_gold)
+    differing = {hour for hour in here_by_hour | there_by_hour if here_by_hour[hour] != there_by_hour[hour]}
+    found = [
+        line
+        for hour in sorted(differing)
+        for line in _that_differ(text_of_time(hour), here_by_hour[hour], there_by_hour[hour])
+    ]
+    for hour, account in sorted(of_silver.keys() | of_gold.keys()):
+        if hour not in differing:
+            group = (hour, account)
+            scope = f"{text_of_time(hour)}/{account or 'nobody'}"
+            found += _that_differ(scope, of_silver.get(group, Counter()), of_gold.get(group, Counter()))
+    return found
+
+
+_Group = tuple[Any, str]
+"""An hour or day, and an account."""
+
+
+def _groups(rows: Any, by: str = "hour") -> Iterator[tuple[_Group, Any]]:
+    for hour in pc.unique(rows.column(by)):
+        of_hour = rows.filter(pc.equal(rows.column(by), hour))
+        for account in pc.unique(of_hour.column("account_id")):
+            yield (
+                (hour.as_py(), account.as_py()),
+                of_hour.filter(pc.equal(of_hour.column("account_id"), account)),
+            )
+
+
+def _by_hour(groups: Mapping[_Group, Counter[str]]) -> defaultdict[datetime.datetime, Counter[str]]:
+    hours: defaultdict[datetime.datetime, Counter[str]] = defaultdict(Counter)
+    for (hour, _), totals in groups.items():
+        hours[hour].update(totals)
+    return hours
+
+
+def _that_differ(scope: str, here: Counter[str], there: Counter[str]) -> list[Comparison]:
+    return [
+        Comparison(scope, measure, here[measure], here[measure], 0, 0, here[measure], there[measure])
+        for measure in MEASURES
+        if here[measure] != there[measure]
+    ]

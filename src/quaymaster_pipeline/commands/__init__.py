@@ -1,0 +1,1 @@
+"""What the pipeline adds to the command line."""

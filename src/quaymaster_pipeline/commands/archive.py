@@ -1,0 +1,403 @@
+"""`quaymaster pipeline archive`, `archive-status`, `replay`: logs become Parquet tables, and messages once more."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import data_directory, find_connection
+from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence
+from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table, progress_bar
+from quaymaster_pipeline.commands.pipeline import (
+    StorageOptions,
+    WarehouseURI,
+    need_tables,
+    only_writer,
+    open_warehouse,
+    write_metrics_of,
+)
+from quaymaster_pipeline.warehouse.errors import why_no_room
+
+if TYPE_CHECKING:
+    from pyspark_quaymaster.client import Client
+    from pyspark_quaymaster.credentials import Endpoint
+    from quaymaster_pipeline.archive.job import ArchiveJob, Report
+
+EVERY_S = 60.0
+REPLAYS_DIRECTORY = "replays"
+FILLED_BY = "`quaymaster pipeline archive --warehouse {uri}` puts messages of logs there."
+DAY_MS, HOUR_MS, MINUTE_MS = 86_400_000, 3_600_000, 60_000
+
+Queues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        help="Archive this log from now on; again for more. Else all whose RetentionPins name archive.",
+        metavar="NAME",
+    ),
+]
+
+
+def archive(
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    queue: Queues = None,
+    after: Annotated[
+        float,
+        typer.Option(
+            "--after", min=0, help="Let archived messages go from the queue at this age.", metavar="DAYS"
+        ),
+    ] = 7,
+    grace: Annotated[
+        float,
+        typer.Option(
+            "--grace", min=0, help="So long between the mark that they may go and that.", metavar="HOURS"
+        ),
+    ] = 24,
+    close_after: Annotated[
+        float,
+        typer.Option(
+            "--close-after",
+            min=0,
+            help="Archive what does not fill a file when it is so old.",
+            metavar="MINUTES",
+        ),
+    ] = 60,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is closed was archived.")] = False,
+    every: Annotated[
+        float, typer.Option("--every", help="Look for more this often.", metavar="SECONDS")
+    ] = EVERY_S,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Go on where messages went before they were archived; note it."),
+    ] = False,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Write closed stretches of logs to Parquet, compare each row, and let them go from the queue days later.
+
+    Nothing goes from a log that is archived before its file was verified; killed anywhere, it goes on where it was.
+    Needs no Java. What is let go is deleted by the broker when MessageRetentionPeriod is over, too.
+    """
+    need_tables()
+    from quaymaster_pipeline.archive.job import ArchiveJob, Policy
+    from quaymaster_pipeline.archive.ledger import archive_lock
+    from quaymaster_pipeline.archive.live_logs import LiveLogs
+    from quaymaster_pipeline.archive.metrics import METRICS_FILE, archive_metrics
+
+    directory = data_directory(data)
+    tables = open_warehouse(directory, warehouse, storage_option, makes_tables=True)
+    policy = Policy(
+        round(close_after * MINUTE_MS), round(after * DAY_MS), round(grace * HOUR_MS), accept_loss
+    )
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(asking(data, endpoint_url))
+        stack.enter_context(only_writer(archive_lock(tables)))
+        with stopping():
+            job = ArchiveJob(tables, LiveLogs(client), policy, _now)
+        while True:
+            report = _run(job, queue or [], quiet=as_json)
+            text = archive_metrics(job.ledger, behind=report.behind, now_s=time.time())
+            write_metrics_of(tables, directory, METRICS_FILE, text)
+            if once:
+                break
+            time.sleep(every)
+    if as_json:
+        print_json(
+            {
+                name: getattr(report, name)
+                for name in ("archived", "messages", "expiring", "deleted", "lost", "behind", "notes")
+            }
+        )
+        return
+    for line in report.notes:
+        note(line)
+    print_line(
+        f"{report.messages} messages in {report.archived} files; {report.expiring} files expiring, "
+        f"{report.deleted} deleted from their queues, {report.lost} messages lost"
+    )
+
+
+def archive_status(
+    data: options.Data = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show what is archived of each log, how much space it takes, and in which state its files are."""
+    need_tables()
+    from quaymaster_pipeline.archive.job import summary_of
+    from quaymaster_pipeline.archive.ledger import Ledger
+
+    tables = open_warehouse(data_directory(data), warehouse, storage_option, filled_by=FILLED_BY)
+    with stopping():
+        lines = summary_of(Ledger(tables, _now))
+    if as_json:
+        print_json(lines)
+        return
+    print_table(
+        ("QUEUE", "PARTITION", "FROM", "TO", "MESSAGES", "SIZE", "ARCHIVED", "EXPIRING", "DELETED", "LOST"),
+        [
+            (
+                *(line[name] for name in ("queue", "partition", "first", "next", "messages")),
+                bytes_as_text(int(str(line["file_bytes"]))),
+                *(line[name] for name in ("archived", "expiring", "deleted", "lost")),
+            )
+            for line in lines
+        ],
+    )
+    if not lines:
+        note("Nothing is archived. `quaymaster pipeline archive --queue NAME` begins with a log.")
+
+
+def erase(
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Of this log, by name or id.", metavar="QUEUE")
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", help="Of all logs of this account.", metavar="ID")
+    ] = None,
+    sender: Annotated[
+        list[str] | None, typer.Option("--sender", help="Only what this principal sent.", metavar="ID")
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="Only this message group.", metavar="GROUP")
+    ] = None,
+    message: Annotated[
+        list[str] | None, typer.Option("--message", help="Only this message.", metavar="ID")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Is kept in the ledger.", metavar="TEXT")
+    ] = "asked for",
+    yes: Annotated[
+        str | None,
+        typer.Option("--yes", help="Do it: the value of --queue or --account once more.", metavar="VALUE"),
+    ] = None,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Take messages out of the archive for good: files are rewritten without them, and the old ones deleted.
+
+    Rows keep place and time. Without --yes it only counts. Refused for a log under a legal hold.
+    """
+    need_tables()
+    from quaymaster_pipeline.archive.erasure import Erasure, Scope
+    from quaymaster_pipeline.archive.ledger import Ledger, archive_lock
+    from quaymaster_pipeline.archive.live_logs import LiveLogs
+
+    if (queue is None) == (account is None):
+        raise WrongUsage("Name either --queue or --account.")
+    if yes is not None and yes != (queue or account):
+        raise WrongUsage(f"--yes {yes!r} is not what is to be erased: {queue or account!r}.")
+    tables = open_warehouse(data_directory(data), warehouse, storage_option, filled_by=FILLED_BY)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(asking(data, endpoint_url))
+        stack.enter_context(only_writer(archive_lock(tables)))
+        stack.enter_context(stopping())
+        ledger, logs = Ledger(tables, _now), LiveLogs(client)
+        chosen = {
+            one.queue_id: one.queue
+            for one in ledger.stretches()
+            if account == one.account_id or queue in (one.queue, one.queue_id)
+        }
+        for queue_id, name in chosen.items():
+            if logs.is_held(name, queue_id):
+                raise Refused(f"{name} is under a legal hold: nothing of it is erased.")
+        scope = Scope(tuple(sorted(chosen)), tuple(sender or ()), tuple(key or ()), tuple(message or ()))
+        with progress_bar("Erasing: files", quiet=as_json) as bar:
+            done = Erasure(tables, ledger).run(scope, reason, is_dry_run=yes is None, watch=bar.show)
+    if as_json:
+        names = ("messages", "rewritten", "removed")
+        print_json({name: getattr(done, name) for name in names} | {"dry_run": yes is None})
+        return
+    verb = "erased" if yes is not None else "would be erased; --yes does it"
+    print_line(f"{done.messages} messages in {done.rewritten + done.removed} files {verb}")
+
+
+def replay(
+    source: Annotated[
+        str, typer.Option("--from", help="The log whose messages are sent once more.", metavar="NAME")
+    ],
+    queue: Annotated[str, typer.Option("--queue", help="The queue they are sent to.", metavar="NAME")],
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="From this time on (UTC), as 2026-11-22T10:00.", metavar="TIME"),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="Up to this time, without it.", metavar="TIME")
+    ] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            help="FIELD=TEXT, FIELD!=TEXT or FIELD~REGEX; key, body, message_id, sender_id or attribute.NAME. "
+            "Again for more: all must hold.",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.01, help="Messages a second.", metavar="N")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be sent.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            help="Under this name it goes on after an interruption, and is not done twice (else made of the rest).",
+            metavar="NAME",
+        ),
+    ] = None,
+    no_mark: Annotated[
+        bool, typer.Option("--no-mark", help="Do not add the attribute replay.source.")
+    ] = False,
+    at_least_once: Annotated[
+        bool, typer.Option("--at-least-once", help="Without transactions: an interruption may repeat some.")
+    ] = False,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Send messages of a log once more, from archive and queue, to a queue of your choice; each exactly once.
+
+    Each gets the attribute `replay.source`: queue/partition/offset. Interrupted anywhere, the same command goes on.
+    """
+    need_tables()
+    from pyspark_quaymaster.options import parse_source_options
+    from quaymaster_pipeline.archive import replay as replays
+    from quaymaster_pipeline.archive.live_logs import url_of_queue
+    from quaymaster_pipeline.archive.tables import MESSAGES
+
+    directory = data_directory(data)
+    tables = open_warehouse(directory, warehouse, storage_option, filled_by=FILLED_BY)
+    endpoint = endpoint_of(data, endpoint_url)
+    given = {
+        "endpointUrl": endpoint.url,
+        "region": endpoint.region,
+        "accessKeyId": endpoint.access_key_id,
+        "secretAccessKey": endpoint.secret_access_key,
+        **({"sessionToken": endpoint.session_token} if endpoint.session_token else {}),
+        "queue": source,
+        **({"startingTimestamp": str(_time_ms(since, "--since"))} if since else {}),
+        **({"endingTimestamp": str(_time_ms(until, "--until"))} if until else {}),
+    }
+    if tables.table(MESSAGES).version >= 0:
+        given |= {
+            "archive": tables.place(MESSAGES).uri,
+            "archiveStorageOptions": json.dumps(tables.storage_options),
+        }
+    filters = condition or []
+    how = replays.How(rate, dry_run, at_least_once, not no_mark)
+    with asking(data, endpoint_url) as client, stopping():
+        job = replays.Replay(
+            client,
+            parse_source_options(given, is_stream=False),
+            url_of_queue(client, queue),
+            filters,
+            name=name or replays.name_of(source, queue, since or "", until or "", *filters),
+            directory=directory / REPLAYS_DIRECTORY,
+            batch_messages_max=max(
+                1, min(replays.BATCH_MESSAGES_MAX, int(rate or replays.BATCH_MESSAGES_MAX))
+            ),
+        )
+        was_done = job.progress.is_done
+        with progress_bar("Replaying: messages", quiet=as_json) as bar:
+            done = job.run(how, watch=bar.show)
+    if as_json:
+        names = ("name", "source", "target", "read", "matched", "matched_bytes", "erased")
+        print_json({one: getattr(done, one) for one in names} | {"dry_run": dry_run})
+        return
+    verb = "would be sent" if dry_run else "were sent before, under this name" if was_done else "sent"
+    print_line(f"{done.matched} of {done.read} messages {verb}, {bytes_as_text(done.matched_bytes)}")
+
+
+@contextlib.contextmanager
+def asking(data: Path | None, endpoint_url: str | None) -> Iterator[Client]:
+    """Open a connection to the server that flags and environment mean."""
+    from pyspark_quaymaster.client import Client
+
+    with Client(endpoint_of(data, endpoint_url)) as client:
+        yield client
+
+
+def endpoint_of(data: Path | None, endpoint_url: str | None) -> Endpoint:
+    """Return the server that flags and environment mean. With an endpoint, --data says where the tables are."""
+    from pyspark_quaymaster.credentials import Endpoint
+
+    found = find_connection(None if endpoint_url is not None else data, endpoint_url)
+    return Endpoint(
+        found.endpoint_url,
+        found.region,
+        found.access_key_id,
+        found.secret_access_key,
+        found.session_token,
+    )
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """What goes wrong ends the command with a sentence; what was done stays done."""
+    from deltalake.exceptions import DeltaError
+
+    from pyspark_quaymaster.errors import QuaymasterError, RequestRefused, ServerIsUnavailable
+    from quaymaster_pipeline.archive.files import NotAsArchived
+    from quaymaster_pipeline.archive.job import MessagesLost
+    from quaymaster_pipeline.archive.ledger import LedgerConflict
+    from quaymaster_pipeline.archive.live_logs import LogIsGone, LogIsTrimmed
+    from quaymaster_pipeline.archive.replay import CannotReplay, FilterIsInvalid, ReplayDiffers
+    from quaymaster_pipeline.warehouse.object_stores import reason_of_store
+
+    try:
+        yield
+    except MessagesLost as error:
+        raise Refused(f"{error}. With --accept-loss the archive goes on behind them.") from None
+    except (FilterIsInvalid, ReplayDiffers) as error:
+        raise WrongUsage(as_sentence(error)) from None
+    except (NotAsArchived, LogIsGone, LogIsTrimmed, LedgerConflict, CannotReplay) as error:
+        raise Refused(as_sentence(error)) from None
+    except RequestRefused as error:
+        # Its text has the code as well, which the line that people read ends with.
+        about = f"{error.action} of {error.queue}" if error.queue else error.action
+        raise Refused(as_sentence(f"{about}: {error.message}"), code=error.code) from None
+    except ServerIsUnavailable as error:
+        raise NoServer(as_sentence(error)) from None
+    except (QuaymasterError, OSError, DeltaError) as error:
+        if why_no_room(error) is not None:
+            raise  # what ends every command that finds no room says so
+        reason = as_sentence(reason_of_store(error))
+        raise Refused(f"{reason} What was done stays so; run it again.") from None
+
+
+def _run(job: ArchiveJob, names: list[str], *, quiet: bool) -> Report:
+    with stopping(), progress_bar("Archiving: messages", quiet=quiet) as bar:
+        return job.run(
+            names,
+            lambda one: (
+                None
+                if quiet
+                else note(f"archived {one.queue} partition {one.partition}: {one.first} to {one.end}")
+            ),
+            bar.show,
+        )
+
+
+def _time_ms(text: str, option: str) -> int:
+    time_of = options.parse_time(text, option, "a time like 2026-11-22T10:00 (UTC)")
+    return round(time_of.timestamp() * 1_000)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,275 @@
+"""`quaymaster audit`: who did what, when, from where; the proof of it; legal holds and expiry."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quaymaster.cli import options
+from quaymaster.cli.connection import data_directory
+from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.output import note, print_json, print_line, print_table
+from quaymaster_pipeline.commands.pipeline import StorageOptions, WarehouseURI, need_tables, open_warehouse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quaymaster_pipeline.audit.audit import Audit
+
+app = options.new_group(
+    "Show who did what, when, from where, newest first.\n\n"
+    "Events are requests that manage something (queues, permissions, tags), and acts of operators. They are what "
+    "`quaymaster pipeline run` has put into the tables so far."
+)
+
+LIMIT = 100
+Account = Annotated[str | None, typer.Option("--account", help="Only of this account.", metavar="ID")]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", help="From this time on, as 2026-11-22T10:30 (UTC).", metavar="TIME"),
+]
+Until = Annotated[str | None, typer.Option("--until", help="Up to this time, without it.", metavar="TIME")]
+HoldName = Annotated[str, typer.Argument(help="Name of the hold.", metavar="NAME")]
+
+
+@app.callback(invoke_without_command=True, no_args_is_help=False)
+def search(
+    context: typer.Context,
+    data: options.Data = None,
+    account: Account = None,
+    principal: Annotated[
+        str | None, typer.Option("--principal", help="Only by this principal.", metavar="ARN")
+    ] = None,
+    action: Annotated[str | None, typer.Option("--action", help="Only this action.", metavar="NAME")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.", metavar="NAME")] = None,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="Leave out what only reads, as GetQueueUrl.")
+    ] = False,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[
+        int, typer.Option("--limit", help="At most so many events, up to 10,000.", metavar="N")
+    ] = LIMIT,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show who did what, when, from where, newest first."""
+    if context.invoked_subcommand is not None:
+        if limit != LIMIT or any(
+            (data, account, principal, action, queue, changes, since, until, warehouse, as_json)
+        ):
+            raise WrongUsage(f"Options of `audit {context.invoked_subcommand}` come after its name.")
+        return
+    from_time, to_time = _time(since, "--since"), _time(until, "--until")
+    with _audit(data, warehouse, storage_option) as audit:
+        from quaymaster_pipeline.audit.audit import Query
+
+        found = audit.search(Query(account, principal, action, queue, from_time, to_time, limit, changes))
+    if as_json:
+        print_json([event | {"event_time": _text(event["event_time"])} for event in found])
+    else:
+        print_table(
+            ("TIME", "ACCOUNT", "PRINCIPAL", "ACTION", "QUEUE", "FROM", "RESULT"),
+            (
+                (
+                    *(_text(event["event_time"]), event["recipient_account_id"] or None),
+                    *(event["principal_id"] or None, event["event_name"], event["queue_name"] or None),
+                    *(event["source_ip_address"] or None, event["error_code"] or "OK"),
+                )
+                for event in found
+            ),
+        )
+    if len(found) == limit:
+        note(f"These are the newest {limit}; there may be more. See --until and --limit.")
+
+
+@app.command()
+def verify(
+    data: options.Data = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--head",
+            help="A head that was kept: it must still be in the chain. May be repeated.",
+            metavar="FRONT-END=HASH",
+        ),
+    ] = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Check that no event is missing, changed or put in: each front end's chain of hashes. Ends with 1 otherwise.
+
+    Prints the head of each chain. Kept elsewhere, it proves later that nothing before it was rewritten.
+    """
+    kept = []
+    for text in head or []:
+        front_end, equals, hash_text = text.rpartition("=")
+        if not equals:
+            raise WrongUsage(f"--head takes FRONT-END=HASH, not {text!r}.")
+        kept.append((front_end, hash_text))
+    with _audit(data, warehouse, storage_option) as audit:
+        proof = audit.verify(kept)
+    if as_json:
+        print_json(
+            {
+                "events": proof.events,
+                "expired_content": proof.stubs,
+                "breaks": [
+                    one._asdict() | {"event_time": None if one.event_time is None else _text(one.event_time)}
+                    for one in proof.breaks
+                ],
+                "breaks_total": proof.breaks_total,
+                "heads": [one._asdict() for one in proof.heads],
+            }
+        )
+    else:
+        print_table(
+            ("FRONT END", "EPOCH", "SEQUENCE", "EVENTS", "HEAD"),
+            [(one.front_end, one.epoch, one.sequence, one.events, one.record_hash) for one in proof.heads],
+        )
+    if proof.breaks:
+        first = proof.breaks[0]
+        when = "" if first.event_time is None else f", {_text(first.event_time)}"
+        breaks = "1 break" if proof.breaks_total == 1 else f"{proof.breaks_total} breaks"
+        raise Refused(f"{breaks}; the first is {first.where}{when}: {first.reason}")
+
+
+@app.command("holds")
+def list_holds(
+    data: options.Data = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """List legal holds, also those that were released."""
+    with _audit(data, warehouse, storage_option) as audit:
+        found = audit.holds()
+    if as_json:
+        times = ("since", "until", "placed", "released")
+        print_json(
+            [
+                {name: _maybe(value) if name in times else value for name, value in hold._asdict().items()}
+                for hold in found
+            ]
+        )
+        return
+    print_table(
+        ("NAME", "ACCOUNT", "SINCE", "UNTIL", "PLACED", "RELEASED", "REASON"),
+        (
+            (
+                *(hold.name, hold.account_id, _maybe(hold.since), _maybe(hold.until)),
+                *(_maybe(hold.placed), _maybe(hold.released), hold.reason or None),
+            )
+            for hold in found
+        ),
+    )
+
+
+@app.command()
+def hold(
+    name: HoldName,
+    account: Account = None,
+    since: Since = None,
+    until: Until = None,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why, for those who read it later.", metavar="TEXT")
+    ] = "",
+    data: options.Data = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Keep events until the hold is released, however old they get: of an account, of a time, or all."""
+    from_time, to_time = _time(since, "--since"), _time(until, "--until")
+    with _audit(data, warehouse, storage_option) as audit:
+        from quaymaster_pipeline.audit.audit import Hold
+
+        audit.place_hold(Hold(name, account, from_time, to_time, reason, _now(), None))
+    _done(as_json, name=name)
+
+
+@app.command()
+def release(
+    name: HoldName,
+    data: options.Data = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Release a hold: what it kept expires as everything else."""
+    with _audit(data, warehouse, storage_option) as audit:
+        audit.release_hold(name, _now())
+    _done(as_json, name=name)
+
+
+@app.command()
+def expire(
+    days: Annotated[
+        int, typer.Option("--days", min=1, help="Delete what is older than so many days.", metavar="DAYS")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    data: options.Data = None,
+    warehouse: WarehouseURI = None,
+    storage_option: StorageOptions = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Delete old events that no hold keeps; the chains still prove the rest. Not while the pipeline runs.
+
+    Of expired events after one that is held, only the hashes stay.
+    """
+    now = _now()
+    try:
+        before = now - datetime.timedelta(days=days)
+    except OverflowError:
+        raise WrongUsage(f"--days {days} is before the year 1.") from None
+    with _audit(data, warehouse, storage_option) as audit:
+        found = audit.expire(before, now, dry_run=dry_run)
+    if as_json:
+        print_json(found._asdict() | {"before": _text(before), "dry_run": dry_run})
+    else:
+        verb = "would be " if dry_run else ""
+        print_line(
+            f"{found.deleted} events {verb}deleted, {found.stubbed} {verb}emptied, {found.held} held "
+            f"(older than {_text(before)})"
+        )
+
+
+@contextlib.contextmanager
+def _audit(data: Path | None, warehouse: str | None, storage_option: list[str] | None) -> Iterator[Audit]:
+    need_tables()
+    from quaymaster_pipeline.audit.audit import Audit, AuditMistake
+    from quaymaster_pipeline.warehouse.tables import WarehouseBusy
+
+    try:
+        yield Audit(open_warehouse(data_directory(data), warehouse, storage_option))
+    except AuditMistake as error:
+        raise Refused(f"{error}.") from None
+    except WarehouseBusy as error:
+        raise Refused(f"{error}; stop it, or wait.") from None
+
+
+def _done(as_json: bool, **fields: Any) -> None:
+    if as_json:
+        print_json(fields)
+
+
+def _time(text: str | None, name: str) -> datetime.datetime | None:
+    return None if text is None else options.parse_time(text, name, "a time such as 2026-11-22T10:30")
+
+
+def _maybe(time: datetime.datetime | None) -> str | None:
+    return None if time is None else _text(time)
+
+
+def _text(time: datetime.datetime) -> str:
+    return time.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

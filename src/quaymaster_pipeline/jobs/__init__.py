@@ -1,0 +1,1 @@
+"""Jobs in their order, and the upkeep of tables."""

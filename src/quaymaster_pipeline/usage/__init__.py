@@ -1,0 +1,1 @@
+"""Blocks of usage records through bronze and silver to gold."""

@@ -1,0 +1,1 @@
+"""Tables: their files, logs, schemas, and the stores that have them."""

@@ -1,0 +1,310 @@
+"""Parquet files of tables: written anywhere, named once, and part of a table only when its log says so.
+
+A task that is repeated, or run twice at a time, writes files under other names; those that nobody commits are garbage
+that `quaymaster pipeline compact` removes. Paths are relative to the table; storage options are those of `deltalake`,
+also for S3 and what is like it, so that Spark needs no Java library for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from quaymaster_pipeline.warehouse.errors import BrokenTable
+from quaymaster_pipeline.warehouse.object_stores import telling_store, writing_to
+from quaymaster_pipeline.warehouse.schemas import SUMMED_UP, TableSpec
+from quaymaster_pipeline.warehouse.times import bound_of_time
+
+ROW_GROUP_ROWS = 131_072
+UNIQUE_TEXTS = frozenset(
+    {"event_id", "request_id", "request_params", "response_elements", "request_parameters"}
+)
+"""Columns whose values hardly repeat, for which a dictionary would be built in vain."""
+STATS_KINDS = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file that a table has or may have. `bounds` are lowest and highest values by column, as the log has them."""
+
+    path: str
+    size: int
+    rows: int
+    partition_value: str | None
+    bounds: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def stats(self) -> str:
+        """The statistics as Delta's log has them."""
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": {name: low for name, (low, _) in self.bounds.items()},
+                "maxValues": {name: high for name, (_, high) in self.bounds.items()},
+                "nullCount": {},
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object, for notes in a table's log and for answers of tasks."""
+        return {
+            "path": self.path,
+            "size": self.size,
+            "rows": self.rows,
+            "partition_value": self.partition_value,
+            "bounds": {name: list(pair) for name, pair in self.bounds.items()},
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> DataFile:
+        """Return what `to_json` was made of."""
+        bounds = {name: (low, high) for name, (low, high) in fields["bounds"].items()}
+        return cls(fields["path"], fields["size"], fields["rows"], fields["partition_value"], bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the files of one table are: a directory or a URI, with what is needed to get there. Can be pickled."""
+
+    uri: str
+    storage_options: Mapping[str, str]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory of this machine."""
+        return "://" not in self.uri
+
+    def filesystem(self) -> Any:
+        """Return a `pyarrow.fs.FileSystem` rooted at the table."""
+        if self.is_local:
+            os.makedirs(self.uri, exist_ok=True)
+            return pyarrow.fs.SubTreeFileSystem(self.uri, pyarrow.fs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler
+
+        handler = DeltaStorageHandler(self.uri, dict(self.storage_options))
+        return pyarrow.fs.PyFileSystem(handler)
+
+
+class FileWriter:
+    """Writes one data file, batch by batch. `finish` makes it durable; without it nothing is left to commit.
+
+    Used with `with`, an error in the block deletes the file: where the disk is full, what nobody will commit takes no
+    room. What writes raises DiskFull.
+    """
+
+    def __init__(
+        self, place: Place, spec: TableSpec, prefix: str, partition_value: str | None = None
+    ) -> None:
+        self._place = place
+        self._schema = spec.file_schema
+        self._partition_value = partition_value
+        name = f"{prefix}-{uuid.uuid4().hex}.parquet"
+        self._path = name if partition_value is None else f"{spec.partition_column}={partition_value}/{name}"
+        self._rows = 0
+        self._lows: dict[str, Any] = {}
+        self._highs: dict[str, Any] = {}
+        self._bounded = [
+            field.name for field in self._schema if any(is_kind(field.type) for is_kind in STATS_KINDS)
+        ]
+        texts = [field.name for field in self._schema if pa.types.is_string(field.type)]
+        self._writer: Any = None
+        with writing_to(place.uri):
+            filesystem = place.filesystem()
+            if "/" in self._path:
+                filesystem.create_dir(os.path.dirname(self._path), recursive=True)
+            self._sink = filesystem.open_output_stream(self._path)
+            try:
+                self._writer = self._begin(texts)
+            except Exception:
+                self._discard()
+                raise
+        self._waiting: list[Any] = []
+        self._waiting_rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self._discard()
+
+    def write(self, table: Any) -> None:
+        """Add the rows of a `pyarrow.Table` with exactly the columns of a data file."""
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        if self._waiting_rows >= ROW_GROUP_ROWS:
+            self._write_row_group()
+
+    def finish(self) -> DataFile | None:
+        """Close the file and return what there is to commit; None when no row was written."""
+        self._write_row_group()
+        with writing_to(self._place.uri):
+            self._writer.close()
+            self._sink.close()
+            if self._rows == 0:
+                self._place.filesystem().delete_file(self._path)
+                return None
+            size = self._place.filesystem().get_file_info(self._path).size
+            if self._place.is_local:
+                sync_file(os.path.join(self._place.uri, self._path))
+        bounds = {name: (self._lows[name], self._highs[name]) for name in self._lows}
+        return DataFile(self._path, size, self._rows, self._partition_value, bounds)
+
+    def _write_row_group(self) -> None:
+        if not self._waiting_rows:
+            self._waiting = []
+            return
+        table = pa.concat_tables(self._waiting)
+        self._waiting, self._waiting_rows = [], 0
+        with writing_to(self._place.uri):
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self._rows += table.num_rows
+        for name in self._bounded:
+            pair = pc.min_max(table.column(name))
+            low, high = pair["min"].as_py(), pair["max"].as_py()
+            if low is not None:
+                low, high = _stats_value(low), _stats_value(high)
+                self._lows[name] = min(self._lows.get(name, low), low)
+                self._highs[name] = max(self._highs.get(name, high), high)
+
+    def _begin(self, texts: Sequence[str]) -> Any:
+        return pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in texts if name not in UNIQUE_TEXTS],
+            # Differences and lengths cost less to compress than what they are made of, and take less room.
+            column_encoding={
+                **dict.fromkeys(self._bounded, "DELTA_BINARY_PACKED"),
+                **{name: "DELTA_LENGTH_BYTE_ARRAY" for name in texts if name in UNIQUE_TEXTS},
+            },
+        )
+
+    def _discard(self) -> None:
+        if self._writer is not None:
+            # Or pyarrow writes the file's end again when the writer is collected, and says on stderr that it cannot.
+            self._writer.is_open = False
+        for step in (self._sink.close, lambda: self._place.filesystem().delete_file(self._path)):
+            with contextlib.suppress(OSError, pa.ArrowException):
+                step()
+
+
+def write_rows(place: Place, spec: TableSpec, prefix: str, table: Any) -> list[DataFile]:
+    """Write a `pyarrow.Table` that has the columns of `spec.schema`: one file for each partition."""
+    files: list[DataFile] = []
+    if spec.partition_column is None:
+        parts: Sequence[tuple[str | None, Any]] = [(None, table)]
+    else:
+        dates = table.column(spec.partition_column)
+        parts = [
+            (str(date), table.filter(pc.equal(dates, pa.scalar(date, pa.date32()))))
+            for date in sorted(pc.unique(dates).to_pylist())
+        ]
+    with contextlib.ExitStack() as stack:
+        for value, part in parts:
+            writer = stack.enter_context(FileWriter(place, spec, prefix, value))
+            writer.write(part.select(spec.file_schema.names).cast(spec.file_schema))
+            file = writer.finish()
+            if file is not None:
+                files.append(file)
+    return files
+
+
+def read_file(place: Place, spec: TableSpec, path: str, columns: Sequence[str] | None = None) -> Any:
+    """Return the rows of a data file with the columns asked for, or all; those it lacks are null.
+
+    The partition column is not among them.
+
+    Raises:
+        BrokenTable: the file is gone, or is none.
+    """
+    groups = list(read_row_groups(place, spec, path, columns))
+    return pa.concat_tables(groups) if groups else _wanted(spec, columns).empty_table()
+
+
+def read_row_groups(
+    place: Place, spec: TableSpec, path: str, columns: Sequence[str] | None = None
+) -> Iterator[Any]:
+    """Yield the rows of a data file, as many at a time as were written together.
+
+    Raises:
+        BrokenTable: the file is gone, or is none.
+    """
+    schema = _wanted(spec, columns)
+    with (
+        _telling_broken_file(spec, path),
+        telling_store(place.uri),
+        place.filesystem().open_input_file(path) as source,
+    ):
+        file = pq.ParquetFile(source)
+        there = set(file.schema_arrow.names)
+        names = [name for name in schema.names if name in there]
+        for at in range(file.num_row_groups):
+            found = file.read_row_group(at, columns=names)
+            arrays = [
+                found.column(field.name).cast(field.type)
+                if field.name in there
+                else pa.nulls(found.num_rows, field.type)
+                for field in schema
+            ]
+            yield pa.table(arrays, schema=schema)
+
+
+@contextlib.contextmanager
+def _telling_broken_file(spec: TableSpec, path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        reason = "is not there, and the table's log has it"
+    except (OSError, pa.ArrowException) as error:
+        reason = f"cannot be read: {first_line(error)}"
+    else:
+        return
+    advice = "`quaymaster pipeline backfill` makes it anew" if spec in SUMMED_UP else RESTORE
+    raise BrokenTable(f"the table {spec.name} is broken: its file {path} {reason}; {advice}")
+
+
+RESTORE = "restore it from a copy of the warehouse"
+"""What to do about what nothing else has."""
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library said, without what follows for its developers."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _wanted(spec: TableSpec, columns: Sequence[str] | None) -> Any:
+    schema = spec.file_schema
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
+def sync_file(path: str) -> None:
+    """Make a file and its name durable."""
+    for target in (path, os.path.dirname(path)):
+        descriptor = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _stats_value(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return bound_of_time(value)
+    return value.isoformat() if isinstance(value, datetime.date) else value

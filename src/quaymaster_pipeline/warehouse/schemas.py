@@ -1,0 +1,338 @@
+"""What the tables of the warehouse are: names, columns, and by what they are partitioned.
+
+Columns are only ever added, at the end, and may be null: files written before have null there, and readers of before do
+not ask for them. No column changes its type or its meaning. `tests/pipeline/warehouse/test_schemas.py` keeps what was
+published. Counts are 64-bit integers, money is decimal, times are UTC with microseconds; nothing is a float.
+
+Tables are partitioned by a date and by nothing else: partitions by queue would make a file per queue and batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+TIME = pa.timestamp("us", tz="UTC")
+TEXT_MAP = pa.map_(pa.string(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table: `name` is `layer.table`, and lies in the warehouse as `layer/table/`."""
+
+    name: str
+    schema: Any
+    """A `pyarrow.Schema` with the partition column."""
+    partition_column: str | None = None
+
+    @property
+    def file_schema(self) -> Any:
+        """The columns that data files have: all but the partition column, which the table's log has per file."""
+        return pa.schema([field for field in self.schema if field.name != self.partition_column])
+
+
+def _fields(kind: Any, *names: str) -> list[Any]:
+    return [pa.field(name, kind) for name in names]
+
+
+REQUEST_COLUMNS = [
+    pa.field("front_end", pa.string()),
+    *_fields(pa.int64(), "epoch", "sequence"),
+    pa.field("event_id", pa.string()),
+    pa.field("schema_version", pa.int16()),
+    *_fields(TIME, "event_time", "received_time"),
+    *_fields(pa.string(), "region", "account_id", "principal_id", "access_key_id", "source_ip", "user_agent"),
+    *_fields(pa.string(), "request_id", "protocol", "action", "category"),
+    pa.field("read_only", pa.bool_()),
+    pa.field("queue_id", pa.int64()),
+    *_fields(pa.string(), "queue_name", "queue_type"),
+    pa.field("http_status", pa.int16()),
+    pa.field("error_code", pa.string()),
+    *_fields(pa.int64(), "latency_us", "server_us", "request_bytes", "response_bytes", "payload_bytes"),
+    *_fields(pa.int64(), "message_count", "chunks"),
+    pa.field("empty_receive", pa.bool_()),
+    *_fields(pa.string(), "request_params", "response_elements"),
+    *_fields(pa.binary(), "prev_hash", "record_hash"),
+    pa.field("duplicate_count", pa.int64()),
+]
+"""A request, as the front end recorded it. (front_end, epoch, sequence) is its identity, and dense."""
+
+ORIGIN_COLUMNS = [
+    pa.field("log_partition", pa.int32()),
+    pa.field("log_offset", pa.int64()),
+    pa.field("block_row", pa.int32()),
+    pa.field("batch_id", pa.int64()),
+]
+"""Where a row came from: the block's place in the usage queue, its row there, and the batch that took it."""
+
+REQUEST_EVENTS = TableSpec(
+    "bronze.request_events",
+    pa.schema(
+        [*REQUEST_COLUMNS, *ORIGIN_COLUMNS, pa.field("extra", TEXT_MAP), pa.field("ingest_date", pa.date32())]
+    ),
+    "ingest_date",
+)
+"""Every request of every block that could be read, also those that came twice. Only appended to."""
+
+USAGE_EVENTS = TableSpec(
+    "silver.usage_events",
+    pa.schema(
+        [
+            pa.field("front_end", pa.string()),
+            *_fields(pa.int64(), "epoch", "sequence"),
+            *_fields(TIME, "event_time", "hour"),
+            *_fields(pa.string(), "region", "account_id", "queue_name", "queue_type", "action"),
+            pa.field("account_sk", pa.int64()),
+            pa.field("queue_sk", pa.int64()),
+            pa.field("op", pa.int16()),
+            pa.field("billing_class", pa.string()),
+            pa.field("http_status", pa.int16()),
+            pa.field("error_code", pa.string()),
+            *_fields(
+                pa.int64(),
+                "billed_requests",
+                "chunks",
+                "messages",
+                "bytes",
+                "bytes_in",
+                "bytes_out",
+                "latency_us",
+            ),
+            *_fields(pa.bool_(), "empty_receive", "is_late"),
+            pa.field("rule_version", pa.int16()),
+            *ORIGIN_COLUMNS,
+            pa.field("duplicates", pa.int64()),
+            pa.field("event_date", pa.date32()),
+        ]
+    ),
+    "event_date",
+)
+"""Every request once, checked. `billed_requests` are its chunks, or 0 where it is not billed (`billing/rules`), `bytes`
+the body and attributes sent or returned, `duplicates` those of `messages` that were stored or gone before, `bytes_in`
+and `bytes_out` what went over the wire; `account_sk`, `queue_sk` and `op` are integers to group by."""
+
+AUDIT_EVENTS = TableSpec(
+    "silver.audit_events",
+    pa.schema(
+        [
+            pa.field("front_end", pa.string()),
+            *_fields(pa.int64(), "epoch", "sequence"),
+            *_fields(pa.string(), "event_id", "event_version"),
+            pa.field("event_time", TIME),
+            *_fields(pa.string(), "event_source", "event_name", "event_category", "event_type", "aws_region"),
+            *_fields(
+                pa.string(), "recipient_account_id", "principal_id", "access_key_id", "source_ip_address"
+            ),
+            *_fields(pa.string(), "user_agent", "request_id", "error_code", "error_message"),
+            *_fields(pa.string(), "queue_name", "request_parameters", "response_elements"),
+            *_fields(pa.bool_(), "read_only", "management_event"),
+            pa.field("http_status", pa.int16()),
+            *_fields(pa.binary(), "prev_hash", "record_hash"),
+            *ORIGIN_COLUMNS,
+            pa.field("event_date", pa.date32()),
+            pa.field("record", pa.binary()),
+        ]
+    ),
+    "event_date",
+)
+"""Requests that manage something, in CloudTrail's words. The hashes chain the events of one front end; `record` is what
+was hashed, so that the chain can be checked when bronze is gone."""
+
+QUARANTINE = TableSpec(
+    "silver.quarantine",
+    pa.schema(
+        [
+            pa.field("front_end", pa.string()),
+            *_fields(pa.int64(), "epoch", "sequence"),
+            *_fields(pa.string(), "rule", "reason"),
+            pa.field("raw", pa.binary()),
+            *ORIGIN_COLUMNS,
+            pa.field("quarantine_date", pa.date32()),
+        ]
+    ),
+    "quarantine_date",
+)
+"""Rows of bronze that broke a rule, as JSON in `raw`; of a block that could not be read the bytes, and no row."""
+
+_USAGE_COUNTS = _fields(
+    pa.int64(),
+    *(
+        "requests",
+        "billed_requests",
+        "chunks",
+        "messages",
+        "bytes",
+        "empty_receives",
+        "errors_4xx",
+        "errors_5xx",
+    ),
+    *("bytes_in", "bytes_out", "latency_us_sum", "latency_us_max", "source_rows", "revision"),
+    "duplicates",
+)
+_USAGE_KEYS = [
+    *_fields(pa.string(), "region", "account_id"),
+    pa.field("queue_sk", pa.int64()),
+    *_fields(pa.string(), "queue_name", "queue_type", "action", "billing_class"),
+]
+
+USAGE_HOURLY = TableSpec(
+    "gold.usage_hourly",
+    pa.schema([pa.field("hour", TIME), *_USAGE_KEYS, *_USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
+    "usage_date",
+)
+"""What was used in an hour, by account, queue, action. `revision` grows each time that the hour's rows were replaced.
+`chunks` are of 64 KiB, `billed_requests` those that are billed. Requests that named no queue have `queue_sk` 0
+and an empty `queue_name`; those that found none go by the name that was asked for, with a `queue_sk` below 0."""
+
+USAGE_DAILY = TableSpec(
+    "gold.usage_daily",
+    pa.schema([*_USAGE_KEYS, *_USAGE_COUNTS, pa.field("usage_date", pa.date32())]),
+    "usage_date",
+)
+"""The sums of `gold.usage_hourly` by day."""
+
+LATENCY_HOURLY = TableSpec(
+    "gold.latency_hourly",
+    pa.schema(
+        [
+            pa.field("hour", TIME),
+            *_fields(pa.string(), "region", "action", "queue_type"),
+            *_fields(pa.int64(), "below_us", "requests"),
+            pa.field("usage_date", pa.date32()),
+        ]
+    ),
+    "usage_date",
+)
+"""How many requests took less than `below_us` microseconds, a power of two, and at least half of it."""
+
+SEGMENTS = TableSpec(
+    "ops.segments",
+    pa.schema(
+        [
+            pa.field("log_partition", pa.int32()),
+            pa.field("log_offset", pa.int64()),
+            pa.field("state", pa.string()),
+            pa.field("front_end", pa.string()),
+            *_fields(pa.int64(), "epoch", "seq_lo", "seq_hi", "rows"),
+            *_fields(pa.int64(), "messages", "bytes", "chunks", "errors"),
+            *_fields(TIME, "min_time", "max_time", "low_watermark"),
+            *_fields(pa.binary(), "sha256", "previous"),
+            pa.field("dropped", pa.int64()),
+            pa.field("dropped_reason", pa.string()),
+            *_fields(pa.int64(), "seal_epoch", "seal_end"),
+            *_fields(pa.string(), "seal_reason", "damage"),
+            pa.field("raw", pa.binary()),
+            pa.field("batch_id", pa.int64()),
+        ]
+    ),
+)
+"""Every block of the usage queue, by its header: sequences from seq_lo up to seq_hi, rows and control totals.
+`state`: `new`; `duplicate` (this very block was there); `overlap` (some of its sequences were there: its rows are
+looked at one by one); `damaged` (it could not be read: `damage` says why, `raw` has its bytes)."""
+
+COMMITS = TableSpec(
+    "ops.commits",
+    pa.schema(
+        [
+            pa.field("query", pa.string()),
+            pa.field("batch_id", pa.int64()),
+            pa.field("table", pa.string()),
+            *_fields(pa.int64(), "files", "rows", "requests", "messages", "bytes", "chunks", "errors"),
+            pa.field("committed_time", TIME),
+            pa.field("duration_ms", pa.int64()),
+        ]
+    ),
+)
+"""What each batch of each job did, with control totals."""
+
+RECONCILIATION = TableSpec(
+    "ops.reconciliation",
+    pa.schema(
+        [
+            pa.field("checked_time", TIME),
+            pa.field("scope", pa.string()),
+            pa.field("measure", pa.string()),
+            *_fields(
+                pa.int64(), "segments", "bronze", "duplicates", "quarantine", "silver", "gold", "difference"
+            ),
+            pa.field("counted_time", TIME),
+            *_fields(pa.int64(), "brokers", "usage_low", "usage_high", "missing", "surplus", "allowed"),
+        ]
+    ),
+)
+"""Whether layers agree: `difference` is 0, or something is wrong, and no invoice is issued. Rows with `counted_time`
+compare messages sent and deleted with what the brokers counted then (`quaymaster_pipeline/checks/broker_counts`)."""
+
+BROKER_COUNTS = TableSpec(
+    "ops.broker_counts",
+    pa.schema(
+        [
+            pa.field("kind", pa.string()),
+            *_fields(TIME, "counted_time", "until_time"),
+            pa.field("queue_id", pa.int64()),
+            *_fields(pa.string(), "account_id", "queue_name"),
+            *_fields(pa.int64(), "sends", "deletions", "counted_from"),
+            pa.field("is_durable", pa.bool_()),
+            pa.field("created_time", TIME),
+        ]
+    ),
+)
+"""What the brokers say was sent to and deleted from each queue, ever, at some time between `counted_time` and
+`until_time`. `kind`: `count`, or from where on a queue is compared with usage: `baseline`, or `accepted` by an
+operator. Only `quaymaster_pipeline/checks/broker_counts` writes it, and compaction leaves it alone: its files' names
+tell both apart."""
+
+QUEUES = TableSpec(
+    "ops.dim_queue",
+    pa.schema(
+        [
+            pa.field("queue_id", pa.int64()),
+            *_fields(pa.string(), "account_id", "queue_name", "queue_type"),
+            *_fields(TIME, "valid_from", "valid_to"),
+        ]
+    ),
+)
+"""Which queue an id means, and when there was one: a row an id, so a queue made anew under its name is another row.
+Only `quaymaster_pipeline/jobs/queues` writes it; it is one file."""
+
+TABLES = (
+    *(REQUEST_EVENTS, USAGE_EVENTS, AUDIT_EVENTS, QUARANTINE, USAGE_HOURLY, USAGE_DAILY),
+    LATENCY_HOURLY,
+    *(SEGMENTS, COMMITS, RECONCILIATION),
+)
+
+SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)
+"""Tables that are sums of others, and can be made anew."""
+
+ACTIONS = (
+    *("Unknown", "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch"),
+    *("ChangeMessageVisibility", "ChangeMessageVisibilityBatch", "CreateQueue", "DeleteQueue", "GetQueueUrl"),
+    *(
+        "GetQueueAttributes",
+        "SetQueueAttributes",
+        "ListQueues",
+        "PurgeQueue",
+        "AddPermission",
+        "RemovePermission",
+    ),
+    *("TagQueue", "UntagQueue", "ListQueueTags", "ListDeadLetterSourceQueues", "StartMessageMoveTask"),
+    *("CancelMessageMoveTask", "ListMessageMoveTasks", "DescribeLog", "FindOffsets", "FetchMessages"),
+    *("CommitOffsets", "StageMessages", "CommitTransaction", "AbortTransaction"),
+    # Of the admin API.
+    *(
+        "CreateConsumerGroup",
+        "ResetConsumerGroup",
+        "SetConsumerGroupOffset",
+        "CreateAccount",
+        "CreateAccessKey",
+    ),
+    *("EnableAccessKey", "DisableAccessKey", "RotateAccessKey", "DeleteAccessKey", "CreateSession"),
+    *("RotateMasterKey", "RotateReceiptKey", "AcceptClock", "SealFrontEnd", "CreateBackup"),
+    *("ListAccessKeys", "PeekMessages"),
+    # Of operators, past every front end.
+    *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
+    *("DeclareQueues", "StopBroker", "UpgradeCell", "OtherAct"),
+)
+"""`op` is the place in this list, which only grows; 0 is any action that is not in it."""

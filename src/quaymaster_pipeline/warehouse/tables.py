@@ -1,0 +1,376 @@
+"""Tables of the warehouse: Delta logs through `deltalake`, with one writer, and batches that are committed once.
+
+A job names itself and its batch in each commit (Delta's `txn` action). A batch that was committed is not committed
+again, so a job that was killed anywhere starts over with the batch that its table does not have. What the job must
+know for the next one, as positions in the queue, is a note in the same commit: rows and position cannot disagree.
+
+    <warehouse>/bronze/request_events/_delta_log/00000000000000000012.json
+                                     /ingest_date=2026-11-22/bronze-11-7f....parquet
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, Transaction
+
+from quaymaster_pipeline.warehouse.data_files import (
+    RESTORE,
+    DataFile,
+    Place,
+    first_line,
+    read_file,
+    sync_file,
+    write_rows,
+)
+from quaymaster_pipeline.warehouse.errors import BrokenTable, CommitConflict, StoreFails, telling_full_disk
+from quaymaster_pipeline.warehouse.object_stores import check_conditional_writes, telling_store, writing_to
+from quaymaster_pipeline.warehouse.schemas import TableSpec
+from quaymaster_pipeline.warehouse.times import bound_of_time
+
+NOTE = "quaymaster"
+"""Where a commit has the notes of its jobs: `{"<app>": {...}}`, carried on from commit to commit."""
+TABLE_PROPERTIES = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 2 days",
+    # Else statistics of columns beyond the 32nd are not read, and batches are found by theirs.
+    "delta.dataSkippingNumIndexedCols": "-1",
+}
+NO_BATCH = -1
+UNKNOWN_SCHEME = "Unknown scheme"
+"""So begins what `deltalake` says of a URI of which it cannot tell the store; by its kind, there is only no table."""
+COMMIT_TRIES = 5
+"""How often a commit is tried beside others that do not touch what it is about."""
+OBJECT_STORE_KEPT_HOURS_MIN = 1
+"""No lock is there that keeps jobs out: what one of them wrote and commits next must not be deleted."""
+
+
+class WarehouseBusy(Exception):
+    """Another process writes the tables of this warehouse."""
+
+
+class Table:
+    """One table at the version it was opened or last committed at.
+
+    What reads it raises BrokenTable when its log or a file of it is gone or cannot be read.
+    """
+
+    def __init__(self, spec: TableSpec, place: Place) -> None:
+        self.spec = spec
+        self.place = place
+        self._delta: DeltaTable | None = None
+        self.refresh()
+
+    @property
+    def version(self) -> int:
+        """The version of the table's log; -1 when there is no table yet."""
+        return -1 if self._delta is None else int(self._delta.version())
+
+    def refresh(self) -> None:
+        """See what others committed."""
+        with self._telling_broken_log():
+            if self._delta is not None:
+                self._delta.update_incremental()
+                return
+            try:
+                self._delta = DeltaTable(self.place.uri, storage_options=dict(self.place.storage_options))
+            except TableNotFoundError as error:
+                if UNKNOWN_SCHEME in str(error):
+                    raise StoreFails(
+                        f"{self.place.uri} cannot be used: it begins with no scheme that is known, as s3://"
+                    ) from None
+
+    def last_batch(self, app: str) -> int:
+        """Return the highest batch that the job `app` committed here, or -1."""
+        with self._telling_broken_log():
+            version = None if self._delta is None else self._delta.transaction_version(app)
+        return NO_BATCH if version is None else int(version)
+
+    def note(self, app: str) -> dict[str, Any]:
+        """Return the note of the last batch of the job `app`; empty when there is none."""
+        note: dict[str, Any] = self._notes().get(app, {})
+        return note
+
+    def files(self) -> list[DataFile]:
+        """Return the files of this version."""
+        if self._delta is None:
+            return []
+        found = []
+        with self._telling_broken_log():
+            actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
+        for action in actions:
+            lows = {name[4:]: value for name, value in action.items() if name.startswith("min.")}
+            bounds = {
+                name: (_plain(low), _plain(action[f"max.{name}"]))
+                for name, low in lows.items()
+                if low is not None
+            }
+            partition = action.get(f"partition.{self.spec.partition_column}")
+            value = None if partition is None else str(partition)
+            found.append(DataFile(action["path"], action["size_bytes"], action["num_records"], value, bounds))
+        return found
+
+    @property
+    def rows(self) -> int:
+        """How many rows this version has, by its log."""
+        return sum(file.rows for file in self.files())
+
+    def read(self, columns: Sequence[str] | None = None, *, files: Iterable[DataFile] | None = None) -> Any:
+        """Return rows as a `pyarrow.Table`: of the files given, or all. Columns may include the partition column."""
+        spec = self.spec
+        names = spec.schema.names if columns is None else list(columns)
+        schema = pa.schema([spec.schema.field(name) for name in names])
+        parts = [schema.empty_table()]
+        for file in self.files() if files is None else files:
+            part = read_file(
+                self.place, spec, file.path, [name for name in names if name != spec.partition_column]
+            )
+            if spec.partition_column in names:
+                date = datetime.date.fromisoformat(file.partition_value or "")
+                column = pa.array([date] * part.num_rows, pa.date32())
+                part = part.append_column(spec.schema.field(spec.partition_column), column)
+            parts.append(part.select(names))
+        return pa.concat_tables(parts)
+
+    def write(self, prefix: str, rows: Any) -> list[DataFile]:
+        """Write rows (columns of the spec) to files that are not yet part of the table."""
+        return write_rows(self.place, self.spec, prefix, rows)
+
+    def commit(
+        self,
+        app: str,
+        batch_id: int,
+        adds: Iterable[DataFile],
+        *,
+        removes: Iterable[DataFile] = (),
+        note: Mapping[str, Any] | None = None,
+        shared_notes: Mapping[str, Any] | None = None,
+        changes_data: bool = True,
+        is_alone: bool = False,
+        follows: int | None = None,
+    ) -> bool:
+        """Add and remove files in one commit. False, and nothing done, when the job committed this batch before.
+
+        `shared_notes` are notes under other names than the job's, for what several jobs keep up. `is_alone`: it fails
+        when anybody committed since this table was last looked at; else only when that was the same job, or it took
+        a file that is removed here. `follows`: nothing is done either unless this is the job's last batch.
+
+        Raises:
+            CommitConflict: another process was first.
+            StoreFails: the object store refuses. Whether it committed is seen by who looks at the table anew.
+        """
+        if self.last_batch(app) >= batch_id:
+            return False
+        with writing_to(self.place.uri):
+            self._open_to_write()
+        # Asked again: it may have been made, and by another one, since it was looked at.
+        last = self.last_batch(app)
+        if last >= batch_id or follows not in (None, last):
+            return False
+        adds, removes = list(adds), list(removes)
+        for _ in range(1 if is_alone else COMMIT_TRIES):
+            try:
+                self._commit_next(app, batch_id, adds, removes, note, shared_notes or {}, changes_data)
+            except CommitFailedError:
+                if is_alone:
+                    break
+                self.refresh()
+                there = {file.path for file in self.files()}
+                if self.last_batch(app) >= batch_id or not there.issuperset(file.path for file in removes):
+                    break
+                continue
+            self.refresh()
+            if self.place.is_local:
+                with writing_to(self.place.uri):
+                    sync_file(os.path.join(self.place.uri, "_delta_log", f"{self.version:020}.json"))
+            return True
+        raise CommitConflict(
+            f"another process wrote to the table {self.spec.name} in {self.place.uri} meanwhile"
+        )
+
+    def _commit_next(
+        self,
+        app: str,
+        batch_id: int,
+        adds: Iterable[DataFile],
+        removes: Iterable[DataFile],
+        note: Mapping[str, Any] | None,
+        shared_notes: Mapping[str, Any],
+        changes_data: bool,
+    ) -> None:
+        """Write the version that follows the one last looked at; CommitFailedError when there is one.
+
+        Delta would try again with a higher one by itself, and then the notes of the version between would be lost.
+        """
+        assert self._delta is not None, "it was opened to write"
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file.path, changes_data, now_ms, file.size, self._partition(file))
+            for file in removes
+        ]
+        actions += [
+            AddAction(file.path, file.size, self._partition(file), now_ms, changes_data, file.stats)
+            for file in adds
+        ]
+        notes = self._notes() | ({app: dict(note)} if note is not None else {}) | dict(shared_notes)
+        with writing_to(self.place.uri):
+            self._delta.create_write_transaction(
+                actions,
+                "append",
+                self.spec.schema,
+                [self.spec.partition_column] if self.spec.partition_column else [],
+                commit_properties=CommitProperties(
+                    custom_metadata={NOTE: json.dumps(notes)},
+                    app_transactions=[Transaction(app, batch_id)],
+                    max_commit_retries=0,
+                ),
+            )
+
+    def vacuum(self, older_than_hours: int) -> int:
+        """Delete files that no version of the last hours has, in an object store at least one; return how many."""
+        if self._delta is None:
+            return 0
+        if not self.place.is_local:
+            older_than_hours = max(older_than_hours, OBJECT_STORE_KEPT_HOURS_MIN)
+        with writing_to(self.place.uri):  # what is deleted is noted in the log
+            removed = self._delta.vacuum(
+                retention_hours=older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
+            )
+        self.refresh()
+        return len(removed)
+
+    def _open_to_write(self) -> DeltaTable:
+        delta = self._delta
+        if delta is None:
+            delta = self._delta = DeltaTable.create(
+                self.place.uri,
+                self.spec.schema,
+                mode="ignore",
+                partition_by=[self.spec.partition_column] if self.spec.partition_column else None,
+                name=self.spec.name,
+                configuration=TABLE_PROPERTIES,
+                storage_options=dict(self.place.storage_options),
+            )
+            return delta
+        there = {field.name for field in delta.schema().fields}
+        added = [field for field in self.spec.schema if field.name not in there]
+        if added:
+            from deltalake import Schema
+
+            notes = self._notes()
+            delta.alter.add_columns(
+                Schema.from_arrow(pa.schema(added)).fields,
+                commit_properties=CommitProperties(custom_metadata={NOTE: json.dumps(notes)}),
+            )
+            delta.update_incremental()
+        return delta
+
+    def _partition(self, file: DataFile) -> dict[str, str | None]:
+        column = self.spec.partition_column
+        return {} if column is None else {column: file.partition_value}
+
+    def _notes(self) -> dict[str, Any]:
+        if self._delta is None:
+            return {}
+        with self._telling_broken_log():
+            history = self._delta.history(HISTORY_SEEN)
+        for commit in history:
+            if NOTE in commit:
+                notes: dict[str, Any] = json.loads(commit[NOTE])
+                return notes
+        return {}
+
+    @contextlib.contextmanager
+    def _telling_broken_log(self) -> Iterator[None]:
+        try:
+            with telling_store(self.place.uri):
+                yield
+        except DeltaError as error:
+            raise BrokenTable(
+                f"the table {self.spec.name} is broken: its log {self.place.uri}/_delta_log cannot be read: "
+                f"{first_line(error)}; {RESTORE}"
+            ) from None
+
+
+HISTORY_SEEN = 20
+"""How many commits are looked through for the notes. Each of ours has them; vacuum adds two that have none."""
+
+
+class Warehouse:
+    """All tables of a data directory, or of a place in an object store."""
+
+    def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
+        self.root = str(root).rstrip("/")
+        self.storage_options = dict(storage_options or {})
+        self._tables: dict[str, Table] = {}
+
+    def table(self, spec: TableSpec) -> Table:
+        """Return the table, at its newest version when first asked for."""
+        table = self._tables.get(spec.name)
+        if table is None:
+            table = self._tables[spec.name] = Table(spec, self.place(spec))
+        return table
+
+    def place(self, spec: TableSpec) -> Place:
+        """Return where a table's files are."""
+        return Place(f"{self.root}/{spec.name.replace('.', '/')}", self.storage_options)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer while the block runs.
+
+        In an object store there is no lock; there a commit beside ours fails, by Delta's own rules.
+
+        Raises:
+            WarehouseBusy: another process is.
+        """
+        with self.only_writer("lock", "writes the tables"):
+            self._tables.clear()
+            yield
+
+    @contextlib.contextmanager
+    def only_writer(self, lock_file: str, what: str) -> Iterator[None]:
+        """Hold one of the warehouse's locks while the block runs. `what` it does is for whoever comes second.
+
+        In an object store nothing is locked; conditional writes are what keeps two processes apart.
+
+        Raises:
+            WarehouseBusy: another process holds it.
+            StoreFails: the store has no conditional writes.
+        """
+        if "://" in self.root:
+            check_conditional_writes(self.root, self.storage_options)
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            with telling_full_disk(self.root):
+                os.makedirs(self.root, exist_ok=True)
+                file = stack.enter_context(open(os.path.join(self.root, lock_file), "a"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise WarehouseBusy(f"another process {what} in {self.root}") from None
+            yield
+
+
+def within(column: Any, first: Any, end: Any) -> Any:
+    """Return a mask of `first <= column < end`."""
+    return pc.and_(pc.greater_equal(column, first), pc.less(column, end))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return bound_of_time(value)
+    return value.isoformat() if isinstance(value, datetime.date) else value

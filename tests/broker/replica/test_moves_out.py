@@ -1,0 +1,314 @@
+"""What leaves a journal is sent in batches of one pair of partitions, one after the other, until each is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from harness.replica_host import Host, arn, message, queue
+from harness.waiting import PATIENCE_S
+
+from quaymaster.broker.replica import moves_out
+from quaymaster.broker.replica.moves_out import MovesAway
+from quaymaster.broker.replica.replica import Body
+from quaymaster.core.partition.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.queues.applied_queues import partition_key
+from quaymaster.core.values.commands import (
+    Command,
+    EndMoves,
+    InternalCommand,
+    MoveBegun,
+    MoveIn,
+    MoveInOutcome,
+    MoveMessage,
+    Receive,
+    Send,
+    SetQueue,
+    TakenOutcome,
+)
+from quaymaster.core.values.errors import NotLeader, TooFewReplicas
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.monitoring.supervision import listen_for_failures
+
+JOBS, OTHERS, DEAD = 1, 2, 3
+THERE = 7
+JOBS_KEY, DEAD_KEY = partition_key(JOBS, 0), partition_key(DEAD, 0)
+
+
+class Files:
+    journal_id = 6
+
+
+class Leader:
+    """A `ReplicaHost` over a leader without files: bodies that are in `unreadable` are left out."""
+
+    def __init__(self) -> None:
+        self.core = Host()
+        self.replica = self.core.replica
+        self.files = Files()
+        self.unreadable: set[int] = set()
+        self.ended: list[EndMoves] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.refusal: Exception | None = None
+        places = QueuesElsewhere(CellFormat(2))
+        places.places[arn("dead")] = Place(DEAD, THERE)
+        self.core.states.elsewhere = places
+        policy = {"RedrivePolicy": f'{{"deadLetterTargetArn":"{arn("dead")}","maxReceiveCount":1}}'}
+        for queue_id in (JOBS, OTHERS):
+            self.core.ask(SetQueue(queue(queue_id, attributes=policy)))
+
+    def leave(self, queue_id: int, *numbers: int, size: int = 0) -> list[MoveBegun]:
+        """Let new messages leave."""
+        for number in numbers:
+            new = message(number)
+            new.payload += bytes(size)
+            self.core.ask(Send(queue_id, 0, [new]))
+        self.core.ask(Receive(queue_id, 0, 10, 0))
+        taken = self.core.ask(Receive(queue_id, 0, 10, 0))
+        assert isinstance(taken, TakenOutcome)
+        begun: list[MoveBegun] = []
+        for letter in taken.dead_letters:
+            row, payload = self.core.payload(letter.offset)
+            outcome = self.core.ask(
+                MoveMessage(
+                    queue_id,
+                    0,
+                    letter.sequence,
+                    DEAD,
+                    row.type,
+                    row.flags,
+                    payload,
+                    None,
+                    target_journal_id=THERE,
+                )
+            )
+            assert isinstance(outcome, MoveBegun)
+            begun.append(outcome)
+        return begun
+
+    async def bodies_of(self, offsets: list[int]) -> dict[int, Body]:
+        found: dict[int, Body] = {}
+        for offset in offsets:
+            if offset not in self.unreadable:
+                row, payload = self.core.payload(offset)
+                found[offset] = (row.type, row.flags, row.sequence, payload)
+        return found
+
+    async def ask(self, command: Command | InternalCommand) -> object:
+        assert isinstance(command, EndMoves)
+        await self.may_end.wait()
+        if self.refusal is not None:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
+        self.ended.append(command)
+        return self.core.ask(command)
+
+
+class Carrier:
+    """The way to the target: it answers what `answer` says."""
+
+    def __init__(self, answer: Callable[[MoveIn], Awaitable[MoveInOutcome]] | None = None) -> None:
+        self.sent: list[MoveIn] = []
+        self.answer = answer
+
+    async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
+        assert journal_id == THERE
+        self.sent.append(command)
+        if self.answer is not None:
+            return await self.answer(command)
+        return MoveInOutcome([one.number for one in command.messages if one.payload is None])
+
+    def counts(self) -> list[int]:
+        return [len(command.messages) for command in self.sent]
+
+
+def away_of(leader: Leader, carrier: Carrier) -> tuple[MovesAway, list[int], list[int]]:
+    gone: list[int] = []
+    settled: list[int] = []
+    host: Any = leader
+    moves = MovesAway(host, "local", carrier, on_gone=gone.append, on_settled=settled.append)
+    return moves, gone, settled
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 -- the product has no event for it
+            await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves_out, "RETRY_MIN_S", 0.0)
+
+
+def test_a_batch_goes_when_the_settlement_of_the_one_before_is_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moves_out, "BATCH_MAX", 2)
+
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier()
+        moves, _, settled = away_of(leader, carrier)
+        leader.may_end.clear()
+        for begun in leader.leave(JOBS, 1, 2, 3):
+            moves.begun(JOBS_KEY, begun)
+        await until(lambda: bool(carrier.sent))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        before = carrier.counts()
+        leader.may_end.set()
+        await until(lambda: len(leader.ended) == 2)
+        await moves.close()
+
+        assert before == [2]
+        assert carrier.counts() == [2, 1]
+        assert [len(ended.taken) for ended in leader.ended] == [2, 1]
+        assert settled == [JOBS_KEY, JOBS_KEY]
+        assert leader.core.partition(JOBS).alive == 0
+
+    asyncio.run(scenario())
+
+
+def test_only_what_is_committed_is_sent() -> None:
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier()
+        moves, _, _ = away_of(leader, carrier)
+        first, _ = leader.leave(JOBS, 1, 2)
+        moves.begun(JOBS_KEY, first)
+        await until(lambda: bool(leader.ended))
+        await moves.close()
+
+        assert carrier.counts() == [1]
+        assert leader.core.partition(JOBS).alive == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_begins_with_all_that_is_not_settled() -> None:
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier()
+        leader.leave(JOBS, 1, 2)
+        leader.leave(OTHERS, 3)
+        moves, _, _ = away_of(leader, carrier)
+        moves.resume()
+        await until(lambda: len(leader.ended) == 2)
+        await moves.close()
+
+        assert sorted(carrier.counts()) == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_answered_is_sent_again_and_what_goes_wrong_strands_nobody() -> None:
+    failures: list[Exception] = [NotLeader() for _ in range(7)] + [OSError("broken"), NotLeader()]
+
+    async def answer(command: MoveIn) -> MoveInOutcome:
+        if failures:
+            raise failures.pop(0)
+        return MoveInOutcome([])
+
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier(answer)
+        leader.refusal = TooFewReplicas()
+        moves, _, _ = away_of(leader, carrier)
+        (begun,) = leader.leave(JOBS, 1)
+        moves.begun(JOBS_KEY, begun)
+        await until(lambda: bool(leader.ended))
+        await moves.close()
+
+        assert carrier.counts() == [1] * 11
+        assert len({command.messages[0].number for command in carrier.sent}) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_bug_in_what_carries_moves_ends_the_process() -> None:
+    async def broken(command: MoveIn) -> MoveInOutcome:
+        raise AssertionError("a bug")
+
+    async def scenario() -> list[Exception]:
+        ended: list[Exception] = []
+        listen_for_failures(asyncio.get_running_loop(), ended.append)
+        leader = Leader()
+        moves, _, _ = away_of(leader, Carrier(broken))
+        (begun,) = leader.leave(JOBS, 1)
+        moves.begun(JOBS_KEY, begun)
+        await until(lambda: bool(ended))
+        await moves.close()
+        return ended
+
+    assert [str(error) for error in asyncio.run(scenario())] == ["a bug"]
+
+
+def test_what_cannot_be_read_is_withdrawn() -> None:
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier()
+        moves, _, _ = away_of(leader, carrier)
+        begun = leader.leave(JOBS, 1, 2)
+        leader.unreadable.add(leader.core.partition(JOBS).index.entry(1).offset)
+        for one in begun:
+            moves.begun(JOBS_KEY, one)
+        await until(lambda: bool(leader.ended))
+        await moves.close()
+
+        assert [one.payload is None for one in carrier.sent[0].messages] == [True, False]
+        assert (leader.ended[0].withdrawn, leader.ended[0].taken) == ([begun[0].number], [begun[1].number])
+
+    asyncio.run(scenario())
+
+
+def test_large_messages_go_alone() -> None:
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier()
+        moves, _, _ = away_of(leader, carrier)
+        for begun in leader.leave(JOBS, 1, 2, size=moves_out.BATCH_BYTES_MAX):
+            moves.begun(JOBS_KEY, begun)
+        await until(lambda: len(leader.ended) == 2)
+        await moves.close()
+
+        assert carrier.counts() == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_target_that_is_gone_is_told_of_and_its_messages_come_back() -> None:
+    async def answer(command: MoveIn) -> MoveInOutcome:
+        return MoveInOutcome([], is_gone=True)
+
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier(answer)
+        moves, gone, _ = away_of(leader, carrier)
+        for begun in leader.leave(JOBS, 1, 2):
+            moves.begun(JOBS_KEY, begun)
+        await until(lambda: bool(leader.ended))
+        await moves.close()
+
+        assert gone == [DEAD]
+        assert len(leader.ended[0].withdrawn) == 2
+        assert leader.core.partition(JOBS).counts(leader.core.now_ms).visible == 2
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_sent_once_another_leads() -> None:
+    async def answer(command: MoveIn) -> MoveInOutcome:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody answers")
+
+    async def scenario() -> None:
+        leader, carrier = Leader(), Carrier(answer)
+        moves, _, _ = away_of(leader, carrier)
+        (begun,) = leader.leave(JOBS, 1)
+        moves.begun(JOBS_KEY, begun)
+        await until(lambda: bool(carrier.sent))
+        moves.stop()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+        assert carrier.counts() == [1]
+        assert leader.ended == []
+
+    asyncio.run(scenario())

@@ -1,0 +1,585 @@
+"""The admin port: health, metrics, and the API of the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from harness.waiting import PATIENCE_S
+
+from frontend.support import ACCOUNT, Answer, Client, Service, serving_recorded, until
+from quaymaster.core.values.errors import UnsupportedOperation
+from quaymaster.frontend.admin.admin import PEEK_BYTES_MAX, Admin, make_admin
+from quaymaster.frontend.usage.recorder import UsageRecorder
+from quaymaster.monitoring.health import Health
+from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
+
+
+class FakeOperations:
+    """The parts that keep data, as far as the admin API asks."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.failure: Exception | None = None
+        self.clock_accepted = 0
+
+    def accept_clock(self) -> None:
+        self.clock_accepted += 1
+
+    async def status(self) -> Mapping[str, Any]:
+        return {"end_offset": 17}
+
+    def pauses(self) -> list[Mapping[str, float]]:
+        return [{"ago_s": 3.0, "own_ms": 7.5}]
+
+    async def backup(self, destination: Path, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
+        progress(1, 3)
+        await self.go_on.wait()
+        if self.failure is not None:
+            raise self.failure
+        return {"bytes": 3}
+
+
+class Port(NamedTuple):
+    """A running admin port beside a running front end."""
+
+    service: Service
+    admin: Admin
+    health: Health
+    operations: FakeOperations
+    client: Client
+    server: HTTPServer
+
+    async def call(
+        self, method: str, path: str, fields: Mapping[str, Any] | None = None, client: Client | None = None
+    ) -> Answer:
+        body = b"" if fields is None else json.dumps(fields).encode()
+        return await (client or self.client).request(method, f"/admin/v1/{path}", {}, body)
+
+
+@asynccontextmanager
+async def administered(
+    *, is_serving: bool = True, usage: UsageRecorder | None = None, **flags: object
+) -> AsyncIterator[Port]:
+    async with serving_recorded(usage, **flags) as service:
+        health = Health()
+        if is_serving:
+            health.set_state("serving")
+        operations = FakeOperations()
+        admin = make_admin(
+            service.settings,
+            broker=service.broker,
+            metadata=service.metadata,
+            metrics=service.metrics,
+            health=health,
+            operations=operations,
+        )
+        server = HTTPServer(one_by_one(admin.handle), HTTPLimits(), name="admin", admit=admin.admit)
+        _, port = await server.start("127.0.0.1", 0)
+        key = service.metadata.default_access_key
+        assert key is not None
+        try:
+            client = Client(port, key.access_key_id, key.secret)
+            yield Port(service, admin, health, operations, client, server)
+        finally:
+            await server.drain(1)
+            await admin.stop()
+
+
+def error_of(answer: Answer) -> tuple[int, str]:
+    return answer.status, answer.json["error"]["code"]
+
+
+def test_a_process_is_live_at_once_and_ready_when_it_serves() -> None:
+    async def scenario() -> None:
+        async with administered(is_serving=False) as port:
+            stranger = Client(port.client.port, None, "")
+
+            live = await stranger.request("GET", "/health/live")
+            starting = await stranger.request("GET", "/health/ready")
+            port.health.set_state("serving")
+            ready = await stranger.request("GET", "/health/ready")
+            port.health.add_check(lambda: "The journal has stopped.")
+            stopped = await stranger.request("HEAD", "/health/ready")
+            reason = await stranger.request("GET", "/health/ready")
+
+            assert live.status == 200
+            assert (starting.status, starting.json["reason"]) == (503, "The process is starting.")
+            assert (ready.status, ready.json) == (200, {"status": "ready"})
+            assert stopped.status == 503
+            assert reason.json["reason"] == "The journal has stopped."
+
+    asyncio.run(scenario())
+
+
+def test_the_api_waits_until_the_server_has_started() -> None:
+    async def scenario() -> None:
+        async with administered(is_serving=False) as port:
+            early = await port.call("GET", "status")
+            port.health.set_state("serving")
+            later = await port.call("GET", "status")
+
+            assert early.status == 503
+            assert later.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_operator_says_that_the_clock_is_right() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            answer = await port.call("POST", "clock/accept")
+
+            assert (answer.status, answer.json) == (200, {"expiry_held": False})
+            assert port.operations.clock_accepted == 1
+
+    asyncio.run(scenario())
+
+
+def test_metrics_are_prometheus_text() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            await port.service.client.json("ListQueues", {})
+
+            answer = await Client(port.client.port, None, "").request("GET", "/metrics")
+
+            assert answer.headers["content-type"].startswith("text/plain")
+            assert b'quaymaster_http_requests_total{action="ListQueues",code="OK"} 1.0' in answer.body
+            assert b"quaymaster_long_polls 0.0" in answer.body
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/", "/admin", "/health", "/nowhere"])
+def test_other_paths_do_not_exist(path: str) -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            answer = await port.client.request("GET", path)
+            posted = await port.client.request("POST", "/metrics")
+
+            assert answer.status == 404
+            assert posted.status == 405
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("authentication", ["signed", "open"])
+def test_the_api_is_for_those_who_sign_with_a_key_of_the_default_account(authentication: str) -> None:
+    async def scenario() -> None:
+        async with administered(authentication=authentication) as port:
+            created = await port.call("POST", "accounts", {"name": "other"})
+            other = Client(port.client.port, created.json["access_key_id"], created.json["secret_access_key"])
+            stranger = Client(port.client.port, None, "")
+            forger = Client(port.client.port, port.client.key_id, "guess")
+
+            own = await port.call("GET", "status")
+            denied = await port.call("GET", "status", client=other)
+            unsigned = await port.call("GET", "settings", client=stranger)
+            unknown = Client(port.client.port, "AKIANOBODY0000000000", "guess")
+            unsigned_post = await port.call("POST", "keys/rotate-master", {}, client=stranger)
+            forged = await port.call("GET", "keys", client=forger)
+            nobody = await port.call("POST", "keys", {"name": "x"}, client=unknown)
+
+            assert own.status == 200
+            assert error_of(denied) == (403, "AccessDenied")
+            assert error_of(unsigned) == (403, "MissingAuthenticationToken")
+            assert error_of(unsigned_post) == (403, "MissingAuthenticationToken")
+            assert error_of(forged) == (403, "SignatureDoesNotMatch")
+            assert error_of(nobody) == (403, "InvalidClientTokenId")
+
+    asyncio.run(scenario())
+
+
+def test_status_and_settings_are_shown() -> None:
+    async def scenario() -> None:
+        async with administered(purge_interval_s=7) as port:
+            status = await port.call("GET", "status")
+            settings = await port.call("GET", "settings")
+            lost = await port.call("GET", "nothing")
+
+            assert status.json["state"] == "serving"
+            assert status.json["broker"] == {"end_offset": 17}
+            assert settings.json["purge_interval_s"] == 7
+            assert lost.status == 404
+
+    asyncio.run(scenario())
+
+
+def test_pauses_of_the_event_loop_are_shown() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            answer = await port.call("GET", "pauses")
+
+            assert (answer.status, answer.json) == (200, {"pauses": [{"ago_s": 3.0, "own_ms": 7.5}]})
+
+    asyncio.run(scenario())
+
+
+def test_queues_are_listed_with_counts_page_by_page() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            for name in ("a", "b", "c"):
+                await port.service.add_queue(name)
+            await port.service.client.json("SendMessage", {"QueueUrl": "a", "MessageBody": "x"})
+
+            first = await port.call("GET", "queues?limit=2")
+            second = await port.call("GET", f"queues?limit=2&next_token={first.json['next_token']}")
+            wrong = await port.call("GET", "queues?limit=0")
+
+            assert [(row["name"], row["visible"]) for row in first.json["queues"]] == [("a", 1), ("b", 0)]
+            assert [row["name"] for row in second.json["queues"]] == ["c"]
+            assert second.json["next_token"] is None
+            assert error_of(wrong) == (400, "InvalidParameterValue")
+
+    asyncio.run(scenario())
+
+
+def test_an_operator_deletes_a_queue_even_where_the_api_may_not() -> None:
+    async def scenario() -> None:
+        async with administered(delete_queue="cli-only") as port:
+            queue = await port.service.add_queue("jobs.fifo")
+
+            deleted = await port.call("DELETE", "queues/jobs.fifo")
+            again = await port.call("DELETE", "queues/jobs.fifo")
+
+            assert deleted.json == {"name": "jobs.fifo", "deleted": True}
+            assert queue.queue_id not in port.service.broker.queues
+            assert error_of(again) == (400, "AWS.SimpleQueueService.NonExistentQueue")
+
+    asyncio.run(scenario())
+
+
+def test_messages_are_looked_at_without_being_received() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            await port.service.add_queue("jobs")
+            for n in range(3):
+                await port.service.client.json(
+                    "SendMessage",
+                    {
+                        "QueueUrl": "jobs",
+                        "MessageBody": f"body {n}",
+                        "MessageAttributes": {
+                            "s": {"DataType": "String", "StringValue": "v"},
+                            "b": {"DataType": "Binary", "BinaryValue": "AP8="},
+                        },
+                    },
+                )
+            await port.service.client.json("ReceiveMessage", {"QueueUrl": "jobs"})
+
+            first = await port.call("GET", "queues/jobs/messages?count=2")
+            rest = await port.call("GET", f"queues/jobs/messages?from={first.json['next_sequence']}")
+
+            messages = first.json["messages"]
+            assert [message["body"] for message in messages] == ["body 0", "body 1"]
+            assert [message["state"] for message in messages] == ["in_flight", "visible"]
+            assert [message["delivery_count"] for message in messages] == [1, 0]
+            assert messages[0]["attributes"]["b"] == {"type": "Binary", "value": "AP8="}
+            assert len(messages[0]["message_id"]) == 36
+            assert [message["body"] for message in rest.json["messages"]] == ["body 2"]
+            assert rest.json["next_sequence"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_look_at_large_messages_ends_early_and_says_where_to_go_on() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            await port.service.add_queue("jobs")
+            # a tab takes two bytes in JSON: 2 MB of each answer's 8 MiB
+            for n in range(7):
+                given = {"QueueUrl": "jobs", "MessageBody": f"{n}" + "\t" * 1_000_000}
+                assert (await port.service.client.json("SendMessage", given)).status == 200
+
+            found = []
+            at, sizes = 0, []
+            while True:
+                answer = await port.call("GET", f"queues/jobs/messages?count=1000&from={at}")
+                found += [message["body"][0] for message in answer.json["messages"]]
+                sizes.append(len(answer.body))
+                at = answer.json["next_sequence"]
+                if not at:
+                    break
+
+            assert found == ["0", "1", "2", "3", "4", "5", "6"]
+            assert all(size <= PEEK_BYTES_MAX + 1_000 for size in sizes)
+            assert len(sizes) > 1
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_message_is_shown_as_damaged() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            queue = await port.service.add_queue("jobs")
+            await port.service.client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+            message = port.service.broker.queues[queue.queue_id].messages[1].new
+            message.payload = message.payload[:-1] + bytes([message.payload[-1] ^ 1])
+
+            answer = await port.call("GET", "queues/jobs/messages")
+
+            (row,) = answer.json["messages"]
+            assert row["body"] is None
+            assert "does not decrypt" in row["damage"]
+
+    asyncio.run(scenario())
+
+
+def test_accounts_are_created_with_a_key_that_works() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            created = await port.call("POST", "accounts", {"name": "team", "account_id": "111111111111"})
+            twice = await port.call("POST", "accounts", {"name": "team", "account_id": "111111111111"})
+            nameless = await port.call("POST", "accounts", {})
+            listed = await port.call("GET", "accounts")
+            client = Client(
+                port.service.client.port, created.json["access_key_id"], created.json["secret_access_key"]
+            )
+            used = await client.json("CreateQueue", {"QueueName": "theirs"})
+
+            assert [account["account_id"] for account in listed.json["accounts"]] == [ACCOUNT, "111111111111"]
+            assert listed.json["next_token"] is None
+            first = await port.call("GET", "accounts?limit=1")
+            assert [account["account_id"] for account in first.json["accounts"]] == [ACCOUNT]
+            rest = await port.call("GET", f"accounts?limit=1&next_token={first.json['next_token']}")
+            assert [account["account_id"] for account in rest.json["accounts"]] == ["111111111111"]
+            assert rest.json["next_token"] is None
+            assert (await port.call("GET", "status")).json["accounts"] == 2
+            assert used.json["QueueUrl"].endswith("/111111111111/theirs")
+            assert error_of(twice) == (400, "InvalidParameterValue")
+            assert error_of(nameless) == (400, "MissingParameter")
+
+    asyncio.run(scenario())
+
+
+def test_access_keys_are_created_disabled_enabled_rotated_and_deleted() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            created = (await port.call("POST", "keys", {"name": "ci"})).json
+            key_id = created["access_key_id"]
+            client = Client(port.service.client.port, key_id, created["secret_access_key"])
+
+            fresh = await client.json("ListQueues", {})
+            disabled = await port.call("POST", f"keys/{key_id}/disable")
+            refused = await client.json("ListQueues", {})
+            await port.call("POST", f"keys/{key_id}/enable")
+            rotated = await port.call("POST", f"keys/{key_id}/rotate")
+            old_secret = await client.json("ListQueues", {})
+            client.secret = rotated.json["secret_access_key"]
+            new_secret = await client.json("ListQueues", {})
+            listed = await port.call("GET", f"keys?account_id={ACCOUNT}")
+            deleted = await port.call("DELETE", f"keys/{key_id}")
+            gone = await client.json("ListQueues", {})
+
+            assert (fresh.status, refused.status, old_secret.status) == (200, 403, 403)
+            assert (new_secret.status, gone.status) == (200, 403)
+            assert disabled.json["enabled"] is False
+            assert "secret_access_key" not in disabled.json
+            assert deleted.json["deleted"] is True
+            assert key_id in [key["access_key_id"] for key in listed.json["keys"]]
+            assert b"secret" not in listed.body
+
+    asyncio.run(scenario())
+
+
+def test_session_credentials_are_made_for_a_key() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            session = (
+                await port.call("POST", f"keys/{port.client.key_id}/session", {"duration_s": 900})
+            ).json
+            client = Client(port.service.client.port, session["access_key_id"], session["secret_access_key"])
+
+            answer = await client.json("ListQueues", {}, {"x-amz-security-token": session["session_token"]})
+            wrong = await port.call("POST", f"keys/{port.client.key_id}/session", {"duration_s": "long"})
+
+            assert answer.status == 200
+            assert error_of(wrong) == (400, "InvalidParameterValue")
+
+    asyncio.run(scenario())
+
+
+def test_sessions_are_listed_behind_the_keys_and_end_with_theirs() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            key_id = (await port.call("POST", "keys", {"name": "ci"})).json["access_key_id"]
+            session = (await port.call("POST", f"keys/{key_id}/session", {"duration_s": 900})).json
+            client = Client(port.service.client.port, session["access_key_id"], session["secret_access_key"])
+            token = {"x-amz-security-token": session["session_token"]}
+
+            listed = (await port.call("GET", "keys")).json["keys"]
+            again = await port.call("POST", f"keys/{session['access_key_id']}/session", {})
+            await port.call("POST", f"keys/{key_id}/disable")
+            refused = await client.json("ListQueues", {}, token)
+
+            assert [key["parent_id"] for key in listed] == [None, None, key_id]
+            assert listed[2]["access_key_id"] == session["access_key_id"]
+            assert listed[2]["expires_ms"] == session["expires_ms"]
+            assert again.status == 400
+            assert refused.status == 403
+
+    asyncio.run(scenario())
+
+
+def test_the_last_key_of_the_default_account_cannot_be_taken_away() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            disabled = await port.call("POST", f"keys/{port.client.key_id}/disable")
+            deleted = await port.call("DELETE", f"keys/{port.client.key_id}")
+
+            assert disabled.status == deleted.status == 400
+            assert "last enabled key" in disabled.json["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_keys_of_the_server_are_rotated_and_old_messages_stay_readable() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            await port.service.add_queue("jobs", VisibilityTimeout="30")
+            client = port.service.client
+            await client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "x"})
+            got = await client.json("ReceiveMessage", {"QueueUrl": "jobs"})
+
+            first_master_key_id = port.service.metadata.master_key_id
+            rotated = await port.call("POST", "keys/rotate-receipts")
+            deleted = await client.json(
+                "DeleteMessage",
+                {"QueueUrl": "jobs", "ReceiptHandle": got.json["Messages"][0]["ReceiptHandle"]},
+            )
+            master = await port.call("POST", "keys/rotate-master")
+            await client.json("SendMessage", {"QueueUrl": "jobs", "MessageBody": "y"})
+            after = await client.json("ReceiveMessage", {"QueueUrl": "jobs"})
+
+            assert isinstance(rotated.json["receipt_key_id"], int)
+            assert deleted.status == 200
+            assert master.json["master_key_id"] == port.service.metadata.master_key_id != first_master_key_id
+            assert master.json["previous_master_key_id"] == first_master_key_id
+            assert after.json["Messages"][0]["Body"] == "y"
+
+    asyncio.run(scenario())
+
+
+def test_a_master_key_in_the_environment_is_rotated_there() -> None:
+    async def scenario() -> None:
+        key = base64.b64encode(b"m" * 32).decode()
+        async with administered(master_key_source="environment", master_key=key) as port:
+            answer = await port.call("POST", "keys/rotate-master")
+
+            assert error_of(answer) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
+            assert "QUAYMASTER_MASTER_KEY_PREVIOUS" in answer.json["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_tells_how_far_it_is() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            none = await port.call("GET", "backup")
+            backup = asyncio.create_task(port.call("POST", "backup", {"path": "/tmp/there"}))
+            async with asyncio.timeout(PATIENCE_S):
+                while (await port.call("GET", "backup")).json["state"] != "running":
+                    pass
+            running = await port.call("GET", "backup")
+            second = await port.call("POST", "backup", {"path": "/tmp/elsewhere"})
+            port.operations.go_on.set()
+            done = await backup
+            after = await port.call("GET", "backup")
+
+            assert none.json == {"state": "none"}
+            assert (running.json["done_bytes"], running.json["total_bytes"]) == (1, 3)
+            assert error_of(second)[0] == 400
+            assert done.json == {"path": "/tmp/there", "bytes": 3}
+            assert after.json["state"] == "done"
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_that_cannot_be_written_says_why() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            port.operations.failure = PermissionError(13, "Permission denied", "/backups/there")
+            port.operations.go_on.set()
+
+            failed = await port.call("POST", "backup", {"path": "/backups/there"})
+            impossible = await port.call("POST", "backup", {"path": "/backups/\0"})
+
+            assert error_of(failed) == (503, "ServiceUnavailable")
+            assert "Permission denied: '/backups/there'" in failed.json["error"]["message"]
+            assert error_of(impossible) == (400, "InvalidParameterValue")
+
+    asyncio.run(scenario())
+
+
+def test_a_number_of_thousands_of_digits_is_refused() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            answer = await port.call("GET", f"queues?limit={'1' * 5_000}")
+
+            assert error_of(answer) == (400, "InvalidParameterValue")
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_that_fails_says_why() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            port.operations.go_on.set()
+            port.operations.failure = UnsupportedOperation("There is something already.")
+
+            relative = await port.call("POST", "backup", {"path": "here"})
+            failed = await port.call("POST", "backup", {"path": "/tmp/there"})
+            after = await port.call("GET", "backup")
+
+            assert error_of(relative) == (400, "InvalidParameterValue")
+            assert failed.json["error"]["message"] == "There is something already."
+            assert (after.json["state"], after.json["reason"]) == ("failed", "There is something already.")
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_is_not_an_object_is_refused() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            for body in (b"[1]", b"{", b"\xff"):
+                answer = await port.client.request("POST", "/admin/v1/keys", {}, body)
+                assert error_of(answer) == (400, "MalformedInput")
+
+    asyncio.run(scenario())
+
+
+def test_a_bug_shows_no_details(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+
+            def broken() -> Mapping[str, Any]:
+                raise RuntimeError("a secret detail")
+
+            monkeypatch.setattr(port.operations, "status", broken)
+            answer = await port.call("GET", "status")
+
+            assert error_of(answer) == (500, "InternalFailure")
+            assert b"secret detail" not in answer.body
+            assert "admin request failed" in caplog.messages
+
+    asyncio.run(scenario())
+
+
+def test_requests_in_progress_end_when_the_port_stops() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            backup = asyncio.create_task(port.call("POST", "backup", {"path": "/tmp/there"}))
+            await until(lambda: port.admin._backup["state"] == "running")
+
+            await port.admin.stop()
+            answer = await backup
+
+            assert answer.status == 503
+
+    asyncio.run(scenario())

@@ -1,0 +1,132 @@
+"""What a request of the admin API costs does not depend on how much others have: 100 or 100,000 queues and accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from harness.steps import forbid_walks
+
+from frontend.admin.test_admin import Port, administered
+from frontend.support import ACCOUNT
+from frontend.test_steps import FEW, MANY, add_others
+
+OTHER = "111111111112"
+KEY = "KEY"
+"""Stands for a key that was made before."""
+
+
+class Asked(NamedTuple):
+    """A request, and which route it takes."""
+
+    method: str
+    route: str
+    name: str = ""
+    query: str = ""
+    fields: Mapping[str, Any] | None = None
+
+    @property
+    def path(self) -> str:
+        return self.route.replace("*", self.name) + self.query
+
+
+# In this order each finds what it needs, and has some work to do.
+REQUESTS = [
+    Asked("GET", "status"),
+    Asked("GET", "pauses"),
+    Asked("GET", "settings"),
+    Asked("GET", "queues", query="?limit=1"),
+    Asked("GET", "queues/*/messages", "jobs"),
+    Asked("POST", "queues/*/groups", "log", fields={"group": "readers"}),
+    Asked("GET", "queues/*/groups", "log"),
+    Asked("POST", "queues/*/reset", "log@readers", fields={"start": "earliest"}),
+    Asked("POST", "queues/*/offset", "log@readers", fields={"offset": 0}),
+    Asked("GET", "accounts", query="?limit=20"),
+    Asked("GET", "accounts", query="?limit=20&next_token=200000000050"),
+    Asked("POST", "accounts", fields={"name": "other", "account_id": OTHER}),
+    Asked("GET", "keys"),
+    Asked("POST", "keys", fields={"name": "more"}),
+    Asked("POST", "keys/*/session", KEY, fields={"duration_s": 60}),
+    Asked("POST", "keys/*/rotate", KEY),
+    Asked("POST", "keys/*/disable", KEY),
+    Asked("POST", "keys/*/enable", KEY),
+    Asked("DELETE", "keys/*", KEY),
+    Asked("POST", "keys/rotate-receipts"),
+    Asked("POST", "keys/rotate-master"),
+    Asked("POST", "clock/accept"),
+    Asked("GET", "front-ends"),
+    Asked("POST", "front-ends/*/seal", "gone"),
+    Asked("GET", "backup"),
+    Asked("POST", "backup", fields={"path": str(Path("/nowhere"))}),
+    Asked("DELETE", "queues/*", "jobs"),
+]
+
+
+async def calls_of_requests(count: int) -> tuple[list[int], list[int]]:
+    """Return the status of each request, and how many functions were called for it, with so much of others'."""
+    statuses: list[int] = []
+    calls: list[int] = []
+    seen = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    async with administered() as port:
+        jobs = await port.service.add_queue("jobs")
+        await port.service.add_queue("log", RetentionMode="Log")
+        key = await port.service.metadata.accounts.create_access_key(ACCOUNT, "key")
+        add_others(port.service, jobs, count)
+        watch(port, count)
+        port.operations.go_on.set()
+        for asked in REQUESTS:
+            path = asked.path.replace(KEY, key.access_key_id)
+            seen = 0
+            sys.setprofile(note)
+            try:
+                answer = await port.call(asked.method, path, asked.fields)
+            finally:
+                sys.setprofile(None)
+            statuses.append(answer.status)
+            calls.append(seen)
+            if asked.route == "accounts" and asked.method == "GET":
+                assert len(answer.json["accounts"]) == 20
+        assert {tuple(asked.route.split("/")) for asked in REQUESTS} == {
+            route[1:] for route in port.admin._routes
+        }
+    return statuses, calls
+
+
+def watch(port: Port, count: int) -> None:
+    """Notice when what others have is walked."""
+    metadata = port.service.metadata
+    tables = metadata._mirror._tables.values()
+    holders = (*tables, metadata.queues, metadata.accounts, metadata.accounts._sessions, metadata.data_keys)
+    watched = forbid_walks(*holders, entries_min=MANY)
+    if count == MANY:
+        assert "Accounts._account_ids" in watched
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[int, tuple[list[int], list[int]]]:
+    """What requests are answered with, and the steps they take, with few of others and with many."""
+    asyncio.run(calls_of_requests(FEW))  # to warm up what is made once
+    return {count: asyncio.run(calls_of_requests(count)) for count in (FEW, MANY)}
+
+
+@pytest.mark.parametrize(
+    "at", range(len(REQUESTS)), ids=[f"{at}-{one.route}" for at, one in enumerate(REQUESTS)]
+)
+def test_an_admin_request_takes_as_many_steps_with_100_queues_keys_and_accounts_as_with_100000(
+    measured: dict[int, tuple[list[int], list[int]]], at: int
+) -> None:
+    (few_status, few), (many_status, many) = ([each[at] for each in measured[count]] for count in (FEW, MANY))
+
+    # What this test's process cannot do, it says with a 400: nothing records usage here.
+    assert few_status == many_status < 300 or (REQUESTS[at].route, few_status) == ("front-ends/*/seal", 400)
+    # Some steps are the event loop's: how often it turns is a matter of chance.
+    assert many <= few * 1.5 + 1_000

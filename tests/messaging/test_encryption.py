@@ -1,0 +1,227 @@
+"""Messages stay secret, whole, and readable wherever they move."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from quaymaster.core.values.messages import (
+    HEAD_BYTES,
+    MessageContent,
+    UnknownMessageFormat,
+    decode_message,
+    encode_content,
+    encode_moved,
+)
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
+from quaymaster.messaging import encryption
+from quaymaster.messaging.encryption import MessageCipher, MessageDamaged, OpenedMessages
+
+KEYS = {9: b"k" * 32, 10: b"l" * 32}
+ID_A = bytes(range(16))
+ID_B = bytes(range(16, 32))
+ID_C = bytes(range(32, 48))
+CONTENT = MessageContent("the body", b"m" * 16, [("n", "String", "v")], b"a" * 16, "sender")
+OTHER = MessageContent("another body", b"n" * 16, [], None, "sender")
+
+
+def queue(queue_id: int = 7, data_key_id: int = 9) -> QueueDefinition:
+    return QueueDefinition(
+        queue_id, "000000000000", "orders", "active", 1, 0, 0, {}, {}, data_key_id, one_partition()
+    )
+
+
+def cipher(start_id: bytes | None = None) -> MessageCipher:
+    return MessageCipher(KEYS.__getitem__, start_id=start_id)
+
+
+def test_message_is_opened_as_it_was_sealed() -> None:
+    front_end = cipher()
+
+    sealed = front_end.seal_content(CONTENT, queue(), ID_A)
+
+    assert front_end.open(sealed) == CONTENT
+    assert front_end.open(memoryview(sealed)) == CONTENT
+    assert b"the body" not in sealed
+    assert decode_message(sealed).message_id == ID_A
+
+
+def test_message_is_opened_by_another_front_end_and_after_a_restart() -> None:
+    sealed = cipher(b"start--1").seal_content(CONTENT, queue(), ID_A)
+
+    assert cipher(b"start--2").open(sealed) == CONTENT
+
+
+def test_dead_letter_stays_readable() -> None:
+    sealed = cipher().seal_content(CONTENT, queue(), ID_A)
+
+    dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", sealed)
+
+    assert cipher().open(dead) == CONTENT
+
+
+def test_message_redriven_under_a_new_id_stays_readable() -> None:
+    sealed = cipher().seal_content(CONTENT, queue(), ID_A)
+    dead = encode_moved(7, 0, 55, None, "arn:aws:sqs:r:0:orders", sealed)
+
+    redriven = encode_moved(8, 0, 1, ID_B, None, dead)
+
+    assert cipher().open(redriven) == CONTENT
+    assert decode_message(redriven).message_id == ID_B
+
+
+def test_no_two_messages_share_key_and_nonce() -> None:
+    one, two = cipher(), cipher()
+
+    nonces = {
+        (stored.data_key_id, stored.start_id, stored.nonce_counter)
+        for front_end in (one, two)
+        for definition in (queue(7, 9), queue(8, 10))
+        for _ in range(20)
+        for stored in [decode_message(front_end.seal_content(CONTENT, definition, os.urandom(16)))]
+    }
+
+    assert len(nonces) == 80
+
+
+def test_front_end_starts_do_not_share_a_key() -> None:
+    one = cipher(b"start--1").seal_content(CONTENT, queue(), ID_A)
+    two = cipher(b"start--2").seal_content(CONTENT, queue(), ID_A)
+
+    assert decode_message(one).nonce_counter == decode_message(two).nonce_counter
+    assert one[HEAD_BYTES:] != two[HEAD_BYTES:]
+
+
+def test_message_changed_anywhere_but_in_its_current_id_does_not_open() -> None:
+    front_end = cipher()
+    sealed = front_end.seal_content(CONTENT, queue(), ID_A)
+
+    for at in range(len(sealed)):
+        changed = bytearray(sealed)
+        changed[at] ^= 1
+        with pytest.raises((MessageDamaged, UnknownMessageFormat)):
+            front_end.open(bytes(changed))
+
+
+def test_message_put_under_another_messages_id_does_not_open() -> None:
+    front_end = cipher()
+    sealed = front_end.seal_content(CONTENT, queue(), ID_A)
+
+    with pytest.raises(MessageDamaged):
+        front_end.open(sealed[:2] + ID_B + sealed[18:])
+
+
+def test_message_whose_data_key_is_gone_is_told_by_the_keys_name() -> None:
+    sealed = cipher().seal_content(CONTENT, queue(data_key_id=10), ID_A)
+    without = MessageCipher({9: KEYS[9]}.__getitem__)
+
+    with pytest.raises(MessageDamaged, match="data key 10"):
+        without.open(sealed)
+
+
+def test_cipher_with_a_tiny_key_cache_still_opens_everything() -> None:
+    small = MessageCipher(KEYS.__getitem__, cached_keys_max=1)
+    sealed = [small.seal_content(CONTENT, queue(1, key), ID_A) for key in (9, 10, 9, 10)]
+
+    assert all(small.open(message) == CONTENT for message in sealed)
+
+
+def test_keys_are_in_no_repr_and_no_error() -> None:
+    front_end = cipher(b"start--1")
+    sealed = bytearray(front_end.seal_content(CONTENT, queue(), ID_A))
+    sealed[-1] ^= 1
+
+    with pytest.raises(MessageDamaged) as refused:
+        front_end.open(bytes(sealed))
+
+    for text in (repr(front_end), str(refused.value)):
+        assert "kkkk" not in text
+        assert "the body" not in text
+
+
+def test_a_run_of_messages_opens_as_each_of_them_does() -> None:
+    first, second = cipher(), cipher()
+    plain = [first.seal_content(CONTENT, queue(), ID_A), first.seal_content(CONTENT, queue(), ID_B)]
+    other = [second.seal_content(CONTENT, queue(8, 10), ID_A), first.seal_content(CONTENT, queue(), ID_A)]
+    moved = encode_moved(7, 0, 4, ID_B, "arn:dead", plain[0])
+
+    opened = OpenedMessages([ID_C], ["arn:before"], [OTHER])
+    cipher().open_run([*plain, *other], opened)
+    cipher().open_run([*plain, moved], opened)
+
+    assert opened == OpenedMessages(
+        [ID_C, ID_A, ID_B, ID_A, ID_A, ID_A, ID_B, ID_B],
+        ["arn:before", *[None] * 6, "arn:dead"],
+        [OTHER, *[CONTENT] * 7],
+    )
+
+
+def test_a_run_of_no_messages_opens_as_none() -> None:
+    opened = OpenedMessages([], [], [])
+
+    cipher().open_run([], opened)
+
+    assert opened == OpenedMessages([], [], [])
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 20, 30, 35, 45, HEAD_BYTES, -1])
+def test_a_changed_message_ends_a_run_behind_those_before_it(at: int) -> None:
+    front_end = cipher()
+    whole = front_end.seal_content(CONTENT, queue(), ID_A)
+    changed = bytearray(front_end.seal_content(CONTENT, queue(), ID_B))
+    changed[at] ^= 1
+    opened = OpenedMessages([], [], [])
+
+    with pytest.raises((MessageDamaged, UnknownMessageFormat)):
+        front_end.open_run([whole, bytes(changed), whole], opened)
+
+    assert opened == OpenedMessages([ID_A], [None], [CONTENT])
+
+
+def test_a_run_ends_at_bytes_that_are_no_message() -> None:
+    whole = cipher().seal_content(CONTENT, queue(), ID_A)
+
+    for wrong in (b"", whole[:10], whole[: HEAD_BYTES + 3]):
+        opened = OpenedMessages([], [], [])
+        with pytest.raises((MessageDamaged, UnknownMessageFormat)):
+            cipher().open_run([whole, wrong], opened)
+        assert opened.message_ids == [ID_A]
+
+
+def test_a_run_ends_at_a_content_of_a_newer_program() -> None:
+    front_end = cipher()
+    sealed = [front_end.seal_content(CONTENT, queue(), ID_A)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encryption, "encode_content", lambda content: b"\x02" + encode_content(content)[1:])
+        sealed.append(front_end.seal_content(CONTENT, queue(), ID_B))
+    opened = OpenedMessages([], [], [])
+
+    with pytest.raises(UnknownMessageFormat, match="version 2"):
+        front_end.open_run(sealed, opened)
+
+    assert opened.message_ids == [ID_A]
+
+
+def test_a_run_ends_at_a_message_whose_data_key_is_gone() -> None:
+    sealed = [cipher().seal_content(CONTENT, queue(data_key_id=key), ID_A) for key in (9, 10)]
+    opened = OpenedMessages([], [], [])
+
+    with pytest.raises(MessageDamaged, match="data key 10"):
+        MessageCipher({9: KEYS[9]}.__getitem__).open_run(sealed, opened)
+
+    assert opened.message_ids == [ID_A]
+
+
+def test_key_of_deduplication_ids_is_the_queues_alone_and_the_same_in_each_process() -> None:
+    def id_key(queue_id: int, data_key_id: int) -> bytes:
+        keyed = replace_definition(queue(queue_id, data_key_id), has_keyed_ids=True)
+        return cipher(os.urandom(8)).id_key(keyed)
+
+    assert len(id_key(7, 9)) == 32
+    assert id_key(7, 9) == id_key(7, 9)
+    assert len({id_key(7, 9), id_key(8, 9), id_key(7, 10), KEYS[9], KEYS[10]}) == 5
+
+
+def test_queue_of_an_older_cell_format_has_no_key_for_its_ids() -> None:
+    assert cipher().id_key(queue()) == b""

@@ -1,0 +1,426 @@
+"""Where master keys are kept, what they wrap, and how they are replaced without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from metadata.support import ACCOUNT, World, eventually, run
+from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
+from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.core.values.messages import MessageContent, encode_moved
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.metadata.keys.master_keys import (
+    EnvironmentKeyProvider,
+    FileKeyProvider,
+    KeysUnusable,
+    wrapping_key_id,
+)
+from quaymaster.metadata.queues.queues import DataKeyStale
+from quaymaster.metadata.service import MetadataService
+from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
+
+CONTENT = MessageContent("the body", b"m" * 16, [], None, "sender")
+MESSAGE_ID = bytes(range(16))
+
+
+def random_key() -> str:
+    return base64.b64encode(os.urandom(32)).decode()
+
+
+# The file provider
+
+
+def test_created_key_is_in_a_file_only_its_owner_can_read(tmp_path: Path) -> None:
+    directory = tmp_path / "keys"
+    provider = FileKeyProvider(directory)
+
+    key_id = provider.create()
+
+    assert provider.key_ids() == [key_id]
+    assert len(provider.key(key_id)) == 32
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()] == [0o600]
+    assert FileKeyProvider(directory).key(key_id) == provider.key(key_id)
+
+
+def test_retired_key_is_gone(tmp_path: Path) -> None:
+    provider = FileKeyProvider(tmp_path)
+    key_id = provider.create()
+
+    provider.retire(key_id)
+    provider.retire(key_id)
+
+    assert provider.key_ids() == []
+    with pytest.raises(KeysUnusable, match=f"{key_id}.key is not in"):
+        provider.key(key_id)
+
+
+def test_key_file_others_can_read_is_refused(tmp_path: Path) -> None:
+    provider = FileKeyProvider(tmp_path)
+    key_id = provider.create()
+    (tmp_path / f"{key_id}.key").chmod(0o640)
+
+    with pytest.raises(KeysUnusable, match="can be read by others"):
+        provider.key(key_id)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"quaymaster-master-key-1 mk-0 AAAA\n", b"\xff\xfe"])
+def test_damaged_key_file_is_refused_without_showing_it(tmp_path: Path, damage: bytes) -> None:
+    provider = FileKeyProvider(tmp_path)
+    key_id = provider.create()
+    secret = base64.b64encode(provider.key(key_id)).decode()
+    path = tmp_path / f"{key_id}.key"
+    path.write_bytes(damage or path.read_bytes()[:-5])
+
+    with pytest.raises(KeysUnusable, match="not a whole master key file") as refused:
+        provider.key(key_id)
+
+    assert secret[:20] not in str(refused.value)
+
+
+def test_half_written_key_file_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / "mk-0123456789abcdef.tmp").write_bytes(b"half")
+
+    assert FileKeyProvider(tmp_path).key_ids() == []
+
+
+def test_open_directory_is_closed_to_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    FileKeyProvider(tmp_path)
+
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+# The environment provider
+
+
+@pytest.mark.parametrize("text", ["", "short", base64.b64encode(b"x" * 31).decode(), "!" * 44])
+def test_environment_key_that_is_no_key_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(KeysUnusable, match=r"QUAYMASTER_MASTER_KEY is not base64 of 32 bytes\.") as refused:
+        EnvironmentKeyProvider(text)
+
+    assert text == "" or text not in str(refused.value)
+
+
+def test_environment_key_is_replaced_by_starting_with_both(tmp_path: Path) -> None:
+    old, new = random_key(), random_key()
+
+    async def scenario(world: World) -> None:
+        world.provider = EnvironmentKeyProvider(old)
+        async with world.service() as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            data_key = service.data_key(queue.data_key_id)
+            access_key = service.default_access_key
+            with pytest.raises(KeysUnusable, match="QUAYMASTER_MASTER_KEY_PREVIOUS"):
+                await service.rotate_master_key()
+        world.provider = EnvironmentKeyProvider(new)
+        with pytest.raises(KeysUnusable, match="QUAYMASTER_MASTER_KEY_PREVIOUS"):
+            async with world.service():
+                raise AssertionError("started without the key it needs")
+
+        world.provider = EnvironmentKeyProvider(new, old)
+        async with world.service() as service:
+            await service.run_upkeep()
+        world.provider = EnvironmentKeyProvider(new)
+
+        async with world.service() as service:
+            assert service.data_key(queue.data_key_id) == data_key
+            assert service.default_access_key == access_key
+
+    run(scenario, tmp_path)
+
+
+def test_environment_provider_does_not_show_its_keys() -> None:
+    key = random_key()
+    provider = EnvironmentKeyProvider(key)
+
+    assert key not in repr(provider)
+    assert key[:12] not in repr(provider.key_ids())
+
+
+# Wrapping
+
+
+def test_wrapped_secret_opens_for_its_purpose_only(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            wrapped = service.master_keys.wrap("data-key/1", b"secret")
+
+            assert service.master_keys.unwrap("data-key/1", wrapped) == b"secret"
+            assert b"secret" not in wrapped
+            with pytest.raises(KeysUnusable, match="data-key/2"):
+                service.master_keys.unwrap("data-key/2", wrapped)
+            for at in range(len(wrapped)):
+                damaged = bytearray(wrapped)
+                damaged[at] ^= 1
+                with pytest.raises(KeysUnusable):
+                    service.master_keys.unwrap("data-key/1", bytes(damaged))
+
+    run(scenario, tmp_path)
+
+
+def test_store_whose_master_key_is_missing_does_not_open(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            key_id = service.master_keys.row.current_key_id
+        remove_key(tmp_path, key_id)
+
+        with pytest.raises(KeysUnusable, match=f"{key_id}.key is not in"):
+            async with world.service():
+                raise AssertionError("started without its master key")
+        assert keys_in(tmp_path) == []
+
+    run(scenario, tmp_path)
+
+
+def test_store_that_does_not_name_its_master_key_does_not_open(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.memory.transaction([], [Put("/accounts/000000000000", b"\x01")])
+        world.memory = MemoryCoordination()
+        world.store = world.memory
+        await world.memory.transaction([], [Put("/ids/queue", b"64")])
+
+        with pytest.raises(KeysUnusable, match="which master key"):
+            async with world.service():
+                raise AssertionError("started on a store without a master key")
+
+    run(scenario, tmp_path)
+
+
+def test_first_start_that_stopped_after_making_a_key_uses_that_key(tmp_path: Path) -> None:
+    left_over = FileKeyProvider(tmp_path).create()
+
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            assert service.master_keys.row.current_key_id == left_over
+            assert keys_in(tmp_path) == [left_over]
+
+    run(scenario, tmp_path)
+
+
+# Rotation
+
+
+def keys_in(directory: Path) -> list[str]:
+    return sorted(path.stem for path in directory.glob("*.key"))
+
+
+def remove_key(directory: Path, key_id: str) -> None:
+    (directory / f"{key_id}.key").unlink()
+
+
+async def wrapping_keys(store: MemoryCoordination, service: MetadataService) -> set[str]:
+    """Return the ids of all master keys that wrap anything in the store."""
+    current = service.master_keys.row.current_key_id
+    found = set()
+    for prefix in ("/data_keys/", "/receipt_keys/", "/access_keys/"):
+        items, _ = await store.list_all(prefix)
+        for item in items:
+            for key_id in (current, *service.master_keys.row.retiring_key_ids):
+                if key_id.encode() in item.value:
+                    found.add(key_id)
+    return found
+
+
+def test_rotation_wraps_everything_anew_and_retires_the_old_key(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            old = service.master_keys.row.current_key_id
+            queues = [
+                await service.queues.change(CreateQueue(ACCOUNT, f"q{number}")) for number in range(130)
+            ]
+            data_keys = {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues}
+            assert service.default_access_key is not None
+            session = await service.accounts.create_session(service.default_access_key.access_key_id, 60_000)
+            handle = service.receipt_handles.mint(1, 0, 1, 1, 1)
+
+            new = await service.rotate_master_key()
+
+            assert new != old
+            assert keys_in(tmp_path) == [new]
+            assert await wrapping_keys(world.memory, service) == {new}
+            assert service.master_keys.row.retiring_key_ids == ()
+            service.receipt_handles.parse(handle, 1)
+        async with world.service() as service:
+            assert {key_id: service.data_key(key_id) for key_id in data_keys} == data_keys
+            assert service.access_key(session.access_key_id) == session
+            service.receipt_handles.parse(handle, 1)
+
+    run(scenario, tmp_path)
+
+
+def test_messages_stay_readable_through_rotation_move_and_deletion_of_their_queue(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            queue = await service.queues.change(CreateQueue(ACCOUNT, "orders"))
+            sealed = MessageCipher(service.data_key).seal_content(CONTENT, queue, MESSAGE_ID)
+            dead = encode_moved(queue.queue_id, 0, 1, None, "arn:aws:sqs:r:0:orders", sealed)
+            redriven = encode_moved(99, 0, 1, bytes(16), None, dead)
+
+            await service.queues.change(DeleteQueue(ACCOUNT, "orders"))
+            await service.rotate_master_key()
+            await service.rotate_master_key()
+
+        async with world.service() as service:
+            cipher = MessageCipher(service.data_key)
+            for message in (sealed, dead, redriven):
+                assert cipher.open(message) == CONTENT
+
+    run(scenario, tmp_path)
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+class CrashingProvider(FileKeyProvider):
+    """Dies before or after the n-th thing it does to the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.crash_at = -1
+        self.after = False
+
+    def create(self) -> str:
+        self._step(after=False)
+        key_id = super().create()
+        self._step(after=True)
+        return key_id
+
+    def retire(self, key_id: str) -> None:
+        self._step(after=False)
+        super().retire(key_id)
+        self._step(after=True)
+
+    def _step(self, *, after: bool) -> None:
+        if after == self.after:
+            self.crash_at -= 1
+            if self.crash_at == -1:
+                self.crash_at = -2
+                raise Crash
+
+
+class CrashingStore(MemoryCoordination):
+    """Dies before or after the n-th transaction."""
+
+    crash_at = -1
+    after = False
+
+    async def transaction(
+        self, compares: Sequence[Compare], puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> int:
+        if self.crash_at == 0 and not self.after:
+            raise CoordinationUnavailable
+        revision = await super().transaction(compares, puts, deletes)
+        if self.crash_at == 0:
+            raise CoordinationUnavailable
+        self.crash_at -= 1
+        return revision
+
+
+async def check_after_crash(
+    world: World, queues: list[QueueDefinition], data_keys: dict[int, bytes], sealed: bytes
+) -> None:
+    async with world.service() as service:
+        assert {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues} == data_keys
+        assert MessageCipher(service.data_key).open(sealed) == CONTENT
+        await service.run_upkeep()
+        assert service.master_keys.row.retiring_key_ids == ()
+        assert await wrapping_keys(world.memory, service) == {service.master_keys.row.current_key_id}
+        before = service.master_keys.row.current_key_id
+
+        after = await service.rotate_master_key()
+
+        assert after != before
+        assert keys_in(world.keys) == [after]
+        assert {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues} == data_keys
+    async with world.service() as service:
+        assert {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues} == data_keys
+        assert MessageCipher(service.data_key).open(sealed) == CONTENT
+
+
+# Two steps of the provider (make, retire); four transactions (switch, rewrap 60 and 12 secrets, over).
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("part", "step"), [("provider", 0), ("provider", 1), *(("store", step) for step in range(4))]
+)
+def test_rotation_that_dies_at_any_step_loses_nothing_and_can_be_taken_up(
+    tmp_path: Path, part: str, step: int, after: bool
+) -> None:
+    async def scenario(world: World) -> None:
+        store = world.memory = CrashingStore()
+        world.store = store
+        provider = CrashingProvider(tmp_path)
+        world.provider = provider
+        async with world.service() as service:
+            own_key = {"KmsMasterKeyId": "alias/own"}
+            queues = [
+                await service.queues.change(CreateQueue(ACCOUNT, f"q{number}", own_key))
+                for number in range(70)
+            ]
+            data_keys = {queue.data_key_id: service.data_key(queue.data_key_id) for queue in queues}
+            assert len(data_keys) == 70
+            sealed = MessageCipher(service.data_key).seal_content(CONTENT, queues[0], MESSAGE_ID)
+            died = provider if part == "provider" else store
+            died.after = after
+            died.crash_at = step
+            with pytest.raises((Crash, CoordinationUnavailable)):
+                await service.rotate_master_key()
+        provider.crash_at = store.crash_at = -1
+        world.provider = None
+
+        await check_after_crash(world, queues, data_keys, sealed)
+
+    run(scenario, tmp_path)
+
+
+def test_queues_and_keys_made_during_a_rotation_are_wrapped_with_the_new_key(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as one, world.service() as two:
+            # The other node has wrapped a secret with the old key and is about to store it.
+            late = await two.data_keys.new_data_key()
+
+            new = await one.rotate_master_key()
+
+            # Its transaction fails, because it compares what the rotation changed; it tries again.
+            with pytest.raises(DataKeyStale):
+                await two.queues.change(CreateQueue(ACCOUNT, "orders", data_key=late))
+            made = await two.queues.change(CreateQueue(ACCOUNT, "orders"))
+            await two.accounts.create_access_key(ACCOUNT)
+            await eventually(lambda: one.find_queue(ACCOUNT, "orders") is not None)
+            assert one.data_key(made.data_key_id) == two.data_key(made.data_key_id)
+            assert await wrapping_keys(world.memory, one) == {new}
+            assert late.key_id != made.data_key_id
+
+    run(scenario, tmp_path)
+
+
+def test_rotations_at_once_end_with_one_key(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            await asyncio.gather(service.rotate_master_key(), service.rotate_master_key())
+
+            assert keys_in(tmp_path) == [service.master_keys.row.current_key_id]
+
+    run(scenario, tmp_path)
+
+
+def test_wrapped_bytes_name_their_master_key(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        async with world.service() as service:
+            wrapped = service.master_keys.wrap("x", b"")
+
+            assert wrapping_key_id(wrapped) == service.master_keys.row.current_key_id
+            with pytest.raises(KeysUnusable):
+                wrapping_key_id(b"\x02" + wrapped[1:])
+
+    run(scenario, tmp_path)

@@ -1,0 +1,118 @@
+"""What anyone may ask of every process, and how much of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import pytest
+
+from quaymaster.monitoring.health import Health
+from quaymaster.monitoring.metrics import Metrics, Sample
+from quaymaster.net.http.message import HTTPRequest, ReplySink
+from quaymaster.net.http.probe_port import PEER_SCRAPES_MAX, SCRAPES_MAX, ProbePort
+
+
+class Sink:
+    """Keeps the status of each reply."""
+
+    key = None
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def reply(self, request: HTTPRequest, status: int, headers: bytes, body: bytes) -> None:
+        self.statuses.append(status)
+
+
+def get(path: bytes, sink: Sink, peer: str = "1.1.1.1") -> HTTPRequest:
+    return HTTPRequest(b"GET", path, path, b"", [], peer, 0.0, {}, b"", cast(ReplySink, sink))
+
+
+class Renderings:
+    """Counts them, and may scrape once more in the middle of one."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.count = 0
+        self.scrape: Callable[[], None] = lambda: None
+        metrics.add_source(self._look)
+
+    def _look(self) -> Iterable[Sample]:
+        self.count += 1
+        if self.count < 3:
+            self.scrape()
+        return ()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    for _ in range(10_000):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("what was waited for did not happen")
+
+
+def test_scrapes_that_come_together_are_answered_by_one_rendering() -> None:
+    async def scenario() -> None:
+        metrics = Metrics("0")
+        port, renderings, sink = ProbePort(metrics, Health()), Renderings(metrics), Sink()
+        for number in range(SCRAPES_MAX):
+            port.handle(get(b"/metrics", sink, f"1.1.1.{number}"))
+        await until(lambda: len(sink.statuses) == SCRAPES_MAX)
+
+        assert sink.statuses == [200] * SCRAPES_MAX
+        assert renderings.count == 1
+        await port.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_scrape_that_comes_during_a_rendering_gets_the_next_one() -> None:
+    async def scenario() -> None:
+        metrics = Metrics("0")
+        port, renderings, sink = ProbePort(metrics, Health()), Renderings(metrics), Sink()
+        renderings.scrape = lambda: port.handle(get(b"/metrics", sink))
+        port.handle(get(b"/metrics", sink))
+        await until(lambda: len(sink.statuses) == 3)
+
+        assert (sink.statuses, renderings.count) == ([200] * 3, 3)
+        port.handle(get(b"/metrics", sink))
+        await port.stop()
+        assert len(sink.statuses) == 3
+
+    asyncio.run(scenario())
+
+
+def test_one_address_does_not_take_all_the_places_of_those_who_wait() -> None:
+    async def scenario() -> None:
+        port, sink, other = ProbePort(Metrics("0"), Health()), Sink(), Sink()
+        for _ in range(PEER_SCRAPES_MAX + 3):
+            port.handle(get(b"/metrics", sink))
+        port.handle(get(b"/metrics", other, "2.2.2.2"))
+        await until(lambda: len(sink.statuses) + len(other.statuses) == PEER_SCRAPES_MAX + 4)
+
+        assert sorted(sink.statuses) == [200] * PEER_SCRAPES_MAX + [503] * 3
+        assert other.statuses == [200]
+        await port.stop()
+
+    asyncio.run(scenario())
+
+
+def test_metrics_that_cannot_be_rendered_are_said_to_be_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        def fail() -> Iterable[Sample]:
+            raise ValueError("no figures")
+
+        metrics, sink = Metrics("0"), Sink()
+        metrics.add_source(fail)
+        port = ProbePort(metrics, Health())
+        port.handle(get(b"/metrics", sink))
+        await until(lambda: bool(sink.statuses))
+
+        assert sink.statuses == [500]
+        assert "metrics not rendered" in caplog.text
+        await port.stop()
+
+    asyncio.run(scenario())

@@ -1,0 +1,164 @@
+"""Which metadata node is asked, and which one next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from quaymaster.core.values.errors import (
+    ConnectionLost,
+    NotNow,
+    NotYetKnown,
+    Overloaded,
+    QueueDoesNotExist,
+    Timeout,
+    Unreachable,
+)
+from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node, known, when_known
+from quaymaster.protocol.rpc.metadata_messages import Greet, Greeting, encode_message
+
+GREETING = encode_message(Greeting("us-east-1", "000000000000"))
+
+
+class FakeConnection:
+    """Answers what it is told to, or fails; None: never."""
+
+    def __init__(self, answer: bytes | Exception | None) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    async def ask(self, method: str, body: bytes, deadline_ms: int, *, counted_as: str = "") -> bytes:
+        self.asked += 1
+        if self.answer is None:
+            await asyncio.sleep(deadline_ms / 1000)
+            raise Timeout
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def client_of(*connections: FakeConnection) -> MetadataClient:
+    nodes = FullNodes([Node(str(number), link) for number, link in enumerate(connections)])
+    nodes._nodes.sort(key=lambda node: node.name)
+    return MetadataClient(nodes)
+
+
+async def greet(client: MetadataClient, *, is_repeatable: bool = True) -> Greeting:
+    return await client.ask(Greet(), Greeting, deadline_ms=500, attempt_ms=10, is_repeatable=is_repeatable)
+
+
+@pytest.mark.parametrize("failure", [Unreachable(), Timeout(), ConnectionLost(), NotNow(), b"garbage", None])
+def test_next_node_is_asked_when_one_fails_and_first_from_then_on(failure: Exception | bytes | None) -> None:
+    async def scenario() -> None:
+        one, two = FakeConnection(failure), FakeConnection(GREETING)
+        client = client_of(one, two)
+
+        assert await greet(client) == Greeting("us-east-1", "000000000000")
+        await greet(client)
+
+        was_down = failure is None or isinstance(failure, Unreachable | Timeout | ConnectionLost)
+        assert one.asked == (1 if was_down else 2)
+        assert two.asked == 2
+
+    asyncio.run(scenario())
+
+
+def test_node_that_refuses_what_cannot_be_is_believed() -> None:
+    async def scenario() -> None:
+        one, two = FakeConnection(QueueDoesNotExist()), FakeConnection(GREETING)
+
+        with pytest.raises(QueueDoesNotExist):
+            await greet(client_of(one, two))
+        assert two.asked == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [Timeout, ConnectionLost, NotNow])
+def test_what_may_have_begun_is_not_asked_of_another_node_if_twice_does_harm(
+    failure: Callable[[], Exception],
+) -> None:
+    async def scenario() -> None:
+        one, two = FakeConnection(failure()), FakeConnection(GREETING)
+
+        with pytest.raises(type(failure())):
+            await greet(client_of(one, two), is_repeatable=False)
+        assert two.asked == 0
+        await greet(client_of(FakeConnection(Unreachable()), two), is_repeatable=False)
+        assert two.asked == 1
+
+    asyncio.run(scenario())
+
+
+def test_last_failure_is_told_when_no_node_answers() -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConnectionLost):
+            await greet(client_of(FakeConnection(Unreachable()), FakeConnection(ConnectionLost())))
+        with pytest.raises(Timeout):
+            await greet(client_of(FakeConnection(None)))
+
+    asyncio.run(scenario())
+
+
+def test_requests_in_progress_are_bounded() -> None:
+    async def scenario() -> None:
+        client = client_of(FakeConnection(None))
+        client._in_flight_max = 3
+
+        results = await asyncio.gather(*(greet(client) for _ in range(5)), return_exceptions=True)
+
+        assert sorted(type(result).__name__ for result in results) == ["Overloaded"] * 2 + ["Timeout"] * 3
+        assert client._in_flight == 0
+        assert client.age_ms == float("inf")
+
+    asyncio.run(scenario())
+
+
+def test_node_that_failed_is_asked_again_after_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quaymaster.net.routing.metadata_client.REST_MIN_S", 0.001)
+
+    async def scenario() -> None:
+        one, two = FakeConnection(Unreachable()), FakeConnection(GREETING)
+        client = client_of(one, two)
+        await greet(client)
+        one.answer = GREETING
+        await asyncio.sleep(0.01)
+
+        await greet(client)
+
+        assert (one.asked, two.asked) == (2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_without_nodes_there_is_no_client() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        FullNodes([])
+
+
+def test_what_is_looked_up_again_is_what_was_asked_for() -> None:
+    async def scenario() -> None:
+        waiting: list[Callable[[NotNow | None], None]] = []
+        found: list[str] = []
+
+        def look_up() -> str:
+            if not found:
+                raise NotYetKnown(waiting.append)
+            return found[0]
+
+        looking = asyncio.create_task(when_known(look_up))
+        await asyncio.sleep(0)
+        found.append("it")
+        waiting[0](None)
+        waiting[0](None)
+        assert await looking == "it"
+
+        refused = asyncio.create_task(known(NotYetKnown(waiting.append)))
+        await asyncio.sleep(0)
+        waiting[-1](Overloaded())
+        with pytest.raises(Overloaded):
+            await refused
+
+    asyncio.run(scenario())

@@ -1,0 +1,314 @@
+"""`quaymaster pipeline invoice`, `prices` and `accounts`, from blocks of usage to files."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from harness.command_line import PlayedServer, Run, write_client_file
+from harness.pipeline_site import Site
+from harness.usage_blocks import FrontEnd
+
+from quaymaster.protocol.usage.usage_records import Seal
+from quaymaster_pipeline.billing.periods import Month
+from quaymaster_pipeline.billing.price_files import example_book, parse_csv, parse_toml, render_toml
+from quaymaster_pipeline.billing.store import APP
+from quaymaster_pipeline.billing.tables import INVOICES
+from quaymaster_pipeline.checks.broker_counts import BrokerComparison, Compared, write_broker_comparison
+from quaymaster_pipeline.commands import billing
+from quaymaster_pipeline.usage import bronze
+from quaymaster_pipeline.usage.feed import QUEUE_FEED
+from quaymaster_pipeline.warehouse.data_files import DataFile
+from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS, USAGE_HOURLY
+from quaymaster_pipeline.warehouse.tables import Warehouse
+
+MONTH = "2020-02"
+ONE, TWO = "000000000001", "000000000002"
+LEAP_DAY_US = 1_582_934_400_000_000
+"""2020-02-29T00:00:00Z."""
+NOW = datetime.datetime(2020, 3, 9, tzinfo=datetime.UTC)
+MILLION_TIMES_DEARER = (
+    render_toml(example_book())
+    .replace("free_requests = 1000000", "free_requests = 10")
+    .replace('per_million = "0.', 'per_million = "123456.')
+)
+
+
+def used(data: Path, *, is_sealed: bool = True, front_end: str = "fe-1") -> FrontEnd:
+    """Fill a data directory's tables with the last hours of a leap February."""
+    site = Site(data)
+    one = FrontEnd(front_end, time_us=LEAP_DAY_US + 22 * 3_600_000_000, step_us=30_000_000)
+    site.ship(one.block(100), one.block(120, seal=Seal(1, 220, "stopped") if is_sealed else None))
+    site.run(now=NOW)
+    return one
+
+
+def billed(one: FrontEnd) -> Counter[str]:
+    """Return the billed requests of accounts, counted one by one."""
+    found: Counter[str] = Counter()
+    for record in one.records:
+        if record.http_status != 403:
+            found[record.account_id] += record.chunks
+    return found
+
+
+def test_usage_becomes_invoices_whose_requests_are_those_of_the_records(tmp_path: Path, run: Run) -> None:
+    one = used(tmp_path)
+
+    done = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+
+    assert done.code == 0, done.err
+    invoices = json.loads(done.out)
+    assert {invoice["account_id"]: invoice["billed_requests"] for invoice in invoices} == billed(one)
+    assert {invoice["state"] for invoice in invoices} == {"provisional"}
+    assert {invoice["stage"] for invoice in invoices} == {"due"}
+    assert all(compared["difference"] == 0 for invoice in invoices for compared in invoice["reconciliation"])
+
+
+def test_a_comparison_with_the_brokers_counts_for_a_month_when_its_clock_was_not_set_back_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    month, day = Month.parse(MONTH), datetime.timedelta(days=1)
+    tables = Warehouse(tmp_path)
+    tables.table(REQUEST_EVENTS).commit(bronze.APP, 0, [], note={"feed": f"{QUEUE_FEED}1"})
+
+    def reason(compared: datetime.datetime | None, now: datetime.datetime) -> str | None:
+        if compared is not None:
+            total = BrokerComparison("brokers", "sends", compared, 0, 0, 0, 0, 0, 0)
+            write_broker_comparison(tables, Compared((total,), ()), now)
+        monkeypatch.setattr(billing, "_now", lambda: now)
+        return billing._why_brokers_do_not_say(tables, month)
+
+    never = reason(None, month.end + day)
+    too_early = reason(month.end - day, month.end + day)
+    set_back = reason(month.end + 30 * day, month.end + day)
+    right = reason(month.end + day, month.end + day)
+
+    assert "usage was never compared" in str(never)
+    assert "usage was last at 2020-02-29 00:00 UTC compared" in str(too_early)
+    assert "at 2020-03-31 00:00 UTC, which is later than now: a clock was set back" in str(set_back)
+    assert right is None
+
+
+def test_provisional_invoices_of_many_accounts_are_written_together(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = used(tmp_path)
+    words = ("pipeline", "invoice", "--data", tmp_path, "--month", MONTH)
+
+    run(*words)
+    together = Warehouse(tmp_path / "warehouse").table(INVOICES).last_batch(APP)
+    monkeypatch.setattr(billing, "ACCOUNTS_AT_ONCE", 1)
+    Site(tmp_path).warehouse.table(INVOICES).commit("forget", 0, [], removes=invoice_files(tmp_path))
+    one_by_one = run(*words, "--json")
+
+    assert together == 0
+    assert Warehouse(tmp_path / "warehouse").table(INVOICES).last_batch(APP) == len(billed(one)) > 1
+    assert {made["account_id"]: made["billed_requests"] for made in one_by_one.json} == billed(one)
+
+
+def invoice_files(data: Path) -> list[DataFile]:
+    return Site(data).warehouse.table(INVOICES).files()
+
+
+def test_whoever_has_no_final_invoice_of_a_closed_month_is_named_in_the_next(
+    tmp_path: Path, run: Run
+) -> None:
+    used(tmp_path)
+    final = ("pipeline", "invoice", "--data", tmp_path, "--final", "--month", MONTH)
+
+    one = run(*final, "--account", ONE)
+    assert one.code == 0, one.err
+    march = run("pipeline", "invoice", "--data", tmp_path, "--month", "2020-03")
+    assert run(*final).code == 0
+    april = run("pipeline", "invoice", "--data", tmp_path, "--month", "2020-04")
+
+    said = f"used something in {MONTH} and have no final invoice of it"
+    assert TWO in march.err
+    assert said in march.err
+    assert said not in one.err + april.err
+
+
+@pytest.mark.parametrize("format_", ["json", "csv", "pdf"])
+def test_final_invoices_are_files_that_are_the_same_whenever_they_are_written(
+    tmp_path: Path, run: Run, format_: str
+) -> None:
+    used(tmp_path)
+    arguments = (
+        "pipeline",
+        "invoice",
+        "--data",
+        tmp_path,
+        "--month",
+        MONTH,
+        "--final",
+        "--format",
+        format_,
+        "--out",
+    )
+
+    first = run(*arguments, tmp_path / "first")
+    second = run(*arguments, tmp_path / "second")
+
+    assert (first.code, second.code) == (0, 0), first.err
+    names = [f"QM-202002-{account}.{format_}" for account in (ONE, TWO)]
+    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    assert first.out.splitlines() == [str(tmp_path / "first" / name) for name in names]
+
+
+def test_files_that_cannot_be_written_are_told_with_their_path_once(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    (tmp_path / "file").write_text("")
+
+    done = run(
+        *("pipeline", "invoice", "--data", tmp_path, "--month", MONTH),
+        *("--format", "json", "--out", tmp_path / "file"),
+    )
+
+    assert done.code == 2
+    assert done.err.endswith(f"quaymaster: {tmp_path / 'file'} cannot be written: File exists.\n")
+
+
+def test_an_open_month_has_no_final_invoice(tmp_path: Path, run: Run) -> None:
+    used(tmp_path, is_sealed=False)
+
+    done = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+
+    assert done.code == 1
+    assert "2020-02 is open: hours until 2020-02-29 23:50 are closed" in done.err
+
+
+def test_counts_that_differ_are_told_and_nothing_final_is_issued(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    table = Site(tmp_path).warehouse.table(USAGE_HOURLY)
+    files = table.files()
+    table.commit("somebody", 0, [], removes=files[:1])
+
+    final = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+    provisional = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH)
+
+    assert (final.code, provisional.code) == (1, 0)
+    assert "counts differ" in final.err
+    assert "Counts differ" in provisional.err
+
+
+def test_an_invoice_by_a_price_book_of_ones_own_adds_up(tmp_path: Path, run: Run) -> None:
+    one = used(tmp_path)
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
+
+    book = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path, "--json")
+    done = run(
+        "pipeline",
+        "invoice",
+        "--data",
+        tmp_path,
+        "--month",
+        MONTH,
+        "--account",
+        TWO,
+        "--final",
+        "--format",
+        "csv",
+    )
+
+    assert book.code == 0, book.err
+    assert json.loads(book.out)["versions"][0]["free_requests"] == 10
+    lines = list(csv.DictReader(io.StringIO(done.out)))
+    assert sum(int(line["ConsumedQuantity"] or 0) for line in lines) == billed(one)[TWO]
+    total = sum((Decimal(line["BilledCost"]) for line in lines), Decimal(0))
+    assert total == total.quantize(Decimal("0.01"))
+    assert total > 1
+    assert {line["InvoiceId"] for line in lines} == {f"QM-202002-{TWO}"}
+
+
+def test_prices_of_a_month_with_final_invoices_stay(tmp_path: Path, run: Run) -> None:
+    used(tmp_path)
+    assert run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final").code == 0
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
+
+    done = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
+
+    assert done.code == 1
+    assert "invoices of 2020-02" in done.err
+
+
+@pytest.mark.parametrize(("format_", "parse"), [("toml", parse_toml), ("csv", parse_csv)])
+def test_the_price_book_is_shown_as_it_can_be_set(
+    tmp_path: Path, run: Run, format_: str, parse: object
+) -> None:
+    assert callable(parse)
+
+    shown = run("pipeline", "prices", "show", "--data", tmp_path, "--format", format_)
+    table = run("pipeline", "prices", "show", "--data", tmp_path)
+
+    assert parse(shown.out) == example_book()
+    assert table.out.splitlines()[0] == "1\t2000-01-01 00:00:00Z\t-\t1000000\tstandard\t0\t0.4"
+    assert "example" in table.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("invoice", "--month", "2026-13"), "is no month"),
+        (("invoice", "--month", MONTH, "--account", "999"), "an account's id has 12 digits, unlike '999'"),
+        (("invoice", "--month", MONTH, "--format", "pdf"), "needs --out"),
+        (("invoice", "--month", MONTH, "--out", "x"), "needs --format"),
+        (("prices", "set", "prices.xml"), "neither .toml nor .csv"),
+        (("prices", "set", "absent.toml"), "absent.toml cannot be read: No such file or directory.\n"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(
+    tmp_path: Path, run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    done = run("pipeline", *arguments, "--data", tmp_path)
+
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_bad_price_book_says_where(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER.replace("above = 0,", "above = 7,"))
+
+    done = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
+
+    assert done.code == 2
+    assert "version 1, standard: the first tier must be above 0, not above 7" in done.err
+
+
+def test_a_month_without_usage_has_no_invoices(tmp_path: Path, run: Run) -> None:
+    everybody = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+    one = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--account", ONE)
+
+    assert (everybody.code, json.loads(everybody.out)) == (0, [])
+    assert one.code == 1
+    assert "used nothing" in one.err
+
+
+@pytest.mark.parametrize("account", [(), ("--account", ONE)])
+def test_a_month_to_come_is_refused_final_invoices_although_nobody_used_anything(
+    tmp_path: Path, run: Run, account: tuple[str, ...]
+) -> None:
+    done = run("pipeline", "invoice", "--data", tmp_path, "--month", "9998-12", "--final", *account)
+
+    assert (done.code, done.out) == (1, "")
+    assert "9998-12 is open: it is not over, and ends 9999-01-01 00:00 UTC." in done.err
+
+
+def test_names_of_accounts_come_from_the_server(tmp_path: Path, run: Run, server: PlayedServer) -> None:
+    server.answers["GET /admin/v1/accounts"] = {
+        "accounts": [{"account_id": ONE, "name": "Acme", "created_ms": 1}]
+    }
+    write_client_file(tmp_path, server.url, server.url)
+
+    done = run("pipeline", "accounts", "--sync", "--data", tmp_path)
+
+    assert (done.code, done.out) == (0, f"{ONE}\tAcme\n"), done.err
+    assert run("pipeline", "accounts", "--data", tmp_path).out == done.out

@@ -1,0 +1,298 @@
+"""Layers that agree and those that do not, hours summed up anew, small files made into large ones."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.usage_blocks import HOUR_US, NOON_US, FrontEnd
+
+from quaymaster_pipeline.checks.reconciliation import (
+    compare_notes,
+    compare_rows,
+    compare_sums,
+    write_comparisons,
+)
+from quaymaster_pipeline.checks.status import pipeline_metrics, read_status
+from quaymaster_pipeline.jobs.upkeep import backfill, compact
+from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.warehouse.errors import BrokenTable
+from quaymaster_pipeline.warehouse.schemas import (
+    LATENCY_HOURLY,
+    RECONCILIATION,
+    REQUEST_EVENTS,
+    USAGE_DAILY,
+    USAGE_EVENTS,
+    USAGE_HOURLY,
+    TableSpec,
+)
+from quaymaster_pipeline.warehouse.tables import Table
+
+ALWAYS = (0, 1 << 62)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Give a site with duplicates, a damaged block, and several batches over three hours."""
+    site, one, two = Site(tmp_path), FrontEnd("a", step_us=20_000_000), FrontEnd("b", step_us=9_000_000)
+    blocks = [one.block(100), two.block(150)]
+    site.ship(*blocks)
+    site.run()
+    damaged = FrontEnd("c").block(3)
+    site.ship(blocks[0], damaged[:-1] + bytes([damaged[-1] ^ 1]), one.block(200))
+    site.run()
+    site.ship(two.block(50))
+    site.run()
+    site.front_ends = (one, two)
+    return site
+
+
+def test_layers_agree_by_their_notes_and_by_their_rows(site: Site) -> None:
+    by_notes, by_rows = compare_notes(site.warehouse), compare_rows(site.warehouse)
+
+    assert by_notes == by_rows
+    assert [one.difference for one in by_rows] == [0] * 5
+    assert by_rows[0][1:] == ("rows", 600, 600, 100, 0, 500, 500)
+    assert compare_sums(site.warehouse) == []
+
+
+def test_an_hour_that_is_wrong_is_found_kept_in_mind_and_mended_by_a_backfill(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        hourly = warehouse.table(USAGE_HOURLY)
+        file = sorted(hourly.files(), key=lambda file: file.bounds["hour"])[0]
+        broken = gold.with_date(hourly.read(gold.PARTIAL_SCHEMA.names, files=[file]).slice(1))
+        hourly.commit("vandal", 0, hourly.write("vandal", broken), removes=[file])
+
+        found = compare_rows(warehouse)
+        write_comparisons(warehouse, found, datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC))
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+        again = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert found[0].difference > 0
+    assert {one.scope for one in found} == {"all", "2026-11-22T12:00:00Z"}
+    assert warehouse.table(RECONCILIATION).rows == len(found)
+    assert (done.hours, done.replaced) == (2, ("2026-11-22T12:00:00Z",))
+    assert again.replaced == ()
+    assert site.usage() == expected_usage(*site.front_ends)
+    assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
+    assert compare_sums(site.warehouse) == []
+
+
+def test_usage_on_another_account_is_found_and_mended_though_all_sums_are_right(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        hourly = warehouse.table(USAGE_HOURLY)
+        file = sorted(hourly.files(), key=lambda file: file.bounds["hour"])[0]
+        rows = hourly.read(gold.PARTIAL_SCHEMA.names, files=[file])
+        (one, other) = sorted(set(rows.column("account_id").to_pylist()))
+        swapped = [one if account == other else "" for account in rows.column("account_id").to_pylist()]
+        at = rows.schema.get_field_index("account_id")
+        wrong = gold.with_date(rows.set_column(at, "account_id", pa.array(swapped)))
+        hourly.commit("vandal", 0, hourly.write("vandal", wrong), removes=[file])
+
+        found = compare_rows(warehouse)
+        backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert {one.scope for one in found if one.difference} == {
+        f"2026-11-22T12:00:00Z/{account}" for account in ("nobody", one, other)
+    }
+    assert site.usage() == expected_usage(*site.front_ends)
+    assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
+
+
+def test_a_file_of_hours_that_cannot_be_read_is_made_anew_by_a_backfill(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        hourly = warehouse.table(USAGE_HOURLY)
+        junk, gone = sorted(hourly.files(), key=lambda file: file.bounds["hour"])
+        Path(hourly.place.uri, junk.path).write_bytes(b"junk")
+        Path(hourly.place.uri, gone.path).unlink()
+
+        with pytest.raises(BrokenTable, match="backfill"):
+            hourly.read()
+        with pytest.raises(BrokenTable, match=r"gold\.usage_hourly"):  # of hours that were not asked for
+            backfill(InProcess(), warehouse, 0, NOON_US + HOUR_US)
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert (done.hours, len(done.replaced)) == (2, 2)
+    assert site.usage() == expected_usage(*site.front_ends)
+    assert [one.difference for one in compare_rows(site.warehouse)] == [0] * 5
+    assert sum(one.difference for one in compare_notes(site.warehouse)) == 0
+    assert compare_sums(site.warehouse) == []
+    revisions = site.warehouse.table(USAGE_HOURLY).read(["revision"]).column("revision").to_pylist()
+    assert min(revisions) > junk.bounds["revision"][0]
+
+
+def test_days_and_latencies_that_are_wrong_are_found_and_mended(site: Site) -> None:
+    specs = USAGE_DAILY, LATENCY_HOURLY
+    warehouse = site.warehouse
+    with warehouse.writing():
+        daily, latencies = (warehouse.table(spec) for spec in specs)
+        before = [table.read().to_pylist() for table in (daily, latencies)]
+        vandalise(daily, lambda rows: rows.slice(1))
+        at = latencies.spec.schema.get_field_index("requests")
+        vandalise(latencies, lambda rows: rows.set_column(at, "requests", pc.add(rows.column("requests"), 1)))
+
+        found = compare_sums(warehouse)
+        untouched = backfill(InProcess(), warehouse, 0, NOON_US - 24 * HOUR_US)
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+        again = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert {one.scope.split()[0] for one in found} == {"gold.usage_daily", "gold.latency_hourly"}
+    assert "gold.latency_hourly 2026-11-22T13:00:00Z/SendMessage" in {one.scope for one in found}
+    assert min(one.difference for one in found) > 0
+    assert [one.difference for one in compare_rows(warehouse)] == [0] * 5
+    hours = ("2026-11-22T12:00:00Z", "2026-11-22T13:00:00Z")
+    assert (untouched.days_replaced, untouched.latency_replaced) == ((), ())
+    assert (done.replaced, done.days_replaced, done.latency_replaced) == ((), ("2026-11-22",), hours)
+    assert (again.days_replaced, again.latency_replaced) == ((), ())
+    assert compare_sums(site.warehouse) == []
+    assert [site.warehouse.table(spec).read().to_pylist() for spec in specs] == before
+
+
+def vandalise(table: Table, change: Callable[[Any], Any]) -> None:
+    """Put changed rows in place of a table's."""
+    rows = change(table.read())
+    table.commit("vandal", 0, table.write("vandal", rows), removes=table.files())
+
+
+@pytest.mark.parametrize("spec", [USAGE_DAILY, LATENCY_HOURLY], ids=lambda spec: spec.name)
+def test_a_file_of_days_or_latencies_that_cannot_be_read_is_made_anew_by_a_backfill(
+    site: Site, spec: TableSpec
+) -> None:
+    warehouse = site.warehouse
+    table = warehouse.table(spec)
+    before = table.read().to_pylist()
+    (file,) = table.files()
+    Path(table.place.uri, file.path).unlink()
+    with pytest.raises(BrokenTable, match="`quaymaster pipeline backfill` makes it anew"):
+        table.read()
+
+    with warehouse.writing():
+        done = backfill(InProcess(), warehouse, *ALWAYS)
+
+    assert site.warehouse.table(spec).read().to_pylist() == before
+    assert compare_sums(site.warehouse) == []
+    assert bool(done.days_replaced) == (spec is USAGE_DAILY)
+    assert bool(done.latency_replaced) == (spec is LATENCY_HOURLY)
+
+
+def test_latencies_of_hours_that_were_not_asked_for_are_not_lost_with_a_broken_file(site: Site) -> None:
+    warehouse = site.warehouse
+    table = warehouse.table(LATENCY_HOURLY)
+    Path(table.place.uri, table.files()[0].path).write_bytes(b"junk")
+
+    with warehouse.writing(), pytest.raises(BrokenTable, match=r"gold\.latency_hourly"):
+        backfill(InProcess(), warehouse, 0, NOON_US + HOUR_US)
+
+
+@pytest.mark.parametrize("spec", [LATENCY_HOURLY, USAGE_DAILY], ids=lambda spec: spec.name)
+def test_a_backfill_between_a_run_that_was_killed_and_the_next_counts_nothing_twice(
+    site: Site, spec: TableSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Table.commit
+
+    class Killed(BaseException):
+        pass
+
+    def killed(table: Table, *arguments: Any, **named: Any) -> bool:
+        if table.spec is spec:
+            raise Killed
+        return commit(table, *arguments, **named)
+
+    site.ship(site.front_ends[0].block(100))
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "commit", killed)
+        with pytest.raises(Killed):
+            site.run()
+    before = compare_sums(site.warehouse)
+    warehouse = site.warehouse
+    with warehouse.writing():
+        backfill(InProcess(), warehouse, *ALWAYS)
+    site.run()
+
+    assert before == []
+    assert compare_sums(site.warehouse) == []
+    assert site.usage() == expected_usage(*site.front_ends)
+
+
+def test_a_revision_is_raised_when_an_hour_changes_and_only_then(site: Site) -> None:
+    rows = site.warehouse.table(USAGE_HOURLY).read(["hour", "revision"])
+    revisions = {
+        str(hour.as_py())[11:13]: set(
+            rows.filter(pc.equal(rows.column("hour"), hour)).column("revision").to_pylist()
+        )
+        for hour in pc.unique(rows.column("hour"))
+    }
+
+    assert revisions == {"12": {3}, "13": {1}}
+
+
+def test_compaction_changes_files_and_no_row(site: Site) -> None:
+    before = compare_rows(site.warehouse)
+    warehouse = site.warehouse
+    with warehouse.writing():
+        done = {one.table: (one.before, one.after) for one in compact(InProcess(), warehouse, keep_hours=0)}
+
+    assert done["bronze.request_events"][1] == done["silver.usage_events"][1] == 1
+    assert compare_rows(site.warehouse) == before == compare_notes(site.warehouse)
+    assert len(list(Path(site.warehouse.place(REQUEST_EVENTS).uri).glob("*/*.parquet"))) == 1
+    assert site.usage() == expected_usage(*site.front_ends)
+
+
+def test_batches_go_on_after_compaction(site: Site) -> None:
+    warehouse = site.warehouse
+    with warehouse.writing():
+        compact(InProcess(), warehouse, keep_hours=0)
+    one, two = site.front_ends
+    site.ship(two.block(77), one.block(200))
+
+    site.run()
+
+    assert site.usage() == expected_usage(one, two)
+    assert sum(one.difference for one in compare_rows(site.warehouse)) == 0
+
+
+def test_duckdb_and_polars_read_the_same_totals(site: Site) -> None:
+    table = site.warehouse.table(USAGE_EVENTS)
+    paths = [f"{table.place.uri}/{file.path}" for file in table.files()]
+    query = f"select count(*), sum(messages), sum(bytes), sum(chunks) from read_parquet({paths})"
+
+    by_duckdb = duckdb.connect().execute(query).fetchall()
+    hourly = polars.read_delta(site.warehouse.table(USAGE_HOURLY).place.uri)
+    by_polars = hourly.select("requests", "messages", "bytes", "chunks").sum().rows()
+
+    records = [record for front_end in site.front_ends for record in front_end.records]
+    totals = (
+        len(records),
+        sum(record.message_count for record in records),
+        sum(record.payload_bytes for record in records),
+        sum(record.chunks for record in records),
+    )
+    assert by_duckdb == by_polars == [totals]
+
+
+def test_status_says_what_is_there_and_what_is_missing(site: Site) -> None:
+    one, _ = site.front_ends
+    one.sequence += 10
+    site.ship(one.block(5))
+    site.run()
+
+    status = read_status(site.warehouse)
+
+    assert status["rows"] == {"bronze": 605, "silver": 505, "audit": 87, "quarantine": 0, "duplicates": 100}
+    assert status["gaps"] == [{"front_end": "a", "epoch": 1, "from": 300, "to": 310}]
+    assert (status["damaged_blocks"], status["difference"], status["batches"]) == (1, 0, 4)
+    text = pipeline_metrics(status, lag_blocks=3, batch_seconds=0.5, now_s=1.0)
+    assert 'quaymaster_pipeline_rows_total{layer="silver"} 505' in text
+    assert "quaymaster_pipeline_missing_sequences 10" in text
+    assert "quaymaster_pipeline_lag_blocks 3" in text

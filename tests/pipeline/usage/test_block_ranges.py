@@ -1,0 +1,134 @@
+"""Ranges of sequences: what is there, what is missing, and until when an hour is whole."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quaymaster_pipeline.usage.sequences import BlockRange, Coverage, Epoch, Gap, judge_blocks
+
+OWNER = Epoch("a", 1)
+LATER = Epoch("a", 2)
+
+
+def block(
+    low: int,
+    high: int,
+    *,
+    watermark: int = 0,
+    owner: Epoch = OWNER,
+    sha: bytes = b"",
+    seal: int | None = None,
+) -> BlockRange:
+    return BlockRange(
+        owner,
+        low,
+        high,
+        sha or f"{low}-{high}".encode(),
+        watermark,
+        owner if seal is not None else None,
+        seal,
+    )
+
+
+def coverage_of(*blocks: BlockRange) -> Coverage:
+    coverage = Coverage()
+    for one in blocks:
+        coverage.add(one)
+    return coverage
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12)
+
+
+@given(RANGES, st.integers(0, 30), st.integers(0, 8))
+def test_ranges_say_what_a_set_of_numbers_would(ranges: list[tuple[int, int]], low: int, length: int) -> None:
+    coverage = coverage_of(*(block(start, start + count) for start, count in ranges))
+    numbers = {number for start, count in ranges for number in range(start, start + count)}
+
+    missing = {number for gap in coverage.gaps() for number in range(gap.seq_lo, gap.seq_hi)}
+
+    assert coverage.overlaps(block(low, low + length)) == bool(numbers & set(range(low, low + length)))
+    assert missing == set(range(max(numbers, default=-1) + 1)) - numbers
+
+
+@given(st.permutations(range(8)))
+def test_blocks_may_come_in_any_order(order: list[int]) -> None:
+    coverage = coverage_of(*(block(at * 5, at * 5 + 5, watermark=at * 100) for at in order))
+
+    assert coverage.gaps() == []
+    assert coverage.closed_until_us() == 700
+
+
+def test_an_hour_waits_for_the_gap_before_it() -> None:
+    coverage = coverage_of(block(0, 5, watermark=100), block(10, 15, watermark=300))
+
+    before = coverage.closed_until_us()
+    gaps = coverage.gaps()
+    coverage.add(block(5, 10, watermark=200))
+
+    assert (before, gaps) == (100, [Gap(OWNER, 5, 10)])
+    assert coverage.closed_until_us() == 300
+
+
+def test_a_sign_of_life_moves_the_hour_on() -> None:
+    coverage = coverage_of(block(0, 5, watermark=100), block(5, 5, watermark=900))
+
+    assert coverage.closed_until_us() == 900
+
+
+def test_the_slowest_front_end_says_when_an_hour_closes() -> None:
+    coverage = coverage_of(block(0, 5, watermark=900), block(0, 5, watermark=100, owner=Epoch("b", 1)))
+
+    assert coverage.closed_until_us() == 100
+
+
+def test_a_sealed_epoch_holds_nothing_up_when_it_is_whole() -> None:
+    coverage = coverage_of(block(0, 5, watermark=100, seal=5), block(0, 9, watermark=700, owner=LATER))
+
+    assert coverage.closed_until_us() == 700
+    assert coverage.open_epochs() == [LATER]
+
+
+def test_a_seal_shows_what_is_missing_at_the_end() -> None:
+    coverage = coverage_of(block(0, 5, watermark=100), block(9, 9, watermark=200, seal=9))
+
+    assert coverage.gaps() == [Gap(OWNER, 5, 9)]
+    assert coverage.closed_until_us() == 100
+
+
+def test_nobody_knows_the_end_of_a_lost_epoch_so_what_came_is_all() -> None:
+    lost = BlockRange(OWNER, 5, 5, b"s", 150, OWNER, None)
+    coverage = coverage_of(block(0, 5, watermark=100), lost)
+
+    assert coverage.open_epochs() == []
+    assert coverage.closed_until_us() is None
+
+
+def test_blocks_are_new_the_same_again_or_overlapping() -> None:
+    coverage = coverage_of(block(0, 10))
+    blocks = [
+        block(0, 10),
+        block(10, 20),
+        block(10, 20),
+        block(15, 25),
+        block(0, 10, sha=b"other"),
+        block(20, 20),
+        block(0, 10, owner=LATER),
+    ]
+
+    states = judge_blocks(coverage, blocks, [(OWNER, 0, b"0-10")])
+
+    assert states == ["duplicate", "new", "duplicate", "overlap", "overlap", "new", "new"]
+
+
+def test_who_knows_the_end_of_an_epoch_is_believed_whoever_came_last() -> None:
+    def covered(*ends: int | None) -> Coverage:
+        coverage = Coverage()
+        coverage.add(block(0, 5))
+        for at, end in enumerate(ends):
+            coverage.add(BlockRange(OWNER, 5, 5, bytes([at]) * 32, 50, OWNER, end))
+        return coverage
+
+    assert covered(None).gaps() == []
+    assert covered(None, 9).gaps() == covered(9, None).gaps() == [Gap(OWNER, 5, 9)]

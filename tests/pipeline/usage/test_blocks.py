@@ -1,0 +1,112 @@
+"""Blocks opened as arrays: what the plain decoder gives, and refused where it refuses."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from crc32c import crc32c
+from harness.usage_blocks import FrontEnd
+
+from quaymaster.protocol.usage.usage_records import (
+    HEAD_BYTES,
+    CorruptBlock,
+    PackedRows,
+    UsageRows,
+    decode_block,
+)
+from quaymaster_pipeline.usage.blocks import Origin, bronze_rows, open_block, read_block
+from quaymaster_pipeline.warehouse.data_files import FileWriter, Place
+from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
+
+ORIGIN = Origin(0, 7, 3)
+
+
+def columns_of(rows: UsageRows) -> list[list[object]]:
+    return [
+        column.to_pylist() if isinstance(column, pa.Array) else list(column)
+        for column in (getattr(rows, name) for name in UsageRows.__struct_fields__)
+    ]
+
+
+def forged(change: Callable[[PackedRows], None]) -> bytes:
+    """Return a whole block, with an intact CRC, whose rows were changed."""
+    data = FrontEnd("a").block(30)
+    version, magic, _, header_length, _ = struct.unpack_from("<B3sIII", data)
+    header = data[HEAD_BYTES : HEAD_BYTES + header_length]
+    rows = msgspec.msgpack.decode(zlib.decompress(data[HEAD_BYTES + header_length :]), type=PackedRows)
+    change(rows)
+    packed = zlib.compress(msgspec.msgpack.encode(rows))
+    head = struct.pack("<B3sII", version, magic, HEAD_BYTES + len(header) + len(packed), header_length)
+    crc = crc32c(packed, crc32c(header, crc32c(head)))
+    return b"".join((head, crc.to_bytes(4, "little"), header, packed))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 30, 4_096])
+def test_columns_are_those_of_the_plain_decoder(rows: int) -> None:
+    data = FrontEnd("a").block(rows)
+
+    opened, plain = open_block(data), decode_block(data)
+
+    assert (opened.header, opened.digest) == (plain.header, plain.digest)
+    assert columns_of(opened.rows) == columns_of(plain.rows)
+    if rows:
+        assert bronze_rows(opened, ORIGIN).equals(bronze_rows(plain, ORIGIN))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: setattr(rows, "latency", rows.latency[:-1]), "cannot be read"),
+        (lambda rows: setattr(rows, "latency", b"x" + rows.latency[1:]), "cannot be read"),
+        (lambda rows: setattr(rows, "latency", b""), "cannot be read"),
+        (lambda rows: setattr(rows, "server", b"B" + bytes(29)), "not of one length"),
+        (lambda rows: setattr(rows, "request_ids", rows.request_ids + "\n"), "not of one length"),
+        (lambda rows: setattr(rows, "context", b"B" + bytes([200] * 30)), "name what it does not have"),
+        (lambda rows: setattr(rows.changes[0], "row", 30), "name what it does not have"),
+        (lambda rows: setattr(rows, "message_count", b"B" + bytes(30)), "not to what its header says"),
+        (lambda rows: setattr(rows, "payload_bytes", b"B" + bytes(30)), "not to what its header says"),
+    ],
+)
+def test_what_the_plain_decoder_refuses_is_refused_in_the_same_words(
+    change: Callable[[PackedRows], None], message: str
+) -> None:
+    data = forged(change)
+
+    with pytest.raises(CorruptBlock, match=message):
+        decode_block(data)
+    with pytest.raises(CorruptBlock, match=message):
+        open_block(data)
+
+
+def test_a_number_that_tables_cannot_hold_is_damage_and_ends_no_task() -> None:
+    data = forged(lambda rows: setattr(rows, "latency", b"Q" + bytes(7 + 29 * 8) + b"\x80"))
+
+    line, rows = read_block(data, ORIGIN)
+
+    assert rows is None
+    assert line["state"] == "damaged"
+    assert "9223372036854775807" in line["damage"]
+
+
+def test_numbers_of_a_data_file_are_written_as_differences(tmp_path: object) -> None:
+    writer = FileWriter(Place(f"{tmp_path}/table", {}), REQUEST_EVENTS, "bronze-0", "2026-11-22")
+    rows = bronze_rows(open_block(FrontEnd("a").block(4_096)), ORIGIN)
+    writer.write(rows)
+
+    file = writer.finish()
+
+    assert file is not None
+    path = f"{tmp_path}/table/{file.path}"
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    encodings = {
+        group.column(at).path_in_schema: group.column(at).encodings for at in range(group.num_columns)
+    }
+    for name in ("sequence", "event_time", "latency_us", "queue_id"):
+        assert "DELTA_BINARY_PACKED" in encodings[name]
+    assert pq.read_table(path, partitioning=None).equals(rows)

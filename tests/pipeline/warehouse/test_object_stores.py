@@ -1,0 +1,236 @@
+"""Object stores: what they say in one sentence, and what two processes do to each other's tables in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from harness.object_store import ObjectStore, object_store
+from harness.pipeline_site import InProcess, Site, expected_usage
+from harness.usage_blocks import FrontEnd
+
+from quaymaster_pipeline.usage import gold
+from quaymaster_pipeline.usage.feed import UsageFeed
+from quaymaster_pipeline.usage.tasks import Answers
+from quaymaster_pipeline.warehouse.errors import CommitConflict, StoreFails
+from quaymaster_pipeline.warehouse.object_stores import (
+    check_conditional_writes,
+    reason_of_store,
+    telling_store,
+)
+from quaymaster_pipeline.warehouse.schemas import TABLES, USAGE_HOURLY, TableSpec
+from quaymaster_pipeline.warehouse.tables import Table, Warehouse
+
+SPEC = TableSpec("bronze.things", pa.schema([("number", pa.int64())]), None)
+REFUSED = (
+    "Kernel error -> The operation lacked the necessary privileges to complete for path warehouse/x\n"
+    "          \x1b[31m\u21b3\x1b[0m Error performing GET http://store/usage/x in 51.5ms - Server returned non-2xx"
+    " status code\n"
+    "           \x1b[31m\u21b3\x1b[0m 403 Forbidden\n"
+)
+XML = (
+    '            \x1b[31m\u21b3\x1b[0m <?xml version="1.0" encoding="UTF-8"?>\n'
+    "<Error><Code>NoSuchBucket</Code><Message>The bucket &quot;b&quot; does not exist.</Message></Error>\n"
+)
+
+
+def rows(*numbers: int) -> pa.Table:
+    return pa.table([list(numbers)], schema=SPEC.schema)
+
+
+def numbers_in(table: Table) -> list[int]:
+    return sorted(table.read(["number"]).column("number").to_pylist())
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    with object_store() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (REFUSED + XML, 'The bucket "b" does not exist (NoSuchBucket)'),
+        (REFUSED, "403 Forbidden"),
+        ("x <Error><Code>SlowDown</Code></Error>", "(SlowDown)"),
+        (
+            "Generic S3 error\n  error sending request\n   Connection refused (os error 111)\n",
+            "Connection refused (os error 111)",
+        ),
+        (
+            "Generic S3 error\n  builder error\n   URL scheme is not allowed\n",
+            "http:// is used only with --storage-option AWS_ALLOW_HTTP=true",
+        ),
+        ("No space left on device.", "No space left on device"),
+        ("", "str"),
+    ],
+)
+def test_what_a_store_says_is_one_line(said: str, reason: str) -> None:
+    assert reason_of_store(said) == reason
+
+
+def test_errors_of_a_directory_are_not_those_of_a_store() -> None:
+    with pytest.raises(PermissionError), telling_store("/data/warehouse"):
+        raise PermissionError("no")
+    with pytest.raises(FileNotFoundError), telling_store("s3://bucket/x"):
+        raise FileNotFoundError("a file that the log has")
+    with (
+        pytest.raises(StoreFails, match=r"^s3://bucket/x cannot be used: gone$"),
+        telling_store("s3://bucket/x", tells_missing=True),
+    ):
+        raise FileNotFoundError("gone")
+
+
+def test_a_store_that_does_not_know_the_key_is_told_by_whoever_reads_or_writes(store: ObjectStore) -> None:
+    options = store.storage_options | {"AWS_ACCESS_KEY_ID": "stranger"}
+    known = Warehouse("s3://bucket/w", store.storage_options).table(SPEC)
+    known.commit("job", 0, known.write("a", rows(1)))
+    known.place.storage_options["AWS_ACCESS_KEY_ID"] = "stranger"  # type: ignore[index]
+
+    for use in (
+        lambda: Warehouse("s3://bucket/w", options).table(SPEC),
+        known.read,
+        lambda: known.write("a", rows(2)),
+    ):
+        with pytest.raises(
+            StoreFails, match=r"^s3://bucket/w/bronze/things cannot be used: .*403|nobody knows"
+        ):
+            use()
+
+
+def test_files_that_another_process_is_about_to_commit_outlive_vacuum(store: ObjectStore) -> None:
+    one, other = (Warehouse("s3://bucket/w", store.storage_options).table(SPEC) for _ in range(2))
+    one.commit("one", 0, one.write("a", rows(1)))
+    written = other.write("a", rows(2))
+    one.vacuum(0)
+    other.commit("other", 0, written)
+
+    assert numbers_in(other) == [1, 2]
+
+
+def between_notes_and_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen when the next commit has read the notes that it carries on."""
+    notes = Table._notes
+
+    def notes_and_act(table: Table) -> dict[str, Any]:
+        found = notes(table)
+        monkeypatch.setattr(Table, "_notes", notes)
+        act()
+        return found
+
+    monkeypatch.setattr(Table, "_notes", notes_and_act)
+
+
+def test_a_commit_beside_another_loses_none_of_its_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, compaction = (Warehouse(tmp_path).table(SPEC) for _ in range(2))
+    run.commit("run", 0, run.write("a", rows(1)), note={"next": 1})
+    compaction.refresh()
+    small = compaction.files()
+    between_notes_and_commit(
+        monkeypatch, lambda: run.commit("run", 1, run.write("a", rows(2)), note={"next": 2})
+    )
+    compaction.commit("compact", 0, compaction.write("b", rows(1)), removes=small, changes_data=False)
+
+    found = Warehouse(tmp_path).table(SPEC)
+    assert (found.last_batch("run"), found.note("run")) == (1, {"next": 2})
+    assert numbers_in(found) == [1, 2]
+
+
+def test_of_two_processes_that_commit_the_same_batch_the_second_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (Warehouse(tmp_path).table(SPEC) for _ in range(2))
+    one.commit("run", 0, one.write("a", rows(1)))
+    other.refresh()
+    between_notes_and_commit(monkeypatch, lambda: one.commit("run", 1, one.write("a", rows(2))))
+
+    with pytest.raises(CommitConflict, match=r"another process wrote to the table bronze.things"):
+        other.commit("run", 1, other.write("a", rows(2)))
+    assert numbers_in(Warehouse(tmp_path).table(SPEC)) == [1, 2]
+
+
+def test_a_file_that_another_process_replaced_is_not_replaced_again(tmp_path: Path) -> None:
+    one, other = (Warehouse(tmp_path).table(SPEC) for _ in range(2))
+    one.commit("run", 0, one.write("a", rows(1)))
+    other.refresh()
+    before = other.files()
+    one.commit("first", 0, one.write("b", rows(1)), removes=before)
+
+    with pytest.raises(CommitConflict):
+        other.commit("second", 0, other.write("b", rows(1)), removes=before)
+    assert numbers_in(Warehouse(tmp_path).table(SPEC)) == [1]
+
+
+def test_a_backfill_beside_a_run_does_not_take_its_totals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(50))
+    site.run()
+    site.ship(one.block(60))
+    backfill = site.warehouse
+    hourly = backfill.table(USAGE_HOURLY)
+    between_notes_and_commit(monkeypatch, site.run)
+
+    with pytest.raises(CommitConflict):
+        gold.commit_hours(backfill, "backfill", 0, hourly.read(gold.PARTIAL_SCHEMA.names), hourly.files())
+    assert site.usage() == expected_usage(one)
+    assert site.warehouse.table(USAGE_HOURLY).note(gold.TOTALS)["rows"] == 110
+
+
+def test_of_two_pipelines_one_ends_and_everything_counts_once(tmp_path: Path) -> None:
+    site, one = Site(tmp_path), FrontEnd("a")
+    site.ship(one.block(50), one.block(60))
+    second = site.pipeline(site.warehouse)
+
+    class Overtaken(InProcess):
+        def over_blocks(self, feed: UsageFeed, *arguments: Any) -> Answers:
+            site.run()
+            return super().over_blocks(feed, *arguments)
+
+    second._workers = Overtaken()
+    with pytest.raises(CommitConflict):
+        second.catch_up()
+
+    assert site.usage() == expected_usage(one)
+    assert all(site.warehouse.table(spec).version < 2 for spec in TABLES)
+
+
+def test_a_store_that_overwrites_what_is_to_be_new_is_refused_to_writers(store: ObjectStore) -> None:
+    careless = Warehouse("s3://careless/w", store.storage_options)
+
+    with pytest.raises(StoreFails, match="no conditional writes"), careless.writing():
+        pass
+    with Warehouse("s3://bucket/w", store.storage_options).writing():
+        pass
+
+    assert store.list_keys() == []
+
+
+def test_stores_that_cannot_be_asked_are_left_to_those_who_use_them(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    options = store.storage_options
+    down = options | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+
+    check_conditional_writes("s3://careless/w", {"AWS_REGION": "eu-west-1"})
+    check_conditional_writes("s3://careless/w", options | {"aws_virtual_hosted_style_request": "true"})
+    check_conditional_writes("s3://careless/w", down)
+    check_conditional_writes("s3://careless/w", options | {"AWS_ACCESS_KEY_ID": "stranger"})
+
+    assert store.list_keys() == []
+
+
+def test_a_scheme_that_nobody_knows_is_not_a_place_without_tables() -> None:
+    with pytest.raises(
+        StoreFails, match=r"^foo://bucket/w/bronze/things cannot be used: .*no scheme that is known"
+    ):
+        Warehouse("foo://bucket/w").table(SPEC)

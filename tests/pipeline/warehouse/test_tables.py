@@ -1,0 +1,139 @@
+"""Tables: batches committed once, notes with them, files that others read, columns that are added."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import duckdb
+import polars
+import pyarrow as pa
+import pytest
+
+from quaymaster_pipeline.warehouse.schemas import TIME, TableSpec
+from quaymaster_pipeline.warehouse.tables import NO_BATCH, Table, Warehouse, WarehouseBusy
+
+SPEC = TableSpec(
+    "bronze.things",
+    pa.schema([("number", pa.int64()), ("time", TIME), ("name", pa.string()), ("day", pa.date32())]),
+    "day",
+)
+DAY = datetime.date(2026, 11, 22)
+
+
+def rows(*numbers: int, day: datetime.date = DAY) -> pa.Table:
+    time = datetime.datetime.combine(day, datetime.time(12), datetime.UTC)
+    names = [f"n{number}" for number in numbers]
+    return pa.table([list(numbers), [time] * len(numbers), names, [day] * len(numbers)], schema=SPEC.schema)
+
+
+def numbers_in(table: Table) -> list[int]:
+    return sorted(table.read(["number"]).column("number").to_pylist())
+
+
+def test_a_batch_is_committed_once_whoever_asks(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    files = table.write("a", rows(1, 2))
+
+    first = table.commit("job", 0, files)
+    again = table.commit("job", 0, table.write("a", rows(1, 2)))
+    after_restart = Warehouse(tmp_path).table(SPEC)
+    and_again = after_restart.commit("job", 0, table.write("a", rows(1, 2)))
+
+    assert (first, again, and_again) == (True, False, False)
+    assert numbers_in(after_restart) == [1, 2]
+    assert (after_restart.last_batch("job"), after_restart.last_batch("other")) == (0, NO_BATCH)
+
+
+def test_files_that_nobody_committed_are_not_in_the_table(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    table.commit("job", 0, table.write("a", rows(1)))
+    table.write("a", rows(2))
+
+    seen = numbers_in(Warehouse(tmp_path).table(SPEC))
+
+    assert seen == [1]
+
+
+def test_notes_of_several_jobs_are_carried_on(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    table.commit("one", 0, [], note={"next": 7})
+    table.commit("two", 4, [], note={"next": 9})
+    table.commit("two", 5, [])
+
+    found = Warehouse(tmp_path).table(SPEC)
+
+    assert (found.note("one"), found.note("two"), found.note("three")) == ({"next": 7}, {"next": 9}, {})
+
+
+def test_notes_outlive_vacuum(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    table.commit("job", 0, table.write("a", rows(1)), note={"next": 7})
+    table.write("a", rows(2))
+
+    removed = table.vacuum(0)
+
+    assert removed == 1
+    assert Warehouse(tmp_path).table(SPEC).note("job") == {"next": 7}
+    assert numbers_in(table) == [1]
+
+
+def test_rows_are_replaced_in_one_commit(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    table.commit("job", 0, table.write("a", rows(1, 2)))
+
+    table.commit("job", 1, table.write("a", rows(3)), removes=table.files())
+
+    assert numbers_in(table) == [3]
+    assert table.rows == 1
+
+
+def test_a_table_has_a_file_for_each_date_with_its_bounds(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    both = pa.concat_tables([rows(1, 5), rows(7, day=datetime.date(2026, 11, 23))])
+
+    table.commit("job", 0, table.write("a", both))
+
+    files = sorted(Warehouse(tmp_path).table(SPEC).files(), key=lambda file: file.path)
+    assert [file.partition_value for file in files] == ["2026-11-22", "2026-11-23"]
+    assert [file.bounds["number"] for file in files] == [(1, 5), (7, 7)]
+    assert files[0].bounds["time"] == ("2026-11-22T12:00:00.000000Z", "2026-11-22T12:00:00.000000Z")
+
+
+def test_a_column_that_is_added_is_null_in_rows_of_before(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    table.commit("job", 0, table.write("a", rows(1)), note={"next": 1})
+    wider = TableSpec(SPEC.name, SPEC.schema.append(pa.field("color", pa.string())), "day")
+
+    later = Warehouse(tmp_path).table(wider)
+    colored = rows(2).append_column("color", pa.array(["red"]))
+    later.commit("job", 1, later.write("a", colored))
+
+    assert sorted(later.read(["number", "color"]).to_pylist(), key=str) == [
+        {"number": 1, "color": None},
+        {"number": 2, "color": "red"},
+    ]
+    assert numbers_in(Warehouse(tmp_path).table(SPEC)) == [1, 2]
+    assert later.note("job") == {"next": 1}
+
+
+def test_duckdb_and_polars_read_what_was_written(tmp_path: Path) -> None:
+    table = Warehouse(tmp_path).table(SPEC)
+    table.commit("job", 0, table.write("a", rows(1, 2, 3)))
+
+    by_polars = polars.read_delta(table.place.uri)
+    paths = [f"{table.place.uri}/{file.path}" for file in table.files()]
+    query = f"select sum(number), max(day) from read_parquet({paths}, hive_partitioning=true)"
+    by_duckdb = duckdb.connect().execute(query)
+
+    assert by_polars["number"].sum() == 6
+    assert by_polars["day"].to_list() == [DAY] * 3
+    assert by_duckdb.fetchall() == [(6, DAY)]
+
+
+def test_there_is_one_writer(tmp_path: Path) -> None:
+    with Warehouse(tmp_path).writing(), pytest.raises(WarehouseBusy), Warehouse(tmp_path).writing():
+        pass
+
+    with Warehouse(tmp_path).writing():
+        pass

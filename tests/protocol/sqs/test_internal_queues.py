@@ -1,0 +1,21 @@
+"""Which queues are Quaymaster's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from quaymaster.protocol.sqs.internal_queues import is_internal
+
+
+@pytest.mark.parametrize(
+    ("account_id", "name", "expected"),
+    [
+        ("000000000000", "quaymaster-usage", True),
+        ("000000000000", "quaymaster-usage@default", True),
+        ("000000000000", "quaymaster-usage-2", False),
+        ("000000000000", "orders", False),
+        ("111111111111", "quaymaster-usage", False),
+    ],
+)
+def test_internal_queues_are_known_by_account_and_name(account_id: str, name: str, expected: bool) -> None:
+    assert is_internal(account_id, name) is expected

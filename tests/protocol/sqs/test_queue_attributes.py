@@ -1,0 +1,610 @@
+"""Queue attributes: their values, limits and defaults, and what may not be together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.sqs_model import MODEL
+from quaymaster.core.values.errors import (
+    CallerError,
+    InvalidAttributeName,
+    InvalidAttributeValue,
+    InvalidParameterValue,
+)
+from quaymaster.protocol.sqs.queue_attributes import (
+    COMPUTED_NAMES,
+    QueueAttributes,
+    RedriveAllowPolicy,
+    change_attributes,
+    check_attribute_names,
+    create_attributes,
+    first_difference,
+    is_attribute_name,
+    parse_redrive_allow_policy,
+)
+from quaymaster.protocol.sqs.queue_names import QueueArn
+
+_ACCOUNT = "123456789012"
+_QUEUE = QueueArn("eu-central-1", _ACCOUNT, "orders")
+_FIFO = QueueArn("eu-central-1", _ACCOUNT, "orders.fifo")
+_DLQ = f"arn:aws:sqs:eu-central-1:{_ACCOUNT}:dead"
+_FIFO_DLQ = f"{_DLQ}.fifo"
+
+
+def _create(**given_attributes: str) -> QueueAttributes:
+    return create_attributes(_QUEUE, given_attributes)
+
+
+def _create_fifo(**given_attributes: str) -> QueueAttributes:
+    return create_attributes(_FIFO, {"FifoQueue": "true"} | given_attributes)
+
+
+def _redrive(target: Any = _DLQ, count: Any = 3) -> str:
+    return json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": count})
+
+
+def test_names_are_those_of_the_model_and_a_few_of_our_own() -> None:
+    model = set(MODEL["shapes"]["QueueAttributeName"]["enum"])
+    ours = {"Durability", "ReplicationMode", "DeliveryGuarantee", "RetentionMode", "PushEndpoint"}
+    ours |= {"RetentionBytes", "GroupStart", "RetentionPins", "LegalHold"}
+
+    assert all(is_attribute_name(name) for name in model - COMPUTED_NAMES - {"All"})
+    assert all(is_attribute_name(name) for name in ours)
+    assert not any(is_attribute_name(name) for name in COMPUTED_NAMES | {"All", "", "Colour"})
+
+
+def test_a_queue_without_attributes_has_the_defaults_of_the_service() -> None:
+    attributes = create_attributes(_QUEUE, None)
+
+    assert attributes.values == {
+        "DelaySeconds": "0",
+        "MaximumMessageSize": "1048576",
+        "MessageRetentionPeriod": "345600",
+        "ReceiveMessageWaitTimeSeconds": "0",
+        "VisibilityTimeout": "30",
+        "SqsManagedSseEnabled": "true",
+    }
+    assert not attributes.is_fifo
+    assert attributes.retention_ms == 345_600_000
+    assert attributes.visibility_timeout_ms == 30_000
+    assert attributes.message_bytes_max == 1_048_576
+    assert attributes.is_encrypted
+    assert attributes.durability == "Sync"
+
+
+def test_a_fifo_queue_has_more_of_them() -> None:
+    attributes = _create_fifo(ContentBasedDeduplication="TRUE")
+
+    assert attributes.is_fifo
+    assert attributes.content_based_deduplication
+    assert not attributes.deduplicates_by_group
+    assert not attributes.throughput_is_per_group
+    assert (
+        attributes.values.items()
+        >= {
+            "FifoQueue": "true",
+            "ContentBasedDeduplication": "true",
+            "DeduplicationScope": "queue",
+            "FifoThroughputLimit": "perQueue",
+        }.items()
+    )
+
+
+def test_high_throughput_needs_deduplication_by_group() -> None:
+    attributes = _create_fifo(DeduplicationScope="messageGroup", FifoThroughputLimit="perMessageGroupId")
+
+    assert attributes.deduplicates_by_group
+    assert attributes.throughput_is_per_group
+    with pytest.raises(InvalidAttributeValue):
+        _create_fifo(FifoThroughputLimit="perMessageGroupId")
+    with pytest.raises(InvalidAttributeValue):
+        change_attributes(_FIFO, attributes, {"DeduplicationScope": "queue"})
+
+
+@pytest.mark.parametrize(
+    ("name", "smallest", "largest"),
+    [
+        ("DelaySeconds", 0, 900),
+        ("MaximumMessageSize", 1_024, 1_048_576),
+        ("MessageRetentionPeriod", 60, 1_209_600),
+        ("ReceiveMessageWaitTimeSeconds", 0, 20),
+        ("VisibilityTimeout", 0, 43_200),
+        ("KmsDataKeyReusePeriodSeconds", 60, 86_400),
+    ],
+)
+def test_numbers_have_limits_and_one_spelling(name: str, smallest: int, largest: int) -> None:
+    for value in (smallest, largest):
+        assert _create(**{name: f"00{value}"}).values[name] == str(value)
+    for text in (str(smallest - 1), str(largest + 1), "", "x", "1.0", " 60", "+60", "9" * 30, "\u0661"):
+        with pytest.raises(InvalidAttributeValue) as raised:
+            _create(**{name: text})
+        assert raised.value.message == f"Invalid value for the parameter {name}."
+
+
+def test_times_are_milliseconds_inside() -> None:
+    attributes = _create(DelaySeconds="5", ReceiveMessageWaitTimeSeconds="20")
+
+    assert (attributes.delay_ms, attributes.receive_wait_ms) == (5_000, 20_000)
+
+
+@pytest.mark.parametrize("name", ["Colour", "QueueArn", "CreatedTimestamp", "All", ""])
+def test_unknown_and_computed_attributes_cannot_be_set(name: str) -> None:
+    with pytest.raises(InvalidAttributeName) as raised:
+        _create(**{name: "1"})
+
+    assert raised.value.message == f"Unknown Attribute {name}."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("FifoQueue", "false", "Unknown Attribute FifoQueue."),
+        ("ContentBasedDeduplication", "true", "Unknown Attribute ContentBasedDeduplication."),
+        (
+            "DeduplicationScope",
+            "queue",
+            "You can specify the DeduplicationScope only when FifoQueue is set to true.",
+        ),
+        (
+            "FifoThroughputLimit",
+            "perQueue",
+            "You can specify the FifoThroughputLimit only when FifoQueue is set to true.",
+        ),
+    ],
+)
+def test_a_standard_queue_has_no_attributes_of_a_fifo_queue(name: str, value: str, message: str) -> None:
+    with pytest.raises(InvalidAttributeName) as raised:
+        _create(**{name: value})
+    assert raised.value.message == message
+
+    with pytest.raises(InvalidAttributeName):
+        change_attributes(_QUEUE, _create(), {name: value})
+
+
+def test_name_and_attribute_must_agree_on_fifo() -> None:
+    for queue, attributes in ((_QUEUE, {"FifoQueue": "true"}), (_FIFO, {}), (_FIFO, {"FifoQueue": "false"})):
+        with pytest.raises(InvalidParameterValue):
+            create_attributes(queue, attributes)
+    with pytest.raises(InvalidAttributeValue):
+        create_attributes(_FIFO, {"FifoQueue": "perhaps"})
+
+
+def test_the_type_of_a_queue_cannot_change() -> None:
+    with pytest.raises(InvalidAttributeValue) as raised:
+        change_attributes(_FIFO, _create_fifo(), {"FifoQueue": "false"})
+
+    assert raised.value.message == (
+        "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported."
+    )
+    assert change_attributes(_FIFO, _create_fifo(), {"FifoQueue": "true"}).is_fifo
+
+
+def test_a_change_leaves_the_rest_as_it_was() -> None:
+    before = _create(DelaySeconds="5", VisibilityTimeout="7")
+
+    after = change_attributes(_QUEUE, before, {"DelaySeconds": "6"})
+
+    assert after.values == before.values | {"DelaySeconds": "6"}
+    assert before.values["DelaySeconds"] == "5"
+
+
+def test_values_that_were_kept_build_the_same_attributes() -> None:
+    attributes = _create(RedrivePolicy=_redrive(), RedriveAllowPolicy='{"redrivePermission":"denyAll"}')
+
+    assert QueueAttributes.of(attributes.values) == attributes
+
+
+# Creating again
+
+
+def test_creating_again_compares_only_what_is_given() -> None:
+    existing = _create(DelaySeconds="5", RedrivePolicy=_redrive())
+
+    assert first_difference(_QUEUE, existing, None) is None
+    assert first_difference(_QUEUE, existing, {"DelaySeconds": "05"}) is None
+    assert first_difference(_QUEUE, existing, {"RedrivePolicy": _redrive(count="3")}) is None
+    assert first_difference(_QUEUE, existing, {"Durability": "Sync", "RetentionMode": "Delete"}) is None
+    assert first_difference(_QUEUE, existing, {"DelaySeconds": "0"}) == "DelaySeconds"
+    assert first_difference(_QUEUE, existing, {"RedrivePolicy": ""}) == "RedrivePolicy"
+    assert first_difference(_QUEUE, existing, {"Durability": "Memory"}) == "Durability"
+    assert first_difference(_QUEUE, existing, {"KmsMasterKeyId": ""}) is None
+
+
+def test_creating_again_with_nonsense_is_an_error_not_a_difference() -> None:
+    with pytest.raises(InvalidAttributeValue):
+        first_difference(_QUEUE, _create(), {"DelaySeconds": "x"})
+
+
+# Encryption
+
+
+def test_a_key_of_the_queues_own_switches_the_services_off() -> None:
+    created = _create(KmsMasterKeyId="alias/mine")
+    changed = change_attributes(
+        _QUEUE, _create(), {"KmsMasterKeyId": "k", "KmsDataKeyReusePeriodSeconds": "60"}
+    )
+
+    assert created.values["SqsManagedSseEnabled"] == "false"
+    assert created.values["KmsDataKeyReusePeriodSeconds"] == "300"
+    assert created.is_encrypted
+    assert changed.values["KmsDataKeyReusePeriodSeconds"] == "60"
+
+
+def test_only_one_kind_of_encryption_at_a_time() -> None:
+    with_key = _create(KmsMasterKeyId="k", SqsManagedSseEnabled="false")
+
+    with pytest.raises(InvalidAttributeName, match=r"You can use one type of server-side encryption \(SSE\)"):
+        _create(KmsMasterKeyId="k", SqsManagedSseEnabled="true")
+    with pytest.raises(InvalidAttributeName, match=r"You can use one type of server-side encryption \(SSE\)"):
+        change_attributes(_QUEUE, with_key, {"SqsManagedSseEnabled": "true"})
+
+
+def test_an_empty_key_id_takes_the_key_away() -> None:
+    with_key = _create(KmsMasterKeyId="k")
+
+    without = change_attributes(_QUEUE, with_key, {"KmsMasterKeyId": ""})
+    swapped = change_attributes(_QUEUE, with_key, {"KmsMasterKeyId": "", "SqsManagedSseEnabled": "true"})
+
+    assert "KmsMasterKeyId" not in without.values
+    assert "KmsDataKeyReusePeriodSeconds" not in without.values
+    assert not without.is_encrypted
+    assert swapped.is_encrypted
+
+
+def test_a_reuse_period_at_its_default_is_none_without_a_key() -> None:
+    reset = {"KmsMasterKeyId": "", "KmsDataKeyReusePeriodSeconds": "300"}
+
+    changed = change_attributes(_QUEUE, _create(KmsMasterKeyId="k"), reset)
+    again = change_attributes(_QUEUE, changed, reset)
+    created = _create(**reset)
+    kept = change_attributes(_QUEUE, changed, {"KmsDataKeyReusePeriodSeconds": "600"})
+
+    for attributes in (changed, again, created):
+        assert "KmsDataKeyReusePeriodSeconds" not in attributes.values
+    assert kept.values["KmsDataKeyReusePeriodSeconds"] == "600"
+
+
+@pytest.mark.parametrize("key_id", ["a\n", "é", "x" * 2_049])
+def test_a_key_id_is_short_printable_ascii(key_id: str) -> None:
+    with pytest.raises(InvalidAttributeValue):
+        _create(KmsMasterKeyId=key_id)
+
+
+# Attributes of our own
+
+
+@pytest.mark.parametrize("durability", ["Memory", "Async", "Sync"])
+def test_durability_can_be_chosen(durability: str) -> None:
+    attributes = _create(Durability=durability)
+
+    assert attributes.durability == durability
+    assert attributes.values["Durability"] == durability
+
+
+def test_what_is_there_may_be_asked_for_by_name() -> None:
+    attributes = _create(ReplicationMode="Leader", DeliveryGuarantee="AtLeastOnce", RetentionMode="Delete")
+
+    assert attributes.values["ReplicationMode"] == "Leader"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("ReplicationMode", "Peers", " Reason: Peers is not supported yet."),
+        ("DeliveryGuarantee", "AtMostOnce", " Reason: AtMostOnce is not supported yet."),
+        ("DeliveryGuarantee", "ExactlyOnce", " Reason: ExactlyOnce is not supported yet."),
+        ("RetentionBytes", "0", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("GroupStart", "latest", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("RetentionPins", "archive", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("LegalHold", "true", " Reason: Only a queue with RetentionMode=Log has it."),
+        ("LegalHold", "1", " Reason: It must be true or false."),
+        ("GroupStart", "newest", " Reason: It must be earliest or latest."),
+        ("PushEndpoint", "http://x", " Reason: PushEndpoint is not supported yet."),
+        ("Durability", "Eternal", " Reason: It must be Memory or Async or Sync."),
+        ("RetentionMode", "", " Reason: It must be Delete or Log."),
+        ("RetentionMode", "Lug", " Reason: It must be Delete or Log."),
+        ("SqsManagedSseEnabled", "1", ""),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(name: str, value: str, reason: str) -> None:
+    with pytest.raises(InvalidAttributeValue) as raised:
+        _create(**{name: value})
+
+    assert raised.value.message == f"Invalid value for the parameter {name}.{reason}"
+
+
+# Redrive
+
+
+def test_a_redrive_policy_has_one_spelling() -> None:
+    attributes = _create(
+        RedrivePolicy=f'{{ "maxReceiveCount" : "5", "deadLetterTargetArn":"{_DLQ}", "x": 1 }}'
+    )
+
+    assert attributes.values["RedrivePolicy"] == f'{{"deadLetterTargetArn":"{_DLQ}","maxReceiveCount":5}}'
+    assert attributes.redrive_policy is not None
+    assert attributes.redrive_policy.receive_count_max == 5
+    assert attributes.redrive_policy.dead_letter_target.name == "dead"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "Redrive policy is not a valid JSON map."),
+        ("[]", "Redrive policy is not a valid JSON map."),
+        ("[" * 5_000, "Redrive policy is not a valid JSON map."),
+        (
+            json.dumps({"deadLetterTargetArn": _DLQ}),
+            "Redrive policy does not contain mandatory attribute: maxReceiveCount.",
+        ),
+        (
+            json.dumps({"maxReceiveCount": 3}),
+            "Redrive policy does not contain mandatory attribute: deadLetterTargetArn.",
+        ),
+        (
+            _redrive(count=0),
+            "Invalid value for maxReceiveCount: 0, valid values are from 1 to 1000 both inclusive.",
+        ),
+        (
+            _redrive(count=1_001),
+            "Invalid value for maxReceiveCount: 1001, valid values are from 1 to 1000 both inclusive.",
+        ),
+        (
+            _redrive(count=True),
+            "Invalid value for maxReceiveCount: True, valid values are from 1 to 1000 both inclusive.",
+        ),
+        (
+            _redrive(count="many"),
+            "Invalid value for maxReceiveCount: many, valid values are from 1 to 1000 both inclusive.",
+        ),
+        (_redrive("dummy"), "Invalid value for deadLetterTargetArn."),
+        (_redrive(7), "Invalid value for deadLetterTargetArn."),
+        (
+            _redrive(_DLQ.replace("eu-central-1", "us-east-1")),
+            "Dead-letter target owner should be same as the source.",
+        ),
+        (
+            _redrive(_DLQ.replace(_ACCOUNT, "999999999999")),
+            "Dead-letter target owner should be same as the source.",
+        ),
+        (_redrive(_FIFO_DLQ), "Dead-letter queue must be same type of queue as the source."),
+    ],
+)
+def test_a_redrive_policy_that_is_none_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidParameterValue) as raised:
+        _create(RedrivePolicy=text)
+
+    assert raised.value.message == f"Value {text} for parameter RedrivePolicy is invalid. Reason: {reason}"
+
+
+def test_a_fifo_queue_has_a_fifo_dead_letter_queue() -> None:
+    assert _create_fifo(RedrivePolicy=_redrive(_FIFO_DLQ)).redrive_policy is not None
+    with pytest.raises(InvalidParameterValue):
+        _create_fifo(RedrivePolicy=_redrive(_DLQ))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RedrivePolicy", _redrive()),
+        ("RedriveAllowPolicy", '{"redrivePermission":"allowAll"}'),
+        ("Policy", '{"Statement":{"Effect":"Allow","Principal":"*","Action":"SQS:*"}}'),
+    ],
+)
+def test_an_empty_value_takes_a_policy_away(name: str, value: str) -> None:
+    before = _create(**{name: value})
+
+    after = change_attributes(_QUEUE, before, {name: ""})
+
+    assert name in before.values
+    assert name not in after.values
+    assert after.redrive_policy is None
+
+
+def test_a_redrive_allow_policy_says_whose_dead_letter_queue_this_may_be() -> None:
+    text = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": [str(_QUEUE)]})
+
+    attributes = _create(RedriveAllowPolicy=text)
+
+    policy = attributes.redrive_allow_policy
+    assert policy == RedriveAllowPolicy("byQueue", (str(_QUEUE),))
+    assert policy.allows(_QUEUE)
+    assert not policy.allows(_FIFO)
+    assert parse_redrive_allow_policy(attributes.values["RedriveAllowPolicy"]) == policy
+    assert RedriveAllowPolicy("allowAll").allows(_FIFO)
+    assert not RedriveAllowPolicy("denyAll").allows(_QUEUE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{",
+        "3",
+        {},
+        {"redrivePermission": "some"},
+        {"redrivePermission": "allowAll", "sourceQueueArns": [_DLQ]},
+        {"redrivePermission": "denyAll", "sourceQueueArns": [_DLQ]},
+        {"redrivePermission": "byQueue"},
+        {"redrivePermission": "byQueue", "sourceQueueArns": []},
+        {"redrivePermission": "byQueue", "sourceQueueArns": _DLQ},
+        {"redrivePermission": "byQueue", "sourceQueueArns": ["dummy"]},
+        {"redrivePermission": "byQueue", "sourceQueueArns": [3]},
+        {"redrivePermission": "byQueue", "sourceQueueArns": [f"{_DLQ}{n}" for n in range(11)]},
+    ],
+)
+def test_a_redrive_allow_policy_that_is_none_is_refused(value: Any) -> None:
+    text = value if isinstance(value, str) else json.dumps(value)
+
+    with pytest.raises(InvalidParameterValue) as raised:
+        _create(RedriveAllowPolicy=text)
+
+    assert raised.value.message.startswith(
+        f"Value {text} for parameter RedriveAllowPolicy is invalid. Reason: "
+    )
+
+
+# Access policies
+
+
+def _statement(**changes: Any) -> dict[str, Any]:
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"AWS": _ACCOUNT},
+        "Action": "SQS:SendMessage",
+        "Resource": "*",
+    }
+    return {name: value for name, value in (statement | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        _statement(),
+        [_statement()] * 20,
+        [_statement(Principal={"AWS": ["*"] * 50})],
+        [_statement(Principal=None, NotPrincipal="*")],
+        [_statement(Action=None, NotAction=["SQS:*"])],
+        [_statement(Effect="Deny", Condition={"Bool": {f"k{n}": "true" for n in range(10)}})],
+    ],
+)
+def test_a_policy_is_kept_as_it_was_given(statements: Any) -> None:
+    text = json.dumps({"Version": "2012-10-17", "Statement": statements})
+
+    assert _create(Policy=text).values["Policy"] == text
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "{",
+        "7",
+        "{}",
+        {"Statement": []},
+        {"Statement": [_statement()] * 21},
+        {"Statement": ["allow everything"]},
+        {"Statement": [_statement(Effect="Perhaps")]},
+        {"Statement": [_statement(Action=None)]},
+        {"Statement": [_statement(Action=[])]},
+        {"Statement": [_statement(Principal=None)]},
+        {"Statement": [_statement(Principal={})]},
+        {"Statement": [_statement(Principal="someone")]},
+        {"Statement": [_statement(Principal={"AWS": ["*"] * 51})]},
+        {"Statement": [_statement(Condition="never")]},
+        {"Statement": [_statement(Condition={"Bool": "true"})]},
+        {"Statement": [_statement(Condition={"Bool": {f"k{n}": "true" for n in range(11)}})]},
+        {"Statement": _statement(), "Id": "x" * 8_192},
+    ],
+)
+def test_a_policy_that_is_none_or_too_large_is_refused(policy: Any) -> None:
+    text = policy if isinstance(policy, str) else json.dumps(policy)
+
+    with pytest.raises(InvalidAttributeValue) as raised:
+        _create(Policy=text)
+
+    assert raised.value.message.startswith("Invalid value for the parameter Policy.")
+
+
+# Asking
+
+
+def test_attributes_are_asked_for_by_name_or_all_at_once() -> None:
+    assert check_attribute_names(None) == frozenset()
+    assert check_attribute_names(["QueueArn", "Policy"]) == frozenset({"QueueArn", "Policy"})
+    assert check_attribute_names(["QueueArn", "All"]) is None
+    assert check_attribute_names(["FifoQueue"]) == frozenset({"FifoQueue"})
+    with pytest.raises(InvalidAttributeName):
+        check_attribute_names(["Colour"])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(MODEL["shapes"]["QueueAttributeName"]["enum"] + ["Durability", "PushEndpoint", "x"]),
+        st.text(max_size=5)
+        | st.sampled_from(["true", "60", "{}", '{"redrivePermission":"allowAll"}', _redrive()]),
+        max_size=4,
+    ),
+    st.booleans(),
+)
+def test_any_attributes_make_a_queue_or_an_error_of_the_caller(
+    given_attributes: dict[str, str], fifo: bool
+) -> None:
+    try:
+        attributes = create_attributes(_FIFO if fifo else _QUEUE, given_attributes)
+    except CallerError:
+        return
+    assert QueueAttributes.of(attributes.values) == attributes
+
+
+def test_a_log_retained_queue_keeps_messages_for_years_and_by_bytes() -> None:
+    attributes = _create(
+        RetentionMode="Log", MessageRetentionPeriod="315360000", RetentionBytes="1000", GroupStart="latest"
+    )
+
+    assert attributes.is_log
+    assert attributes.retention_ms == 315_360_000_000
+    with pytest.raises(InvalidAttributeValue):
+        _create(RetentionMode="Log", MessageRetentionPeriod="315360001")
+    with pytest.raises(InvalidAttributeValue):
+        _create(MessageRetentionPeriod="1209601")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("RetentionBytes", "-5", "It must be a whole number of bytes between 0 and 1000000000000000."),
+        ("RetentionBytes", "abc", "It must be a whole number of bytes between 0 and 1000000000000000."),
+        ("MessageRetentionPeriod", "59", "It must be a whole number of seconds between 60 and 315360000."),
+        (
+            "MessageRetentionPeriod",
+            "315360001",
+            "It must be a whole number of seconds between 60 and 315360000.",
+        ),
+        ("LegalHold", "maybe", "It must be true or false."),
+        ("RetentionMode", "Queue", "It must be Delete or Log."),
+    ],
+)
+def test_what_a_log_cannot_have_is_refused_with_what_it_can(name: str, value: str, reason: str) -> None:
+    log = _create(RetentionMode="Log")
+
+    with pytest.raises(InvalidAttributeValue) as changed:
+        change_attributes(_QUEUE, log, {name: value})
+    with pytest.raises(InvalidAttributeValue) as created:
+        _create(**{"RetentionMode": "Log", name: value})
+
+    for raised in (changed, created):
+        assert raised.value.message == f"Invalid value for the parameter {name}. Reason: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DeduplicationScope", "log"), ("FifoThroughputLimit", "perLog"), ("FifoQueue", "no")]
+)
+def test_the_services_own_attributes_are_refused_in_its_words(name: str, value: str) -> None:
+    with pytest.raises(InvalidAttributeValue) as raised:
+        create_attributes(_FIFO, {"FifoQueue": "true", name: value})
+
+    assert raised.value.message == f"Invalid value for the parameter {name}."
+
+
+def test_a_log_is_pinned_by_groups_that_are_named_once_each() -> None:
+    attributes = _create(RetentionMode="Log", RetentionPins="archive, billing,archive", LegalHold="TRUE")
+
+    assert attributes.values["RetentionPins"] == "archive,billing"
+    assert attributes.values["LegalHold"] == "true"
+    assert "RetentionPins" not in change_attributes(_QUEUE, attributes, {"RetentionPins": ""}).values
+    for wrong in (",", "a,", "a@b", "x" * 81, ",".join("abcdefghijk")):
+        with pytest.raises(InvalidAttributeValue, match="RetentionPins"):
+            _create(RetentionMode="Log", RetentionPins=wrong)
+
+
+def test_the_retention_mode_is_given_when_a_queue_is_created() -> None:
+    for mode, other in (("Log", "Delete"), ("Delete", "Log")):
+        attributes = _create(RetentionMode=mode)
+
+        assert change_attributes(_QUEUE, attributes, {"RetentionMode": mode}) == attributes
+        with pytest.raises(InvalidAttributeValue, match="cannot be changed"):
+            change_attributes(_QUEUE, attributes, {"RetentionMode": other})
