@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from quaymaster.cli.client import SQSClient
 
 POLL_INTERVAL_S = 0.5
-FIFO_SUFFIX = ".fifo"
 COUNTS = {
     "visible": "ApproximateNumberOfMessages",
     "in_flight": "ApproximateNumberOfMessagesNotVisible",
@@ -86,10 +85,12 @@ def create(
     as_json: options.AsJSON = False,
 ) -> None:
     """Create a queue and print its URL."""
+    from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
+
     values = parse_assignments(attributes or (), "attribute")
-    if fifo and not name.endswith(FIFO_SUFFIX):
+    if fifo and not is_fifo_name(name):
         raise WrongUsage(f"The name of a FIFO queue ends in .fifo: {name}{FIFO_SUFFIX}")
-    if name.endswith(FIFO_SUFFIX):
+    if is_fifo_name(name):
         values.setdefault("FifoQueue", "true")
     fields: dict[str, Any] = {"QueueName": name}
     if values:

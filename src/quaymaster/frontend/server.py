@@ -46,7 +46,7 @@ from quaymaster.protocol.actions import sqs_json
 from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
 from quaymaster.protocol.sqs import sqs_query
 from quaymaster.protocol.sqs.errors import render_error, wire_error
-from quaymaster.protocol.sqs.queue_names import parse_queue_path
+from quaymaster.protocol.sqs.queue_urls import parse_queue_path
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import ACTIONS, Action, Shape
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from quaymaster.core.values.queue_names import is_fifo_name
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
 from quaymaster_pipeline.warehouse.steps import Watch, unwatched
 
@@ -292,7 +293,7 @@ class Replay:
         message: dict[str, Any] = {"MessageBody": row["value"].decode()}
         if attributes:
             message["MessageAttributes"] = attributes
-        if self.progress.target.endswith(".fifo"):
+        if is_fifo_name(self.progress.target):
             message["MessageGroupId"] = row["key"] or "replay"
             digest = hashlib.sha256(f"{self.progress.name}/{place}".encode()).hexdigest()
             message["MessageDeduplicationId"] = digest

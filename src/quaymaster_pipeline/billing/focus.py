@@ -11,6 +11,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster_pipeline.billing.invoices import DAY, ROUNDING_ACTION, Invoice
 from quaymaster_pipeline.billing.money import plain
 from quaymaster_pipeline.billing.rating import FREE, Charge
@@ -105,7 +106,7 @@ def _row(invoice: Invoice) -> dict[str, Value]:
 
 def _charge_columns(charge: Charge, account_id: str) -> dict[str, Value]:
     """Return what a charge fills in. A queue is a resource; actions without a queue have none."""
-    arn = f"arn:aws:sqs:{charge.region}:{account_id}:{charge.queue_name}"
+    arn = str(QueueArn(charge.region, account_id, charge.queue_name))
     return _costs(charge.cost) | {
         "ChargeCategory": "Usage",
         "ChargeDescription": describe(charge),

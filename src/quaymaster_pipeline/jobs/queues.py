@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from quaymaster.core.values.queue_definitions import split_group
+from quaymaster.core.values.queue_names import is_fifo_name, split_group
 from quaymaster_pipeline.checks.broker_counts import QueueCount
 from quaymaster_pipeline.warehouse.schemas import QUEUES
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -65,7 +65,7 @@ def next_queues(
 def kind_of_queue(name: str, *, is_log: bool) -> str:
     """Return a queue's kind as usage records name it; a consumer group, `<log>@<group>`, is of its log's."""
     log, group = split_group(name)
-    if log.endswith(".fifo"):
+    if is_fifo_name(log):
         return "fifo"
     return "log" if is_log or group else "standard"
 

@@ -215,14 +215,14 @@ class QueueMachine(RuleBasedStateMachine):
         model.delay_ms = definition.delay_ms
         model.retention_ms = definition.retention_ms
         policy = definition.redrive_policy
-        model.receives_max = policy.max_receive_count if policy else 0
+        model.receives_max = policy.receive_count_max if policy else 0
         self.link()
 
     def link(self) -> None:
         """Find the dead-letter queues anew: they go by name."""
         for name, definition in self.definitions.items():
             policy = definition.redrive_policy
-            target = policy.target_arn.rsplit(":", 1)[1] if policy else ""
+            target = policy.target.name if policy else ""
             known = self.definitions.get(target)
             self.models[definition.queue_id].target = known.queue_id if known else None
             assert name == definition.name

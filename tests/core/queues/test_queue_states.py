@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness.replica_host import Host, arn, identity, message, queue, replay, snapshot_of
+from harness.replica_host import ACCOUNT, Host, arn, identity, message, queue, replay, snapshot_of
 
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
 from quaymaster.core.partition.partition_snapshots import load_partition
@@ -60,6 +60,7 @@ from quaymaster.core.values.errors import (
 )
 from quaymaster.core.values.messages import decode_message, message_id_of, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.core.values.records import RecordType
 
 JOBS, DEAD, STEPS, STEPS_DEAD = 1, 2, 3, 4
@@ -1046,13 +1047,12 @@ def test_older_revision_of_a_queue_is_refused_and_changes_nothing(host: Host) ->
 def test_queue_made_again_under_its_name_is_another_queue(host: Host) -> None:
     send(host, JOBS, message(1))
     host.ask(SetQueue(queue(9, "jobs")))
-    assert host.states.queue_of_arn(arn("jobs")) == 9
+    assert host.states.queue_of_arn(QueueArn("local", ACCOUNT, "jobs")) == 9
 
     host.ask(DeleteQueue(JOBS))
     host.ask(DeleteQueue(JOBS))
 
-    assert host.states.queue_of_arn(arn("jobs")) == 9
-    assert host.states.queue_of_arn("not an arn") is None
+    assert host.states.queue_of_arn(QueueArn("local", ACCOUNT, "jobs")) == 9
     assert counts(host, 9) == (0, 0, 0)
     assert host.states.messages_gone == 1
     assert host.states.removed == {partition_key(JOBS, 0)}
@@ -1231,7 +1231,7 @@ def test_name_of_a_queue_in_a_snapshot_outlives_the_replay_of_an_older_queue_of_
 
     replay(host.batches, states=states)
 
-    assert states.queue_of_arn(arn("again")) == 9
+    assert states.queue_of_arn(QueueArn("local", ACCOUNT, "again")) == 9
     assert set(states.definitions) == {9}
 
 

@@ -6,20 +6,21 @@ import gc
 
 import pytest
 
+from quaymaster.core.values.policies import RedrivePolicy
 from quaymaster.core.values.queue_definitions import (
     Durability,
     QueueDefinition,
-    RedrivePolicy,
     UnknownDefinitionFormat,
     decode_queue_definition,
     encode_queue_definition,
     first_difference,
-    group_name,
     one_partition,
-    parse_queue_arn,
-    queue_arn,
     replace_definition,
 )
+from quaymaster.core.values.queue_names import QueueArn
+
+A = QueueArn("r", "000000000000", "a")
+B = QueueArn("r", "000000000000", "b")
 
 
 def definition(**attributes: str) -> QueueDefinition:
@@ -67,7 +68,7 @@ def test_queue_without_attributes_has_the_defaults_of_the_service() -> None:
     assert not queue.content_based_dedup
     assert queue.durability == Durability.SYNC
     assert queue.redrive_policy is None
-    assert queue.redrive_allow_policy.allows("arn:aws:sqs:x:1:any")
+    assert queue.redrive_allow_policy.allows(A)
     assert queue.attribute("ReplicationMode") == "Leader"
     assert queue.attribute("DeduplicationScope") is None
 
@@ -84,8 +85,8 @@ def test_attributes_that_were_set_are_computed_in_milliseconds_and_types() -> No
         DeduplicationScope="messageGroup",
         FifoThroughputLimit="perMessageGroupId",
         Durability="Async",
-        RedrivePolicy='{"deadLetterTargetArn":"arn:aws:sqs:r:1:dlq.fifo","maxReceiveCount":"7"}',
-        RedriveAllowPolicy='{"redrivePermission":"byQueue","sourceQueueArns":["arn:a"]}',
+        RedrivePolicy='{"deadLetterTargetArn":"arn:aws:sqs:r:000000000000:dlq.fifo","maxReceiveCount":"7"}',
+        RedriveAllowPolicy='{"redrivePermission":"byQueue","sourceQueueArns":["arn:aws:sqs:r:000000000000:a"]}',
     )
 
     assert (queue.visibility_timeout_ms, queue.delay_ms, queue.retention_ms) == (0, 900_000, 60_000)
@@ -95,9 +96,9 @@ def test_attributes_that_were_set_are_computed_in_milliseconds_and_types() -> No
     assert queue.dedup_scope_is_group
     assert queue.high_throughput_fifo
     assert queue.durability == Durability.ASYNC
-    assert queue.redrive_policy == RedrivePolicy("arn:aws:sqs:r:1:dlq.fifo", 7)
-    assert queue.redrive_allow_policy.allows("arn:a")
-    assert not queue.redrive_allow_policy.allows("arn:b")
+    assert queue.redrive_policy == RedrivePolicy(QueueArn("r", "000000000000", "dlq.fifo"), 7)
+    assert queue.redrive_allow_policy.allows(A)
+    assert not queue.redrive_allow_policy.allows(B)
 
 
 def test_computed_values_do_not_outlive_the_revision_they_were_computed_from() -> None:
@@ -112,7 +113,7 @@ def test_computed_values_do_not_outlive_the_revision_they_were_computed_from() -
 def test_denied_redrive_allows_nobody() -> None:
     queue = definition(RedriveAllowPolicy='{"redrivePermission":"denyAll"}')
 
-    assert not queue.redrive_allow_policy.allows("arn:a")
+    assert not queue.redrive_allow_policy.allows(A)
 
 
 def test_fifo_queue_shows_its_fifo_defaults() -> None:
@@ -150,20 +151,6 @@ def test_json_attributes_are_compared_by_meaning() -> None:
     )
 
 
-def test_arn_is_parsed_as_it_was_made() -> None:
-    arn = queue_arn(region="us-east-1", account_id="000000000000", name="orders.fifo")
-
-    assert arn == "arn:aws:sqs:us-east-1:000000000000:orders.fifo"
-    assert parse_queue_arn(arn) == ("us-east-1", "000000000000", "orders.fifo")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "orders", "arn:aws:sns:r:1:t", "arn:aws:sqs:r:1", "arn:aws:sqs:r:1:a:b", "arn:aws:sqs::1:a"]
-)
-def test_what_is_no_queue_arn_is_told(text: str) -> None:
-    assert parse_queue_arn(text) is None
-
-
 def test_what_a_definition_has_worked_out_is_nothing_for_the_garbage_collector_to_look_at() -> None:
     queue = definition(VisibilityTimeout="45")
 
@@ -177,10 +164,6 @@ def test_what_a_definition_has_worked_out_is_nothing_for_the_garbage_collector_t
     assert queue.redrive_policy is None
 
     assert not gc.is_tracked(queue.__dict__)
-
-
-def test_a_consumer_group_is_named_after_its_log() -> None:
-    assert group_name("orders", "billing") == "orders@billing"
 
 
 def test_definition_that_an_older_program_wrote_has_no_keyed_ids() -> None:

@@ -47,8 +47,8 @@ def test_declared_queues_are_created_with_all_that_was_said(tmp_path: Path) -> N
             orders = service.queue(ACCOUNT, "orders")
             assert (orders.visibility_timeout_ms, orders.delay_ms) == (60_000, 5_000)
             assert orders.redrive_policy is not None
-            assert orders.redrive_policy.target_arn == ARN + "orders-dead"
-            assert orders.redrive_policy.max_receive_count == 5
+            assert str(orders.redrive_policy.target) == ARN + "orders-dead"
+            assert orders.redrive_policy.receive_count_max == 5
             assert orders.tags == {"team": "shop"}
             assert service.queue(ACCOUNT, "orders-dead").retention_ms == 1_209_600_000
             assert service.queue(ACCOUNT, "events.fifo").content_based_dedup

@@ -17,6 +17,7 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     UnsupportedOperation,
 )
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.protocol.actions.message_rules import (
     AttributeFilter,
     CheckedMessage,
@@ -28,7 +29,6 @@ from quaymaster.protocol.actions.message_rules import (
     is_number,
 )
 from quaymaster.protocol.sqs.queue_attributes import QueueAttributes, create_attributes
-from quaymaster.protocol.sqs.queue_names import QueueArn
 from quaymaster.protocol.sqs.shapes import (
     MessageAttributeValue,
     SendMessageBatchRequestEntry,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.protocol.actions.transaction_rules import (
     COMMITTED_STAGES_MAX,
     NUMBER_MAX,
@@ -26,7 +27,6 @@ from quaymaster.protocol.actions.transaction_shapes import (
     StageMessagesRequest,
 )
 from quaymaster.protocol.sqs.queue_attributes import create_attributes
-from quaymaster.protocol.sqs.queue_names import QueueArn
 
 
 def staged(count: int = 1, **given: Any) -> StageMessagesRequest:

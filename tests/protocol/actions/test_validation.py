@@ -18,6 +18,7 @@ from quaymaster.core.values.errors import (
     OverLimit,
     TooManyEntriesInBatchRequest,
 )
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.protocol.actions import validation
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
@@ -25,7 +26,6 @@ from quaymaster.protocol.actions.log_shapes import (
     FindOffsetsRequest,
 )
 from quaymaster.protocol.logs.log_columns import COLUMNS
-from quaymaster.protocol.sqs.queue_names import QueueArn
 from quaymaster.protocol.sqs.shapes import (
     ACTIONS,
     AddPermissionRequest,

@@ -16,18 +16,17 @@ from quaymaster.core.values.errors import (
     InvalidAttributeValue,
     InvalidParameterValue,
 )
+from quaymaster.core.values.policies import RedriveAllowPolicy, parse_redrive_allow_policy
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.protocol.sqs.queue_attributes import (
     COMPUTED_NAMES,
     QueueAttributes,
-    RedriveAllowPolicy,
     change_attributes,
     check_attribute_names,
     create_attributes,
     first_difference,
     is_attribute_name,
-    parse_redrive_allow_policy,
 )
-from quaymaster.protocol.sqs.queue_names import QueueArn
 
 _ACCOUNT = "123456789012"
 _QUEUE = QueueArn("eu-central-1", _ACCOUNT, "orders")
@@ -329,7 +328,7 @@ def test_a_redrive_policy_has_one_spelling() -> None:
     assert attributes.values["RedrivePolicy"] == f'{{"deadLetterTargetArn":"{_DLQ}","maxReceiveCount":5}}'
     assert attributes.redrive_policy is not None
     assert attributes.redrive_policy.receive_count_max == 5
-    assert attributes.redrive_policy.dead_letter_target.name == "dead"
+    assert attributes.redrive_policy.target.name == "dead"
 
 
 @pytest.mark.parametrize(

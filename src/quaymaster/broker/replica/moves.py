@@ -34,7 +34,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.messages import decode_moved, split_payload
-from quaymaster.core.values.queue_definitions import queue_arn
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.core.values.records import RecordType
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
@@ -133,7 +133,7 @@ class Moves:
         """Find out where a dead letter goes, and propose that; those for one queue keep their order."""
         definition = self._host.replica.queues.definitions.get(letter.queue_id)
         policy = definition.redrive_policy if definition is not None else None
-        arn = policy.target_arn if policy is not None else ""
+        arn = str(policy.target) if policy is not None else ""
         waiting = self._unlocated.get(arn)
         place = places.elsewhere.find(arn)
         if waiting is not None:
@@ -237,7 +237,7 @@ class Moves:
                 return
             self._wake(partition_key(letter.queue_id, letter.partition))
 
-        arn = queue_arn(region=self._region, account_id=definition.account_id, name=definition.name)
+        arn = str(QueueArn(self._region, definition.account_id, definition.name))
         record_type, flags, _, payload = body or (0, 0, 0, None)
         command = MoveMessage(
             letter.queue_id,

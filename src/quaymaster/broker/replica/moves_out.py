@@ -23,7 +23,7 @@ from quaymaster.core.queues.applied_queues import partition_key, parts_of_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.values.commands import EndMoves, MoveBegun, MovedMessage, MoveIn, MoveInOutcome
 from quaymaster.core.values.errors import CallerError, NotNow
-from quaymaster.core.values.queue_definitions import queue_arn
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.supervision import supervise
 
@@ -197,7 +197,7 @@ class MovesAway:
     def _message(self, partition: Partition, number: int, move: OpenMove, body: Body) -> MovedMessage:
         record_type, flags, _, payload = body
         definition = partition.definition
-        arn = queue_arn(region=self._region, account_id=definition.account_id, name=definition.name)
+        arn = str(QueueArn(self._region, definition.account_id, definition.name))
         return message_to_move(
             partition,
             move.sequence,

@@ -12,7 +12,8 @@ from typing import Final
 
 from quaymaster.core.partition.partition_moves import UNKNOWN, Place, QueuesElsewhere
 from quaymaster.core.values.formats import CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, parse_queue_arn
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import parse_queue_arn
 
 ABSENT_S: Final = 5.0
 """So long a queue that was not found, or has gone, is not looked for again."""
@@ -40,7 +41,7 @@ class QueuePlaces:
         if place is not UNKNOWN:
             return place
         parsed = parse_queue_arn(arn)
-        definition = await self._find_queue(parsed[1], parsed[2]) if parsed is not None else None
+        definition = await self._find_queue(parsed.account_id, parsed.name) if parsed is not None else None
         place = None
         if definition is not None and definition.state == "active" and not definition.keeps_all:
             journal_id = definition.partitions[0].journal_id

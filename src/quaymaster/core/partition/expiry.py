@@ -6,7 +6,7 @@ Only the leader asks. It proposes their end, and what that does is `Partition.ap
 from __future__ import annotations
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.values.queue_definitions import split_group
+from quaymaster.core.values.queue_names import split_group
 
 EXPIRED_ROWS_MAX = 4_096
 """About so many messages that were received before expire in one step."""

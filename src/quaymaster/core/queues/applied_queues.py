@@ -66,9 +66,9 @@ from quaymaster.core.values.queue_definitions import (
     decode_queue_definition,
     encode_queue_definition,
     group_definition,
-    parse_queue_arn,
 )
 from quaymaster.core.values.queue_marks import QueueMarks
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.core.values.records import MESSAGE_TYPES, RecordType, Row
 
 OWN_DELAY = 8
@@ -211,10 +211,9 @@ class AppliedQueues:
             raise QueueDoesNotExist()
         return [self.partition(queue_id, slice_.number) for slice_ in definition.partitions]
 
-    def queue_of_arn(self, arn: str) -> int | None:
+    def queue_of_arn(self, arn: QueueArn) -> int | None:
         """Return the id of the queue with this ARN, None when the journal has none."""
-        parsed = parse_queue_arn(arn)
-        return self._ids_by_name.get((parsed[1], parsed[2])) if parsed else None
+        return self._ids_by_name.get((arn.account_id, arn.name))
 
     def sequence_of(self, key: int, row_type: int, row_sequence: int) -> int:
         """Return the number of a message by its record's row, in the partition with this key; 0: it is not known."""

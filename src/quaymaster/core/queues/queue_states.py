@@ -117,8 +117,9 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import REVISIONS_COMPARED, CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition, split_group
+from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
 from quaymaster.core.values.queue_marks import QueueIdentity, identity_of
+from quaymaster.core.values.queue_names import QueueArn, split_group
 from quaymaster.core.values.records import Record, RecordType
 
 DEAD_LETTERS_PER_RECEIVE_MAX = 100
@@ -316,7 +317,7 @@ class QueueStates(AppliedQueues):
         has_returned = bool(returned)
         definition = partition.definition
         policy = definition.redrive_policy
-        target_id = self._dead_letter_target(partition, policy.target_arn) if policy else None
+        target_id = self._dead_letter_target(partition, policy.target) if policy else None
         oldest_ms = self._oldest_ms(partition, now_ms)
         index = partition.index
         may_have_expired = partition.may_have_expired(oldest_ms)
@@ -348,7 +349,7 @@ class QueueStates(AppliedQueues):
                 if (
                     policy is not None
                     and target_id is not None
-                    and before.delivery_count - before.arrived_count >= policy.max_receive_count
+                    and before.delivery_count - before.arrived_count >= policy.receive_count_max
                 ):
                     partition.moving[sequence] = target_id
                     dead_letters.append(
@@ -376,14 +377,14 @@ class QueueStates(AppliedQueues):
             self._undecided.add(partition.key)
         return taken, dead_letters, unfinished
 
-    def _dead_letter_target(self, partition: Partition, arn: str) -> int | None:
+    def _dead_letter_target(self, partition: Partition, arn: QueueArn) -> int | None:
         """Return where dead letters go: a queue's id, 0 if that must be found out, None if they stay."""
         target_id = self.queue_of_arn(arn)
         if target_id is not None and self.definitions[target_id].keeps_all:
             return None
         if target_id is not None or self.elsewhere is None:
             return target_id
-        place = self.elsewhere.find(arn)
+        place = self.elsewhere.find(str(arn))
         leaving = len(partition.moves.leaving) if partition.moves is not None else 0
         if place is None or len(partition.moving) + leaving >= AWAY_MAX:
             return None

@@ -24,6 +24,12 @@ from typing import Any, Literal
 import msgspec
 
 from quaymaster.core.values.formats import UnknownFormat
+from quaymaster.core.values.policies import (
+    RedriveAllowPolicy,
+    RedrivePolicy,
+    parse_redrive_allow_policy,
+    parse_redrive_policy,
+)
 
 DEFINITION_VERSION = 1
 
@@ -62,9 +68,6 @@ LOG_DEFAULTS: Mapping[str, str] = {
 }
 """What a log-retained queue has besides."""
 
-GROUP_MARK = "@"
-"""Stands between a log's name and a consumer group's; it cannot occur in either."""
-
 KMS_REUSE_PERIOD = "KmsDataKeyReusePeriodSeconds"
 _KMS_DEFAULTS: Mapping[str, str] = {KMS_REUSE_PERIOD: "300"}
 _JSON_ATTRIBUTES = frozenset({"Policy", "RedrivePolicy", "RedriveAllowPolicy"})
@@ -84,26 +87,6 @@ class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     number: int
     journal_id: int
-
-
-class RedrivePolicy(msgspec.Struct, frozen=True, gc=False):
-    """Where a message goes once it was handed out more than `max_receive_count` times."""
-
-    target_arn: str
-    max_receive_count: int
-
-
-class RedriveAllowPolicy(msgspec.Struct, frozen=True):
-    """Which queues may name this one as their dead-letter queue. `source_arns` counts for `byQueue` only."""
-
-    permission: Literal["allowAll", "denyAll", "byQueue"] = "allowAll"
-    source_arns: tuple[str, ...] = ()
-
-    def allows(self, source_arn: str) -> bool:
-        """Tell whether the queue of this ARN may send its dead letters here."""
-        if self.permission == "byQueue":
-            return source_arn in self.source_arns
-        return self.permission == "allowAll"
 
 
 class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
@@ -225,21 +208,13 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def redrive_policy(self) -> RedrivePolicy | None:
         """Where messages go that are received too often; None without a dead-letter queue."""
         text = self.attributes.get("RedrivePolicy")
-        if not text:
-            return None
-        policy = json.loads(text)
-        return RedrivePolicy(str(policy["deadLetterTargetArn"]), int(policy["maxReceiveCount"]))
+        return parse_redrive_policy(text) if text else None
 
     @cached_property
     def redrive_allow_policy(self) -> RedriveAllowPolicy:
         """Who may use this queue as a dead-letter queue; everybody when nothing was said."""
         text = self.attributes.get("RedriveAllowPolicy")
-        if not text:
-            return RedriveAllowPolicy()
-        policy = json.loads(text)
-        return RedriveAllowPolicy(
-            policy.get("redrivePermission", "allowAll"), tuple(policy.get("sourceQueueArns", ()))
-        )
+        return parse_redrive_allow_policy(text) if text else RedriveAllowPolicy()
 
     @cached_property
     def durability(self) -> int:
@@ -274,22 +249,6 @@ def decode_queue_definition(data: bytes | memoryview) -> QueueDefinition:
         return _decoder.decode(memoryview(data)[1:])
     except msgspec.MsgspecError as error:
         raise UnknownDefinitionFormat(f"not a queue definition: {error}") from error
-
-
-# Names
-
-
-def queue_arn(*, region: str, account_id: str, name: str) -> str:
-    """Return the name of a queue that is unique over accounts and regions."""
-    return f"arn:aws:sqs:{region}:{account_id}:{name}"
-
-
-def parse_queue_arn(arn: str) -> tuple[str, str, str] | None:
-    """Return (region, account id, queue name) of a queue's ARN, or None when it is not one."""
-    parts = arn.split(":")
-    if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not all(parts[1:]):
-        return None
-    return parts[3], parts[4], parts[5]
 
 
 # Comparing attributes
@@ -329,17 +288,6 @@ def first_difference(definition: QueueDefinition, requested: Mapping[str, str]) 
 def replace_definition(definition: QueueDefinition, **changes: Any) -> QueueDefinition:
     """Return a copy with some fields changed; computed properties start afresh."""
     return msgspec.structs.replace(definition, **changes)
-
-
-def group_name(log_name: str, group: str) -> str:
-    """Return the name of a consumer group's queue."""
-    return f"{log_name}{GROUP_MARK}{group}"
-
-
-def split_group(name: str) -> tuple[str, str]:
-    """Return queue and consumer group of a name; the group is empty where none is named."""
-    queue, _, group = name.partition(GROUP_MARK)
-    return queue, group
 
 
 def group_definition(group: QueueDefinition, log: QueueDefinition) -> QueueDefinition:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from quaymaster.core.values.errors import CallerError, GroupTakenOver, NotNow, NotYetKnown, Overloaded
-from quaymaster.core.values.queue_definitions import QueueDefinition, group_name
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import group_name
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.actions.routing import GroupDoesNotExist
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, TagQueue

@@ -20,7 +20,8 @@ from quaymaster.core.values.commands import (
     SetGroupOffset,
 )
 from quaymaster.core.values.errors import InvalidParameterValue, Overloaded, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import QueueDefinition, split_group
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.actions.routing import GroupDoesNotExist, Routes
 from quaymaster.frontend.call import Call

@@ -6,20 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from quaymaster.core.values.errors import AccessDenied, QueueDoesNotExist, ResourceNotFound
-from quaymaster.core.values.queue_definitions import (
-    QueueDefinition,
-    group_definition,
-    group_name,
-    split_group,
-)
+from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
+from quaymaster.core.values.queue_names import QueueArn, group_name, parse_queue_arn, split_group
 from quaymaster.net.http.message import HTTPRequest
-from quaymaster.protocol.sqs.queue_names import (
-    QueueAddress,
-    parse_queue_arn,
-    parse_queue_url,
-    queue_url_base,
-    render_queue_url,
-)
+from quaymaster.protocol.sqs.queue_urls import QueueAddress, parse_queue_url, queue_url_base, render_queue_url
 
 DEFAULT_GROUP: Final = "default"
 """Whose messages a log-retained queue's are that are received by the queue's own URL."""
@@ -125,7 +115,7 @@ class Routes:
 
     def arn(self, definition: QueueDefinition) -> str:
         """Return the ARN of a queue."""
-        return f"arn:aws:sqs:{self.region}:{definition.account_id}:{definition.name}"
+        return str(QueueArn(self.region, definition.account_id, definition.name))
 
     def url(self, definition: QueueDefinition, request: HTTPRequest) -> str:
         """Return a queue's URL, with the host by which the client that sent `request` reached us."""

@@ -53,7 +53,8 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.messages import UnknownMessageFormat, decode_message, prefix_bytes
-from quaymaster.core.values.queue_definitions import QueueDefinition, group_name
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import group_name
 from quaymaster.frontend.actions.message_actions import partition_of, uuid_text
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs

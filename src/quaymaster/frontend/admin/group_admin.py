@@ -14,7 +14,8 @@ from quaymaster.core.values.commands import (
     SetGroupOffset,
 )
 from quaymaster.core.values.errors import QueueDoesNotExist, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import Durability, QueueDefinition, split_group
+from quaymaster.core.values.queue_definitions import Durability, QueueDefinition
+from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, ListGroups

@@ -30,11 +30,12 @@ import msgspec
 
 from quaymaster.core.values.errors import AccessDenied, CallerError
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.queue_names import is_addressed_name
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
-from quaymaster.protocol.sqs.queue_names import is_addressed_name, parse_queue_url
+from quaymaster.protocol.sqs.queue_urls import parse_queue_url
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
 from quaymaster.protocol.usage.usage_records import (

@@ -27,9 +27,9 @@ import msgspec
 
 from quaymaster.core.values.errors import CallerError
 from quaymaster.core.values.queue_definitions import QueueDefinition, first_difference
+from quaymaster.core.values.queue_names import QueueArn, is_fifo_name
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, QueueChange, SetAttributes, TagQueue
 from quaymaster.protocol.sqs.queue_attributes import create_attributes
-from quaymaster.protocol.sqs.queue_names import QueueArn, is_fifo_name
 
 MAX_RECEIVE_COUNT_DEFAULT: Final = 10
 _TAGS = "tags"

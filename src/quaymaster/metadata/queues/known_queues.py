@@ -17,12 +17,12 @@ import msgspec
 
 from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
+from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.store.mirror import Mirror, Table
 from quaymaster.metadata.store.quotas import QueueQuotas, Quotas
 from quaymaster.metadata.store.rows import DELETED, QUEUES, DeletedRow, row_decoder
 from quaymaster.protocol.rpc.metadata_messages import ListDeadLetterSources, ListGroups, QueueListing
 from quaymaster.protocol.sqs.internal_queues import is_internal
-from quaymaster.protocol.sqs.queue_names import QueueArn
 
 PAGE_MAX: Final = 1_000
 GONE_MAX: Final = 20_000
@@ -53,7 +53,7 @@ class KnownQueues:
         self._logs: dict[int, QueueDefinition] = {}
         """Those that are log-retained, without their consumer groups."""
         self._names: dict[str, list[str]] = {}
-        self._dead_letter_sources: dict[str, list[str]] = {}
+        self._dead_letter_sources: dict[QueueArn, list[str]] = {}
         self._partitions_in: Counter[int] = Counter()
         # Queues in any state:
         self._queues_with_key: Counter[int] = Counter()
@@ -157,7 +157,7 @@ class KnownQueues:
     def _list_dead_letter_sources(self, request: ListDeadLetterSources) -> QueuePage:
         target = self.queue(request.account_id, request.name)
         after = _parse_token(request.next_token)
-        names = self._dead_letter_sources.get(self.arn(target), [])
+        names = self._dead_letter_sources.get(self.arn_of(target.account_id, target.name), [])
         start = 0 if after is None else bisect_right(names, after)
         return self._page(request, names[start : start + _limit(request) + 1])
 
@@ -238,7 +238,7 @@ class KnownQueues:
         self._partitions_in.update(partition.journal_id for partition in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:
-            insort(self._dead_letter_sources.setdefault(policy.target_arn, []), definition.name)
+            insort(self._dead_letter_sources.setdefault(policy.target, []), definition.name)
 
     def _unindex(self, definition: QueueDefinition) -> None:
         key = (definition.account_id, definition.name)
@@ -253,10 +253,10 @@ class KnownQueues:
         self._partitions_in.subtract(partition.journal_id for partition in definition.partitions)
         policy = definition.redrive_policy
         if policy is not None:
-            sources = self._dead_letter_sources[policy.target_arn]
+            sources = self._dead_letter_sources[policy.target]
             del sources[bisect_left(sources, definition.name)]
             if not sources:
-                del self._dead_letter_sources[policy.target_arn]
+                del self._dead_letter_sources[policy.target]
 
 
 def journal_ids_of(definition: QueueDefinition) -> tuple[int, ...]:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter, OverLimit
-from quaymaster.protocol.sqs.queue_attributes import POLICY_STATEMENTS_MAX
+from quaymaster.core.values.policies import POLICY_STATEMENTS_MAX
+from quaymaster.core.values.queue_names import is_account_id
 
 ACTIONS_MAX: Final = 7
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
-_ACCOUNT: Final = re.compile(r"[0-9]{12}", re.ASCII)
 _POLICY_VERSION: Final = "2008-10-17"
 _SHARED_ACTIONS: Final = frozenset(
     {
@@ -109,7 +109,7 @@ def _check_label(label: str) -> None:
 def _check_accounts(account_ids: Sequence[str]) -> None:
     if not account_ids:
         raise MissingParameter("PrincipalId")
-    if any(_ACCOUNT.fullmatch(account_id) is None for account_id in account_ids):
+    if not all(is_account_id(account_id) for account_id in account_ids):
         raise InvalidParameterValue.of("PrincipalId", f"[{', '.join(account_ids)}]", "Unable to verify.")
 
 

@@ -26,6 +26,7 @@ from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
 from quaymaster.metadata.queues.known_queues import KnownQueues
 from quaymaster.protocol.sqs.queue_attributes import QueueAttributes
 
@@ -34,7 +35,6 @@ DEAD_LETTER_MARKS: Final = (
     *("-dead", "_dead", "-failed", "_failed", "-failures", "-errors", "-error", "_error", "DLQ", "Dlq"),
 )
 """What the name of a dead-letter queue usually ends with, behind the name of its source."""
-FIFO: Final = ".fifo"
 
 RETRY_S: Final = 0.5
 FORMING_S: Final = 5.0
@@ -99,7 +99,7 @@ def choose_journal(
         raise Overloaded("No journal takes new queues now.")
     policy = attributes.redrive_policy
     if policy is not None:
-        target = queues.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
+        target = queues.find(policy.target.account_id, policy.target.name)
         if target is not None:
             return target.partitions[0].journal_id
     for related in related_names(name):
@@ -111,8 +111,8 @@ def choose_journal(
 
 def related_names(name: str) -> list[str]:
     """Return the names of queues that a new queue probably shares messages with: source or dead-letter queue."""
-    fifo = FIFO if name.endswith(FIFO) else ""
-    stem = name.removesuffix(FIFO)
+    fifo = FIFO_SUFFIX if is_fifo_name(name) else ""
+    stem = name.removesuffix(FIFO_SUFFIX)
     sources = [stem.removesuffix(mark) for mark in DEAD_LETTER_MARKS if stem.endswith(mark)]
     return [related + fifo for related in (*sources, *(stem + mark for mark in DEAD_LETTER_MARKS)) if related]
 

@@ -45,6 +45,7 @@ from quaymaster.core.values.errors import (
     UnsupportedOperation,
 )
 from quaymaster.core.values.formats import KEYED_IDS, LOG_QUEUES, SHARED_DATA_KEYS, CellFormat
+from quaymaster.core.values.policies import invalid_redrive_policy
 from quaymaster.core.values.queue_definitions import (
     FIFO_DEFAULTS,
     LOG_DEFAULTS,
@@ -54,9 +55,9 @@ from quaymaster.core.values.queue_definitions import (
     first_difference,
     one_partition,
     replace_definition,
-    split_group,
 )
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
+from quaymaster.core.values.queue_names import check_group_name, split_group
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.queues.id_guard import MARKS_ASKED, IdGuard, LostAttributes
 from quaymaster.metadata.queues.known_queues import KnownQueues, journal_ids_of
@@ -97,13 +98,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     UntagQueue,
 )
 from quaymaster.protocol.sqs.internal_queues import is_internal
-from quaymaster.protocol.sqs.queue_attributes import (
-    QueueAttributes,
-    change_attributes,
-    create_attributes,
-    invalid_redrive_policy,
-)
-from quaymaster.protocol.sqs.queue_names import check_group_name
+from quaymaster.protocol.sqs.queue_attributes import QueueAttributes, change_attributes, create_attributes
 
 log = logging.getLogger(__name__)
 
@@ -550,14 +545,14 @@ class Queues(KnownQueues):
         policy = attributes.redrive_policy
         if policy is None or not given.get("RedrivePolicy"):
             return
-        target = self.find(policy.dead_letter_target.account_id, policy.dead_letter_target.name)
+        target = self.find(policy.target.account_id, policy.target.name)
         if target is None:
             raise invalid_redrive_policy(given["RedrivePolicy"], "Dead letter target does not exist.")
         if target.is_log:
             raise invalid_redrive_policy(
                 given["RedrivePolicy"], "A log-retained queue cannot be a dead-letter queue."
             )
-        if not target.redrive_allow_policy.allows(str(self.arn_of(account_id, name))):
+        if not target.redrive_allow_policy.allows(self.arn_of(account_id, name)):
             raise invalid_redrive_policy(
                 given["RedrivePolicy"], "The dead letter target does not allow this queue as a source."
             )

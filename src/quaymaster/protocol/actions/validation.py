@@ -25,6 +25,7 @@ from quaymaster.core.values.errors import (
     OverLimit,
     TooManyEntriesInBatchRequest,
 )
+from quaymaster.core.values.queue_names import QueueArn, is_account_id, parse_queue_arn
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
     FetchMessagesRequest,
@@ -33,7 +34,6 @@ from quaymaster.protocol.actions.log_shapes import (
 from quaymaster.protocol.actions.message_rules import AttributeFilter, check_id
 from quaymaster.protocol.logs.log_columns import COLUMNS
 from quaymaster.protocol.sqs.queue_attributes import COMPUTED_NAMES, is_attribute_name
-from quaymaster.protocol.sqs.queue_names import QueueArn, parse_queue_arn
 from quaymaster.protocol.sqs.shapes import (
     ACTIONS,
     AddPermissionRequest,
@@ -63,7 +63,6 @@ PERMISSION_ACTIONS_MAX = 7
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _LABEL = _ENTRY_ID
 _READER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_ACCOUNT = re.compile(r"[0-9]{12}", re.ASCII)
 _TAG_CHARACTERS = re.compile(r"[\w\s.:/=+\-@]*")
 
 SYSTEM_ATTRIBUTE_NAMES = frozenset(
@@ -282,7 +281,7 @@ def check_permission(request: AddPermissionRequest) -> None:
                 "Please refer to the appropriate WSDL for a list of valid actions.",
             )
     for account_id in request.AWSAccountIds:
-        if _ACCOUNT.fullmatch(account_id) is None:
+        if not is_account_id(account_id):
             raise InvalidParameterValue.of("PrincipalId", f"[{account_id}]", "Unable to verify.")
 
 

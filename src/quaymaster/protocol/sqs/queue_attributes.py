@@ -12,26 +12,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
-from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue, InvalidParameterValue
-from quaymaster.protocol.sqs.queue_names import (
-    QueueArn,
-    check_queue_name,
-    is_fifo_name,
-    is_group_name,
-    parse_queue_arn,
+from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue
+from quaymaster.core.values.policies import (
+    RedriveAllowPolicy,
+    RedrivePolicy,
+    invalid_redrive_policy,
+    parse_policy,
+    parse_redrive_allow_policy,
+    parse_redrive_policy,
 )
+from quaymaster.core.values.queue_names import QueueArn, check_queue_name, is_fifo_name, is_group_name
 
 MESSAGE_BYTES_MAX = 1_048_576
-RECEIVE_COUNT_MAX = 1_000
-REDRIVE_SOURCES_MAX = 10
-POLICY_BYTES_MAX = 8_192
-POLICY_STATEMENTS_MAX = 20
-POLICY_PRINCIPALS_MAX = 50
-POLICY_CONDITIONS_MAX = 10
 _KEY_ID_CHARS_MAX = 2_048
 _INTEGER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -107,35 +103,6 @@ COMPUTED_NAMES = frozenset(
     }
 )
 """Attributes that can be read but not set; the front end knows their values."""
-
-
-class RedrivePolicy(msgspec.Struct, frozen=True):
-    """Where a message goes that was received more than `receive_count_max` times."""
-
-    dead_letter_target: QueueArn
-    receive_count_max: int
-
-    def __str__(self) -> str:
-        return _json(
-            {"deadLetterTargetArn": str(self.dead_letter_target), "maxReceiveCount": self.receive_count_max}
-        )
-
-
-class RedriveAllowPolicy(msgspec.Struct, frozen=True):
-    """Whose dead-letter queue this queue may be: `allowAll`, `denyAll`, or `byQueue` of `sources`."""
-
-    permission: str
-    sources: tuple[str, ...] = ()
-
-    def allows(self, source: QueueArn) -> bool:
-        """Return whether the queue `source` may name this queue in its redrive policy."""
-        return self.permission == "allowAll" or (self.permission == "byQueue" and str(source) in self.sources)
-
-    def __str__(self) -> str:
-        value: dict[str, Any] = {"redrivePermission": self.permission}
-        if self.permission == "byQueue":
-            value["sourceQueueArns"] = list(self.sources)
-        return _json(value)
 
 
 class QueueAttributes(msgspec.Struct, frozen=True):
@@ -307,7 +274,7 @@ def _settle_encryption(values: dict[str, str], given: Mapping[str, str]) -> None
 
 
 def _check_dead_letter_queue(queue: QueueArn, policy: RedrivePolicy, text: str) -> None:
-    target = policy.dead_letter_target
+    target = policy.target
     if (target.region, target.account_id) != (queue.region, queue.account_id):
         raise invalid_redrive_policy(text, "Dead-letter target owner should be same as the source.")
     if is_fifo_name(target.name) != is_fifo_name(queue.name):
@@ -383,133 +350,6 @@ def _parse_pins(name: str, text: str) -> str:
                 name, "It names consumer groups, with commas in between: 1-80 letters, digits, - and _ each."
             )
     return ",".join(dict.fromkeys(groups))
-
-
-def parse_redrive_policy(text: str) -> RedrivePolicy:
-    """Return the redrive policy that `text` (JSON) is. Raises InvalidParameterValue, saying what is wrong."""
-    value = _object(text)
-    if value is None:
-        raise invalid_redrive_policy(text, "Redrive policy is not a valid JSON map.")
-    for name in ("maxReceiveCount", "deadLetterTargetArn"):
-        if name not in value:
-            raise invalid_redrive_policy(
-                text, f"Redrive policy does not contain mandatory attribute: {name}."
-            )
-    count = value["maxReceiveCount"]
-    if isinstance(count, str) and _INTEGER.fullmatch(count) is not None:
-        count = int(count)
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= RECEIVE_COUNT_MAX:
-        raise invalid_redrive_policy(
-            text,
-            f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to {RECEIVE_COUNT_MAX} "
-            "both inclusive.",
-        )
-    arn = value["deadLetterTargetArn"]
-    target = parse_queue_arn(arn) if isinstance(arn, str) else None
-    if target is None:
-        raise invalid_redrive_policy(text, "Invalid value for deadLetterTargetArn.")
-    return RedrivePolicy(target, count)
-
-
-def invalid_redrive_policy(text: str, reason: str) -> InvalidParameterValue:
-    """Return the error for the redrive policy `text`. (That its target exists, only the front end knows.)"""
-    return InvalidParameterValue.of("RedrivePolicy", text, reason)
-
-
-def parse_redrive_allow_policy(text: str) -> RedriveAllowPolicy:
-    """Return the redrive allow policy that `text` (JSON) is.
-
-    Raises InvalidParameterValue, saying what is wrong.
-    """
-    value = _object(text)
-    if value is None:
-        raise _invalid_allow_policy(text, "Redrive allow policy is not a valid JSON map.")
-    permission = value.get("redrivePermission")
-    if permission not in ("allowAll", "denyAll", "byQueue"):
-        raise _invalid_allow_policy(text, "redrivePermission must be one of allowAll, denyAll, byQueue.")
-    sources = value.get("sourceQueueArns")
-    if permission != "byQueue":
-        if sources is not None:
-            raise _invalid_allow_policy(
-                text, "sourceQueueArns can be specified only when redrivePermission is byQueue."
-            )
-        return RedriveAllowPolicy(permission)
-    if not isinstance(sources, list) or not 1 <= len(sources) <= REDRIVE_SOURCES_MAX:
-        raise _invalid_allow_policy(
-            text, f"sourceQueueArns must have between 1 and {REDRIVE_SOURCES_MAX} queue ARNs."
-        )
-    for source in sources:
-        if not isinstance(source, str) or parse_queue_arn(source) is None:
-            raise _invalid_allow_policy(text, "Invalid value for sourceQueueArns.")
-    return RedriveAllowPolicy(permission, tuple(sources))
-
-
-def _invalid_allow_policy(text: str, reason: str) -> InvalidParameterValue:
-    return InvalidParameterValue.of("RedriveAllowPolicy", text, reason)
-
-
-def parse_policy(text: str) -> dict[str, Any]:
-    """Return the access policy that `text` (JSON) is. Only its shape and its limits are checked, not its
-    meaning.
-
-    Raises InvalidAttributeValue.
-    """
-    if len(text.encode()) > POLICY_BYTES_MAX:
-        raise InvalidAttributeValue.of("Policy", f"It must be at most {POLICY_BYTES_MAX} bytes.")
-    policy = _object(text)
-    if policy is None:
-        raise InvalidAttributeValue.of("Policy")
-    statements = _listed(policy.get("Statement"))
-    if not 1 <= len(statements) <= POLICY_STATEMENTS_MAX:
-        raise InvalidAttributeValue.of(
-            "Policy", f"It must have between 1 and {POLICY_STATEMENTS_MAX} statements."
-        )
-    principals = conditions = 0
-    for statement in statements:
-        if not isinstance(statement, dict) or statement.get("Effect") not in ("Allow", "Deny"):
-            raise InvalidAttributeValue.of("Policy")
-        if not (_listed(statement.get("Action")) or _listed(statement.get("NotAction"))):
-            raise InvalidAttributeValue.of("Policy")
-        principals += _count_principals(statement.get("Principal", statement.get("NotPrincipal")))
-        conditions += _count_conditions(statement.get("Condition", {}))
-    if principals > POLICY_PRINCIPALS_MAX:
-        raise InvalidAttributeValue.of("Policy", f"It can have at most {POLICY_PRINCIPALS_MAX} principals.")
-    if conditions > POLICY_CONDITIONS_MAX:
-        raise InvalidAttributeValue.of("Policy", f"It can have at most {POLICY_CONDITIONS_MAX} conditions.")
-    return policy
-
-
-def _count_principals(principal: Any) -> int:
-    if principal == "*":
-        return 1
-    if not isinstance(principal, dict) or not principal:
-        raise InvalidAttributeValue.of("Policy")
-    return sum(len(_listed(names)) for names in principal.values())
-
-
-def _count_conditions(condition: Any) -> int:
-    if not isinstance(condition, dict) or not all(isinstance(keys, dict) for keys in condition.values()):
-        raise InvalidAttributeValue.of("Policy")
-    return sum(len(keys) for keys in condition.values())
-
-
-def _listed(value: Any) -> list[Any]:
-    """In a policy, one thing may stand for a list of one."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _json(value: dict[str, Any]) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _check_policy(name: str, text: str) -> str:

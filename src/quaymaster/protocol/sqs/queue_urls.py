@@ -1,4 +1,4 @@
-"""What queues are called: names, URLs and ARNs, and which queue a URL or a request's path means.
+"""The URLs of queues, and which queue a URL or a request's path means.
 
 A queue is found by the path alone, so a client may reach the service by any host name:
 
@@ -19,18 +19,15 @@ import re
 
 import msgspec
 
-from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist
-from quaymaster.core.values.queue_definitions import GROUP_MARK
+from quaymaster.core.values.errors import QueueDoesNotExist
+from quaymaster.core.values.queue_names import (
+    check_group_name,
+    is_account_id,
+    is_addressed_name,
+    is_queue_name,
+    split_group,
+)
 
-NAME_CHARS_MAX = 80
-FIFO_SUFFIX = ".fifo"
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
-_FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo", re.ASCII)
-_ANY_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo", re.ASCII)
-_GROUP = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
-_ADDRESSED = re.compile(rf"(?:{_ANY_NAME.pattern})(?:{GROUP_MARK}{_GROUP.pattern})?", re.ASCII)
-_ACCOUNT = re.compile(r"[0-9]{12}", re.ASCII)
 _HOST = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII)
 _URL_CHARS_MAX = 1_024
 
@@ -44,55 +41,6 @@ class QueueAddress(msgspec.Struct, frozen=True, gc=False):
     name: str
     account_id: str | None = None
     region: str | None = None
-
-
-class QueueArn(msgspec.Struct, frozen=True, gc=False):
-    """`arn:aws:sqs:region:account:name`, taken apart."""
-
-    region: str
-    account_id: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"arn:aws:sqs:{self.region}:{self.account_id}:{self.name}"
-
-
-def is_fifo_name(name: str) -> bool:
-    """Return whether a queue of this name is a FIFO queue: the suffix says so and nothing else does."""
-    return name.endswith(FIFO_SUFFIX)
-
-
-def check_queue_name(name: str, *, fifo: bool) -> None:
-    """Raise InvalidParameterValue unless a new queue, which `fifo` says what kind of, may have this name."""
-    if fifo:
-        if _FIFO_NAME.fullmatch(name) is None:
-            raise InvalidParameterValue(
-                "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
-                "must end with .fifo suffix and be 1 to 80 in length."
-            )
-    elif _NAME.fullmatch(name) is None:
-        raise InvalidParameterValue(
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
-        )
-
-
-def is_group_name(group: str) -> bool:
-    """Return whether a consumer group may have this name."""
-    return _GROUP.fullmatch(group) is not None
-
-
-def check_group_name(group: str) -> None:
-    """Raise InvalidParameterValue unless a consumer group may have this name."""
-    if not is_group_name(group):
-        raise InvalidParameterValue(
-            "The name of a consumer group can only include alphanumeric characters, hyphens, or underscores. "
-            "1 to 80 in length"
-        )
-
-
-def is_addressed_name(name: str) -> bool:
-    """Return whether a queue, or a consumer group as `<queue>@<group>`, may have this name."""
-    return _ADDRESSED.fullmatch(name) is not None
 
 
 def parse_queue_url(url: str) -> QueueAddress:
@@ -127,33 +75,23 @@ def parse_queue_path(raw_path: str, host: str = "") -> QueueAddress | None:
 def _parse_path(path: str, host: str) -> QueueAddress | None:
     segments = path.strip("/").split("/")
     name = segments[-1]
-    if _ADDRESSED.fullmatch(name) is None:
-        queue, mark, group = name.partition(GROUP_MARK)
-        if mark and _ANY_NAME.fullmatch(queue) is not None:
+    if not is_addressed_name(name):
+        queue, group = split_group(name)
+        if queue != name and is_queue_name(queue):
             check_group_name(group)
         return None
     match segments[:-1]:
         case []:
             label = host.partition(".")[0]
-            return QueueAddress(name, label if _ACCOUNT.fullmatch(label) is not None else None)
+            return QueueAddress(name, label if is_account_id(label) else None)
         case ["queue"]:
             return QueueAddress(name)
-        case [account_id] | ["queue", account_id] if _ACCOUNT.fullmatch(account_id) is not None:
+        case [account_id] | ["queue", account_id] if is_account_id(account_id):
             return QueueAddress(name, account_id)
         case ["queue", region]:
             return QueueAddress(name, None, region)
-        case ["queue", region, account_id] if _ACCOUNT.fullmatch(account_id) is not None:
+        case ["queue", region, account_id] if is_account_id(account_id):
             return QueueAddress(name, account_id, region)
-    return None
-
-
-def parse_queue_arn(arn: str) -> QueueArn | None:
-    """Return the parts of a queue's ARN, None when it is not one."""
-    match arn.split(":"):
-        case ["arn", "aws" | "aws-cn" | "aws-us-gov", "sqs", region, account_id, name] if (
-            region and _ACCOUNT.fullmatch(account_id) is not None and _ANY_NAME.fullmatch(name) is not None
-        ):
-            return QueueArn(region, account_id, name)
     return None
 
 
