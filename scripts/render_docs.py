@@ -1,4 +1,5 @@
-"""Writes the reference pages that are made from the code: settings, command line, metrics.
+"""Writes the reference pages that are made from the code: settings, command line, metrics, queue
+attributes.
 
     python scripts/render_docs.py      (make docs)
 
@@ -14,6 +15,7 @@ from typing import Any
 import typer.main
 
 from quaymaster.cli.main import app
+from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, Queues
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.settings import settings_as_markdown
 
@@ -56,6 +58,63 @@ Prometheus's own `process_*` metrics (CPU, memory, open files) are there too. Wh
 | Metric | Kind | Labels | Meaning |
 |---|---|---|---|
 """
+
+
+QUEUE_ATTRIBUTES_HEAD = """\
+# Queue attributes
+
+<!-- Made by `make docs` from core/values/attributes.py. -->
+
+CreateQueue, SetQueueAttributes, `quaymaster queue` and the file of declared queues ([`queues_file`](settings.md)) take
+them; GetQueueAttributes and `quaymaster queue show` return them. A consumer group has the attributes of its queue.
+
+## Attributes of SQS
+
+"""
+
+QUEUE_ATTRIBUTE_COLUMNS = """\
+| Attribute | Values | Default | Queues | Meaning |
+|---|---|---|---|---|
+"""
+
+QUEUES_WORDS = {
+    Queues.STANDARD | Queues.FIFO: "all",
+    Queues.FIFO: "FIFO",
+    Queues.LOG: "log-retained",
+    Queues.KMS: "all; the default with a `KmsMasterKeyId`",
+}
+
+
+def render_queue_attributes() -> str:
+    """Return the page of queue attributes."""
+    of_sqs = [_attribute_row(attribute) for attribute in SETTABLE.values() if not attribute.is_ours]
+    ours = [_attribute_row(attribute) for attribute in SETTABLE.values() if attribute.is_ours]
+    computed = [f"| `{attribute.name}` | {attribute.meaning} |" for attribute in COMPUTED.values()]
+    return "\n".join(
+        (
+            QUEUE_ATTRIBUTES_HEAD + QUEUE_ATTRIBUTE_COLUMNS + "\n".join(of_sqs),
+            "\n## Attributes that SQS does not have\n",
+            "GetQueueAttributes returns them by name, and with `All` where somebody set them.\n",
+            QUEUE_ATTRIBUTE_COLUMNS + "\n".join(ours),
+            "\n## Attributes that cannot be set\n",
+            "| Attribute | Meaning |\n|---|---|",
+            *computed,
+            "",
+        )
+    )
+
+
+def _attribute_row(attribute: Attribute[Any]) -> str:
+    values = attribute.values.words
+    if attribute.values_of_log is not None:
+        values += f"; log-retained {attribute.values_of_log.words}"
+    meaning = attribute.meaning
+    if attribute.fixed:
+        meaning += ". Given at CreateQueue, never changed"
+    if attribute.is_removable and attribute.values.words != "none":
+        meaning += ". An empty value removes it"
+    default = f"`{attribute.default}`" if attribute.default else ""
+    return f"| `{attribute.name}` | {values} | {default} | {QUEUES_WORDS[attribute.queues]} | {meaning} |"
 
 
 def render_metrics() -> str:
@@ -138,6 +197,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "settings.md": settings_as_markdown(),
         REFERENCE / "cli.md": render_cli(),
         REFERENCE / "metrics.md": render_metrics(),
+        REFERENCE / "queue-attributes.md": render_queue_attributes(),
     }
 
 

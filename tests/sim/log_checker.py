@@ -15,9 +15,9 @@ from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, MOVE_OUT
 from quaymaster.core.replication.log_tail import Position
 from quaymaster.core.replication.messages import Appended, Envelope, Promise
 from quaymaster.core.replication.queue_time import SLEW
+from quaymaster.core.values.attributes import Durability
 from quaymaster.core.values.commands import Command, CommittedOutcome, CommitTransaction, MoveIn, Send
 from quaymaster.core.values.messages import decode_moved, split_payload
-from quaymaster.core.values.queue_definitions import Durability
 from quaymaster.core.values.records import Batch, RecordType, Row, decode_header, iterate_rows
 from sim.kernel import MS, START_MS, Kernel, Violation
 from sim.messages import Sent

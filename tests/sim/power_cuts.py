@@ -41,6 +41,7 @@ from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
+from quaymaster.core.values.attributes import Durability
 from quaymaster.core.values.commands import (
     CancelMoveTask,
     ChangeVisibility,
@@ -60,7 +61,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import CallerError, DiskFull, InternalFailure, NotNow, QueueDoesNotExist
 from quaymaster.core.values.messages import encode_message_head, join_payload, split_payload
-from quaymaster.core.values.queue_definitions import Durability, QueueDefinition, replace_definition
+from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
 from quaymaster.core.values.records import iterate_rows
 from sim.world import WatchedDisk, World, after_kill
 

@@ -17,11 +17,18 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from quaymaster.cli.connection import Connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.core.values.attributes import (
+    DELAYED_MESSAGES,
+    MESSAGES_IN_FLIGHT,
+    QUEUE_ARN,
+    VISIBLE_MESSAGES,
+)
 from quaymaster.net.http.client import HTTPClient, HTTPReply, HTTPRequestFailed
 from quaymaster.protocol.sqs.sigv4 import sign
 
 JSON_TYPE = b"application/x-amz-json-1.0"
 TARGET_PREFIX = "AmazonSQS."
+COUNTS = {"visible": VISIBLE_MESSAGES, "in_flight": MESSAGES_IN_FLIGHT, "delayed": DELAYED_MESSAGES}
 TIMEOUT_MS = 30_000
 """On top of the time a call may take by itself: a long poll's wait, a backup."""
 
@@ -134,6 +141,15 @@ class SQSClient:
         fields = {"QueueUrl": queue_url, "AttributeNames": list(names) or ["All"]}
         attributes: dict[str, str] = self.call("GetQueueAttributes", fields).get("Attributes") or {}
         return attributes
+
+    def counts(self, queue_url: str) -> dict[str, int]:
+        """Return how many messages of a queue are visible, in flight and delayed."""
+        found = self.attributes(queue_url, *(attribute.name for attribute in COUNTS.values()))
+        return {state: int(found.get(attribute.name, 0)) for state, attribute in COUNTS.items()}
+
+    def queue_arn(self, queue: str) -> str:
+        """Return the ARN of a queue given by name or URL."""
+        return self.attributes(self.queue_url(queue), QUEUE_ARN.name)[QUEUE_ARN.name]
 
     def queue_urls(self, prefix: str = "") -> Iterator[str]:
         """Yield the URLs of all queues whose name starts with `prefix`, page by page."""

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from quaymaster.cli.client import SQSClient
 
 POLL_INTERVAL_S = 0.5
-COUNTS = {
-    "visible": "ApproximateNumberOfMessages",
-    "in_flight": "ApproximateNumberOfMessagesNotVisible",
-    "delayed": "ApproximateNumberOfMessagesDelayed",
-}
 
 app = options.new_group("Create, look at, change and delete queues.")
 
@@ -85,13 +80,14 @@ def create(
     as_json: options.AsJSON = False,
 ) -> None:
     """Create a queue and print its URL."""
+    from quaymaster.core.values.attributes import FIFO_QUEUE
     from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
 
     values = parse_assignments(attributes or (), "attribute")
     if fifo and not is_fifo_name(name):
         raise WrongUsage(f"The name of a FIFO queue ends in .fifo: {name}{FIFO_SUFFIX}")
     if is_fifo_name(name):
-        values.setdefault("FifoQueue", "true")
+        values.setdefault(FIFO_QUEUE.name, "true")
     fields: dict[str, Any] = {"QueueName": name}
     if values:
         fields["Attributes"] = values
@@ -124,7 +120,7 @@ def list_queues(
                 row: dict[str, Any] = {"name": name_of(url), "url": url}
                 if not names_only:
                     try:
-                        row |= _counts(sqs.attributes(url, *COUNTS.values()))
+                        row |= sqs.counts(url)
                     except Refused as error:
                         if error.code != "AWS.SimpleQueueService.NonExistentQueue":
                             raise
@@ -206,7 +202,7 @@ def purge(
     with _open(data, endpoint_url) as sqs:
         url = sqs.queue_url(queue)
         if not yes:
-            counts = _counts(sqs.attributes(url, *COUNTS.values()))
+            counts = sqs.counts(url)
             total = sum(counts.values())
             answer = _ask(f"Delete all {total} messages of {name_of(url)}? [y/N] ", "--yes")
             if answer.lower() not in ("y", "yes"):
@@ -236,7 +232,7 @@ def delete(
         url = sqs.queue_url(queue)
         name = name_of(url)
         if yes is None:
-            counts = _counts(sqs.attributes(url, *COUNTS.values()))
+            counts = sqs.counts(url)
             note(f"This deletes the queue {name} and its {sum(counts.values())} messages for good.")
             yes = _ask("Type the queue's name to go on: ", f"--yes {name}")
         if yes.strip() != name:
@@ -268,7 +264,7 @@ def redrive(
     Without --to, each message goes back to the queue it came from. Ctrl-C leaves the redrive running.
     """
     with _open(data, endpoint_url) as sqs:
-        source_arn = _arn(sqs, queue)
+        source_arn = sqs.queue_arn(queue)
         if status:
             tasks = _tasks(sqs, source_arn, count=10)
             _print_tasks(tasks, as_json)
@@ -286,7 +282,7 @@ def redrive(
             return
         fields: dict[str, Any] = {"SourceArn": source_arn}
         if to is not None:
-            fields["DestinationArn"] = _arn(sqs, to)
+            fields["DestinationArn"] = sqs.queue_arn(to)
         if rate is not None:
             fields["MaxNumberOfMessagesPerSecond"] = rate
         sqs.call("StartMessageMoveTask", fields)
@@ -337,20 +333,12 @@ def peek(
         note(f"There are more: --from {result['next_sequence']}")
 
 
-def _counts(attributes: dict[str, str]) -> dict[str, int]:
-    return {name: int(attributes.get(attribute, 0)) for name, attribute in COUNTS.items()}
-
-
 def _ask(question: str, option: str) -> str:
     if not sys.stdin.isatty():
         raise WrongUsage(f"This asks before it deletes; give {option} where nobody can answer.")
     sys.stderr.write(question)
     sys.stderr.flush()
     return sys.stdin.readline().strip()
-
-
-def _arn(sqs: SQSClient, queue: str) -> str:
-    return sqs.attributes(sqs.queue_url(queue), "QueueArn")["QueueArn"]
 
 
 def _tasks(sqs: SQSClient, source_arn: str, count: int = 1) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from quaymaster.core.values.attributes import LEGAL_HOLD, LOG, RETENTION_MODE, RETENTION_PINS
 from quaymaster.protocol.logs.log_arrow import TYPES, to_record_batch
 from quaymaster.protocol.logs.log_columns import parse_block
 
@@ -62,7 +63,7 @@ class LiveLogs:
         for url in self._client.queue_urls():
             try:
                 attributes = self._client.queue_attributes(url)
-                if ARCHIVE_GROUP in attributes.get("RetentionPins", "").split(","):
+                if ARCHIVE_GROUP in RETENTION_PINS.of(attributes):
                     logs.append(self._describe(url, attributes))
             except RequestRefused as error:
                 if error.code not in _NOT_ARCHIVED:
@@ -80,7 +81,7 @@ class LiveLogs:
         """Return whether the queue is there and under a legal hold."""
         if not self.is_there(name, queue_id):
             return False
-        return self._client.queue_attributes(self._url(name)).get("LegalHold") == "true"
+        return LEGAL_HOLD.of(self._client.queue_attributes(self._url(name)))
 
     def first_offset_at(self, log: LiveLog, partition: int, time_ms: int) -> int:
         """Return the first offset whose message was sent at this time or later; the end where there is none."""
@@ -142,15 +143,15 @@ class LiveLogs:
 
     def _pinned(self, url: str) -> LiveLog:
         attributes = self._client.queue_attributes(url)
-        pins = [pin for pin in attributes.get("RetentionPins", "").split(",") if pin]
-        if ARCHIVE_GROUP not in pins and attributes.get("RetentionMode") == "Log":
-            self._client.set_queue_attributes(url, {"RetentionPins": ",".join([*pins, ARCHIVE_GROUP])})
+        pins = RETENTION_PINS.of(attributes)
+        if ARCHIVE_GROUP not in pins and RETENTION_MODE.of(attributes) == LOG:
+            self._client.set_queue_attributes(url, {RETENTION_PINS.name: ",".join([*pins, ARCHIVE_GROUP])})
         return self._describe(url, attributes)
 
     def _describe(self, url: str, attributes: Mapping[str, str]) -> LiveLog:
         found = self._client.describe_log(url)
         account_id = urlsplit(url).path.split("/")[-2]
-        is_held = attributes.get("LegalHold") == "true"
+        is_held = LEGAL_HOLD.of(attributes)
         return LiveLog(found.queue_id, found.name, account_id, url, found.partitions, is_held)
 
     def _url(self, name: str) -> str:

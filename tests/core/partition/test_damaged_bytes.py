@@ -13,7 +13,6 @@ from quaymaster.core.values.messages import (
     encode_moved,
     hash_attempt,
 )
-from quaymaster.core.values.queue_definitions import normalize_attribute
 from quaymaster.core.values.records import (
     CorruptBatch,
     Record,
@@ -54,17 +53,6 @@ def test_move_wrapper_cut_at_any_place_is_refused_or_holds_less() -> None:
     damaged = whole.replace("é".encode(), b"\xff\xff")
     with pytest.raises(UnknownMessageFormat, match="ARN is damaged"):
         decode_moved(damaged)
-
-
-def test_attributes_are_compared_by_what_they_mean() -> None:
-    assert normalize_attribute("FifoQueue", "TRUE") == normalize_attribute("FifoQueue", "true")
-    assert normalize_attribute("DelaySeconds", "030") == normalize_attribute("DelaySeconds", "30")
-    assert normalize_attribute("Policy", "{ }") == normalize_attribute("Policy", "{}")
-    assert normalize_attribute("RedrivePolicy", '{"maxReceiveCount": 5}') == normalize_attribute(
-        "RedrivePolicy", '{"maxReceiveCount":"5"}'
-    )
-    assert normalize_attribute("RedrivePolicy", "{") == "{"
-    assert normalize_attribute("KmsMasterKeyId", "alias/x") == "alias/x"
 
 
 def test_queue_with_a_key_of_its_own_says_so_in_its_attributes() -> None:

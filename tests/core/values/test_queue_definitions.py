@@ -6,14 +6,14 @@ import gc
 
 import pytest
 
+from quaymaster.core.values.attributes import Durability
 from quaymaster.core.values.policies import RedrivePolicy
 from quaymaster.core.values.queue_definitions import (
-    Durability,
     QueueDefinition,
     UnknownDefinitionFormat,
     decode_queue_definition,
+    differing_attribute,
     encode_queue_definition,
-    first_difference,
     one_partition,
     replace_definition,
 )
@@ -94,7 +94,6 @@ def test_attributes_that_were_set_are_computed_in_milliseconds_and_types() -> No
     assert queue.is_fifo
     assert queue.content_based_dedup
     assert queue.dedup_scope_is_group
-    assert queue.high_throughput_fifo
     assert queue.durability == Durability.ASYNC
     assert queue.redrive_policy == RedrivePolicy(QueueArn("r", "000000000000", "dlq.fifo"), 7)
     assert queue.redrive_allow_policy.allows(A)
@@ -125,30 +124,40 @@ def test_fifo_queue_shows_its_fifo_defaults() -> None:
 
 
 def test_attribute_left_out_of_a_request_is_not_compared() -> None:
-    assert first_difference(definition(DelaySeconds="5"), {}) is None
-    assert first_difference(definition(DelaySeconds="5"), {"VisibilityTimeout": "30"}) is None
+    assert differing_attribute(definition(DelaySeconds="5"), {}) is None
+    assert differing_attribute(definition(DelaySeconds="5"), {"VisibilityTimeout": "30"}) is None
 
 
 def test_first_differing_attribute_is_the_first_of_the_request() -> None:
     queue = definition(DelaySeconds="5")
 
-    assert first_difference(queue, {"DelaySeconds": "5", "VisibilityTimeout": "31"}) == "VisibilityTimeout"
-    assert first_difference(queue, {"DelaySeconds": "6", "VisibilityTimeout": "31"}) == "DelaySeconds"
+    assert differing_attribute(queue, {"DelaySeconds": "5", "VisibilityTimeout": "31"}) == "VisibilityTimeout"
+    assert differing_attribute(queue, {"DelaySeconds": "6", "VisibilityTimeout": "31"}) == "DelaySeconds"
 
 
-def test_json_attributes_are_compared_by_meaning() -> None:
-    queue = definition(RedrivePolicy='{"deadLetterTargetArn":"arn:a","maxReceiveCount":5}')
+def test_policies_are_compared_by_meaning() -> None:
+    policy = '{"Statement":[{"Effect":"Allow","Action":"SQS:*","Principal":"*"}]}'
+    queue = definition(Policy=policy)
+
+    assert differing_attribute(queue, {"Policy": policy.replace(":", " : ")}) == "Policy"
+    assert differing_attribute(queue, {"Policy": policy.replace(",", ", ")}) is None
+
+
+def test_policy_that_permissions_made_too_long_to_be_set_is_compared_as_well() -> None:
+    statements = ",".join(['{"Effect":"Allow","Action":"SQS:*","Principal":"*"}'] * 200)
 
     assert (
-        first_difference(
-            queue, {"RedrivePolicy": '{ "maxReceiveCount": "5", "deadLetterTargetArn": "arn:a" }'}
-        )
-        is None
+        differing_attribute(definition(Policy=f'{{"Statement":[{statements}]}}'), {"Policy": "{}"})
+        == "Policy"
     )
-    assert (
-        first_difference(queue, {"RedrivePolicy": '{"maxReceiveCount":6,"deadLetterTargetArn":"arn:a"}'})
-        == "RedrivePolicy"
-    )
+
+
+def test_nothing_said_differs_from_what_means_the_same() -> None:
+    queue = definition(RedriveAllowPolicy='{"redrivePermission":"allowAll"}')
+
+    assert differing_attribute(queue, {"RedriveAllowPolicy": ""}) == "RedriveAllowPolicy"
+    assert differing_attribute(definition(), queue.attributes) == "RedriveAllowPolicy"
+    assert differing_attribute(definition(), {"RedriveAllowPolicy": ""}) is None
 
 
 def test_what_a_definition_has_worked_out_is_nothing_for_the_garbage_collector_to_look_at() -> None:

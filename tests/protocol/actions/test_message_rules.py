@@ -6,6 +6,7 @@ import decimal
 import re
 
 import pytest
+from harness.replica_host import queue
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     UnsupportedOperation,
 )
-from quaymaster.core.values.queue_names import QueueArn
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.protocol.actions.message_rules import (
     AttributeFilter,
     CheckedMessage,
@@ -28,7 +29,6 @@ from quaymaster.protocol.actions.message_rules import (
     has_invalid_characters,
     is_number,
 )
-from quaymaster.protocol.sqs.queue_attributes import QueueAttributes, create_attributes
 from quaymaster.protocol.sqs.shapes import (
     MessageAttributeValue,
     SendMessageBatchRequestEntry,
@@ -36,12 +36,12 @@ from quaymaster.protocol.sqs.shapes import (
 )
 
 
-def _queue(**attributes: str) -> QueueAttributes:
-    return create_attributes(QueueArn("r", "123456789012", "orders"), attributes)
+def _queue(**attributes: str) -> QueueDefinition:
+    return queue(1, "orders", attributes=attributes)
 
 
-def _fifo_queue(**attributes: str) -> QueueAttributes:
-    return create_attributes(QueueArn("r", "123456789012", "orders.fifo"), {"FifoQueue": "true"} | attributes)
+def _fifo_queue(**attributes: str) -> QueueDefinition:
+    return queue(1, "orders.fifo", attributes=attributes)
 
 
 _STANDARD = _queue()
@@ -65,7 +65,7 @@ def _with(
     return _send(MessageAttributes={name: value})
 
 
-def _refused(message: SendMessageRequest, queue: QueueAttributes = _STANDARD) -> CallerError:
+def _refused(message: SendMessageRequest, queue: QueueDefinition = _STANDARD) -> CallerError:
     with pytest.raises(CallerError) as raised:
         check_send(message, queue)
     return raised.value
@@ -109,7 +109,7 @@ def test_size_is_counted_in_bytes_with_attributes() -> None:
 
 
 @pytest.mark.parametrize(("queue", "limit"), [(_STANDARD, 1_048_576), (_SMALL, 1_024)])
-def test_a_message_may_be_as_large_as_the_queue_allows(queue: QueueAttributes, limit: int) -> None:
+def test_a_message_may_be_as_large_as_the_queue_allows(queue: QueueDefinition, limit: int) -> None:
     assert check_send(_send("é" * (limit // 2)), queue).size_bytes == limit
 
     error = _refused(_send("é" * (limit // 2) + "x"), queue)

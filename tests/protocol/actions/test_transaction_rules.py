@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from harness.replica_host import queue
 
 from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter
-from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.protocol.actions.transaction_rules import (
     COMMITTED_STAGES_MAX,
     NUMBER_MAX,
@@ -26,7 +26,6 @@ from quaymaster.protocol.actions.transaction_shapes import (
     StagedMessageEntry,
     StageMessagesRequest,
 )
-from quaymaster.protocol.sqs.queue_attributes import create_attributes
 
 
 def staged(count: int = 1, **given: Any) -> StageMessagesRequest:
@@ -91,12 +90,11 @@ def test_more_bytes_than_may_come_at_once_are_refused() -> None:
 
 
 def test_a_message_is_what_a_send_message_may_have_and_is_told_apart() -> None:
-    arn = QueueArn("r", "123456789012", "orders")
-    queue = create_attributes(arn, {"MaximumMessageSize": "1024"})
+    definition = queue(1, attributes={"MaximumMessageSize": "1024"})
 
-    assert check_message(0, StagedMessageEntry("body"), queue).size_bytes == 4
+    assert check_message(0, StagedMessageEntry("body"), definition).size_bytes == 4
     with pytest.raises(InvalidParameterValue) as refused:
-        check_message(17, StagedMessageEntry("x" * 1_025), queue)
+        check_message(17, StagedMessageEntry("x" * 1_025), definition)
     assert refused.value.message.startswith("Messages[17]: ")
     with pytest.raises(MissingParameter, match=r"Messages\[2\]: .*MessageBody"):
-        check_message(2, StagedMessageEntry(""), queue)
+        check_message(2, StagedMessageEntry(""), definition)

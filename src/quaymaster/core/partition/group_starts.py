@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from quaymaster.core.partition.partition import Partition
+from quaymaster.core.values.attributes import EARLIEST, LATEST
 from quaymaster.core.values.errors import InvalidParameterValue
 
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
 OFFSET: Final = "offset:"
 TIMESTAMP: Final = "timestamp:"
 _DIGITS_MAX: Final = 18

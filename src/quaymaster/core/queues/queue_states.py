@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quaymaster.core.partition.expiry import find_expired
-from quaymaster.core.partition.group_starts import EARLIEST, check_start, find_start
+from quaymaster.core.partition.group_starts import check_start, find_start
 from quaymaster.core.partition.log_reads import bounds_of, find_messages, find_offset
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import (
@@ -61,6 +61,7 @@ from quaymaster.core.queues.transactions import (
 )
 from quaymaster.core.structures.index import ChunkKeeper
 from quaymaster.core.structures.timers import WorkLeft, round_up_to_slot_ms
+from quaymaster.core.values.attributes import EARLIEST, GROUP_START
 from quaymaster.core.values.commands import (
     AbortTransaction,
     AskMarks,
@@ -609,10 +610,10 @@ class QueueStates(AppliedQueues):
             raise QueueDoesNotExist
         if len(self._groups_of(log.queue_id)) >= GROUPS_MAX:
             raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
-        start = group.attribute("GroupStart")
+        start = group.attributes.get(GROUP_START.name)
         if start is None and split_group(group.name)[1] not in log.retention_pins:
             # One that pins the log begins with all that was kept for it.
-            start = log.attribute("GroupStart")
+            start = log.group_start
         start = start or EARLIEST
         check_start(start)
         starts = {

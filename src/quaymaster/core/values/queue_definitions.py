@@ -8,78 +8,47 @@ same bytes:
 To change the format: append fields with defaults (older bytes then still decode) or raise DEFINITION_VERSION
 and keep decoding the old one. Never reorder or reuse a field: the bytes are on disk.
 
-Source of names, defaults and units: Amazon SQS API Reference, SetQueueAttributes; those SQS does not have
-(`ReplicationMode`, `Durability`, `DeliveryGuarantee`, `RetentionMode`, `RetentionBytes`, `GroupStart`, `RetentionPins`,
-`LegalHold`) are ours.
+What the attributes are called, and what they mean, is one table: `core/values/attributes`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from quaymaster.core.values.formats import UnknownFormat
-from quaymaster.core.values.policies import (
-    RedriveAllowPolicy,
-    RedrivePolicy,
-    parse_redrive_allow_policy,
-    parse_redrive_policy,
+from quaymaster.core.values.attributes import (
+    CONTENT_BASED_DEDUPLICATION,
+    DEDUPLICATION_SCOPE,
+    DELAY,
+    DURABILITY,
+    FIFO_QUEUE,
+    GROUP_START,
+    LEGAL_HOLD,
+    LOG,
+    MESSAGE_SIZE,
+    RECEIVE_WAIT,
+    REDRIVE_ALLOW_POLICY,
+    REDRIVE_POLICY,
+    RETENTION,
+    RETENTION_BYTES,
+    RETENTION_MODE,
+    RETENTION_PINS,
+    SETTABLE,
+    VISIBILITY_TIMEOUT,
+    Attribute,
+    defaults_of,
+    kinds_of,
 )
+from quaymaster.core.values.formats import UnknownFormat
 
 DEFINITION_VERSION = 1
 
+T = TypeVar("T")
+
 QueueState = Literal["creating", "active", "deleting"]
-
-STANDARD_DEFAULTS: Mapping[str, str] = {
-    "VisibilityTimeout": "30",
-    "DelaySeconds": "0",
-    "MaximumMessageSize": "1048576",
-    "MessageRetentionPeriod": "345600",
-    "ReceiveMessageWaitTimeSeconds": "0",
-    "SqsManagedSseEnabled": "true",
-}
-"""What a queue has when nothing was said, as GetQueueAttributes gives it."""
-
-FIFO_DEFAULTS: Mapping[str, str] = {
-    "FifoQueue": "true",
-    "ContentBasedDeduplication": "false",
-    "DeduplicationScope": "queue",
-    "FifoThroughputLimit": "perQueue",
-}
-"""What a FIFO queue has besides."""
-
-OWN_DEFAULTS: Mapping[str, str] = {
-    "ReplicationMode": "Leader",
-    "Durability": "Sync",
-    "DeliveryGuarantee": "AtLeastOnce",
-    "RetentionMode": "Delete",
-}
-"""Attributes that SQS does not have."""
-
-LOG_DEFAULTS: Mapping[str, str] = {
-    "RetentionBytes": "0",
-    "GroupStart": "earliest",
-    "LegalHold": "false",
-}
-"""What a log-retained queue has besides."""
-
-KMS_REUSE_PERIOD = "KmsDataKeyReusePeriodSeconds"
-_KMS_DEFAULTS: Mapping[str, str] = {KMS_REUSE_PERIOD: "300"}
-_JSON_ATTRIBUTES = frozenset({"Policy", "RedrivePolicy", "RedriveAllowPolicy"})
-_BOOLEAN_ATTRIBUTES = frozenset({"FifoQueue", "ContentBasedDeduplication", "SqsManagedSseEnabled"})
-
-
-class Durability(IntEnum):
-    """What an acknowledged send has survived: nothing, the process's end on a majority, loss of power."""
-
-    MEMORY = 0
-    ASYNC = 1
-    SYNC = 2
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -89,13 +58,23 @@ class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     journal_id: int
 
 
+def _value_of(attribute: Attribute[T]) -> cached_property[T]:
+    """Return a property of queue definitions: what an attribute in force means, worked out once."""
+
+    def value(definition: QueueDefinition) -> T:
+        return attribute.of(definition.attributes)
+
+    return cached_property(value)
+
+
 class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """A queue as metadata knows it.
 
     `queue_id` is 64 bits and never reused. `revision` starts at 1 and grows with each change of attributes.
-    `attributes` holds only what the caller set, as SQS spells it; `attribute()` and the properties fill in
-    the defaults. The properties are computed once per definition and are plain look-ups afterwards; they give what
-    collections of garbage need not look at, because a server may have 100,000 of these.
+    `attributes` holds only what the caller set, as SQS spells it; `attribute()` and the properties fill in the
+    defaults. The properties are what attributes in force mean. They are computed once per definition and are plain
+    look-ups afterwards; they give what collections of garbage need not look at, because a server may have 100,000 of
+    these.
 
     A consumer group of a log-retained queue is a queue of its own: its name is `<log>@<group>`, `group_of` the log's id
     (0: it is no group). What it behaves like is said by its log's attributes: see `group_definition`.
@@ -127,99 +106,41 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """Return every attribute in force that describes the queue, SQS's and our own, defaults included."""
         return {**self._defaults, **self.attributes}
 
-    @cached_property
-    def _defaults(self) -> dict[str, str]:
-        defaults = {**STANDARD_DEFAULTS, **OWN_DEFAULTS}
-        if self.is_fifo:
-            defaults.update(FIFO_DEFAULTS)
-        if self.attributes.get("RetentionMode") == "Log":
-            defaults.update(LOG_DEFAULTS)
-        if "KmsMasterKeyId" in self.attributes:
-            defaults.update(_KMS_DEFAULTS)
-            defaults["SqsManagedSseEnabled"] = "false"
-        return defaults
+    @property
+    def _defaults(self) -> Mapping[str, str]:
+        return defaults_of(kinds_of(self.attributes))
 
-    def _seconds_as_ms(self, name: str) -> int:
-        return int(self.attributes.get(name) or STANDARD_DEFAULTS[name]) * 1000
+    is_fifo = _value_of(FIFO_QUEUE)
+    visibility_timeout_ms = _value_of(VISIBILITY_TIMEOUT)
+    delay_ms = _value_of(DELAY)
+    retention_ms = _value_of(RETENTION)
+    receive_wait_ms = _value_of(RECEIVE_WAIT)
+    message_bytes_max = _value_of(MESSAGE_SIZE)
+    content_based_dedup = _value_of(CONTENT_BASED_DEDUPLICATION)
+    dedup_scope = _value_of(DEDUPLICATION_SCOPE)
+    redrive_policy = _value_of(REDRIVE_POLICY)
+    redrive_allow_policy = _value_of(REDRIVE_ALLOW_POLICY)
+    durability = _value_of(DURABILITY)
+    """One of `Durability`, as a plain number."""
+    retention_mode = _value_of(RETENTION_MODE)
+    retention_bytes = _value_of(RETENTION_BYTES)
+    retention_pins = _value_of(RETENTION_PINS)
+    has_legal_hold = _value_of(LEGAL_HOLD)
+    group_start = _value_of(GROUP_START)
 
     @cached_property
-    def is_fifo(self) -> bool:
-        return self.attributes.get("FifoQueue", "").lower() == "true"
+    def dedup_scope_is_group(self) -> bool:
+        return self.dedup_scope == "messageGroup"
 
     @cached_property
     def is_log(self) -> bool:
         """Whether messages stay when they are consumed, by groups that are queues of their own."""
-        return self.attributes.get("RetentionMode") == "Log" and not self.group_of
+        return self.retention_mode == LOG and not self.group_of
 
     @cached_property
     def keeps_all(self) -> bool:
         """Whether messages neither leave the queue nor come from other ones: a log, or one of its groups."""
         return self.is_log or self.group_of != 0
-
-    @cached_property
-    def retention_bytes(self) -> int:
-        """So many bytes of messages a log keeps; 0: there is no limit."""
-        return int(self.attributes.get("RetentionBytes") or LOG_DEFAULTS["RetentionBytes"])
-
-    @cached_property
-    def retention_pins(self) -> tuple[str, ...]:
-        """The consumer groups for which a log keeps what they have not consumed, beyond age and size."""
-        text = self.attributes.get("RetentionPins")
-        return tuple(text.split(",")) if text else ()
-
-    @cached_property
-    def has_legal_hold(self) -> bool:
-        """Whether nothing of a log may go, whatever its age and size."""
-        return self.attributes.get("LegalHold") == "true"
-
-    @cached_property
-    def visibility_timeout_ms(self) -> int:
-        return self._seconds_as_ms("VisibilityTimeout")
-
-    @cached_property
-    def delay_ms(self) -> int:
-        return self._seconds_as_ms("DelaySeconds")
-
-    @cached_property
-    def retention_ms(self) -> int:
-        return self._seconds_as_ms("MessageRetentionPeriod")
-
-    @cached_property
-    def receive_wait_ms(self) -> int:
-        return self._seconds_as_ms("ReceiveMessageWaitTimeSeconds")
-
-    @cached_property
-    def message_bytes_max(self) -> int:
-        return int(self.attributes.get("MaximumMessageSize") or STANDARD_DEFAULTS["MaximumMessageSize"])
-
-    @cached_property
-    def content_based_dedup(self) -> bool:
-        return self.is_fifo and self.attributes.get("ContentBasedDeduplication", "").lower() == "true"
-
-    @cached_property
-    def dedup_scope_is_group(self) -> bool:
-        return self.is_fifo and self.attributes.get("DeduplicationScope") == "messageGroup"
-
-    @cached_property
-    def high_throughput_fifo(self) -> bool:
-        return self.is_fifo and self.attributes.get("FifoThroughputLimit") == "perMessageGroupId"
-
-    @cached_property
-    def redrive_policy(self) -> RedrivePolicy | None:
-        """Where messages go that are received too often; None without a dead-letter queue."""
-        text = self.attributes.get("RedrivePolicy")
-        return parse_redrive_policy(text) if text else None
-
-    @cached_property
-    def redrive_allow_policy(self) -> RedriveAllowPolicy:
-        """Who may use this queue as a dead-letter queue; everybody when nothing was said."""
-        text = self.attributes.get("RedriveAllowPolicy")
-        return parse_redrive_allow_policy(text) if text else RedriveAllowPolicy()
-
-    @cached_property
-    def durability(self) -> int:
-        """One of `Durability`, as a plain number."""
-        return int(Durability[(self.attributes.get("Durability") or OWN_DEFAULTS["Durability"]).upper()])
 
 
 class UnknownDefinitionFormat(UnknownFormat):
@@ -251,36 +172,18 @@ def decode_queue_definition(data: bytes | memoryview) -> QueueDefinition:
         raise UnknownDefinitionFormat(f"not a queue definition: {error}") from error
 
 
-# Comparing attributes
+def differing_attribute(definition: QueueDefinition, asked: Mapping[str, str]) -> str | None:
+    """Return the first attribute of `asked` that the queue has another value for, or None.
 
-
-def normalize_attribute(name: str, value: str) -> object:
-    """Return a value that is equal for two spellings of one meaning (JSON layout, "30" and "030", "True")."""
-    if name in _JSON_ATTRIBUTES:
-        return _normalize_json(name, value)
-    if name in _BOOLEAN_ATTRIBUTES:
-        return value.lower()
-    return int(value) if value.isascii() and value.isdigit() else value
-
-
-def _normalize_json(name: str, value: str) -> object:
-    try:
-        parsed: Any = json.loads(value)
-    except ValueError:
-        return value
-    if name == "RedrivePolicy" and isinstance(parsed, dict) and "maxReceiveCount" in parsed:
-        parsed["maxReceiveCount"] = str(parsed["maxReceiveCount"])
-    return parsed
-
-
-def first_difference(definition: QueueDefinition, requested: Mapping[str, str]) -> str | None:
-    """Return the first attribute of `requested` that the queue has another value for, or None.
-
-    Attributes the request leaves out are not compared; those the queue never set count with their defaults.
+    `asked` is spelled as attributes are kept; empty is one that the queue is not to have. Attributes that it leaves out
+    are not compared; those the queue never set count with their defaults.
     """
-    for name, value in requested.items():
+    for name, text in asked.items():
         current = definition.attribute(name) or ""
-        if current != value and normalize_attribute(name, current) != normalize_attribute(name, value):
+        if current == text:
+            continue
+        read = SETTABLE[name].read
+        if not current or not text or read(current) != read(text):
             return name
     return None
 

@@ -67,7 +67,6 @@ from quaymaster.protocol.actions import message_rules, transaction_shapes, valid
 from quaymaster.protocol.sqs import shapes
 from quaymaster.protocol.sqs.checksums import attributes_md5, md5_digest
 from quaymaster.protocol.sqs.errors import batch_error_entry
-from quaymaster.protocol.sqs.queue_attributes import QueueAttributes
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 from quaymaster.protocol.sqs.shapes import MessageAttributeValue
 
@@ -77,7 +76,6 @@ SEQUENCE_NUMBER_BASE: Final = 18_849_496_460_467_696_128
 It may be raised, never lowered: numbers that were told before must stay smaller than those of later messages.
 """
 MESSAGE_IDS_PER_BLOCK: Final = 256
-REMEMBERED_QUEUES_MAX: Final = 16_384
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +172,6 @@ class MessageActions:
         self._long_polls_max = long_polls_max
         self._remembers_sends = remembers_sends
         self._next_message_id = MessageIds().next
-        self._attributes: dict[int, tuple[QueueDefinition, QueueAttributes]] = {}
 
     def handlers(self) -> dict[str, Callable[[Call, Any], None]]:
         """Return the handler of each action."""
@@ -193,7 +190,7 @@ class MessageActions:
     def send_message(self, call: Call, given: shapes.SendMessageRequest) -> None:
         """Store one message."""
         definition = self.queue_to_send_to(call, given.QueueUrl)
-        checked = message_rules.check_send(given, self.attributes_of(definition))
+        checked = message_rules.check_send(given, definition)
         call.payload_bytes = checked.size_bytes
         (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
 
@@ -215,7 +212,7 @@ class MessageActions:
         definition = self.queue_to_send_to(call, given.QueueUrl)
         entries = given.Entries
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
-        checked = message_rules.check_send_batch(entries, self.attributes_of(definition))
+        checked = message_rules.check_send_batch(entries, definition)
         valid: list[tuple[str, message_rules.AnySend, bytes]] = []
         failed: list[shapes.BatchResultErrorEntry] = []
         for entry, result in zip(entries, checked, strict=True):
@@ -572,17 +569,6 @@ class MessageActions:
         call.queue = definition = self._routes.consumed_queue(url, call.principal.account_id)
         call.queue_name = definition.name
         return definition
-
-    def attributes_of(self, definition: QueueDefinition) -> QueueAttributes:
-        """Return a queue's attributes in numbers; worked out once for each revision."""
-        known = self._attributes.get(definition.queue_id)
-        if known is not None and known[0] is definition:
-            return known[1]
-        attributes = QueueAttributes.of(definition.all_attributes())
-        if len(self._attributes) >= REMEMBERED_QUEUES_MAX:
-            self._attributes.clear()
-        self._attributes[definition.queue_id] = (definition, attributes)
-        return attributes
 
     def _receipt(self, definition: QueueDefinition, handle: str) -> Receipt:
         parsed = self._handles.parse(handle, definition.queue_id)

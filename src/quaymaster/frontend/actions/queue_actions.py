@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from quaymaster.core.partition.group_starts import LATEST
+from quaymaster.core.values.attribute_rules import check_attribute_names
+from quaymaster.core.values.attributes import COMPUTED, LATEST, SETTABLE, QueueFacts
 from quaymaster.core.values.commands import CountMessages, Purge, QueueCounts
 from quaymaster.core.values.errors import MissingParameter, NotNow, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import LOG_DEFAULTS, OWN_DEFAULTS, QueueDefinition
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.routing import DEFAULT_GROUP, GroupDoesNotExist, Routes
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.usage.recorder import CHANGES, refuse_internal
@@ -33,15 +34,6 @@ from quaymaster.protocol.rpc.metadata_messages import (
     UntagQueue,
 )
 from quaymaster.protocol.sqs import shapes
-from quaymaster.protocol.sqs.queue_attributes import check_attribute_names
-
-_COUNTED = frozenset(
-    {
-        "ApproximateNumberOfMessages",
-        "ApproximateNumberOfMessagesNotVisible",
-        "ApproximateNumberOfMessagesDelayed",
-    }
-)
 
 
 class QueuePage(Protocol):
@@ -162,23 +154,22 @@ class QueueActions:
         """Describe a queue: those of the asked attributes that it has."""
         definition = await self._refreshed(call, given.QueueUrl)
         asked = check_attribute_names(given.AttributeNames)
-        values: dict[str, str] = {}
-        if asked is None or not _COUNTED.isdisjoint(asked):
+        computed = [attribute for name, attribute in COMPUTED.items() if asked is None or name in asked]
+        counts = QueueCounts(0, 0, 0)
+        if any(attribute.is_count for attribute in computed):
             counts = await self._count(call, definition)
-            values["ApproximateNumberOfMessages"] = str(counts.visible)
-            values["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
-            values["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
-        values["QueueArn"] = self._routes.arn(definition)
-        values["CreatedTimestamp"] = str(definition.created_ms // 1000)
-        values["LastModifiedTimestamp"] = str(definition.modified_ms // 1000)
-        values.update(definition.all_attributes())
-        if asked is None:
-            # What SQS does not have is shown where somebody set it; clients compare the rest with SQS.
-            hidden = (OWN_DEFAULTS.keys() | LOG_DEFAULTS.keys()) - definition.attributes.keys()
-            shown = {name: value for name, value in values.items() if name not in hidden}
-        else:
-            shown = {name: value for name, value in values.items() if name in asked}
-        return shapes.GetQueueAttributesResult(shown)
+        facts = QueueFacts(
+            self._routes.arn(definition),
+            definition.created_ms,
+            definition.modified_ms,
+            counts.visible,
+            counts.in_flight,
+            counts.delayed,
+        )
+        values = {attribute.name: attribute.render(facts) for attribute in computed}
+        in_force = definition.all_attributes()
+        values |= {name: in_force[name] for name in in_force if _is_shown(definition, name, asked)}
+        return shapes.GetQueueAttributesResult(values)
 
     async def _count(self, call: Call, definition: QueueDefinition) -> QueueCounts:
         """Return what is in a queue; of a log-retained one, what its default group has, or would have."""
@@ -186,7 +177,7 @@ class QueueActions:
             try:
                 definition = self._routes.group(definition, DEFAULT_GROUP)
             except GroupDoesNotExist:
-                if definition.attribute("GroupStart") == LATEST:
+                if definition.group_start == LATEST:
                     return QueueCounts(0, 0, 0)
         counts = await call.calls.ask(CountMessages(definition.queue_id))
         assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
@@ -270,3 +261,11 @@ class QueueActions:
         if call.action.name in CHANGES:
             refuse_internal(definition.account_id, definition.name)
         return definition
+
+
+def _is_shown(definition: QueueDefinition, name: str, asked: frozenset[str] | None) -> bool:
+    """Return whether GetQueueAttributes returns an attribute that callers set; `asked` None: with All."""
+    if asked is not None:
+        return name in asked
+    # What SQS does not have is shown where somebody set it; clients compare the rest with SQS.
+    return name in definition.attributes or not SETTABLE[name].is_ours

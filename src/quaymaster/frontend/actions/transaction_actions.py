@@ -47,13 +47,12 @@ class TransactionActions:
         """Bring messages to a transaction."""
         definition = self._messages.queue_to_send_to(call, given.QueueUrl)
         transaction_rules.check_stage(given)
-        queue = self._messages.attributes_of(definition)
         ready: list[NewMessage] = []
         size_bytes = 0
         for number, message in enumerate(given.Messages):
             if number % PREPARED_AT_ONCE == 0 and number:
                 await asyncio.sleep(0)
-            checked = transaction_rules.check_message(number, message, queue)
+            checked = transaction_rules.check_message(number, message, definition)
             size_bytes += checked.size_bytes
             transaction_rules.check_size(size_bytes)
             ready.append(self._messages.prepare_staged(call, definition, message, checked.body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from quaymaster.core.values.attributes import Durability
 from quaymaster.core.values.commands import (
     CountMessages,
     LogBounds,
@@ -14,7 +15,7 @@ from quaymaster.core.values.commands import (
     SetGroupOffset,
 )
 from quaymaster.core.values.errors import QueueDoesNotExist, UnsupportedOperation
-from quaymaster.core.values.queue_definitions import Durability, QueueDefinition
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.net.routing.broker_client import BrokerClient, ask

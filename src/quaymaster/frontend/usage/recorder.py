@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from quaymaster.core.values.attributes import LOG
 from quaymaster.core.values.errors import AccessDenied, CallerError
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import is_addressed_name
@@ -567,7 +568,7 @@ def queue_type(queue: QueueDefinition) -> str:
     """Return a queue's kind as records name it; a FIFO queue that is a log as well is fifo, as it is billed."""
     if queue.is_fifo:
         return "fifo"
-    return "log" if queue.attribute("RetentionMode") == "Log" else "standard"
+    return "log" if queue.retention_mode == LOG else "standard"
 
 
 def asked_queue_name(given: Shape | None) -> str:

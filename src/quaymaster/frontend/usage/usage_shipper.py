@@ -21,9 +21,11 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Final, Protocol
 
+from quaymaster.core.values.attributes import LOG, REDRIVE_ALLOW_POLICY, RETENTION, RETENTION_MODE
 from quaymaster.core.values.commands import NewMessage, Send
 from quaymaster.core.values.errors import CallerError, NotNow, NotYetKnown, QueueDoesNotExist
 from quaymaster.core.values.messages import MessageContent, join_payload
+from quaymaster.core.values.policies import RedriveAllowPolicy
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.usage.usage_spool import SpooledBlock
 from quaymaster.messaging.encryption import MessageCipher
@@ -37,10 +39,10 @@ from quaymaster.protocol.usage.usage_records import block_text
 RETRY_MIN_S: Final = 0.25
 RETRY_MAX_S: Final = 10.0
 USAGE_QUEUE_ATTRIBUTES: Final = {
-    "RetentionMode": "Log",
-    "MessageRetentionPeriod": str(30 * 86_400),
+    RETENTION_MODE.name: LOG,
+    RETENTION.name: str(30 * 86_400),
     # Nobody's dead letters are usage records.
-    "RedriveAllowPolicy": '{"redrivePermission":"denyAll"}',
+    REDRIVE_ALLOW_POLICY.name: str(RedriveAllowPolicy("denyAll")),
 }
 """What the queue is made with. Operators may change its retention."""
 

@@ -25,11 +25,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from quaymaster.core.values.attribute_rules import create_attributes, spelled
+from quaymaster.core.values.attributes import FIFO_QUEUE, REDRIVE_POLICY
 from quaymaster.core.values.errors import CallerError
-from quaymaster.core.values.queue_definitions import QueueDefinition, first_difference
+from quaymaster.core.values.queue_definitions import QueueDefinition, differing_attribute
 from quaymaster.core.values.queue_names import QueueArn, is_fifo_name
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, QueueChange, SetAttributes, TagQueue
-from quaymaster.protocol.sqs.queue_attributes import create_attributes
 
 MAX_RECEIVE_COUNT_DEFAULT: Final = 10
 _TAGS = "tags"
@@ -43,10 +44,11 @@ class DeclaredQueuesError(Exception):
 
 
 class DeclaredQueue(msgspec.Struct, frozen=True):
-    """One queue of the file, its attributes under SQS's names."""
+    """One queue of the file, its attributes under SQS's names. `spelled`: the same as metadata keeps them."""
 
     name: str
     attributes: dict[str, str]
+    spelled: dict[str, str]
     tags: dict[str, str]
 
 
@@ -106,13 +108,13 @@ async def apply_declared_queues(
     # Redrive policies come last: their targets may stand further down in the file, or name each other.
     for queue in declared:
         if queues.find(account_id, queue.name) is None:
-            first = {name: value for name, value in queue.attributes.items() if name != "RedrivePolicy"}
+            first = {name: value for name, value in queue.attributes.items() if name != REDRIVE_POLICY.name}
             with _Naming(path, queue.name):
                 await change(CreateQueue(account_id, queue.name, first, queue.tags))
     for queue in declared:
         definition = queues.queue(account_id, queue.name)
         with _Naming(path, queue.name):
-            if first_difference(definition, queue.attributes) is not None:
+            if differing_attribute(definition, queue.spelled) is not None:
                 await change(SetAttributes(account_id, queue.name, queue.attributes))
             if not queue.tags.items() <= definition.tags.items():
                 await change(TagQueue(account_id, queue.name, queue.tags))
@@ -145,7 +147,7 @@ class _Reader:
         if isinstance(table.get("fifo"), dict):
             raise self._wrong(name, "fifo", f'a name with a dot needs quotes: [queues."{name}.fifo"].')
         tags = self._read_tags(name, table.get(_TAGS, {}))
-        attributes: dict[str, str] = {"FifoQueue": "true"} if is_fifo_name(name) else {}
+        attributes: dict[str, str] = {FIFO_QUEUE.name: "true"} if is_fifo_name(name) else {}
         written: dict[str, str] = {}
         for key, value in table.items():
             if key in _OWN_WORDS:
@@ -156,8 +158,8 @@ class _Reader:
             written[attribute] = key
             attributes[attribute] = self._text_of(name, key, value)
         self._read_dead_letter_queue(name, table, attributes)
-        self._check(name, attributes, written)
-        return DeclaredQueue(name, attributes, tags)
+        checked = self._check(name, attributes, written)
+        return DeclaredQueue(name, attributes, spelled(checked, attributes), tags)
 
     def _read_tags(self, name: str, tags: Any) -> dict[str, str]:
         if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
@@ -172,13 +174,13 @@ class _Reader:
             if _MAX_RECEIVE_COUNT in table:
                 raise self._wrong(name, _MAX_RECEIVE_COUNT, f"needs a {_DEAD_LETTER_QUEUE} next to it.")
             return
-        if "RedrivePolicy" in attributes:
+        if REDRIVE_POLICY.name in attributes:
             raise self._wrong(
                 name, _DEAD_LETTER_QUEUE, "says the same as a redrive policy; give one of them."
             )
         if not isinstance(target, str):
             raise self._wrong(name, _DEAD_LETTER_QUEUE, "must be the name of a queue.")
-        attributes["RedrivePolicy"] = json.dumps(
+        attributes[REDRIVE_POLICY.name] = json.dumps(
             {
                 "deadLetterTargetArn": str(QueueArn(self._region, self._account_id, target)),
                 "maxReceiveCount": table.get(_MAX_RECEIVE_COUNT, MAX_RECEIVE_COUNT_DEFAULT),
@@ -198,10 +200,10 @@ class _Reader:
             name, key, f"must be a number, a text, true or false, or a table; not {type(value).__name__}."
         )
 
-    def _check(self, name: str, attributes: Mapping[str, str], written: Mapping[str, str]) -> None:
+    def _check(self, name: str, attributes: Mapping[str, str], written: Mapping[str, str]) -> dict[str, str]:
         arn = QueueArn(self._region, self._account_id, name)
         try:
-            create_attributes(arn, attributes)
+            return create_attributes(arn, attributes)
         except CallerError as error:
             raise self._wrong(name, self._culprit(arn, attributes, written, error), error.message) from None
 
@@ -209,7 +211,7 @@ class _Reader:
         self, arn: QueueArn, attributes: Mapping[str, str], written: Mapping[str, str], error: CallerError
     ) -> str | None:
         """Return the key, as written, that alone gives the same error; None when it takes several, or none."""
-        fifo = {"FifoQueue": "true"} if is_fifo_name(arn.name) else {}
+        fifo = {FIFO_QUEUE.name: "true"} if is_fifo_name(arn.name) else {}
         for attribute, value in attributes.items():
             try:
                 create_attributes(arn, {**fifo, attribute: value})

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
@@ -231,7 +232,7 @@ class KnownQueues:
         if definition.group_of:
             return
         # Not `is_log`: what a definition works out for itself it keeps; that is too much to keep of each queue.
-        if definition.attributes.get("RetentionMode") == "Log":
+        if RETENTION_MODE.of(definition.attributes) == LOG:
             self._logs[definition.queue_id] = definition
         if not is_internal(*key):
             insort(self._names.setdefault(definition.account_id, []), definition.name)

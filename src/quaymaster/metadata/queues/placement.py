@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from quaymaster.coordination.cell_keys import (
@@ -24,11 +24,11 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.watched_prefix import WatchedPrefix
+from quaymaster.core.values.attributes import REDRIVE_POLICY
 from quaymaster.core.values.errors import Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
 from quaymaster.metadata.queues.known_queues import KnownQueues
-from quaymaster.protocol.sqs.queue_attributes import QueueAttributes
 
 DEAD_LETTER_MARKS: Final = (
     *("-dlq", "_dlq", "-dead-letter", "_dead_letter", "-deadletter", "-dead-letter-queue", "-dead-letters"),
@@ -89,7 +89,7 @@ class CellJournals:
 
 
 def choose_journal(
-    queues: KnownQueues, journals: Sequence[int], account_id: str, name: str, attributes: QueueAttributes
+    queues: KnownQueues, journals: Sequence[int], account_id: str, name: str, attributes: Mapping[str, str]
 ) -> int:
     """Return a journal for a new queue: that of its dead-letter queue or source, if there seems to be one.
 
@@ -97,7 +97,7 @@ def choose_journal(
     """
     if not journals:
         raise Overloaded("No journal takes new queues now.")
-    policy = attributes.redrive_policy
+    policy = REDRIVE_POLICY.of(attributes)
     if policy is not None:
         target = queues.find(policy.target.account_id, policy.target.name)
         if target is not None:

@@ -30,6 +30,15 @@ from quaymaster.coordination.interface import (
 from quaymaster.core.partition.group_starts import check_start
 from quaymaster.core.partition.partition_moves import NUMBERED_MOVES
 from quaymaster.core.queues.queue_states import GROUPS_MAX
+from quaymaster.core.values.attribute_rules import change_attributes, create_attributes, spelled
+from quaymaster.core.values.attributes import (
+    GROUP_START,
+    KMS_KEY,
+    LOG,
+    POLICY,
+    REDRIVE_POLICY,
+    RETENTION_MODE,
+)
 from quaymaster.core.values.errors import (
     CallerError,
     NotNow,
@@ -47,12 +56,9 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.formats import KEYED_IDS, LOG_QUEUES, SHARED_DATA_KEYS, CellFormat
 from quaymaster.core.values.policies import invalid_redrive_policy
 from quaymaster.core.values.queue_definitions import (
-    FIFO_DEFAULTS,
-    LOG_DEFAULTS,
-    STANDARD_DEFAULTS,
     QueueDefinition,
+    differing_attribute,
     encode_queue_definition,
-    first_difference,
     one_partition,
     replace_definition,
 )
@@ -65,7 +71,7 @@ from quaymaster.metadata.queues.permissions import add_permission, remove_permis
 from quaymaster.metadata.queues.placement import choose_journal
 from quaymaster.metadata.store.ids import IdAllocator
 from quaymaster.metadata.store.mirror import Mirror, Table
-from quaymaster.metadata.store.quotas import POLICY, Quotas
+from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
     ACCOUNT_KEYS,
     DATA_KEYS,
@@ -98,7 +104,6 @@ from quaymaster.protocol.rpc.metadata_messages import (
     UntagQueue,
 )
 from quaymaster.protocol.sqs.internal_queues import is_internal
-from quaymaster.protocol.sqs.queue_attributes import QueueAttributes, change_attributes, create_attributes
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +117,6 @@ RECONCILED_AT_ONCE: Final = 32
 """So many queues that were left half done are finished at the same time."""
 DROPPED_AT_ONCE: Final = TRANSACTION_OPERATIONS_MAX // 2
 """Each row that is dropped takes two operations of a transaction."""
-KMS_KEY: Final = "KmsMasterKeyId"
-"""A queue that is created with it has a data key of its own."""
 
 
 class QueueJournal(Protocol):
@@ -306,13 +309,13 @@ class Queues(KnownQueues):
     async def _create(self, request: CreateQueue) -> QueueDefinition:
         account_id, name, data_key = request.account_id, request.name, request.data_key
         given = request.attributes
-        checked = create_attributes(self.arn_of(account_id, name), given)
-        if checked.is_log and not self._cell_format.version_of(LOG_QUEUES):
+        attributes = create_attributes(self.arn_of(account_id, name), given)
+        if RETENTION_MODE.of(attributes) == LOG and not self._cell_format.version_of(LOG_QUEUES):
             raise UnsupportedOperation(
                 "Log-retained queues can be created once all processes of this cell run this version: "
                 "`quaymaster cell upgrade`."
             )
-        asked = {attribute: checked.values.get(attribute, "") for attribute in given}
+        asked = spelled(attributes, given)
         suffix = f"{account_id}/{name}"
         async with self._only_one(suffix):
             async for _ in _attempts(suffix):
@@ -320,12 +323,12 @@ class Queues(KnownQueues):
                 # From the same moment as what is decided on it: other nodes go on while ids are fetched.
                 unchanged = [self.rows.compare(suffix), self.deleted.compare(suffix)]
                 if existing is None:
-                    self._check_dead_letter_target(account_id, name, checked, given)
+                    self._check_dead_letter_target(account_id, name, attributes, given)
                     self._check_name_has_rested(suffix)
                     if not is_internal(account_id, name):
-                        self._quotas.check_queue(account_id, has_policy=POLICY in checked.values)
+                        self._quotas.check_queue(account_id, has_policy=POLICY.name in attributes)
                     existing = await self._begin_creation(
-                        account_id, name, checked, given, request.tags, data_key, unchanged
+                        account_id, name, attributes, request.tags, data_key, unchanged
                     )
                 elif existing.state == "deleting":
                     if self._reuse_s:
@@ -333,7 +336,7 @@ class Queues(KnownQueues):
                     await self._finish_deletion(existing)
                     continue
                 else:
-                    difference = first_difference(existing, asked)
+                    difference = differing_attribute(existing, asked)
                     if difference is not None:
                         raise QueueNameExists(difference)
                 if existing is not None:
@@ -346,8 +349,7 @@ class Queues(KnownQueues):
         self,
         account_id: str,
         name: str,
-        checked: QueueAttributes,
-        given: Mapping[str, str],
+        attributes: Mapping[str, str],
         tags: Mapping[str, str],
         given_data_key: NewDataKey | None,
         unchanged: Sequence[Compare],
@@ -355,7 +357,8 @@ class Queues(KnownQueues):
         """Store the queue as `creating`; None when something it rests on changed meanwhile."""
         suffix = f"{account_id}/{name}"
         predecessor = self.deleted.get(suffix)
-        shares_key = bool(self._cell_format.version_of(SHARED_DATA_KEYS)) and KMS_KEY not in checked.values
+        # A queue that is created with a key of its own has a data key of its own.
+        shares_key = bool(self._cell_format.version_of(SHARED_DATA_KEYS)) and KMS_KEY.name not in attributes
         shared = self.account_keys.get(account_id) if shares_key else None
         # From the moment of the look: whoever takes the account's key away, or gives it another, is noticed.
         key_unchanged = [self.account_keys.compare(account_id)] if shares_key else []
@@ -384,10 +387,10 @@ class Queues(KnownQueues):
             revision=1,
             created_ms=now_ms,
             modified_ms=now_ms,
-            attributes=_without_defaults(checked.values, given),
+            attributes=dict(attributes),
             tags=dict(tags),
             data_key_id=data_key_id,
-            partitions=one_partition(choose_journal(self, self._journals(), account_id, name, checked)),
+            partitions=one_partition(choose_journal(self, self._journals(), account_id, name, attributes)),
             has_keyed_ids=bool(self._cell_format.version_of(KEYED_IDS)),
         )
         puts = [
@@ -470,7 +473,7 @@ class Queues(KnownQueues):
             revision=1,
             created_ms=now_ms,
             modified_ms=now_ms,
-            attributes={"GroupStart": start} if start else {},
+            attributes={GROUP_START.name: start} if start else {},
             tags={},
             group_of=queue.queue_id,
         )
@@ -538,23 +541,22 @@ class Queues(KnownQueues):
         self,
         account_id: str,
         name: str,
-        attributes: QueueAttributes,
+        attributes: Mapping[str, str],
         given: Mapping[str, str],
         source: QueueDefinition | None = None,
     ) -> None:
-        policy = attributes.redrive_policy
-        if policy is None or not given.get("RedrivePolicy"):
+        policy = REDRIVE_POLICY.of(attributes)
+        text = given.get(REDRIVE_POLICY.name)
+        if policy is None or not text:
             return
         target = self.find(policy.target.account_id, policy.target.name)
         if target is None:
-            raise invalid_redrive_policy(given["RedrivePolicy"], "Dead letter target does not exist.")
+            raise invalid_redrive_policy(text, "Dead letter target does not exist.")
         if target.is_log:
-            raise invalid_redrive_policy(
-                given["RedrivePolicy"], "A log-retained queue cannot be a dead-letter queue."
-            )
+            raise invalid_redrive_policy(text, "A log-retained queue cannot be a dead-letter queue.")
         if not target.redrive_allow_policy.allows(self.arn_of(account_id, name)):
             raise invalid_redrive_policy(
-                given["RedrivePolicy"], "The dead letter target does not allow this queue as a source."
+                text, "The dead letter target does not allow this queue as a source."
             )
         is_elsewhere = source is not None and (
             source.partitions[0].journal_id != target.partitions[0].journal_id
@@ -576,10 +578,9 @@ class Queues(KnownQueues):
                 raise UnsupportedOperation(
                     "A consumer group has the attributes of its queue: set them there."
                 )
-            defaults = {**STANDARD_DEFAULTS, **(FIFO_DEFAULTS if current.is_fifo else {})}
-            changed = change_attributes(arn, QueueAttributes.of({**defaults, **current.attributes}), changes)
+            changed = change_attributes(arn, current.attributes, changes)
             self._check_dead_letter_target(account_id, name, changed, changes, current)
-            return _without_defaults(changed.values, {**current.attributes, **changes})
+            return changed
 
         return await self._change_attributes(account_id, name, edit)
 
@@ -625,10 +626,10 @@ class Queues(KnownQueues):
         self, account_id: str, name: str, edit_policy: Callable[[str | None], str]
     ) -> QueueDefinition:
         def edit(current: QueueDefinition) -> dict[str, str]:
-            policy = edit_policy(current.attributes.get("Policy"))
-            attributes = {**current.attributes, "Policy": policy}
+            policy = edit_policy(current.attributes.get(POLICY.name))
+            attributes = {**current.attributes, POLICY.name: policy}
             if not policy:
-                del attributes["Policy"]
+                del attributes[POLICY.name]
             return attributes
 
         return await self._change_attributes(account_id, name, edit)
@@ -643,7 +644,7 @@ class Queues(KnownQueues):
                 compare = self.rows.compare(suffix)
                 now_ms = self._now_ms()
                 attributes = edit(current)
-                if POLICY in attributes and POLICY not in current.attributes:
+                if POLICY.name in attributes and POLICY.name not in current.attributes:
                     self._quotas.check_policy(account_id)
                 changed = replace_definition(
                     current, attributes=attributes, revision=current.revision + 1, modified_ms=now_ms
@@ -998,12 +999,6 @@ def _check_hold(definition: QueueDefinition) -> None:
         raise UnsupportedOperation(
             f"The queue {definition.name} is under a legal hold: nothing of it is deleted until LegalHold is false."
         )
-
-
-def _without_defaults(values: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
-    """Return what was said of a queue: the attributes named in `kept`, and those that differ from the defaults."""
-    defaults = {**STANDARD_DEFAULTS, **FIFO_DEFAULTS, **LOG_DEFAULTS}
-    return {name: value for name, value in values.items() if name in kept or defaults.get(name) != value}
 
 
 async def _attempts(suffix: str) -> AsyncIterator[int]:

@@ -7,13 +7,12 @@ are. Requests that are carried out at the same moment may each find the last pla
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import OverLimit
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.protocol.sqs.internal_queues import is_internal
-
-POLICY: Final = "Policy"
 
 
 class Quotas(NamedTuple):
@@ -41,7 +40,7 @@ class QueueQuotas:
                 continue
             account_id = definition.account_id
             _add(self._groups if definition.group_of else self._queues, account_id, step)
-            if POLICY in definition.attributes and not definition.group_of:
+            if POLICY.name in definition.attributes and not definition.group_of:
                 _add(self._policies, account_id, step)
 
     def check_queue(self, account_id: str, *, has_policy: bool) -> None:

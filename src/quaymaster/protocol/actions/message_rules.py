@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from quaymaster.core.values.attributes import DELAY_S_MAX
 from quaymaster.core.values.errors import (
     BATCH_BYTES_MAX,
     BatchRequestTooLong,
@@ -21,8 +22,8 @@ from quaymaster.core.values.errors import (
     MissingParameter,
     UnsupportedOperation,
 )
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.protocol.actions.transaction_shapes import StagedMessageEntry
-from quaymaster.protocol.sqs.queue_attributes import QueueAttributes
 from quaymaster.protocol.sqs.shapes import (
     MessageAttributeValue,
     SendMessageBatchRequestEntry,
@@ -31,7 +32,6 @@ from quaymaster.protocol.sqs.shapes import (
 
 ATTRIBUTES_MAX = 10
 ATTRIBUTE_NAME_CHARS_MAX = 256
-DELAY_S_MAX = 900
 TRACE_HEADER = "AWSTraceHeader"
 
 # In UTF-8 every byte below 0x80 is a character of its own, so the control characters a message cannot have
@@ -60,7 +60,7 @@ class CheckedMessage(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int
 
 
-def check_send(message: AnySend, queue: QueueAttributes) -> CheckedMessage:
+def check_send(message: AnySend, queue: QueueDefinition) -> CheckedMessage:
     """Return `message` checked for `queue`. Raises the error the service gives for the first thing wrong."""
     body = message.MessageBody.encode()
     size_bytes = len(body)
@@ -80,7 +80,7 @@ def check_send(message: AnySend, queue: QueueAttributes) -> CheckedMessage:
 
 
 def check_send_batch(
-    entries: Sequence[SendMessageBatchRequestEntry], queue: QueueAttributes
+    entries: Sequence[SendMessageBatchRequestEntry], queue: QueueDefinition
 ) -> list[CheckedMessage | CallerError]:
     """Return, for each entry, what can be stored or why it cannot. Ids and number of entries are checked
     before.
@@ -170,7 +170,7 @@ def _check_content(message: AnySend, body: bytes) -> None:
         _check_system_attributes(message.MessageSystemAttributes)
 
 
-def _check_for_queue(message: AnySend, queue: QueueAttributes) -> None:
+def _check_for_queue(message: AnySend, queue: QueueDefinition) -> None:
     group = message.MessageGroupId
     if group is not None:
         check_id("MessageGroupId", group)
@@ -190,10 +190,10 @@ def _check_for_queue(message: AnySend, queue: QueueAttributes) -> None:
             )
 
 
-def _check_fifo_ids(message: AnySend, queue: QueueAttributes, without_group: CallerError) -> None:
+def _check_fifo_ids(message: AnySend, queue: QueueDefinition, without_group: CallerError) -> None:
     if message.MessageGroupId is None:
         raise without_group
-    if message.MessageDeduplicationId is None and not queue.content_based_deduplication:
+    if message.MessageDeduplicationId is None and not queue.content_based_dedup:
         raise InvalidParameterValue(
             "The queue should either have ContentBasedDeduplication enabled or "
             "MessageDeduplicationId provided explicitly"

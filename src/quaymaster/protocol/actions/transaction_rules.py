@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quaymaster.core.values.errors import CallerError, InvalidParameterValue
+from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.protocol.actions import message_rules
 from quaymaster.protocol.actions.message_rules import CheckedMessage
 from quaymaster.protocol.actions.transaction_shapes import (
@@ -16,7 +17,6 @@ from quaymaster.protocol.actions.transaction_shapes import (
     StagedMessageEntry,
     StageMessagesRequest,
 )
-from quaymaster.protocol.sqs.queue_attributes import QueueAttributes
 
 STAGE_MESSAGES_MAX: Final = 1_000
 """So many messages come with one StageMessages."""
@@ -51,7 +51,7 @@ def check_stage(request: StageMessagesRequest) -> None:
         )
 
 
-def check_message(number: int, message: StagedMessageEntry, queue: QueueAttributes) -> CheckedMessage:
+def check_message(number: int, message: StagedMessageEntry, queue: QueueDefinition) -> CheckedMessage:
     """Return a message that may be staged. Raises what a SendMessage would, and says which message it is."""
     try:
         return message_rules.check_send(message, queue)

@@ -1,6 +1,6 @@
 """What every request must satisfy before anything is done for it: one function per action that has rules.
 
-Messages have rules of their own in `message_rules`, queue attributes in `queue_attributes`. The functions
+Messages have rules of their own in `message_rules`, queue attributes in `core/values/attribute_rules`. The functions
 return what the request means where that is more than its fields (times in milliseconds, defaults filled in).
 
 Source: Amazon SQS API Reference, the parameters of each action; wordings as the service sends them.
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from quaymaster.core.values.attributes import ATTRIBUTES, VISIBILITY_TIMEOUT_S_MAX
 from quaymaster.core.values.errors import (
     BATCH_ENTRIES_MAX,
     BatchEntryIdsNotDistinct,
@@ -33,7 +34,6 @@ from quaymaster.protocol.actions.log_shapes import (
 )
 from quaymaster.protocol.actions.message_rules import AttributeFilter, check_id
 from quaymaster.protocol.logs.log_columns import COLUMNS
-from quaymaster.protocol.sqs.queue_attributes import COMPUTED_NAMES, is_attribute_name
 from quaymaster.protocol.sqs.shapes import (
     ACTIONS,
     AddPermissionRequest,
@@ -45,7 +45,6 @@ from quaymaster.protocol.sqs.shapes import (
     StartMessageMoveTaskRequest,
 )
 
-VISIBILITY_TIMEOUT_S_MAX = 43_200
 WAIT_S_MAX = 20
 RECEIVE_MESSAGES_MAX = 10
 LIST_RESULTS_MAX = 1_000
@@ -184,7 +183,7 @@ def _system_attributes(request: ReceiveMessageRequest) -> frozenset[str]:
         return SYSTEM_ATTRIBUTE_NAMES
     for name in asked - SYSTEM_ATTRIBUTE_NAMES:
         # The older parameter is typed as names of queue attributes, so those are let through, without effect.
-        if name not in COMPUTED_NAMES and not is_attribute_name(name):
+        if name not in ATTRIBUTES:
             raise InvalidAttributeName.unknown(name)
     return asked & SYSTEM_ATTRIBUTE_NAMES
 

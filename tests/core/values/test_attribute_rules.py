@@ -1,4 +1,4 @@
-"""Queue attributes: their values, limits and defaults, and what may not be together."""
+"""What callers say of queue attributes: values, limits and defaults, and what may not be together."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import json
 from typing import Any
 
 import pytest
+from harness.replica_host import queue
 from hypothesis import given
 from hypothesis import strategies as st
-
 from protocol.sqs_model import MODEL
+
+from quaymaster.core.values.attribute_rules import (
+    change_attributes,
+    check_attribute_names,
+    create_attributes,
+    spelled,
+)
+from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Durability
 from quaymaster.core.values.errors import (
     CallerError,
     InvalidAttributeName,
@@ -17,16 +25,8 @@ from quaymaster.core.values.errors import (
     InvalidParameterValue,
 )
 from quaymaster.core.values.policies import RedriveAllowPolicy, parse_redrive_allow_policy
+from quaymaster.core.values.queue_definitions import QueueDefinition, differing_attribute, replace_definition
 from quaymaster.core.values.queue_names import QueueArn
-from quaymaster.protocol.sqs.queue_attributes import (
-    COMPUTED_NAMES,
-    QueueAttributes,
-    change_attributes,
-    check_attribute_names,
-    create_attributes,
-    first_difference,
-    is_attribute_name,
-)
 
 _ACCOUNT = "123456789012"
 _QUEUE = QueueArn("eu-central-1", _ACCOUNT, "orders")
@@ -35,32 +35,48 @@ _DLQ = f"arn:aws:sqs:eu-central-1:{_ACCOUNT}:dead"
 _FIFO_DLQ = f"{_DLQ}.fifo"
 
 
-def _create(**given_attributes: str) -> QueueAttributes:
-    return create_attributes(_QUEUE, given_attributes)
+def _queue_with(arn: QueueArn, attributes: dict[str, str]) -> QueueDefinition:
+    return replace_definition(queue(1, arn.name), attributes=attributes)
 
 
-def _create_fifo(**given_attributes: str) -> QueueAttributes:
-    return create_attributes(_FIFO, {"FifoQueue": "true"} | given_attributes)
+def _create(**given_attributes: str) -> QueueDefinition:
+    return _queue_with(_QUEUE, create_attributes(_QUEUE, given_attributes))
+
+
+def _create_fifo(**given_attributes: str) -> QueueDefinition:
+    return _queue_with(_FIFO, create_attributes(_FIFO, {"FifoQueue": "true"} | given_attributes))
+
+
+def _change(definition: QueueDefinition, given_attributes: dict[str, str]) -> QueueDefinition:
+    arn = QueueArn("eu-central-1", _ACCOUNT, definition.name)
+    return _queue_with(arn, change_attributes(arn, definition.attributes, given_attributes))
+
+
+def _first_difference(definition: QueueDefinition, given_attributes: dict[str, str]) -> str | None:
+    return differing_attribute(
+        definition, spelled(create_attributes(_QUEUE, given_attributes), given_attributes)
+    )
 
 
 def _redrive(target: Any = _DLQ, count: Any = 3) -> str:
     return json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": count})
 
 
-def test_names_are_those_of_the_model_and_a_few_of_our_own() -> None:
-    model = set(MODEL["shapes"]["QueueAttributeName"]["enum"])
-    ours = {"Durability", "ReplicationMode", "DeliveryGuarantee", "RetentionMode", "PushEndpoint"}
-    ours |= {"RetentionBytes", "GroupStart", "RetentionPins", "LegalHold"}
+def test_names_are_those_of_the_model_and_those_marked_as_ours() -> None:
+    model = set(MODEL["shapes"]["QueueAttributeName"]["enum"]) - {"All"}
 
-    assert all(is_attribute_name(name) for name in model - COMPUTED_NAMES - {"All"})
-    assert all(is_attribute_name(name) for name in ours)
-    assert not any(is_attribute_name(name) for name in COMPUTED_NAMES | {"All", "", "Colour"})
+    assert COMPUTED.keys() | SETTABLE.keys() >= model
+    assert {name for name, attribute in SETTABLE.items() if attribute.is_ours} == SETTABLE.keys() - model
+    assert COMPUTED.keys() <= model
 
 
 def test_a_queue_without_attributes_has_the_defaults_of_the_service() -> None:
-    attributes = create_attributes(_QUEUE, None)
+    attributes = _create()
 
-    assert attributes.values == {
+    assert attributes.attributes == {}
+    assert {
+        name: text for name, text in attributes.all_attributes().items() if not SETTABLE[name].is_ours
+    } == {
         "DelaySeconds": "0",
         "MaximumMessageSize": "1048576",
         "MessageRetentionPeriod": "345600",
@@ -72,19 +88,18 @@ def test_a_queue_without_attributes_has_the_defaults_of_the_service() -> None:
     assert attributes.retention_ms == 345_600_000
     assert attributes.visibility_timeout_ms == 30_000
     assert attributes.message_bytes_max == 1_048_576
-    assert attributes.is_encrypted
-    assert attributes.durability == "Sync"
+    assert attributes.durability == Durability.SYNC
 
 
 def test_a_fifo_queue_has_more_of_them() -> None:
     attributes = _create_fifo(ContentBasedDeduplication="TRUE")
 
     assert attributes.is_fifo
-    assert attributes.content_based_deduplication
-    assert not attributes.deduplicates_by_group
-    assert not attributes.throughput_is_per_group
+    assert attributes.content_based_dedup
+    assert not attributes.dedup_scope_is_group
+    assert attributes.attribute("FifoThroughputLimit") == "perQueue"
     assert (
-        attributes.values.items()
+        attributes.all_attributes().items()
         >= {
             "FifoQueue": "true",
             "ContentBasedDeduplication": "true",
@@ -97,12 +112,12 @@ def test_a_fifo_queue_has_more_of_them() -> None:
 def test_high_throughput_needs_deduplication_by_group() -> None:
     attributes = _create_fifo(DeduplicationScope="messageGroup", FifoThroughputLimit="perMessageGroupId")
 
-    assert attributes.deduplicates_by_group
-    assert attributes.throughput_is_per_group
+    assert attributes.dedup_scope_is_group
+    assert attributes.attribute("FifoThroughputLimit") == "perMessageGroupId"
     with pytest.raises(InvalidAttributeValue):
         _create_fifo(FifoThroughputLimit="perMessageGroupId")
     with pytest.raises(InvalidAttributeValue):
-        change_attributes(_FIFO, attributes, {"DeduplicationScope": "queue"})
+        _change(attributes, {"DeduplicationScope": "queue"})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +133,7 @@ def test_high_throughput_needs_deduplication_by_group() -> None:
 )
 def test_numbers_have_limits_and_one_spelling(name: str, smallest: int, largest: int) -> None:
     for value in (smallest, largest):
-        assert _create(**{name: f"00{value}"}).values[name] == str(value)
+        assert _create(**{name: f"00{value}"}).attributes[name] == str(value)
     for text in (str(smallest - 1), str(largest + 1), "", "x", "1.0", " 60", "+60", "9" * 30, "\u0661"):
         with pytest.raises(InvalidAttributeValue) as raised:
             _create(**{name: text})
@@ -162,40 +177,40 @@ def test_a_standard_queue_has_no_attributes_of_a_fifo_queue(name: str, value: st
     assert raised.value.message == message
 
     with pytest.raises(InvalidAttributeName):
-        change_attributes(_QUEUE, _create(), {name: value})
+        _change(_create(), {name: value})
 
 
 def test_name_and_attribute_must_agree_on_fifo() -> None:
-    for queue, attributes in ((_QUEUE, {"FifoQueue": "true"}), (_FIFO, {}), (_FIFO, {"FifoQueue": "false"})):
+    for arn, attributes in ((_QUEUE, {"FifoQueue": "true"}), (_FIFO, {}), (_FIFO, {"FifoQueue": "false"})):
         with pytest.raises(InvalidParameterValue):
-            create_attributes(queue, attributes)
+            create_attributes(arn, attributes)
     with pytest.raises(InvalidAttributeValue):
         create_attributes(_FIFO, {"FifoQueue": "perhaps"})
 
 
 def test_the_type_of_a_queue_cannot_change() -> None:
     with pytest.raises(InvalidAttributeValue) as raised:
-        change_attributes(_FIFO, _create_fifo(), {"FifoQueue": "false"})
+        _change(_create_fifo(), {"FifoQueue": "false"})
 
     assert raised.value.message == (
         "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported."
     )
-    assert change_attributes(_FIFO, _create_fifo(), {"FifoQueue": "true"}).is_fifo
+    assert _change(_create_fifo(), {"FifoQueue": "true"}).is_fifo
 
 
 def test_a_change_leaves_the_rest_as_it_was() -> None:
     before = _create(DelaySeconds="5", VisibilityTimeout="7")
 
-    after = change_attributes(_QUEUE, before, {"DelaySeconds": "6"})
+    after = _change(before, {"DelaySeconds": "6"})
 
-    assert after.values == before.values | {"DelaySeconds": "6"}
-    assert before.values["DelaySeconds"] == "5"
+    assert after.attributes == before.attributes | {"DelaySeconds": "6"}
+    assert before.attributes["DelaySeconds"] == "5"
 
 
-def test_values_that_were_kept_build_the_same_attributes() -> None:
+def test_attributes_that_were_kept_are_in_their_one_spelling() -> None:
     attributes = _create(RedrivePolicy=_redrive(), RedriveAllowPolicy='{"redrivePermission":"denyAll"}')
 
-    assert QueueAttributes.of(attributes.values) == attributes
+    assert create_attributes(_QUEUE, attributes.attributes) == attributes.attributes
 
 
 # Creating again
@@ -204,19 +219,19 @@ def test_values_that_were_kept_build_the_same_attributes() -> None:
 def test_creating_again_compares_only_what_is_given() -> None:
     existing = _create(DelaySeconds="5", RedrivePolicy=_redrive())
 
-    assert first_difference(_QUEUE, existing, None) is None
-    assert first_difference(_QUEUE, existing, {"DelaySeconds": "05"}) is None
-    assert first_difference(_QUEUE, existing, {"RedrivePolicy": _redrive(count="3")}) is None
-    assert first_difference(_QUEUE, existing, {"Durability": "Sync", "RetentionMode": "Delete"}) is None
-    assert first_difference(_QUEUE, existing, {"DelaySeconds": "0"}) == "DelaySeconds"
-    assert first_difference(_QUEUE, existing, {"RedrivePolicy": ""}) == "RedrivePolicy"
-    assert first_difference(_QUEUE, existing, {"Durability": "Memory"}) == "Durability"
-    assert first_difference(_QUEUE, existing, {"KmsMasterKeyId": ""}) is None
+    assert _first_difference(existing, {}) is None
+    assert _first_difference(existing, {"DelaySeconds": "05"}) is None
+    assert _first_difference(existing, {"RedrivePolicy": _redrive(count="3")}) is None
+    assert _first_difference(existing, {"Durability": "Sync", "RetentionMode": "Delete"}) is None
+    assert _first_difference(existing, {"DelaySeconds": "0"}) == "DelaySeconds"
+    assert _first_difference(existing, {"RedrivePolicy": ""}) == "RedrivePolicy"
+    assert _first_difference(existing, {"Durability": "Memory"}) == "Durability"
+    assert _first_difference(existing, {"KmsMasterKeyId": ""}) is None
 
 
 def test_creating_again_with_nonsense_is_an_error_not_a_difference() -> None:
     with pytest.raises(InvalidAttributeValue):
-        first_difference(_QUEUE, _create(), {"DelaySeconds": "x"})
+        _first_difference(_create(), {"DelaySeconds": "x"})
 
 
 # Encryption
@@ -224,14 +239,11 @@ def test_creating_again_with_nonsense_is_an_error_not_a_difference() -> None:
 
 def test_a_key_of_the_queues_own_switches_the_services_off() -> None:
     created = _create(KmsMasterKeyId="alias/mine")
-    changed = change_attributes(
-        _QUEUE, _create(), {"KmsMasterKeyId": "k", "KmsDataKeyReusePeriodSeconds": "60"}
-    )
+    changed = _change(_create(), {"KmsMasterKeyId": "k", "KmsDataKeyReusePeriodSeconds": "60"})
 
-    assert created.values["SqsManagedSseEnabled"] == "false"
-    assert created.values["KmsDataKeyReusePeriodSeconds"] == "300"
-    assert created.is_encrypted
-    assert changed.values["KmsDataKeyReusePeriodSeconds"] == "60"
+    assert created.attributes["SqsManagedSseEnabled"] == "false"
+    assert created.attributes["KmsDataKeyReusePeriodSeconds"] == "300"
+    assert changed.attributes["KmsDataKeyReusePeriodSeconds"] == "60"
 
 
 def test_only_one_kind_of_encryption_at_a_time() -> None:
@@ -240,32 +252,32 @@ def test_only_one_kind_of_encryption_at_a_time() -> None:
     with pytest.raises(InvalidAttributeName, match=r"You can use one type of server-side encryption \(SSE\)"):
         _create(KmsMasterKeyId="k", SqsManagedSseEnabled="true")
     with pytest.raises(InvalidAttributeName, match=r"You can use one type of server-side encryption \(SSE\)"):
-        change_attributes(_QUEUE, with_key, {"SqsManagedSseEnabled": "true"})
+        _change(with_key, {"SqsManagedSseEnabled": "true"})
 
 
 def test_an_empty_key_id_takes_the_key_away() -> None:
     with_key = _create(KmsMasterKeyId="k")
 
-    without = change_attributes(_QUEUE, with_key, {"KmsMasterKeyId": ""})
-    swapped = change_attributes(_QUEUE, with_key, {"KmsMasterKeyId": "", "SqsManagedSseEnabled": "true"})
+    without = _change(with_key, {"KmsMasterKeyId": ""})
+    swapped = _change(with_key, {"KmsMasterKeyId": "", "SqsManagedSseEnabled": "true"})
 
-    assert "KmsMasterKeyId" not in without.values
-    assert "KmsDataKeyReusePeriodSeconds" not in without.values
-    assert not without.is_encrypted
-    assert swapped.is_encrypted
+    assert "KmsMasterKeyId" not in without.attributes
+    assert "KmsDataKeyReusePeriodSeconds" not in without.attributes
+    assert without.attribute("SqsManagedSseEnabled") == "false"
+    assert swapped.attribute("SqsManagedSseEnabled") == "true"
 
 
 def test_a_reuse_period_at_its_default_is_none_without_a_key() -> None:
     reset = {"KmsMasterKeyId": "", "KmsDataKeyReusePeriodSeconds": "300"}
 
-    changed = change_attributes(_QUEUE, _create(KmsMasterKeyId="k"), reset)
-    again = change_attributes(_QUEUE, changed, reset)
+    changed = _change(_create(KmsMasterKeyId="k"), reset)
+    again = _change(changed, reset)
     created = _create(**reset)
-    kept = change_attributes(_QUEUE, changed, {"KmsDataKeyReusePeriodSeconds": "600"})
+    kept = _change(changed, {"KmsDataKeyReusePeriodSeconds": "600"})
 
     for attributes in (changed, again, created):
-        assert "KmsDataKeyReusePeriodSeconds" not in attributes.values
-    assert kept.values["KmsDataKeyReusePeriodSeconds"] == "600"
+        assert "KmsDataKeyReusePeriodSeconds" not in attributes.attributes
+    assert kept.attributes["KmsDataKeyReusePeriodSeconds"] == "600"
 
 
 @pytest.mark.parametrize("key_id", ["a\n", "é", "x" * 2_049])
@@ -281,14 +293,14 @@ def test_a_key_id_is_short_printable_ascii(key_id: str) -> None:
 def test_durability_can_be_chosen(durability: str) -> None:
     attributes = _create(Durability=durability)
 
-    assert attributes.durability == durability
-    assert attributes.values["Durability"] == durability
+    assert attributes.durability == Durability[durability.upper()]
+    assert attributes.attributes["Durability"] == durability
 
 
 def test_what_is_there_may_be_asked_for_by_name() -> None:
     attributes = _create(ReplicationMode="Leader", DeliveryGuarantee="AtLeastOnce", RetentionMode="Delete")
 
-    assert attributes.values["ReplicationMode"] == "Leader"
+    assert attributes.attributes["ReplicationMode"] == "Leader"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +337,7 @@ def test_a_redrive_policy_has_one_spelling() -> None:
         RedrivePolicy=f'{{ "maxReceiveCount" : "5", "deadLetterTargetArn":"{_DLQ}", "x": 1 }}'
     )
 
-    assert attributes.values["RedrivePolicy"] == f'{{"deadLetterTargetArn":"{_DLQ}","maxReceiveCount":5}}'
+    assert attributes.attributes["RedrivePolicy"] == f'{{"deadLetterTargetArn":"{_DLQ}","maxReceiveCount":5}}'
     assert attributes.redrive_policy is not None
     assert attributes.redrive_policy.receive_count_max == 5
     assert attributes.redrive_policy.target.name == "dead"
@@ -398,10 +410,10 @@ def test_a_fifo_queue_has_a_fifo_dead_letter_queue() -> None:
 def test_an_empty_value_takes_a_policy_away(name: str, value: str) -> None:
     before = _create(**{name: value})
 
-    after = change_attributes(_QUEUE, before, {name: ""})
+    after = _change(before, {name: ""})
 
-    assert name in before.values
-    assert name not in after.values
+    assert name in before.attributes
+    assert name not in after.attributes
     assert after.redrive_policy is None
 
 
@@ -414,7 +426,7 @@ def test_a_redrive_allow_policy_says_whose_dead_letter_queue_this_may_be() -> No
     assert policy == RedriveAllowPolicy("byQueue", (str(_QUEUE),))
     assert policy.allows(_QUEUE)
     assert not policy.allows(_FIFO)
-    assert parse_redrive_allow_policy(attributes.values["RedriveAllowPolicy"]) == policy
+    assert parse_redrive_allow_policy(attributes.attributes["RedriveAllowPolicy"]) == policy
     assert RedriveAllowPolicy("allowAll").allows(_FIFO)
     assert not RedriveAllowPolicy("denyAll").allows(_QUEUE)
 
@@ -474,7 +486,7 @@ def _statement(**changes: Any) -> dict[str, Any]:
 def test_a_policy_is_kept_as_it_was_given(statements: Any) -> None:
     text = json.dumps({"Version": "2012-10-17", "Statement": statements})
 
-    assert _create(Policy=text).values["Policy"] == text
+    assert _create(Policy=text).attributes["Policy"] == text
 
 
 @pytest.mark.parametrize(
@@ -532,11 +544,12 @@ def test_attributes_are_asked_for_by_name_or_all_at_once() -> None:
 def test_any_attributes_make_a_queue_or_an_error_of_the_caller(
     given_attributes: dict[str, str], fifo: bool
 ) -> None:
+    arn = _FIFO if fifo else _QUEUE
     try:
-        attributes = create_attributes(_FIFO if fifo else _QUEUE, given_attributes)
+        attributes = create_attributes(arn, given_attributes)
     except CallerError:
         return
-    assert QueueAttributes.of(attributes.values) == attributes
+    assert create_attributes(arn, attributes) == attributes
 
 
 def test_a_log_retained_queue_keeps_messages_for_years_and_by_bytes() -> None:
@@ -571,7 +584,7 @@ def test_what_a_log_cannot_have_is_refused_with_what_it_can(name: str, value: st
     log = _create(RetentionMode="Log")
 
     with pytest.raises(InvalidAttributeValue) as changed:
-        change_attributes(_QUEUE, log, {name: value})
+        _change(log, {name: value})
     with pytest.raises(InvalidAttributeValue) as created:
         _create(**{"RetentionMode": "Log", name: value})
 
@@ -592,9 +605,9 @@ def test_the_services_own_attributes_are_refused_in_its_words(name: str, value: 
 def test_a_log_is_pinned_by_groups_that_are_named_once_each() -> None:
     attributes = _create(RetentionMode="Log", RetentionPins="archive, billing,archive", LegalHold="TRUE")
 
-    assert attributes.values["RetentionPins"] == "archive,billing"
-    assert attributes.values["LegalHold"] == "true"
-    assert "RetentionPins" not in change_attributes(_QUEUE, attributes, {"RetentionPins": ""}).values
+    assert attributes.attributes["RetentionPins"] == "archive,billing"
+    assert attributes.attributes["LegalHold"] == "true"
+    assert "RetentionPins" not in _change(attributes, {"RetentionPins": ""}).attributes
     for wrong in (",", "a,", "a@b", "x" * 81, ",".join("abcdefghijk")):
         with pytest.raises(InvalidAttributeValue, match="RetentionPins"):
             _create(RetentionMode="Log", RetentionPins=wrong)
@@ -604,6 +617,6 @@ def test_the_retention_mode_is_given_when_a_queue_is_created() -> None:
     for mode, other in (("Log", "Delete"), ("Delete", "Log")):
         attributes = _create(RetentionMode=mode)
 
-        assert change_attributes(_QUEUE, attributes, {"RetentionMode": mode}) == attributes
+        assert _change(attributes, {"RetentionMode": mode}) == attributes
         with pytest.raises(InvalidAttributeValue, match="cannot be changed"):
-            change_attributes(_QUEUE, attributes, {"RetentionMode": other})
+            _change(attributes, {"RetentionMode": other})

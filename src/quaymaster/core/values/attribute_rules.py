@@ -1,0 +1,136 @@
+"""What callers may say of a queue's attributes together: with which queue, with which others, and when.
+
+What they may say of each alone is in the table (`attributes`). Attributes are kept as callers set them, in one
+spelling; the defaults of the rest are not kept.
+
+Source: Amazon SQS API Reference, CreateQueue and SetQueueAttributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from quaymaster.core.values.attributes import (
+    ATTRIBUTES,
+    DEDUPLICATION_SCOPE,
+    FIFO_QUEUE,
+    FIFO_THROUGHPUT_LIMIT,
+    KMS_KEY,
+    KMS_REUSE,
+    LOG,
+    REDRIVE_POLICY,
+    RETENTION_MODE,
+    SETTABLE,
+    SQS_SSE,
+    Queues,
+)
+from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue
+from quaymaster.core.values.policies import invalid_redrive_policy
+from quaymaster.core.values.queue_names import QueueArn, check_queue_name, is_fifo_name
+
+
+def create_attributes(queue: QueueArn, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes of the new queue `queue`, whose name is checked too.
+
+    Raises InvalidParameterValue, InvalidAttributeName or InvalidAttributeValue.
+    """
+    wants_fifo = FIFO_QUEUE.name in given and FIFO_QUEUE.read(
+        FIFO_QUEUE.parse(given[FIFO_QUEUE.name], is_log=False)
+    )
+    check_queue_name(queue.name, fifo=wants_fifo)
+    return _change(queue, {}, given)
+
+
+def change_attributes(
+    queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the attributes of `queue` after SetQueueAttributes. Raises as `create_attributes` does."""
+    changed = _change(queue, current, given)
+    for name, attribute in SETTABLE.items():
+        if attribute.fixed and attribute.of(changed) != attribute.of(current):
+            raise InvalidAttributeValue.of(name, attribute.fixed)
+    return changed
+
+
+def spelled(attributes: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return what was `given` in the spelling of the `attributes` made of it; empty what was taken away."""
+    return {name: attributes.get(name, "") for name in given}
+
+
+def check_attribute_names(names: Iterable[str] | None) -> frozenset[str] | None:
+    """Return the attributes GetQueueAttributes asks for, None for all of them. Raises InvalidAttributeName."""
+    asked = frozenset(names or ())
+    for name in asked:
+        if name != "All" and name not in ATTRIBUTES:
+            raise InvalidAttributeName.unknown(name)
+    return None if "All" in asked else asked
+
+
+def _change(queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    is_fifo = is_fifo_name(queue.name)
+    is_log = RETENTION_MODE.of({**current, **given}) == LOG
+    values = dict(current)
+    for name, text in given.items():
+        attribute = SETTABLE.get(name)
+        if attribute is None:
+            raise InvalidAttributeName.unknown(name)
+        if attribute.queues == Queues.FIFO and attribute.elsewhere is not None and not is_fifo:
+            raise attribute.elsewhere(name)
+        if text == "" and attribute.is_removable:
+            values.pop(name, None)
+        else:
+            values[name] = attribute.parse(text, is_log=is_log)
+    if is_fifo and not FIFO_QUEUE.of(values):
+        raise InvalidAttributeValue.of(FIFO_QUEUE.name, FIFO_QUEUE.fixed)
+    _check_throughput(values)
+    _settle_encryption(values, given)
+    _check_log(values, given)
+    _check_dead_letter_queue(queue, values, given)
+    return values
+
+
+def _check_throughput(values: Mapping[str, str]) -> None:
+    if (
+        FIFO_THROUGHPUT_LIMIT.of(values) == "perMessageGroupId"
+        and DEDUPLICATION_SCOPE.of(values) != "messageGroup"
+    ):
+        raise InvalidAttributeValue(
+            "The perMessageGroupId value is allowed only when the value for DeduplicationScope is "
+            "messageGroup."
+        )
+
+
+def _settle_encryption(values: dict[str, str], given: Mapping[str, str]) -> None:
+    """Let a key of the queue's own switch the service's off; to ask for both is an error."""
+    if KMS_KEY.name not in values:
+        is_leftover = KMS_KEY.name in given and KMS_REUSE.name not in given
+        if is_leftover or values.get(KMS_REUSE.name) == KMS_REUSE.default:
+            values.pop(KMS_REUSE.name, None)
+        return
+    if SQS_SSE.name in given and SQS_SSE.of(values):
+        raise InvalidAttributeName(
+            "You can use one type of server-side encryption (SSE) at one time. "
+            "You can either enable KMS SSE or SQS SSE."
+        )
+    values[SQS_SSE.name] = "false"
+    values.setdefault(KMS_REUSE.name, KMS_REUSE.default)
+
+
+def _check_log(values: Mapping[str, str], given: Mapping[str, str]) -> None:
+    if RETENTION_MODE.of(values) == LOG:
+        return
+    for name, attribute in SETTABLE.items():
+        if attribute.queues == Queues.LOG and attribute.elsewhere is not None and name in given:
+            raise attribute.elsewhere(name)
+
+
+def _check_dead_letter_queue(queue: QueueArn, values: Mapping[str, str], given: Mapping[str, str]) -> None:
+    text = given.get(REDRIVE_POLICY.name)
+    policy = REDRIVE_POLICY.of(values)
+    if text is None or policy is None:
+        return
+    target = policy.target
+    if (target.region, target.account_id) != (queue.region, queue.account_id):
+        raise invalid_redrive_policy(text, "Dead-letter target owner should be same as the source.")
+    if is_fifo_name(target.name) != is_fifo_name(queue.name):
+        raise invalid_redrive_policy(text, "Dead-letter queue must be same type of queue as the source.")
