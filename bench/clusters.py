@@ -232,7 +232,7 @@ class Cell(Cluster):
             config = folder / "config" / f"{name}.toml"
             config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
             program = Path(sys.executable).with_name("quaymaster")
-            nodes.append(Node(name, role, [program, role, "--config", config], folder / "logs"))
+            nodes.append(Node(name, role, [program, "run", role, "--config", config], folder / "logs"))
         super().__init__(folder, nodes, traces)
 
     def _start(self) -> None:

@@ -1,6 +1,6 @@
 """The archive of logs, as readers see it: which stretches of a partition it has, and the messages in them.
 
-It is a Delta table (`quaymaster pipeline archive` writes it) of one Parquet file per stretch: offsets of one partition
+It is a Delta table (`quaymaster archive run` writes it) of one Parquet file per stretch: offsets of one partition
 of one queue, without a gap. Which stretch a file has is in the table's log, so that no file is opened to find out.
 """
 

@@ -102,7 +102,7 @@ def test_a_backup_made_before_a_rotation_is_restored_with_the_master_key_of_its_
     try:
         run("backup", "copy", "--data", server.data)
         shutil.copytree(server.data / "keys", tmp_path / "old-keys")
-        rotated = run("key", "rotate-master", "--data", server.data, "--json")
+        rotated = run("master-key", "rotate", "--data", server.data, "--json")
     finally:
         server.stop()
 

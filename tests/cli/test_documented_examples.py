@@ -117,7 +117,9 @@ def test_the_start_page_works_by_hand_up_to_a_redrive(server: QuaymasterProcess)
     run_as_shell(server, fifo)
     assert run_as_shell(server, fail_to_charge).splitlines() == ["charge 5"] * 3 + ["refund 5"]
     assert "charge 5" in run_as_shell(server, "quaymaster queue peek payments-dead.fifo")
-    assert run_as_shell(server, "quaymaster queue redrive payments-dead.fifo").startswith("COMPLETED\t1\t")
+    assert run_as_shell(server, "quaymaster queue redrive start payments-dead.fifo").startswith(
+        "COMPLETED\t1\t"
+    )
 
 
 def test_the_declared_queues_of_the_start_page_are_made(tmp_path: Path) -> None:

@@ -103,14 +103,14 @@ def test_what_mends_compares_and_bills_finds_no_room_and_goes_on_with_it(
     hourly = site.warehouse.table(USAGE_HOURLY)
     hourly.commit("vandal", 0, [], removes=hourly.files()[:1])
     prices = tmp_path / "prices.toml"
-    prices.write_text(run("pipeline", "prices", "show", "--data", data, "--format", "toml").out)
+    prices.write_text(run("billing", "prices", "show", "--data", data, "--format", "toml").out)
 
     refused = {
-        words[1]: tried_with_more_and_more_room(run, disk, site, "pipeline", *words[1:], "--data", data)
+        words[1]: tried_with_more_and_more_room(run, disk, site, *words, "--data", data)
         for words in (
             ("pipeline", "backfill"),
-            ("pipeline", "prices", "set", prices),
-            ("pipeline", "invoice", "--month", "2026-11"),
+            ("billing", "prices", "set", prices),
+            ("billing", "invoice", "--month", "2026-11"),
             ("pipeline", "compact", "--keep-hours", "0"),
         )
     }
@@ -118,7 +118,7 @@ def test_what_mends_compares_and_bills_finds_no_room_and_goes_on_with_it(
     assert min(refused.values()) > 0
     assert site.usage() == expected_usage(one)
     assert [compared.difference for compared in compare_rows(site.warehouse)] == [0] * 5
-    invoice = run("pipeline", "invoice", "--month", "2026-11", "--data", data, "--json").json
+    invoice = run("billing", "invoice", "--month", "2026-11", "--data", data, "--json").json
     assert {made["revision"] for made in invoice} == {1}
     assert [spec.name for spec in TABLES if len(site.warehouse.table(spec).files()) > 3] == []
 
@@ -129,7 +129,7 @@ def test_invoices_that_find_no_room_leave_no_half_file(disk: SmallDisk, run: Run
     site.ship(FrontEnd("a").block(200))
     site.run()
     disk.fill()
-    words = ("pipeline", "invoice", "--month", "2026-11", "--data", tmp_path, "--format", "json", "--out")
+    words = ("billing", "invoice", "--month", "2026-11", "--data", tmp_path, "--format", "json", "--out")
 
     full = run(*words, disk.path)
     left = [path.name for path in disk.path.glob("*.json*")]
@@ -155,7 +155,7 @@ def test_an_archive_that_finds_no_room_has_each_message_once_when_there_is_some(
             "AWS_ACCESS_KEY_ID": server.endpoint.access_key_id,
             "AWS_SECRET_ACCESS_KEY": server.endpoint.secret_access_key,
         }
-        words = ("pipeline", "archive", "--once", "--queue", "orders", "--close-after", 0, "--data", data)
+        words = ("archive", "run", "--once", "--queue", "orders", "--close-after", 0, "--data", data)
 
         refused = tried_with_more_and_more_room(
             partial(run, environment=keys), disk, site, *words, "--endpoint-url", server.endpoint.url

@@ -38,7 +38,7 @@ def test_reset_and_offset_go_to_the_group(run: Run, data: Path, server: PlayedSe
     server.answers["POST /admin/v1/queues/events%40a/offset"] = ROW
 
     assert run("group", "reset", "events", "a", "--to", "earliest", "--data", data).out == LINE
-    assert run("group", "offset", "events", "a", "5", "--data", data, "--json").json == ROW
+    assert run("group", "commit", "events", "a", "5", "--data", data, "--json").json == ROW
 
     assert server.called("POST /admin/v1/queues/events%40a/reset") == [{"start": "earliest"}]
     assert server.called("POST /admin/v1/queues/events%40a/offset") == [{"offset": 5, "partition": 0}]

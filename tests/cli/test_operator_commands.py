@@ -101,13 +101,13 @@ def test_rotation_says_what_was_done(run: Run, data: Path, server: PlayedServer)
         "previous_master_key_id": "mk-1",
     }
 
-    rotated = run("key", "rotate-master", "--data", data)
-    as_json = run("key", "rotate-master", "--data", data, "--json")
+    rotated = run("master-key", "rotate", "--data", data)
+    as_json = run("master-key", "rotate", "--data", data, "--json")
 
     assert rotated.out == "master_key_id mk-2, previous_master_key_id mk-1\n"
     assert rotated.err.endswith("Backups made before this need the old master key mk-1: keep a copy of it.\n")
     assert as_json.json["previous_master_key_id"] == "mk-1"
-    assert run("key", "rotate-receipts", "--data", data).code == 0
+    assert run("receipt-key", "rotate", "--data", data).code == 0
 
 
 def test_an_error_of_the_admin_api_is_one_line(run: Run, data: Path, server: PlayedServer) -> None:
@@ -152,6 +152,19 @@ def test_the_admin_port_is_known_after_eval_of_env(run: Run, data: Path, server:
 
 
 def test_an_operator_says_that_the_clock_is_right(run: Run, data: Path, server: PlayedServer) -> None:
-    assert run("accept-clock", "--data", data).code == 0
+    assert run("clock", "accept", "--data", data).code == 0
 
     assert [call.what for call in server.calls] == ["POST /admin/v1/clock/accept"]
+
+
+def test_front_ends_are_listed_and_one_that_is_gone_is_retired(
+    run: Run, data: Path, server: PlayedServer
+) -> None:
+    row = {"front_end": "fe-1", "epoch": 4, "seen_ms": 0, "sealed_epoch": None}
+    server.answers["GET /admin/v1/front-ends"] = {"front_ends": [row]}
+    server.answers["POST /admin/v1/front-ends/fe-1/seal"] = [row | {"sealed_epoch": 4}, row]
+
+    assert run("frontend", "list", "--data", data).out == "fe-1\t4\t-\t\n"
+    assert run("frontend", "list", "--data", data, "--json").json == {"front_ends": [row]}
+    assert run("frontend", "retire", "fe-1", "--data", data).out == "epoch 4 of fe-1 is sealed\n"
+    assert "nothing is to be sealed" in run("frontend", "retire", "fe-1", "--data", data).out

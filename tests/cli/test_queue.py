@@ -203,7 +203,7 @@ def test_redrive_starts_a_move_task_and_follows_it(run: Run, data: Path, server:
         {"Results": [{**task, "Status": "COMPLETED", "ApproximateNumberOfMessagesMoved": 2}]},
     ]
 
-    result = run("queue", "redrive", "dead", "--to", "orders", "--rate", "100", "--data", data)
+    result = run("queue", "redrive", "start", "dead", "--to", "orders", "--rate", "100", "--data", data)
 
     assert result.out.startswith("COMPLETED\t2\t2\t")
     assert server.called("StartMessageMoveTask") == [
@@ -220,10 +220,21 @@ def test_a_redrive_that_failed_ends_with_one(run: Run, data: Path, server: Playe
     failed = {"Status": "FAILED", "FailureReason": "AWS.SimpleQueueService.NonExistentQueue"}
     server.answers["ListMessageMoveTasks"] = {"Results": [failed]}
 
-    result = run("queue", "redrive", "dead", "--data", data)
+    result = run("queue", "redrive", "start", "dead", "--data", data)
 
     assert result.code == 1
     assert "NonExistentQueue" in result.err
+
+
+def test_redrive_status_shows_this_and_earlier_redrives(run: Run, data: Path, server: PlayedServer) -> None:
+    server.answers["GetQueueAttributes"] = {"Attributes": {"QueueArn": "arn:dead"}}
+    server.answers["ListMessageMoveTasks"] = {"Results": [{"Status": "RUNNING"}, {"Status": "COMPLETED"}]}
+
+    result = run("queue", "redrive", "status", "dead", "--data", data, "--json")
+
+    assert [task["Status"] for task in result.json["tasks"]] == ["RUNNING", "COMPLETED"]
+    assert server.called("ListMessageMoveTasks") == [{"SourceArn": "arn:dead", "MaxResults": 10}]
+    assert server.called("StartMessageMoveTask") == []
 
 
 def test_redrive_cancel_stops_the_one_that_runs(run: Run, data: Path, server: PlayedServer) -> None:
@@ -231,7 +242,7 @@ def test_redrive_cancel_stops_the_one_that_runs(run: Run, data: Path, server: Pl
     server.answers["ListMessageMoveTasks"] = {"Results": [{"Status": "RUNNING", "TaskHandle": "handle"}]}
     server.answers["CancelMessageMoveTask"] = {"ApproximateNumberOfMessagesMoved": 7}
 
-    result = run("queue", "redrive", "dead", "--cancel", "--data", data, "--json")
+    result = run("queue", "redrive", "cancel", "dead", "--data", data, "--json")
 
     assert result.json == {"cancelled": True, "moved": 7}
     assert server.called("CancelMessageMoveTask") == [{"TaskHandle": "handle"}]
@@ -242,7 +253,7 @@ def test_redrive_cancel_says_when_none_runs(run: Run, data: Path, server: Played
     server.answers["GetQueueAttributes"] = {"Attributes": {"QueueArn": "arn:dead"}}
     server.answers["ListMessageMoveTasks"] = {"Results": [{"Status": "COMPLETED"}]}
 
-    assert run("queue", "redrive", "dead", "--cancel", "--data", data).code == 1
+    assert run("queue", "redrive", "cancel", "dead", "--data", data).code == 1
 
 
 def test_peek_shows_messages_without_receiving_them(run: Run, data: Path, server: PlayedServer) -> None:

@@ -25,7 +25,7 @@ from harness.process import QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = {"quaymaster", "pyspark_quaymaster"}
+OURS = {"quaymaster", "pyspark_quaymaster", "quaymaster_pipeline"}
 
 pytestmark = pytest.mark.slow
 
@@ -166,8 +166,8 @@ def test_operators_manage_accounts_and_keys(server: InstalledProcess) -> None:
     quaymaster("key", "disable", key["access_key_id"])
     keys = quaymaster("key", "list", "--account", account["account_id"])["keys"]
     quaymaster("key", "delete", key["access_key_id"])
-    rotated = quaymaster("key", "rotate-master")
-    receipts = quaymaster("key", "rotate-receipts")
+    rotated = quaymaster("master-key", "rotate")
+    receipts = quaymaster("receipt-key", "rotate")
 
     assert account["account_id"] in {row["account_id"] for row in quaymaster("account", "list")["accounts"]}
     assert {row["access_key_id"]: row["enabled"] for row in keys} == {

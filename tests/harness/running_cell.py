@@ -89,7 +89,7 @@ class RoleProcess:
         assert not self.is_running, f"{self.name} runs"
         with self.log_path.open("ab") as log:
             self.child = subprocess.Popen(
-                [str(Path(sys.executable).parent / "quaymaster"), self.role],
+                [str(Path(sys.executable).parent / "quaymaster"), "run", self.role],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """Plays a process of a cell for tests of what starts and watches them: it is ready, and a front end answers.
 
-    python standin_role.py ROLE --config FILE
+    python standin_role.py run ROLE --config FILE
 
 Settings tell it to misbehave: `log_level = "error"` makes a manager end at once.
 """
@@ -35,7 +35,7 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    role, _, path = sys.argv[1:]
+    _, role, _, path = sys.argv[1:]
     settings = tomllib.loads(Path(path).read_text())
     print(f"{settings['node']} was started", flush=True)
     if role == "manager" and settings.get("log_level") == "error":

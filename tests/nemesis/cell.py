@@ -390,7 +390,7 @@ class Cell:
         }
         path = self.directory / f"{name}.toml"
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-        command = [str(Path(sys.executable).parent / "quaymaster"), role, "--config", str(path)]
+        command = [str(Path(sys.executable).parent / "quaymaster"), "run", role, "--config", str(path)]
         self._add(name, role, host, command, (address, ADMIN_PORTS[role], "/health/ready"))
 
     def _add(

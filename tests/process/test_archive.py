@@ -35,7 +35,7 @@ def test_a_log_is_archived_shrinks_only_then_and_is_replayed_whole(tmp_path: Pat
         attributes = {"RetentionMode": "Log", "RetentionBytes": "1", "RetentionPins": "archive"}
         url = client.create_queue(QueueName="events", Attributes=attributes)["QueueUrl"]
         bodies = [f"{number:>{BODY_BYTES}}" for number in range(MESSAGES_SENT)]
-        archive = ("pipeline", "archive", "--data", str(process.data), "--once", "--json")
+        archive = ("archive", "run", "--data", str(process.data), "--once", "--json")
 
         kept = []
         for part in (bodies[:SENT_FIRST], bodies[SENT_FIRST:]):
@@ -44,7 +44,7 @@ def test_a_log_is_archived_shrinks_only_then_and_is_replayed_whole(tmp_path: Pat
             kept.append(run(*archive, "--close-after", "0", "--after", "1"))
         assert [one["messages"] for one in kept] == [SENT_FIRST, MESSAGES_SENT - SENT_FIRST]
         assert {one["expiring"] for one in kept} == {0}
-        status = ("pipeline", "archive-status", "--data", str(process.data), "--json")
+        status = ("archive", "status", "--data", str(process.data), "--json")
         assert run(*status)[0]["archived"] == sum(one["archived"] for one in kept)
         assert counts(client, url) == MESSAGES_SENT
 

@@ -26,7 +26,7 @@ WAIT_S = PATIENCE_S
 
 
 def archive(cell: RunningCell, front_end: str, warehouse: Path, *options: str) -> dict[str, Any]:
-    command = ("pipeline", "archive", "--data", str(cell[front_end].data), "--warehouse", str(warehouse))
+    command = ("archive", "run", "--data", str(cell[front_end].data), "--warehouse", str(warehouse))
     done = cell[front_end].command(*command, "--queue", "events", "--once", "--json", *options)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

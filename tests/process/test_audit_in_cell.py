@@ -53,7 +53,7 @@ def test_what_operators_do_to_a_cell_is_in_the_chain_of_a_front_end_once(tmp_pat
         for arguments in (
             ("broker", "drain", "broker-1", "--no-wait"),
             ("broker", "activate", "broker-1"),
-            ("cell", "accept-clock"),
+            ("clock", "accept", "--cell"),
             ("cell", "backup", str(tmp_path / "copy")),
         ):
             done = operator.command(*arguments)

@@ -53,7 +53,7 @@ def test_messages_expire_again_once_an_operator_accepts_the_clocks_of_a_cell(tmp
         assert (status.returncode, notice[:60] in status.stderr) == (1, True)
         assert client.counts("q") == 1
 
-        accepted = manager.command("cell", "accept-clock")
+        accepted = manager.command("clock", "accept", "--cell")
 
         assert (accepted.returncode, accepted.stdout) == (0, "broker-1 has accepted its clock\n")
         cell.wait_until(lambda status: not is_held(status))
@@ -65,7 +65,7 @@ def test_messages_expire_again_once_an_operator_accepts_the_clocks_of_a_cell(tmp
         client.close()
 
         broker.kill9()
-        missed = manager.command("cell", "accept-clock")
+        missed = manager.command("clock", "accept", "--cell")
 
         assert (missed.returncode, missed.stdout) == (EXIT_NO_SERVER, "")
         assert "not told, for they do not answer: broker-1" in missed.stderr

@@ -1,4 +1,4 @@
-"""The real `quaymaster metadata`, killed while front ends ask it."""
+"""The real `quaymaster run metadata`, killed while front ends ask it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MetadataProcess:
         self._log = directory / f"{name}.log"
         self._command = [
             str(Path(sys.executable).parent / "quaymaster"),
-            "metadata",
+            *("run", "metadata"),
             *("--data", str(directory / name), "--admin", f"127.0.0.1:{self.admin_port}"),
             *("--set", "coordination=etcd", "--set", f"etcd_endpoints={','.join(etcd.endpoints)}"),
             *("--set", f"node={name}", "--set", f"metadata_listen=127.0.0.1:{self.port}"),

@@ -56,7 +56,7 @@ FUTURE_MAX_S = 120
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
 SPOOL_PROBLEMS_SHOWN = 5
-HELD_ADVICE = "Set the clock right; if it is right, `quaymaster accept-clock`."
+HELD_ADVICE = "Set the clock right; if it is right, `quaymaster clock accept`."
 NOTICE_ADVICE = "Do what it says; the server's log says more."
 CLOCK_UNSYNCHRONISED = 0x40
 """STA_UNSYNC of adjtimex(2)."""

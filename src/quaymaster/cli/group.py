@@ -12,7 +12,9 @@ from quaymaster.cli.failures import Refused
 from quaymaster.cli.output import print_json, print_line, print_table
 from quaymaster.cli.queue import name_of
 
-app = options.new_group("List, create, reset and delete consumer groups of log-retained queues.")
+app = options.new_group(
+    "List, create, reset and delete consumer groups of log-retained queues; commit their offsets."
+)
 
 Group = Annotated[str, typer.Argument(help="Name of the consumer group.", metavar="GROUP")]
 Start = "earliest, latest, offset:NUMBER, or timestamp:MILLISECONDS since 1970"
@@ -109,7 +111,7 @@ def reset(
 
 
 @app.command()
-def offset(
+def commit(
     queue: options.QueueName,
     group: Group,
     number: Annotated[int, typer.Argument(help="All below it is consumed.", metavar="OFFSET", min=0)],
@@ -118,7 +120,7 @@ def offset(
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
-    """Consume everything below an offset. It goes no way back."""
+    """Commit an offset of a consumer group: everything below it is consumed. It goes no way back."""
     fields = {"offset": number, "partition": partition}
     _print(_call(data, admin_url, "POST", _group(queue, group), "offset", fields=fields), as_json)
 

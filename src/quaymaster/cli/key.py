@@ -1,4 +1,4 @@
-"""`quaymaster key`: access keys of accounts, and the server's own keys. Over the admin API."""
+"""`quaymaster key`, `master-key`, `receipt-key`: access keys of accounts, and the server's own. Over the admin API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from quaymaster.cli.output import note, print_json, print_line, print_table, pro
 
 ROTATION_WAIT_MS = 600_000
 
-app = options.new_group("Create, disable and delete access keys; rotate the server's own keys.")
+app = options.new_group("Create, disable and delete access keys.")
+master_key_app = options.new_group("The key that wraps all data keys and secrets.")
+receipt_key_app = options.new_group("The key that signs receipt handles.")
 
 AccessKeyID = Annotated[str, typer.Argument(help="Access key id.", metavar="ACCESS-KEY-ID")]
 AccountID = Annotated[
@@ -142,8 +144,8 @@ def delete(
     _change(data, admin_url, as_json, "DELETE", access_key_id)
 
 
-@app.command("rotate-master")
-def rotate_master(
+@master_key_app.command("rotate")
+def rotate_master_key(
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
@@ -157,8 +159,8 @@ def rotate_master(
     note(f"Backups made before this need the old master key {previous}: keep a copy of it.")
 
 
-@app.command("rotate-receipts")
-def rotate_receipts(
+@receipt_key_app.command("rotate")
+def rotate_receipt_key(
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,

@@ -14,8 +14,8 @@ from typing import Annotated, cast
 import typer
 
 import quaymaster
-from quaymaster.cli import account, bench, ca, group, key, message, options, queue, server
-from quaymaster.cli.cells import cell, cell_backups, cell_operations
+from quaymaster.cli import account, bench, ca, clock, frontend, group, key, message, options, queue, server
+from quaymaster.cli.cells import brokers, cell, journals, roles
 from quaymaster.cli.extensions import Extension, find_extensions
 from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
 from quaymaster.cli.local import commands as local
@@ -42,33 +42,32 @@ def quaymaster_command(
 
 
 app.command()(server.serve)
+app.add_typer(roles.app, name="run")
 app.command()(server.env)
 app.add_typer(queue.app, name="queue")
-app.add_typer(group.app, name="group")
 app.add_typer(message.app, name="message")
+app.add_typer(group.app, name="group")
 app.add_typer(account.app, name="account")
 app.add_typer(key.app, name="key")
-app.add_typer(ca.app, name="ca")
 app.add_typer(local.app, name="local")
-app.add_typer(cell.broker_app, name="broker")
 _extensions: list[Extension] = find_extensions()
 for _extension in _extensions:
     _extension.add_commands(app)
-for role in (cell.metadata, cell.manager, cell.frontend):
-    app.command()(role)
-app.add_typer(cell_operations.cell_app, name="cell")
-cell_operations.cell_app.command("backup")(cell_backups.cell_backup)
-cell_operations.cell_app.command("restore")(cell_backups.cell_restore)
-app.add_typer(cell_operations.journal_app, name="journal")
-app.command("force-recover")(cell_operations.force_recover)
-app.command("force-store")(cell_operations.force_store)
-app.command("settings")(server.show_settings)
-app.command()(server.doctor)
 app.command()(server.backup)
 app.command()(server.restore)
-app.command("accept-clock")(server.accept_clock)
-app.command("force-start")(server.force_start)
+app.command()(server.doctor)
+app.command("settings")(server.show_settings)
 app.command()(bench.bench)
+app.add_typer(key.master_key_app, name="master-key")
+app.add_typer(key.receipt_key_app, name="receipt-key")
+app.add_typer(clock.app, name="clock")
+app.add_typer(frontend.app, name="frontend")
+app.add_typer(cell.app, name="cell")
+app.add_typer(brokers.app, name="broker")
+app.add_typer(journals.app, name="journal")
+app.add_typer(ca.app, name="ca")
+app.command("force-start")(server.force_start)
+app.command("force-store")(cell.force_store)
 
 
 def main() -> None:

@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.5
 
 app = options.new_group("Create, look at, change and delete queues.")
+redrive_app = options.new_group("Move dead letters back, or to another queue.")
+app.add_typer(redrive_app, name="redrive")
 
 Assignments = Annotated[
     list[str] | None,
     typer.Argument(help="Attributes, as in VisibilityTimeout=60.", metavar="NAME=VALUE"),
 ]
+DeadLetterQueue = Annotated[str, typer.Argument(help="The dead-letter queue.", metavar="QUEUE")]
 
 
 def parse_assignments(texts: Iterable[str], what: str) -> dict[str, str]:
@@ -242,9 +245,9 @@ def delete(
         print_json({"name": name, "deleted": True})
 
 
-@app.command()
-def redrive(
-    queue: Annotated[str, typer.Argument(help="The dead-letter queue.", metavar="QUEUE")],
+@redrive_app.command("start")
+def start_redrive(
+    queue: DeadLetterQueue,
     to: Annotated[
         str | None,
         typer.Option(
@@ -253,8 +256,6 @@ def redrive(
     ] = None,
     rate: Annotated[int | None, typer.Option("--rate", help="Messages per second at most (1-500).")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is done.")] = True,
-    status: Annotated[bool, typer.Option("--status", help="Only show this and earlier redrives.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the one that runs.")] = False,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
     as_json: options.AsJSON = False,
@@ -265,21 +266,6 @@ def redrive(
     """
     with _open(data, endpoint_url) as sqs:
         source_arn = sqs.queue_arn(queue)
-        if status:
-            tasks = _tasks(sqs, source_arn, count=10)
-            _print_tasks(tasks, as_json)
-            return
-        if cancel:
-            running = [task for task in _tasks(sqs, source_arn) if task.get("TaskHandle")]
-            if not running:
-                raise Refused(f"No redrive of {name_of(queue)} is running.")
-            result = sqs.call("CancelMessageMoveTask", {"TaskHandle": running[0]["TaskHandle"]})
-            moved = result.get("ApproximateNumberOfMessagesMoved", 0)
-            if as_json:
-                print_json({"cancelled": True, "moved": moved})
-            else:
-                print_line(f"Cancelled after {moved} messages.")
-            return
         fields: dict[str, Any] = {"SourceArn": source_arn}
         if to is not None:
             fields["DestinationArn"] = sqs.queue_arn(to)
@@ -290,6 +276,39 @@ def redrive(
     _print_tasks([task], as_json)
     if task.get("Status") == "FAILED":
         raise Refused(f"The redrive failed: {task.get('FailureReason', 'no reason was given')}.")
+
+
+@redrive_app.command("status")
+def show_redrives(
+    queue: DeadLetterQueue,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Show the redrive that runs and earlier ones."""
+    with _open(data, endpoint_url) as sqs:
+        tasks = _tasks(sqs, _arn(sqs, queue), count=10)
+    _print_tasks(tasks, as_json)
+
+
+@redrive_app.command("cancel")
+def cancel_redrive(
+    queue: DeadLetterQueue,
+    data: options.Data = None,
+    endpoint_url: options.EndpointURL = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Cancel the redrive that runs. Messages that it has moved stay where they are."""
+    with _open(data, endpoint_url) as sqs:
+        running = [task for task in _tasks(sqs, _arn(sqs, queue)) if task.get("TaskHandle")]
+        if not running:
+            raise Refused(f"No redrive of {name_of(queue)} is running.")
+        result = sqs.call("CancelMessageMoveTask", {"TaskHandle": running[0]["TaskHandle"]})
+    moved = result.get("ApproximateNumberOfMessagesMoved", 0)
+    if as_json:
+        print_json({"cancelled": True, "moved": moved})
+    else:
+        print_line(f"Cancelled after {moved} messages.")
 
 
 @app.command()

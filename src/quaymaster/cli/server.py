@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,9 +23,6 @@ from quaymaster.cli.loading import (
     warn_of_unknown_variables,
 )
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
-
-if TYPE_CHECKING:
-    pass
 
 BACKUP_WAIT_MS = 24 * 3600 * 1000
 BACKUP_POLL_S = 0.5
@@ -186,27 +183,6 @@ def backup(
                 '"sqlite". etcd itself is not backed up.'
             )
         note("It holds no master key: keep the data directory's keys/ somewhere else, or it cannot be read.")
-
-
-def accept_clock(
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Say that the clock is right, so messages expire again.
-
-    While the clock is more than 5 s from the journal's time, and after a stop that lasted more than five minutes
-    by that clock, the server lets no message expire: until the two are near again, until somebody says that the
-    clock is right, or, where messages could only expire late, until it has run evenly for an hour.
-    """
-    from quaymaster.cli.client import AdminClient
-
-    with AdminClient(find_connection(data, None), admin_url) as admin:
-        answer = admin.call("POST", "clock", "accept")
-    if as_json:
-        print_json(answer)
-    else:
-        print_line("messages may expire again")
 
 
 def force_start(

@@ -1,4 +1,4 @@
-"""`quaymaster pipeline archive`, `archive-status`, `replay`: logs become Parquet tables, and messages once more."""
+"""`quaymaster archive`: logs become Parquet tables, and messages once more."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     from pyspark_quaymaster.credentials import Endpoint
     from quaymaster_pipeline.archive.job import ArchiveJob, Report
 
+app = options.new_group(
+    "Keep logs as Parquet tables, and send their messages once more. Needs quaymaster[spark]."
+)
+
 EVERY_S = 60.0
 REPLAYS_DIRECTORY = "replays"
-FILLED_BY = "`quaymaster pipeline archive --warehouse {uri}` puts messages of logs there."
+FILLED_BY = "`quaymaster archive run --warehouse {uri}` puts messages of logs there."
 DAY_MS, HOUR_MS, MINUTE_MS = 86_400_000, 3_600_000, 60_000
 
 Queues = Annotated[
@@ -46,7 +50,8 @@ Queues = Annotated[
 ]
 
 
-def archive(
+@app.command()
+def run(
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
     queue: Queues = None,
@@ -127,7 +132,8 @@ def archive(
     )
 
 
-def archive_status(
+@app.command()
+def status(
     data: options.Data = None,
     warehouse: WarehouseURI = None,
     storage_option: StorageOptions = None,
@@ -156,9 +162,10 @@ def archive_status(
         ],
     )
     if not lines:
-        note("Nothing is archived. `quaymaster pipeline archive --queue NAME` begins with a log.")
+        note("Nothing is archived. `quaymaster archive run --queue NAME` begins with a log.")
 
 
+@app.command()
 def erase(
     queue: Annotated[
         str | None, typer.Option("--queue", help="Of this log, by name or id.", metavar="QUEUE")
@@ -226,6 +233,7 @@ def erase(
     print_line(f"{done.messages} messages in {done.rewritten + done.removed} files {verb}")
 
 
+@app.command()
 def replay(
     source: Annotated[
         str, typer.Option("--from", help="The log whose messages are sent once more.", metavar="NAME")

@@ -26,6 +26,9 @@ app = options.new_group(
     "`quaymaster pipeline run` has put into the tables so far."
 )
 
+hold_app = options.new_group("Keep events, however old they get.")
+app.add_typer(hold_app, name="hold")
+
 LIMIT = 100
 Account = Annotated[str | None, typer.Option("--account", help="Only of this account.", metavar="ID")]
 Since = Annotated[
@@ -140,7 +143,7 @@ def verify(
         raise Refused(f"{breaks}; the first is {first.where}{when}: {first.reason}")
 
 
-@app.command("holds")
+@hold_app.command("list")
 def list_holds(
     data: options.Data = None,
     warehouse: WarehouseURI = None,
@@ -171,8 +174,8 @@ def list_holds(
     )
 
 
-@app.command()
-def hold(
+@hold_app.command("create")
+def create_hold(
     name: HoldName,
     account: Account = None,
     since: Since = None,
@@ -194,8 +197,8 @@ def hold(
     _done(as_json, name=name)
 
 
-@app.command()
-def release(
+@hold_app.command("release")
+def release_hold(
     name: HoldName,
     data: options.Data = None,
     warehouse: WarehouseURI = None,

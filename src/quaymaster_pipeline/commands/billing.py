@@ -1,4 +1,4 @@
-"""`quaymaster pipeline invoice`, `prices` and `accounts`: what usage costs, by tables of the warehouse."""
+"""`quaymaster billing`: what usage costs, by tables of the warehouse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from quaymaster_pipeline.billing.service import Made
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
+app = options.new_group("Make invoices of usage, by a price book. Needs quaymaster[spark].")
 prices_app = options.new_group("Show and set what requests cost.")
+app.add_typer(prices_app, name="prices")
 
 GRACE_DAYS = 3
 ACCOUNTS_AT_ONCE = 200
@@ -54,6 +56,7 @@ class BookFormat(StrEnum):
     CSV = "csv"
 
 
+@app.command()
 def invoice(
     month: Annotated[str, typer.Option("--month", help="Which month, as 2026-11.", metavar="MONTH")],
     data: options.Data = None,
@@ -121,7 +124,7 @@ def invoice(
     for earlier, late in left_out.items():
         note(
             f"{', '.join(late)} used something in {earlier} and have no final invoice of it, as others do: "
-            f"quaymaster pipeline invoice --month {earlier} --final"
+            f"quaymaster billing invoice --month {earlier} --final"
         )
 
 
@@ -162,7 +165,7 @@ def set_prices(
 ) -> None:
     """Set the price book. Prices of months that have final invoices cannot be changed.
 
-    `quaymaster pipeline prices show --format toml` prints one to begin with.
+    `quaymaster billing prices show --format toml` prints one to begin with.
     """
     need_tables()
     from quaymaster_pipeline.billing.price_files import parse_csv, parse_toml
@@ -185,6 +188,7 @@ def set_prices(
     _print_book(book, as_json)
 
 
+@app.command()
 def accounts(
     data: options.Data = None,
     sync: Annotated[

@@ -17,18 +17,12 @@ from quaymaster_pipeline.warehouse.errors import (
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add `pipeline`, `audit` and `usage`."""
+    """Add `pipeline`, `usage`, `billing`, `archive` and `audit`."""
     app.add_typer(pipeline.app, name="pipeline")
-    app.add_typer(audit.app, name="audit")
     app.command()(pipeline.usage)
-
-
-for _command in (
-    *(archive.archive, archive.archive_status, archive.erase, archive.replay),
-    *(billing.invoice, billing.accounts),
-):
-    pipeline.app.command()(_command)
-pipeline.app.add_typer(billing.prices_app, name="prices")
+    app.add_typer(billing.app, name="billing")
+    app.add_typer(archive.app, name="archive")
+    app.add_typer(audit.app, name="audit")
 
 
 def tell(error: Exception) -> CommandFailed | None:

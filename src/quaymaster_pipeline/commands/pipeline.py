@@ -15,7 +15,7 @@ import typer
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence, reason_of
-from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
+from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
 
@@ -260,54 +260,6 @@ def reconcile(
         raise Refused("the layers differ")
     if compared is not None and compared.difference:
         raise Refused("usage is not what the brokers did")
-
-
-@app.command("front-ends")
-def front_ends(
-    data: options.Data = None, admin_url: options.AdminURL = None, as_json: options.AsJSON = False
-) -> None:
-    """Show which front ends ever recorded usage, and when each last said that it runs."""
-    from quaymaster.cli.client import AdminClient
-
-    with AdminClient(find_connection(data, None), admin_url) as admin:
-        found = admin.call("GET", "front-ends")["front_ends"]
-    if as_json:
-        print_json(found)
-        return
-    lines = [
-        (
-            row["front_end"],
-            row["epoch"],
-            time_as_text(row["seen_ms"]),
-            "" if row["sealed_epoch"] is None else f"{row['sealed_epoch']} sealed for it",
-        )
-        for row in found
-    ]
-    print_table(("FRONT END", "EPOCH", "SEEN", "STATE"), lines)
-
-
-@app.command("seal-frontend")
-def seal_frontend(
-    name: Annotated[str, typer.Argument(help="The front end's name.")],
-    data: options.Data = None,
-    admin_url: options.AdminURL = None,
-    as_json: options.AsJSON = False,
-) -> None:
-    """Give up a front end that is gone for good, so that hours can be closed without it.
-
-    What it had shipped counts. What it had recorded and not shipped is not billed, unless its disk comes back. The seal
-    is in the usage queue within a minute or two. A front end that runs is refused.
-    """
-    from quaymaster.cli.client import AdminClient
-
-    with AdminClient(find_connection(data, None), admin_url) as admin:
-        row = admin.call("POST", "front-ends", name, "seal", fields={})
-    if as_json:
-        print_json(row)
-    elif row["sealed_epoch"] is None:
-        print_line(f"{name} has ended in order; nothing is to be sealed")
-    else:
-        print_line(f"epoch {row['sealed_epoch']} of {name} is sealed")
 
 
 @app.command()

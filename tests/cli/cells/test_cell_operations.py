@@ -1,11 +1,13 @@
-"""Operators are told what a cell waits for."""
+"""Operators are told what a cell consists of, and what it waits for."""
 
 from __future__ import annotations
 
 import pytest
 from harness.command_line import Run
 
-from quaymaster.cli.cells import cell_operations
+from quaymaster.cli import clock
+from quaymaster.cli.cells import brokers, cell, journals
+from quaymaster.cli.failures import NoServer
 
 
 def test_a_drain_says_what_keeps_it_waiting_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,12 +21,79 @@ def test_a_drain_says_what_keeps_it_waiting_once(run: Run, monkeypatch: pytest.M
             {"brokers": [empty], "problems": []},
         ]
     )
-    monkeypatch.setattr(cell_operations, "_set_state", lambda *_: None)
-    monkeypatch.setattr(cell_operations, "_ask_status", lambda *_: next(answers))
-    monkeypatch.setattr(cell_operations, "DRAIN_LOOK_S", 0.0)
+    monkeypatch.setattr(brokers, "_set_state", lambda *_: None)
+    monkeypatch.setattr(brokers, "ask_status", lambda *_: next(answers))
+    monkeypatch.setattr(brokers, "DRAIN_LOOK_S", 0.0)
 
     drained = run("broker", "drain", "b3")
 
     assert drained.code == 0
     assert drained.err.count(in_vain) == 1
     assert drained.out == "b3 has nothing any more\n"
+
+
+STATUS = {
+    "manager": "m1",
+    "acting_manager": "m1",
+    "brokers": [
+        {
+            "name": "b1",
+            "zone": "z1",
+            "state": "active",
+            "is_reachable": True,
+            "leads": [0],
+            "replicas": [0],
+            "disk_free_bytes": 1024,
+            "clock_ahead_ms": None,
+            "address": "10.0.0.1:9340",
+        }
+    ],
+    "journals": [
+        {
+            "journal": 0,
+            "leader": "b1",
+            "epoch": 3,
+            "members": [{"broker": "b1", "lag_records": 2}, {"broker": "b2", "lag_records": 7}],
+        }
+    ],
+    "problems": [],
+}
+BROKER = "b1\tz1\tactive\ttrue\t[0]\t[0]\t1.0 KiB\t?\t10.0.0.1:9340\n"
+JOURNAL = "0\tb1\t3\tb1,b2\t7\n"
+
+
+def test_brokers_and_journals_are_listed_as_the_status_of_a_cell_has_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (brokers, cell, journals):
+        monkeypatch.setattr(module, "ask_status", lambda *_: STATUS)
+
+    assert run("broker", "list").out == BROKER
+    assert run("journal", "list").out == JOURNAL
+    assert run("cell", "status").out == f"manager m1 says; m1 acts\n{BROKER}{JOURNAL}"
+    assert run("broker", "list", "--json").json == {"brokers": STATUS["brokers"]}
+    assert run("journal", "list", "--json").json == {"journals": STATUS["journals"]}
+
+
+@pytest.mark.parametrize(
+    "words", [("--cell",), ("--manager", "10.0.0.1:9350"), ("--set", "node=me")], ids=str
+)
+def test_the_clocks_of_a_cell_are_accepted_by_each_of_its_brokers(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    there, away = ({"name": name, "address": name} for name in ("b1", "b2"))
+
+    async def ask(settings: object, address: str, *_: object) -> bytes:
+        if address == "b2":
+            raise NoServer("b2 is away")
+        return b""
+
+    monkeypatch.setattr(clock, "ask_status", lambda *_: {"brokers": [there, away]})
+    monkeypatch.setattr(clock, "ask", ask)
+
+    told = run("clock", "accept", *words)
+    as_json = run("clock", "accept", *words, "--json")
+
+    assert (told.code, told.out) == (3, "b1 has accepted its clock\n")
+    assert "b2" in told.err
+    assert as_json.json == {"accepted": ["b1"], "missing": ["b2"]}

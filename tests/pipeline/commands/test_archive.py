@@ -1,4 +1,4 @@
-"""`quaymaster pipeline archive`, `archive-status`, `erase` and `replay`: what they do, say, and refuse."""
+"""`quaymaster archive run`, `status`, `erase` and `replay`: what they do, say, and refuse."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Site:
 
     def command(self, name: str, *options: object, shows_bars: bool = False) -> Result:
         server = ("--data", self.data, "--endpoint-url", self._fake.endpoint.url)
-        return self._run("pipeline", name, *server, *options, shows_bars=shows_bars)
+        return self._run("archive", name, *server, *options, shows_bars=shows_bars)
 
     def archive(self, *options: object, shows_bars: bool = False) -> Result:
         words = ("--once", "--queue", "orders", "--close-after", "0", *options)
-        return self.command("archive", *words, shows_bars=shows_bars)
+        return self.command("run", *words, shows_bars=shows_bars)
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def site(run: Run, fake: FakeServer, tmp_path: Path) -> Site:
 
 def test_a_log_is_archived_shown_and_let_go(site: Site, run: Run, fake: FakeServer) -> None:
     first = site.archive("--after", "1000000", "--json").json
-    shown = run("pipeline", "archive-status", "--data", site.data, "--json").json
-    table = run("pipeline", "archive-status", "--data", site.data).out
+    shown = run("archive", "status", "--data", site.data, "--json").json
+    table = run("archive", "status", "--data", site.data).out
     site.archive("--after", "0", "--grace", "0")
 
     assert (first["archived"], first["messages"], first["lost"], first["behind"]) == (1, 25, 0, 0)

@@ -45,7 +45,7 @@ def test_events_are_listed_newest_first_and_no_more_than_asked_for(tmp_path: Pat
     assert "there may be more" in as_table.err
 
 
-@pytest.mark.parametrize("command", [("audit",), ("audit", "verify"), ("audit", "holds"), ("usage",)])
+@pytest.mark.parametrize("command", [("audit",), ("audit", "verify"), ("audit", "hold", "list"), ("usage",)])
 def test_a_place_without_tables_has_an_empty_answer_and_no_place_has_none(
     tmp_path: Path, run: Run, command: tuple[str, ...]
 ) -> None:
@@ -118,11 +118,11 @@ def test_a_hold_keeps_events_from_expiring_until_it_is_released(tmp_path: Path, 
     assert table.rows == len(records)
     expire = ("audit", "expire", "--data", tmp_path, "--days", 1, "--json")
 
-    placed = run("audit", "hold", "case-7", "--reason", "a lawsuit", "--data", tmp_path)
+    placed = run("audit", "hold", "create", "case-7", "--reason", "a lawsuit", "--data", tmp_path)
     kept = json.loads(run(*expire, "--dry-run").out)
-    listed = json.loads(run("audit", "holds", "--data", tmp_path, "--json").out)
-    twice = run("audit", "hold", "case-7", "--data", tmp_path)
-    released = run("audit", "release", "case-7", "--data", tmp_path)
+    listed = json.loads(run("audit", "hold", "list", "--data", tmp_path, "--json").out)
+    twice = run("audit", "hold", "create", "case-7", "--data", tmp_path)
+    released = run("audit", "hold", "release", "case-7", "--data", tmp_path)
 
     assert (placed.code, released.code, twice.code) == (0, 0, 1)
     assert (kept["deleted"], kept["dry_run"]) == (0, True)
@@ -194,7 +194,7 @@ BREAKAGES = (file_removed, file_of_junk, log_of_junk)
         (AUDIT_EVENTS, ("audit", "verify")),
         (USAGE_HOURLY, ("usage",)),
         (USAGE_HOURLY, ("pipeline", "reconcile")),
-        (USAGE_HOURLY, ("pipeline", "invoice", "--month", "2026-11")),
+        (USAGE_HOURLY, ("billing", "invoice", "--month", "2026-11")),
     ],
 )
 def test_a_broken_table_ends_with_one_line_that_says_which_and_what_to_do(

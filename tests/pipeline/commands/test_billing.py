@@ -1,4 +1,4 @@
-"""`quaymaster pipeline invoice`, `prices` and `accounts`, from blocks of usage to files."""
+"""`quaymaster billing invoice`, `prices` and `accounts`, from blocks of usage to files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def billed(one: FrontEnd) -> Counter[str]:
 def test_usage_becomes_invoices_whose_requests_are_those_of_the_records(tmp_path: Path, run: Run) -> None:
     one = used(tmp_path)
 
-    done = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+    done = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
 
     assert done.code == 0, done.err
     invoices = json.loads(done.out)
@@ -100,7 +100,7 @@ def test_provisional_invoices_of_many_accounts_are_written_together(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = used(tmp_path)
-    words = ("pipeline", "invoice", "--data", tmp_path, "--month", MONTH)
+    words = ("billing", "invoice", "--data", tmp_path, "--month", MONTH)
 
     run(*words)
     together = Warehouse(tmp_path / "warehouse").table(INVOICES).last_batch(APP)
@@ -121,13 +121,13 @@ def test_whoever_has_no_final_invoice_of_a_closed_month_is_named_in_the_next(
     tmp_path: Path, run: Run
 ) -> None:
     used(tmp_path)
-    final = ("pipeline", "invoice", "--data", tmp_path, "--final", "--month", MONTH)
+    final = ("billing", "invoice", "--data", tmp_path, "--final", "--month", MONTH)
 
     one = run(*final, "--account", ONE)
     assert one.code == 0, one.err
-    march = run("pipeline", "invoice", "--data", tmp_path, "--month", "2020-03")
+    march = run("billing", "invoice", "--data", tmp_path, "--month", "2020-03")
     assert run(*final).code == 0
-    april = run("pipeline", "invoice", "--data", tmp_path, "--month", "2020-04")
+    april = run("billing", "invoice", "--data", tmp_path, "--month", "2020-04")
 
     said = f"used something in {MONTH} and have no final invoice of it"
     assert TWO in march.err
@@ -141,7 +141,7 @@ def test_final_invoices_are_files_that_are_the_same_whenever_they_are_written(
 ) -> None:
     used(tmp_path)
     arguments = (
-        "pipeline",
+        "billing",
         "invoice",
         "--data",
         tmp_path,
@@ -169,7 +169,7 @@ def test_files_that_cannot_be_written_are_told_with_their_path_once(tmp_path: Pa
     (tmp_path / "file").write_text("")
 
     done = run(
-        *("pipeline", "invoice", "--data", tmp_path, "--month", MONTH),
+        *("billing", "invoice", "--data", tmp_path, "--month", MONTH),
         *("--format", "json", "--out", tmp_path / "file"),
     )
 
@@ -180,7 +180,7 @@ def test_files_that_cannot_be_written_are_told_with_their_path_once(tmp_path: Pa
 def test_an_open_month_has_no_final_invoice(tmp_path: Path, run: Run) -> None:
     used(tmp_path, is_sealed=False)
 
-    done = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+    done = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
 
     assert done.code == 1
     assert "2020-02 is open: hours until 2020-02-29 23:50 are closed" in done.err
@@ -192,8 +192,8 @@ def test_counts_that_differ_are_told_and_nothing_final_is_issued(tmp_path: Path,
     files = table.files()
     table.commit("somebody", 0, [], removes=files[:1])
 
-    final = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
-    provisional = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH)
+    final = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final")
+    provisional = run("billing", "invoice", "--data", tmp_path, "--month", MONTH)
 
     assert (final.code, provisional.code) == (1, 0)
     assert "counts differ" in final.err
@@ -204,9 +204,9 @@ def test_an_invoice_by_a_price_book_of_ones_own_adds_up(tmp_path: Path, run: Run
     one = used(tmp_path)
     (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
 
-    book = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path, "--json")
+    book = run("billing", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path, "--json")
     done = run(
-        "pipeline",
+        "billing",
         "invoice",
         "--data",
         tmp_path,
@@ -231,10 +231,10 @@ def test_an_invoice_by_a_price_book_of_ones_own_adds_up(tmp_path: Path, run: Run
 
 def test_prices_of_a_month_with_final_invoices_stay(tmp_path: Path, run: Run) -> None:
     used(tmp_path)
-    assert run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--final").code == 0
+    assert run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--final").code == 0
     (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER)
 
-    done = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
+    done = run("billing", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
 
     assert done.code == 1
     assert "invoices of 2020-02" in done.err
@@ -246,8 +246,8 @@ def test_the_price_book_is_shown_as_it_can_be_set(
 ) -> None:
     assert callable(parse)
 
-    shown = run("pipeline", "prices", "show", "--data", tmp_path, "--format", format_)
-    table = run("pipeline", "prices", "show", "--data", tmp_path)
+    shown = run("billing", "prices", "show", "--data", tmp_path, "--format", format_)
+    table = run("billing", "prices", "show", "--data", tmp_path)
 
     assert parse(shown.out) == example_book()
     assert table.out.splitlines()[0] == "1\t2000-01-01 00:00:00Z\t-\t1000000\tstandard\t0\t0.4"
@@ -268,7 +268,7 @@ def test_the_price_book_is_shown_as_it_can_be_set(
 def test_what_cannot_be_right_is_refused(
     tmp_path: Path, run: Run, arguments: tuple[str, ...], message: str
 ) -> None:
-    done = run("pipeline", *arguments, "--data", tmp_path)
+    done = run("billing", *arguments, "--data", tmp_path)
 
     assert done.code == 2
     assert message in done.err
@@ -277,15 +277,15 @@ def test_what_cannot_be_right_is_refused(
 def test_a_bad_price_book_says_where(tmp_path: Path, run: Run) -> None:
     (tmp_path / "prices.toml").write_text(MILLION_TIMES_DEARER.replace("above = 0,", "above = 7,"))
 
-    done = run("pipeline", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
+    done = run("billing", "prices", "set", tmp_path / "prices.toml", "--data", tmp_path)
 
     assert done.code == 2
     assert "version 1, standard: the first tier must be above 0, not above 7" in done.err
 
 
 def test_a_month_without_usage_has_no_invoices(tmp_path: Path, run: Run) -> None:
-    everybody = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
-    one = run("pipeline", "invoice", "--data", tmp_path, "--month", MONTH, "--account", ONE)
+    everybody = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--json")
+    one = run("billing", "invoice", "--data", tmp_path, "--month", MONTH, "--account", ONE)
 
     assert (everybody.code, json.loads(everybody.out)) == (0, [])
     assert one.code == 1
@@ -296,7 +296,7 @@ def test_a_month_without_usage_has_no_invoices(tmp_path: Path, run: Run) -> None
 def test_a_month_to_come_is_refused_final_invoices_although_nobody_used_anything(
     tmp_path: Path, run: Run, account: tuple[str, ...]
 ) -> None:
-    done = run("pipeline", "invoice", "--data", tmp_path, "--month", "9998-12", "--final", *account)
+    done = run("billing", "invoice", "--data", tmp_path, "--month", "9998-12", "--final", *account)
 
     assert (done.code, done.out) == (1, "")
     assert "9998-12 is open: it is not over, and ends 9999-01-01 00:00 UTC." in done.err
@@ -308,7 +308,7 @@ def test_names_of_accounts_come_from_the_server(tmp_path: Path, run: Run, server
     }
     write_client_file(tmp_path, server.url, server.url)
 
-    done = run("pipeline", "accounts", "--sync", "--data", tmp_path)
+    done = run("billing", "accounts", "--sync", "--data", tmp_path)
 
     assert (done.code, done.out) == (0, f"{ONE}\tAcme\n"), done.err
-    assert run("pipeline", "accounts", "--data", tmp_path).out == done.out
+    assert run("billing", "accounts", "--data", tmp_path).out == done.out

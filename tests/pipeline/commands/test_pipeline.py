@@ -220,8 +220,8 @@ def test_compaction_with_nothing_to_do_says_so(
         ("pipeline", "compact"),
         ("pipeline", "reconcile"),
         ("pipeline", "status"),
-        ("pipeline", "archive", "--once", "--endpoint-url", "http://127.0.0.1:1"),
-        ("pipeline", "archive-status"),
+        ("archive", "run", "--once", "--endpoint-url", "http://127.0.0.1:1"),
+        ("archive", "status"),
         ("usage",),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_warehouse_that_is_a_file_is_refused_with_a_sentence(
     "words",
     [
         ("pipeline", "run", "--once", "--files", "."),
-        ("pipeline", "archive", "--once", "--endpoint-url", "http://127.0.0.1:1"),
+        ("archive", "run", "--once", "--endpoint-url", "http://127.0.0.1:1"),
     ],
 )
 def test_a_warehouse_that_cannot_be_made_is_refused_with_a_sentence(
@@ -261,10 +261,10 @@ def test_each_command_says_what_fills_the_warehouse_it_misses(run: Run, tmp_path
     place = tmp_path / "nothing"
 
     usage = run("usage", "--warehouse", place).err
-    archived = run("pipeline", "archive-status", "--warehouse", place).err
+    archived = run("archive", "status", "--warehouse", place).err
 
     assert f"`quaymaster pipeline run --warehouse {place}` puts" in usage
-    assert f"`quaymaster pipeline archive --warehouse {place}` puts" in archived
+    assert f"`quaymaster archive run --warehouse {place}` puts" in archived
 
 
 def test_status_and_reconcile_read_the_tables(run: Run, tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_compact_makes_one_file_of_the_archives_ledger_unless_its_job_is_at_work
     assert "another process writes the archive" in beside.err
     assert done.json == [{"table": "ops.retention_ledger", "before": 3, "after": 1}]
     assert again.json == []
-    status = run("pipeline", "archive-status", "--data", tmp_path, "--json").json
+    status = run("archive", "status", "--data", tmp_path, "--json").json
     assert [(line["queue"], line["sealed"], line["next"]) for line in status] == [("orders", 3, 15)]
 
 

@@ -1,77 +1,164 @@
-"""`quaymaster broker`, `metadata`, `manager`, `frontend`: the processes of a cell, one by one."""
+"""`quaymaster cell status`, `cell upgrade`, `force-store`: a cell as a whole, for operators.
+
+`cell status` asks a manager over the RPC, wherever it is; the others change coordination, as no manager would.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli.cells import cell_operations
-from quaymaster.cli.loading import (
-    Admin,
-    Config,
-    Listen,
-    Overrides,
-    ServedData,
-    run_process,
-    settings_to_serve,
-)
+from quaymaster.cli import options
+from quaymaster.cli.cells import cell_backups
+from quaymaster.cli.cells.brokers import print_brokers
+from quaymaster.cli.cells.cell_links import Managers, ask_status
+from quaymaster.cli.cells.journals import print_journals
+from quaymaster.cli.failures import EXIT_REFUSED, NoServer, Refused
+from quaymaster.cli.loading import Config, Overrides, load_for
+from quaymaster.cli.output import note, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from quaymaster.node.cell_process import Role
+    from quaymaster.settings import Settings
+
+app = options.new_group("Look at a cell, back it up, restore it, upgrade it.")
+app.command("backup")(cell_backups.cell_backup)
+app.command("restore")(cell_backups.cell_restore)
 
 
-broker_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-broker_app.command("drain")(cell_operations.drain)
-broker_app.command("activate")(cell_operations.activate)
-
-
-@broker_app.callback()
-def broker(
-    context: typer.Context,
-    data: ServedData = None,
-    admin: Admin = None,
+@app.command("status")
+def cell_status(
+    managers: Managers = None,
     config: Config = None,
     overrides: Overrides = None,
+    as_json: options.AsJSON = False,
 ) -> None:
-    """Run a broker of a cell: it keeps replicas of journals, and leads what it is appointed for.
+    """Show brokers, journals, their leaders and lag, and what is wrong. Ends with 1 when something is."""
+    status = ask_status(managers, config, overrides)
+    if as_json:
+        print_json(status)
+    else:
+        acting = status["acting_manager"] or "nobody"
+        print_line(f"manager {status['manager']} says; {acting} acts")
+        print_brokers(status["brokers"])
+        print_journals(status["journals"])
+        for problem in status["problems"]:
+            note(f"problem: {problem}")
+    if status["problems"]:
+        raise typer.Exit(EXIT_REFUSED)
 
-    With a command: do something about a broker of a cell that runs.
+
+@app.command("upgrade")
+def cell_upgrade(
+    wanted: Annotated[
+        int | None, typer.Option("--to", help="Format to write; the newest of this program without.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+    config: Config = None,
+    overrides: Overrides = None,
+    as_json: options.AsJSON = False,
+) -> None:
+    """Let the cell write the newest format, once all of its processes read it. After that none can be older."""
+    import asyncio
+
+    upgraded = asyncio.run(_upgrade(load_for(config, overrides), wanted, dry_run))
+    if as_json:
+        print_json(upgraded)
+        return
+    print_table(
+        ("ROLE", "NODE", "VERSION", "READS FORMATS"),
+        [
+            (one["role"], one["node"], one["version"], f"{one['format_min']}-{one['format_max']}")
+            for one in upgraded["processes"]
+        ],
+    )
+    print_line(f"the cell writes format {upgraded['format']}")
+
+
+async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dict[str, Any]:
+    import msgspec
+
+    from quaymaster.coordination.cell_format import FormatRefused, list_processes, raise_format, read_format
+    from quaymaster.coordination.noted_acts import act_of_user
+    from quaymaster.core.values.errors import NotNow
+    from quaymaster.core.values.formats import FORMAT_MAX
+    from quaymaster.node.stores import open_etcd
+
+    store = open_etcd(settings)
+    try:
+        processes = await list_processes(store)
+        if not dry_run:
+            number = FORMAT_MAX if wanted is None else wanted
+            await raise_format(store, number, act_of_user("UpgradeCell", {"format": number}))
+        return {"format": await read_format(store), "processes": msgspec.to_builtins(processes)}
+    except FormatRefused as error:
+        raise Refused(str(error)) from None
+    except NotNow as error:
+        raise NoServer(f"coordination: {error}") from None
+    finally:
+        await store.close()
+
+
+def force_store(
+    config: Config = None,
+    overrides: Overrides = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Let a cell continue with an etcd that was restored from an older copy, though its processes have seen more.
+
+    Use it only when there is no newer copy. Queues that were made since the copy are not found any more, deleted ones
+    and deleted keys are there again. New queues get ids above all that the journals have seen.
     """
-    if context.invoked_subcommand is None:
-        _run("broker", data, None, admin, config, overrides)
+    import asyncio
+
+    settings = load_for(config, overrides)
+    if found := asyncio.run(_why_refused(settings)):
+        note(found)
+    note(
+        f"If etcd under {settings.etcd_prefix!r} is older than what the cell has seen, queues that were made since it "
+        "was copied are not found any more, and what is in them is LOST; access keys that were deleted or disabled "
+        "since work again. If a newer copy of etcd can still be restored, stop here."
+    )
+    if not yes and not typer.confirm("Continue with this etcd?", err=True):
+        raise Refused("Nothing was changed.")
+    asyncio.run(_force_store(settings))
+    print_line(
+        "decided: processes that wait continue within seconds; restart those that ran while etcd was restored. The "
+        "next queue that is created begins with ids above all that the journals have seen"
+    )
 
 
-def metadata(
-    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
-) -> None:
-    """Run a metadata node of a cell: it tells front ends what queues, accounts and keys there are. Two or more."""
-    _run("metadata", data, None, admin, config, overrides)
+async def _why_refused(settings: Settings) -> str | None:
+    """Return what a process of the cell found of the store."""
+    from quaymaster.coordination.store_witness import read_refusal
+    from quaymaster.core.values.errors import NotNow
+    from quaymaster.node.stores import open_etcd
+
+    store = open_etcd(settings)
+    try:
+        refusal = await read_refusal(store)
+    except NotNow as error:
+        raise NoServer(f"coordination: {error}") from None
+    finally:
+        await store.close()
+    return None if refusal is None else refusal.reason
 
 
-def manager(
-    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
-) -> None:
-    """Run a manager of a cell: it appoints leaders and places replicas. Two or more; one acts."""
-    _run("manager", data, None, admin, config, overrides)
+async def _force_store(settings: Settings) -> None:
+    from quaymaster.coordination.interface import Put
+    from quaymaster.coordination.noted_acts import act_of_user, put_act
+    from quaymaster.coordination.store_witness import decide_to_continue
+    from quaymaster.core.values.errors import NotNow
+    from quaymaster.metadata.store.rows import ACCEPTED
+    from quaymaster.node.stores import open_etcd
 
-
-def frontend(
-    data: ServedData = None,
-    listen: Listen = None,
-    admin: Admin = None,
-    config: Config = None,
-    overrides: Overrides = None,
-) -> None:
-    """Run a front end of a cell: it speaks SQS, and sends commands to the brokers. Any number."""
-    _run("frontend", data, listen, admin, config, overrides)
-
-
-def _run(
-    role: Role, data: ServedData, listen: Listen, admin: Admin, config: Config, overrides: Overrides
-) -> None:
-    settings = settings_to_serve(config, data, listen, admin, overrides)
-
-    from quaymaster.node.cell_process import run_role
-
-    run_process(run_role(settings, role))
+    store = open_etcd(settings)
+    try:
+        accepted = Put(ACCEPTED, str(time.time_ns() // 1_000_000).encode())
+        act = act_of_user("ForceStore", {"etcd_prefix": settings.etcd_prefix})
+        await decide_to_continue(store, [accepted, put_act(act)])
+    except NotNow as error:
+        raise NoServer(f"coordination: {error}") from None
+    finally:
+        await store.close()

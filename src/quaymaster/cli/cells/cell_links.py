@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from quaymaster.cli.failures import WrongUsage
+import typer
+
+from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.loading import load_for
 
 if TYPE_CHECKING:
     from quaymaster.net.rpc import RPCClient
@@ -13,6 +17,14 @@ if TYPE_CHECKING:
 
 RECOVERIES = "recoveries/"
 """Below it are the events of forced recoveries, for ever: journal, epoch, who, when, what may be lost."""
+ASK_TIMEOUT_MS = 5_000
+
+Managers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--manager", help="Address of a manager; may be given again for others.", metavar="HOST:PORT"
+    ),
+]
 
 
 def client_of(settings: Settings, address: str, role: str) -> RPCClient:
@@ -36,3 +48,48 @@ def client_of(settings: Settings, address: str, role: str) -> RPCClient:
         tls=security.client_context,
         check_peer=security.check_peer(role),
     )
+
+
+def ask_status(
+    managers: list[str] | None, config: Path | None, overrides: list[str] | None
+) -> dict[str, Any]:
+    """Return what a manager knows of the cell: its brokers, journals and problems."""
+    import msgspec
+
+    from quaymaster.protocol.rpc.manager_calls import STATUS
+
+    answer = ask_managers(managers, config, overrides, STATUS, b"")
+    status: dict[str, Any] = msgspec.json.decode(answer)
+    return status
+
+
+def ask_managers(
+    managers: list[str] | None, config: Path | None, overrides: list[str] | None, method: str, body: bytes
+) -> bytes:
+    """Ask one manager after the other, until one answers."""
+    import asyncio
+
+    settings = load_for(config, overrides)
+    failure: NoServer | None = None
+    for address in managers or [settings.manager_listen]:
+        try:
+            return asyncio.run(ask(settings, address, "manager", method, body))
+        except NoServer as error:
+            failure = error
+    assert failure is not None, "there is at least one address"
+    raise failure
+
+
+async def ask(settings: Settings, address: str, role: str, method: str, body: bytes) -> bytes:
+    """Ask one process of the cell. Raises Refused and NoServer with what it, or the network, says."""
+    from quaymaster.core.values.errors import CallerError, NotNow
+
+    client = client_of(settings, address, role)
+    try:
+        return await client.ask(method, body, ASK_TIMEOUT_MS)
+    except CallerError as error:
+        raise Refused(str(error)) from None
+    except NotNow as error:
+        raise NoServer(f"{role} at {address}: {error}") from None
+    finally:
+        await client.close()

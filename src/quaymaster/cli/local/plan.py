@@ -319,7 +319,7 @@ class _Planner:
             zone,
             next(iter(listen.values())),
             admin_port,
-            (*self.programs.quaymaster, role, "--config", str(path)),
+            (*self.programs.quaymaster, "run", role, "--config", str(path)),
             {path: render_settings(settings)},
         )
 

@@ -468,8 +468,8 @@ class UsageSpool:
         if not self._is_named:
             if recorded is None and kept is None:
                 raise SpoolUnusable(
-                    f"{path} is damaged, and nothing else here tells this front end's name. `quaymaster pipeline "
-                    f"front-ends` lists the names there are: write the right one into the file, or set `node` to it. "
+                    f"{path} is damaged, and nothing else here tells this front end's name. `quaymaster frontend "
+                    f"list` lists the names there are: write the right one into the file, or set `node` to it. "
                     "Under another name its audit chain and its usage begin again."
                 )
             self.front_end = recorded or kept or self.front_end

@@ -1,0 +1,67 @@
+"""`quaymaster run broker`, `metadata`, `manager`, `frontend`: the processes of a cell, one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quaymaster.cli import options
+from quaymaster.cli.loading import (
+    Admin,
+    Config,
+    Listen,
+    Overrides,
+    ServedData,
+    run_process,
+    settings_to_serve,
+)
+
+if TYPE_CHECKING:
+    from quaymaster.node.cell_process import Role
+
+app = options.new_group("Run one process of a cell.")
+
+
+@app.command()
+def broker(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a broker of a cell: it keeps replicas of journals, and leads what it is appointed for. Three or more."""
+    _run("broker", data, None, admin, config, overrides)
+
+
+@app.command()
+def metadata(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a metadata node of a cell: it tells front ends what queues, accounts and keys there are. Two or more."""
+    _run("metadata", data, None, admin, config, overrides)
+
+
+@app.command()
+def manager(
+    data: ServedData = None, admin: Admin = None, config: Config = None, overrides: Overrides = None
+) -> None:
+    """Run a manager of a cell: it appoints leaders and places replicas. Two or more; one acts."""
+    _run("manager", data, None, admin, config, overrides)
+
+
+@app.command()
+def frontend(
+    data: ServedData = None,
+    listen: Listen = None,
+    admin: Admin = None,
+    config: Config = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run a front end of a cell: it speaks SQS, and sends commands to the brokers. Any number."""
+    _run("frontend", data, listen, admin, config, overrides)
+
+
+def _run(
+    role: Role, data: ServedData, listen: Listen, admin: Admin, config: Config, overrides: Overrides
+) -> None:
+    settings = settings_to_serve(config, data, listen, admin, overrides)
+
+    from quaymaster.node.cell_process import run_role
+
+    run_process(run_role(settings, role))
