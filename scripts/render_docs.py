@@ -12,9 +12,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
-from quaymaster.cli.main import app
+from quaymaster.cli.commands import whole_command
 from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, Queues
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.settings import settings_as_markdown
@@ -139,7 +137,7 @@ def commands() -> dict[str, Any]:
         else:
             found[words] = command
 
-    walk(typer.main.get_command(app), "")
+    walk(whole_command(), "")
     return found
 
 

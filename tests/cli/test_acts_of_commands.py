@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import typer
 
 import quaymaster
-from quaymaster.cli.main import app
+from quaymaster.cli.commands import whole_command
 from quaymaster.frontend.usage.recorder import CHANGES, NOTED_CHANGES, OTHER_ACT
 from quaymaster.node.cell_process import Role
 
@@ -116,7 +115,7 @@ def commands() -> Iterator[tuple[tuple[str, ...], tuple[str, str]]]:
         for name, below in getattr(command, "commands", {}).items():
             yield from walk(below, (*path, name))
 
-    for path, function in walk(typer.main.get_command(app), ()):
+    for path, function in walk(whole_command(), ()):
         if path:
             yield path, function
 

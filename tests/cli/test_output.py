@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from harness.command_line import PlayedServer
+from harness.command_line import PlayedServer, Run
 from harness.waiting import PATIENCE_S
 
 from quaymaster.cli import output
+from quaymaster.cli.commands import COMMANDS, whole_command
+from quaymaster.cli.main import FIRST_STEPS
 
 
 def on_terminal(*arguments: str) -> str:
@@ -94,27 +97,76 @@ def test_times_are_shown_in_utc() -> None:
     assert output.time_as_text(0) == output.time_as_text(None) == "-"
 
 
-def test_quick_commands_import_nothing_slow(tmp_path: Path) -> None:
+def modules_after(*arguments: str) -> set[str]:
+    """Return the modules that a process has imported once it has run a command."""
     program = (
         "import sys\n"
         "from quaymaster.cli.main import main\n"
-        "for arguments in (['--help'], ['queue', '--help'], ['--version'], ['env', '--data', sys.argv[1]]):\n"
-        "    sys.argv[1:] = arguments\n"
-        "    try:\n"
-        "        main()\n"
-        "    except SystemExit:\n"
-        "        pass\n"
-        "slow = ('rich', 'asyncio', 'uvloop', 'cryptography', 'msgspec', 'prometheus_client')\n"
-        "print('imported:', *(name for name in slow if name in sys.modules))\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print(*sys.modules)\n"
     )
-
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
+        [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
+    return set(done.stdout.splitlines()[-1].split())
 
-    assert "client.json does not exist" in done.stderr
-    assert done.stdout.splitlines()[-1] == "imported:"
+
+SLOW = {"rich", "asyncio", "uvloop", "cryptography", "msgspec", "prometheus_client", "quaymaster.settings"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("queue", "--help"), ("env", "--data", "nowhere"), ("audit", "--help")],
+    ids=" ".join,
+)
+def test_quick_commands_import_nothing_slow(arguments: tuple[str, ...]) -> None:
+    assert modules_after(*arguments) & SLOW == set()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--version",)], ids=str)
+def test_what_needs_no_command_imports_none(arguments: tuple[str, ...]) -> None:
+    assert modules_after(*arguments) & {"typer", "pydantic", *SLOW} == set()
+
+
+def test_a_command_imports_no_other_command() -> None:
+    places = {place.partition(":")[0] for place in COMMANDS.values()}
+
+    imported = modules_after("message", "--help")
+
+    assert imported & places == {"quaymaster.cli.message"}
+    assert not any(name.startswith("quaymaster_pipeline") for name in imported)
+
+
+def test_a_wrong_name_is_answered_with_the_right_one_of_any_package(run: Run) -> None:
+    assert "Did you mean 'queue'?" in run("queu", "list").err
+    assert "Did you mean 'billing'?" in run("biling").err
+
+
+def test_without_arguments_it_says_what_to_do_first(run: Run) -> None:
+    said = run()
+
+    assert said.code == 0
+    for words in (
+        "quaymaster serve",
+        "message send",
+        "message receive",
+        "quaymaster --help",
+        "docs/start.md",
+    ):
+        assert words in said.out
+
+
+def test_the_first_steps_are_commands_that_exist() -> None:
+    shown = re.findall(r"quaymaster ([a-z]+)(?: ([a-z]+))?", FIRST_STEPS)
+
+    assert len(shown) > 5
+    for group, name in shown:
+        command = whole_command().commands[group]
+        assert not hasattr(command, "commands") or name in command.commands, (group, name)

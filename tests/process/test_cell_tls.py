@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.running_cell import CELL, RoleProcess, RunningCell
 
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN
-from quaymaster.cli.main import app
+from quaymaster.cli.commands import app
 from quaymaster.core.values.commands import CountMessages
 from quaymaster.core.values.errors import AccessDenied, CallerError, NotNow, Unreachable
 from quaymaster.net.rpc import RPCClient

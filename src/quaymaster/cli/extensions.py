@@ -5,11 +5,10 @@ A package names an `Extension` under the entry point group `quaymaster.commands`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Final, NamedTuple
-
-import typer
 
 from quaymaster.cli.failures import CommandFailed
 
@@ -19,14 +18,15 @@ GROUP: Final = "quaymaster.commands"
 class Extension(NamedTuple):
     """What a package adds to the command line.
 
-    `add_commands` gets the `quaymaster` command. `tell` says what an exception of theirs means to a user, or None
-    where it is not theirs.
+    `commands` says where each is, as `COMMANDS` of `cli/commands`. `tell` says what an exception of theirs means to a
+    user, or None where it is not theirs.
     """
 
-    add_commands: Callable[[typer.Typer], None]
+    commands: Mapping[str, str]
     tell: Callable[[Exception], CommandFailed | None]
 
 
+@cache
 def find_extensions() -> list[Extension]:
     """Return the extensions that are installed, by name."""
     return [entry.load() for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)]

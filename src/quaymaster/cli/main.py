@@ -1,7 +1,7 @@
-"""The `quaymaster` command: which subcommands there are, and how it ends when one fails.
+"""The `quaymaster` command: how it begins, and how it ends when something fails.
 
-Modules of subcommands import only what their options need; what does the work is imported when they run, so
-that `--help`, `--version`, completion and `env` answer at once.
+Which commands there are: `cli/commands`. Importing Typer takes longer than to answer `--version`, or to say what to do
+first, which therefore is done before.
 """
 
 from __future__ import annotations
@@ -9,65 +9,42 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, cast
-
-import typer
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, cast
 
 import quaymaster
-from quaymaster.cli import account, bench, ca, clock, frontend, group, key, message, options, queue, server
-from quaymaster.cli.cells import brokers, cell, journals, roles
-from quaymaster.cli.extensions import Extension, find_extensions
 from quaymaster.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, CommandFailed, WrongUsage
-from quaymaster.cli.local import commands as local
 
-_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
-"""What Typer raises for any wrong command line; it has no public name."""
+if TYPE_CHECKING:
+    import typer
 
-app = options.new_group("Quaymaster: Amazon SQS that anyone can run.")
+FIRST_STEPS: Final = """\
+Quaymaster: Amazon SQS that anyone can run.
 
+Start a server here, with its data in ./quaymaster-data:
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"quaymaster {quaymaster.__version__}")
-        raise typer.Exit
+    quaymaster serve
 
+Use it, from another shell in the same directory:
 
-@app.callback()
-def quaymaster_command(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Quaymaster: Amazon SQS that anyone can run."""
+    quaymaster queue create orders
+    quaymaster message send orders 'hello'
+    quaymaster message receive orders --delete
 
+Or with any AWS SDK, or the AWS CLI:
 
-app.command()(server.serve)
-app.add_typer(roles.app, name="run")
-app.command()(server.env)
-app.add_typer(queue.app, name="queue")
-app.add_typer(message.app, name="message")
-app.add_typer(group.app, name="group")
-app.add_typer(account.app, name="account")
-app.add_typer(key.app, name="key")
-app.add_typer(local.app, name="local")
-_extensions: list[Extension] = find_extensions()
-for _extension in _extensions:
-    _extension.add_commands(app)
-app.command()(server.backup)
-app.command()(server.restore)
-app.command()(server.doctor)
-app.command("settings")(server.show_settings)
-app.command()(bench.bench)
-app.add_typer(key.master_key_app, name="master-key")
-app.add_typer(key.receipt_key_app, name="receipt-key")
-app.add_typer(clock.app, name="clock")
-app.add_typer(frontend.app, name="frontend")
-app.add_typer(cell.app, name="cell")
-app.add_typer(brokers.app, name="broker")
-app.add_typer(journals.app, name="journal")
-app.add_typer(ca.app, name="ca")
-app.command("force-start")(server.force_start)
-app.command("force-store")(cell.force_store)
+    eval "$(quaymaster env)"
+    aws sqs list-queues
+
+A replicated cell on this machine, to try:   quaymaster local up
+All commands, and the options of one:        quaymaster --help, quaymaster COMMAND --help
+Documentation:                               docs/start.md in the source
+"""
+QUICK_ANSWERS: Final[Mapping[str, str]] = {
+    "": FIRST_STEPS,
+    "--version": f"quaymaster {quaymaster.__version__}\n",
+}
+"""What is printed for a whole command line."""
 
 
 def main() -> None:
@@ -75,11 +52,21 @@ def main() -> None:
 
     A command line that cannot be parsed is told by Typer, with the command's usage.
     """
+    if (answer := QUICK_ANSWERS.get(" ".join(sys.argv[1:]))) is not None:
+        sys.stdout.write(answer)
+        sys.exit(0)
+
+    import typer
+
+    from quaymaster.cli.commands import app
+
+    # What Typer raises for any wrong command line; it has no public name.
+    usage_error = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
     try:
         # By itself Typer prints usage errors as text and exits; with --json they come here.
         code = app(prog_name="quaymaster", standalone_mode=not _wants_json())
         sys.exit(code if isinstance(code, int) else 0)
-    except _UsageError as error:
+    except usage_error as error:
         _print_failure(WrongUsage(error.format_message()))
         sys.exit(EXIT_USAGE)
     except CommandFailed as failure:
@@ -92,11 +79,18 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        told = next(filter(None, (extension.tell(error) for extension in _extensions)), None)
+        told = _told_by_others(error)
         if told is None:
             raise
         _print_failure(told)
         sys.exit(told.exit_code)
+
+
+def _told_by_others(error: Exception) -> CommandFailed | None:
+    """Return what an exception means to a user, where it is of a package that adds commands."""
+    from quaymaster.cli.extensions import find_extensions
+
+    return next(filter(None, (extension.tell(error) for extension in find_extensions())), None)
 
 
 def _print_failure(failure: CommandFailed) -> None:

@@ -287,7 +287,7 @@ def show_redrives(
 ) -> None:
     """Show the redrive that runs and earlier ones."""
     with _open(data, endpoint_url) as sqs:
-        tasks = _tasks(sqs, _arn(sqs, queue), count=10)
+        tasks = _tasks(sqs, sqs.queue_arn(queue), count=10)
     _print_tasks(tasks, as_json)
 
 
@@ -300,7 +300,7 @@ def cancel_redrive(
 ) -> None:
     """Cancel the redrive that runs. Messages that it has moved stay where they are."""
     with _open(data, endpoint_url) as sqs:
-        running = [task for task in _tasks(sqs, _arn(sqs, queue)) if task.get("TaskHandle")]
+        running = [task for task in _tasks(sqs, sqs.queue_arn(queue)) if task.get("TaskHandle")]
         if not running:
             raise Refused(f"No redrive of {name_of(queue)} is running.")
         result = sqs.call("CancelMessageMoveTask", {"TaskHandle": running[0]["TaskHandle"]})

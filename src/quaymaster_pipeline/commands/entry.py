@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Mapping
+from typing import Final
 
 from quaymaster.cli.extensions import Extension
 from quaymaster.cli.failures import CommandFailed, Refused
-from quaymaster_pipeline.commands import archive, audit, billing, pipeline
 from quaymaster_pipeline.warehouse.errors import (
     BrokenTable,
     CommitConflict,
@@ -15,14 +15,13 @@ from quaymaster_pipeline.warehouse.errors import (
     why_no_room,
 )
 
-
-def add_commands(app: typer.Typer) -> None:
-    """Add `pipeline`, `usage`, `billing`, `archive` and `audit`."""
-    app.add_typer(pipeline.app, name="pipeline")
-    app.command()(pipeline.usage)
-    app.add_typer(billing.app, name="billing")
-    app.add_typer(archive.app, name="archive")
-    app.add_typer(audit.app, name="audit")
+COMMANDS: Final[Mapping[str, str]] = {
+    "pipeline": "quaymaster_pipeline.commands.pipeline:app",
+    "usage": "quaymaster_pipeline.commands.pipeline:usage",
+    "billing": "quaymaster_pipeline.commands.billing:app",
+    "archive": "quaymaster_pipeline.commands.archive:app",
+    "audit": "quaymaster_pipeline.commands.audit:app",
+}
 
 
 def tell(error: Exception) -> CommandFailed | None:
@@ -37,4 +36,4 @@ def tell(error: Exception) -> CommandFailed | None:
     return None
 
 
-extension = Extension(add_commands, tell)
+extension = Extension(COMMANDS, tell)

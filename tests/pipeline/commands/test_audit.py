@@ -153,7 +153,7 @@ def test_what_cannot_be_right_is_refused(run: Run, arguments: tuple[str, ...], m
     [
         (("--limit", "0"), "1 to 10000"),
         (("verify", "--head", "fe-1=abc"), "64 hexadecimal digits"),
-        (("release", "case-7"), "no hold 'case-7'"),
+        (("hold", "release", "case-7"), "no hold 'case-7'"),
     ],
 )
 def test_what_is_refused_says_why(tmp_path: Path, run: Run, arguments: tuple[str, ...], message: str) -> None:

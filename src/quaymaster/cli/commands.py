@@ -1,0 +1,108 @@
+"""Which commands there are, and where. A module of commands is imported when one of them is asked for.
+
+    quaymaster queue list ──COMMANDS["queue"]──▶ import quaymaster.cli.queue, and nothing of the others
+
+Commands of other packages are looked for only when a name is not one of these, or when all are wanted: for help,
+completion, the reference page. Modules of commands, for their part, import only what their options need; what does the
+work is imported when they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+from quaymaster.cli.options import new_group
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "serve": "quaymaster.cli.server:serve",
+    "run": "quaymaster.cli.cells.roles:app",
+    "env": "quaymaster.cli.server:env",
+    "queue": "quaymaster.cli.queue:app",
+    "message": "quaymaster.cli.message:app",
+    "group": "quaymaster.cli.group:app",
+    "account": "quaymaster.cli.account:app",
+    "key": "quaymaster.cli.key:app",
+    "local": "quaymaster.cli.local.commands:app",
+    "backup": "quaymaster.cli.server:backup",
+    "restore": "quaymaster.cli.server:restore",
+    "doctor": "quaymaster.cli.server:doctor",
+    "settings": "quaymaster.cli.server:show_settings",
+    "bench": "quaymaster.cli.bench:bench",
+    "master-key": "quaymaster.cli.key:master_key_app",
+    "receipt-key": "quaymaster.cli.key:receipt_key_app",
+    "clock": "quaymaster.cli.clock:app",
+    "frontend": "quaymaster.cli.frontend:app",
+    "cell": "quaymaster.cli.cells.cell:app",
+    "broker": "quaymaster.cli.cells.brokers:app",
+    "journal": "quaymaster.cli.cells.journals:app",
+    "ca": "quaymaster.cli.ca:app",
+    "force-start": "quaymaster.cli.server:force_start",
+    "force-store": "quaymaster.cli.cells.cell:force_store",
+}
+"""Each command, or group of commands, in the order of the help: MODULE:NAME of a function, or of a group."""
+
+
+class LazyGroup(TyperGroup):
+    """The `quaymaster` command. `commands` has those that were imported so far."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*COMMANDS, *_commands_of_others()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name; None where there is none."""
+        if cmd_name not in self.commands:
+            place = COMMANDS.get(cmd_name) or _commands_of_others().get(cmd_name)
+            if place is None:
+                self.import_all()  # so that what is said of a wrong name has the right one
+                return None
+            self.commands[cmd_name] = _import_command(cmd_name, place)
+        return self.commands[cmd_name]
+
+    def import_all(self) -> None:
+        """Import every command."""
+        for name in self.list_commands(None):
+            self.get_command(None, name)
+
+
+app = new_group("Quaymaster: Amazon SQS that anyone can run.")
+
+
+@app.callback(cls=LazyGroup)
+def quaymaster_command(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Quaymaster: Amazon SQS that anyone can run."""
+    # `--version` alone never comes here: see `main`.
+
+
+def whole_command() -> LazyGroup:
+    """Return the `quaymaster` command with all others in it."""
+    command = typer.main.get_command(app)
+    assert isinstance(command, LazyGroup), "its callback names the class"
+    command.import_all()
+    return command
+
+
+def _commands_of_others() -> dict[str, str]:
+    from quaymaster.cli.extensions import find_extensions
+
+    return {name: place for one in find_extensions() for name, place in one.commands.items()}
+
+
+def _import_command(name: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
