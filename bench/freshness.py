@@ -54,7 +54,7 @@ def measure(folder: Path, samples: int, every_s: float) -> dict[str, Any]:
             "--data",
             data,
         ]
-        command += ["--every", str(every_s), "--master", "local[2]"]
+        command += ["--interval", str(every_s), "--master", "local[2]"]
         with (folder / "pipeline.log").open("wb") as log:
             pipeline = processes.start(command, folder=folder, log=log, core=None)
         try:

@@ -39,8 +39,8 @@ wrong option or argument four lines, with the command's usage; with `--json` bot
 
 **Completion.** `quaymaster --install-completion`, for bash, zsh and fish. **Version.** `quaymaster --version`.
 
-Every command but `serve` takes `--json`; those that speak to a server take `--data DIR` and `--endpoint-url URL` or
-`--admin-url URL`, which are not repeated below.
+Every command but `serve` and `run` takes `--json`; those that speak to a server take `--data DIR` and `--endpoint-url
+URL` or `--admin-url URL`, which are not repeated below.
 """
 
 METRICS_HEAD = """\

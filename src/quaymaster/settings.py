@@ -503,7 +503,7 @@ def load_settings(
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     if config is not None:
-        for name, value in _read_file(config).items():
+        for name, value in read_settings_file(config).items():
             values[name] = value
             sources[name] = str(config)
     for name in Settings.model_fields:
@@ -577,7 +577,8 @@ def _default_as_text(field: FieldInfo) -> str:
     return shown + "".join(f" (or `{other}`)" for other in others)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Return what a TOML file sets. Raises SettingsError where it cannot be read, or a name in it is no setting."""
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)

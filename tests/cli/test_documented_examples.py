@@ -110,7 +110,7 @@ def test_the_start_page_works_by_hand_up_to_a_redrive(server: QuaymasterProcess)
     fail_to_charge = (
         "for attempt in 1 2 3; do\n"
         "  quaymaster message receive payments.fifo --visibility-timeout 0 --body-only\ndone\n"
-        "quaymaster message receive payments.fifo --body-only --wait 5"
+        "quaymaster message receive payments.fifo --body-only --wait-seconds 5"
     )
 
     assert "two coffees" in run_as_shell(server, by_hand)

@@ -49,9 +49,9 @@ def test_delete_wants_the_name_once_more(run: Run, data: Path, server: PlayedSer
 
     refused = run("group", "delete", "events", "a", "--data", data)
     assert (refused.code, server.calls) == (1, [])
-    assert "--yes a" in refused.err
+    assert "--confirm a" in refused.err
 
-    deleted = run("group", "delete", "events", "a", "--yes", "a", "--data", data)
+    deleted = run("group", "delete", "events", "a", "--confirm", "a", "--data", data)
     assert deleted.out == "Deleted the group a of events.\n"
-    again = run("group", "delete", "events", "a", "--yes", "a", "--data", data, "--json")
+    again = run("group", "delete", "events", "a", "--confirm", "a", "--data", data, "--json")
     assert again.json == {"group": "a", "queue": "events", "deleted": True}

@@ -114,7 +114,7 @@ def test_receive_prints_body_and_receipt_handle(run: Run, data: Path, server: Pl
         ]
     }
 
-    result = run("message", "receive", "orders", "-n", "2", "--wait", "3", "--data", data)
+    result = run("message", "receive", "orders", "-n", "2", "--wait-seconds", "3", "--data", data)
 
     assert result.out.splitlines() == [
         "MessageId\tid-1",

@@ -166,12 +166,12 @@ def test_delete_takes_the_name_as_an_option_where_nobody_can_answer(
     run: Run, data: Path, server: PlayedServer
 ) -> None:
     unanswered = run("queue", "delete", "orders", "--data", data)
-    wrong = run("queue", "delete", "orders", "--yes", "order", "--data", data)
+    wrong = run("queue", "delete", "orders", "--confirm", "order", "--data", data)
     before = [call.what for call in server.calls]
-    right = run("queue", "delete", "orders", "--yes", "orders", "--data", data, "--json")
+    right = run("queue", "delete", "orders", "--confirm", "orders", "--data", data, "--json")
 
     assert unanswered.code == 2
-    assert "--yes orders" in unanswered.err
+    assert "--confirm orders" in unanswered.err
     assert wrong.code == 1
     assert "DELETE /admin/v1/queues/orders" not in before
     assert right.json == {"name": "orders", "deleted": True}
@@ -185,7 +185,7 @@ def test_delete_over_sqs_where_no_admin_api_is_known(run: Run, server: PlayedSer
         "AWS_ENDPOINT_URL_SQS": server.url,
     }
 
-    result = run("queue", "delete", "orders", "--yes", "orders", environment=credentials)
+    result = run("queue", "delete", "orders", "--confirm", "orders", environment=credentials)
 
     assert (result.code, result.err) == (0, "")
     assert server.called("DeleteQueue") == [{"QueueUrl": server.queue_url("orders")}]

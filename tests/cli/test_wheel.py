@@ -131,7 +131,7 @@ def test_the_installed_program_sends_and_receives(server: InstalledProcess) -> N
     peeked: dict[str, Any] = json.loads(quaymaster("queue", "peek", "orders.fifo", "--json"))
     received = quaymaster("message", "receive", "orders.fifo", "-n", "10", "--body-only", "--delete")
     left: dict[str, Any] = json.loads(quaymaster("queue", "list", "--json"))
-    quaymaster("queue", "delete", "orders.fifo", "--yes", "orders.fifo")
+    quaymaster("queue", "delete", "orders.fifo", "--confirm", "orders.fifo")
 
     assert re.fullmatch(r"quaymaster \d+\.\d+\.\d+\n", version)
     assert listed == "orders.fifo\t3\t0\t0\n"

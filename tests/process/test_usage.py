@@ -124,7 +124,7 @@ def test_what_is_done_by_the_command_line_is_in_the_chain_with_who_did_it(tmp_pa
         do("queue", "create", "orders")
         do("account", "create", "other")
         do("key", "create", "--name", "robot")
-        do("queue", "delete", "orders", "--yes", "orders")
+        do("queue", "delete", "orders", "--confirm", "orders")
         process.restart()
 
         acts = [

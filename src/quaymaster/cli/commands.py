@@ -33,6 +33,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "restore": "quaymaster.cli.server:restore",
     "doctor": "quaymaster.cli.server:doctor",
     "settings": "quaymaster.cli.server:show_settings",
+    "config": "quaymaster.cli.config:app",
     "bench": "quaymaster.cli.bench:bench",
     "master-key": "quaymaster.cli.key:master_key_app",
     "receipt-key": "quaymaster.cli.key:receipt_key_app",

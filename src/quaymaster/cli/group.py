@@ -129,17 +129,17 @@ def commit(
 def delete(
     queue: options.QueueName,
     group: Group,
-    yes: Annotated[
+    confirm: Annotated[
         str | None,
-        typer.Option("--yes", help="The group's name once more.", metavar="GROUP"),
+        typer.Option("--confirm", help="The group's name once more.", metavar="GROUP"),
     ] = None,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
     as_json: options.AsJSON = False,
 ) -> None:
     """Delete a consumer group: what it consumed is forgotten. The messages stay."""
-    if yes != group:
-        raise Refused(f"Nothing was deleted. Give --yes {group} to delete the group {group}.")
+    if confirm != group:
+        raise Refused(f"Nothing was deleted. Give --confirm {group} to delete the group {group}.")
     _call(data, admin_url, "DELETE", _group(queue, group))
     if as_json:
         print_json({"group": group, "queue": name_of(queue), "deleted": True})

@@ -75,7 +75,7 @@ def load_settings_of(
     overrides: list[str] | None,
 ) -> tuple[Settings, dict[str, str]]:
     """Return the settings, and for each where its value is from."""
-    from quaymaster.cli.queue import parse_assignments
+    from quaymaster.cli.options import parse_assignments
     from quaymaster.settings import SettingsError, load_settings
 
     flags: dict[str, Any] = dict(parse_assignments(overrides or (), "setting"))

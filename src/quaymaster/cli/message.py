@@ -102,9 +102,9 @@ def send(
 @app.command()
 def receive(
     queue: options.QueueName,
-    count: Annotated[int, typer.Option("--max", "-n", help="Messages at most.", min=1, max=10)] = 1,
-    wait: Annotated[
-        int | None, typer.Option("--wait", help="Seconds to wait for a message.", min=0, max=20)
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=10)] = 1,
+    wait_seconds: Annotated[
+        int | None, typer.Option("--wait-seconds", help="How long to wait for a message.", min=0, max=20)
     ] = None,
     visibility_timeout: Annotated[
         int | None, typer.Option("--visibility-timeout", help="Seconds to hide what is received.")
@@ -125,12 +125,12 @@ def receive(
         url = sqs.queue_url(queue)
         fields: dict[str, Any] = {
             "QueueUrl": url,
-            "MaxNumberOfMessages": count,
+            "MaxNumberOfMessages": limit,
             "MessageAttributeNames": ["All"],
             "MessageSystemAttributeNames": ["All"],
         }
-        if wait is not None:
-            fields["WaitTimeSeconds"] = wait
+        if wait_seconds is not None:
+            fields["WaitTimeSeconds"] = wait_seconds
         if visibility_timeout is not None:
             fields["VisibilityTimeout"] = visibility_timeout
         if attempt_id is not None:

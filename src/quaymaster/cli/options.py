@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,10 @@ AdminURL = Annotated[
     str | None,
     typer.Option("--admin-url", help="Admin API, where --data does not say it.", metavar="URL"),
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Interval = Annotated[
+    float, typer.Option("--interval", help="Look for more this often.", metavar="SECONDS", min=0)
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 QueueName = Annotated[str, typer.Argument(help="Name or URL of the queue.", metavar="QUEUE")]
 
@@ -48,3 +53,16 @@ def parse_time(text: str, option: str, wanted: str) -> datetime.datetime:
     except ValueError:
         raise WrongUsage(f"{option} takes {wanted}, not {text!r}.") from None
     return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found
+
+
+def parse_assignments(texts: Iterable[str], what: str) -> dict[str, str]:
+    """Return `NAME=VALUE` texts as a dict; WrongUsage names the first that is none, or repeats a name."""
+    values: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise WrongUsage(f"{text!r} is no {what}; write NAME=VALUE.")
+        if name in values:
+            raise WrongUsage(f"The {what} {name} is given twice.")
+        values[name] = value
+    return values

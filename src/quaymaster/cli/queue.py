@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,19 +31,6 @@ Assignments = Annotated[
     typer.Argument(help="Attributes, as in VisibilityTimeout=60.", metavar="NAME=VALUE"),
 ]
 DeadLetterQueue = Annotated[str, typer.Argument(help="The dead-letter queue.", metavar="QUEUE")]
-
-
-def parse_assignments(texts: Iterable[str], what: str) -> dict[str, str]:
-    """Return `NAME=VALUE` texts as a dict; WrongUsage names the first that is none, or repeats a name."""
-    values: dict[str, str] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise WrongUsage(f"{text!r} is no {what}; write NAME=VALUE.")
-        if name in values:
-            raise WrongUsage(f"The {what} {name} is given twice.")
-        values[name] = value
-    return values
 
 
 def _open(data: options.Data, endpoint_url: options.EndpointURL) -> SQSClient:
@@ -86,7 +72,7 @@ def create(
     from quaymaster.core.values.attributes import FIFO_QUEUE
     from quaymaster.core.values.queue_names import FIFO_SUFFIX, is_fifo_name
 
-    values = parse_assignments(attributes or (), "attribute")
+    values = options.parse_assignments(attributes or (), "attribute")
     if fifo and not is_fifo_name(name):
         raise WrongUsage(f"The name of a FIFO queue ends in .fifo: {name}{FIFO_SUFFIX}")
     if is_fifo_name(name):
@@ -95,7 +81,7 @@ def create(
     if values:
         fields["Attributes"] = values
     if tag:
-        fields["tags"] = parse_assignments(tag, "tag")
+        fields["tags"] = options.parse_assignments(tag, "tag")
     with _open(data, endpoint_url) as sqs:
         url = sqs.call("CreateQueue", fields)["QueueUrl"]
     if as_json:
@@ -186,7 +172,7 @@ def set_attributes(
     as_json: options.AsJSON = False,
 ) -> None:
     """Change attributes of a queue."""
-    values = parse_assignments(attributes, "attribute")
+    values = options.parse_assignments(attributes, "attribute")
     with _open(data, endpoint_url) as sqs:
         sqs.call("SetQueueAttributes", {"QueueUrl": sqs.queue_url(queue), "Attributes": values})
     if as_json:
@@ -196,7 +182,7 @@ def set_attributes(
 @app.command()
 def purge(
     queue: options.QueueName,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    yes: options.Yes = False,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
     as_json: options.AsJSON = False,
@@ -218,9 +204,9 @@ def purge(
 @app.command()
 def delete(
     queue: options.QueueName,
-    yes: Annotated[
+    confirm: Annotated[
         str | None,
-        typer.Option("--yes", help="The queue's name once more, instead of typing it.", metavar="NAME"),
+        typer.Option("--confirm", help="The queue's name once more, instead of typing it.", metavar="NAME"),
     ] = None,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
@@ -234,12 +220,12 @@ def delete(
     with SQSClient(connection) as sqs:
         url = sqs.queue_url(queue)
         name = name_of(url)
-        if yes is None:
+        if confirm is None:
             counts = sqs.counts(url)
             note(f"This deletes the queue {name} and its {sum(counts.values())} messages for good.")
-            yes = _ask("Type the queue's name to go on: ", f"--yes {name}")
-        if yes.strip() != name:
-            raise Refused(f"{yes.strip()!r} is not the name of the queue, {name}: nothing was deleted.")
+            confirm = _ask("Type the queue's name to go on: ", f"--confirm {name}")
+        if confirm.strip() != name:
+            raise Refused(f"{confirm.strip()!r} is not the name of the queue, {name}: nothing was deleted.")
         delete_queue(connection, sqs, url, admin_url)
     if as_json:
         print_json({"name": name, "deleted": True})
@@ -314,7 +300,7 @@ def cancel_redrive(
 @app.command()
 def peek(
     queue: options.QueueName,
-    count: Annotated[int, typer.Option("--count", "-n", help="Messages to show.", min=1, max=1000)] = 10,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Messages at most.", min=1, max=1000)] = 10,
     from_sequence: Annotated[int, typer.Option("--from", help="Sequence number to start at.", min=0)] = 0,
     data: options.Data = None,
     admin_url: options.AdminURL = None,
@@ -328,7 +314,7 @@ def peek(
 
     with AdminClient(find_connection(data, None), admin_url) as admin:
         result = admin.call(
-            "GET", "queues", name_of(queue), "messages", query={"count": count, "from": from_sequence or None}
+            "GET", "queues", name_of(queue), "messages", query={"count": limit, "from": from_sequence or None}
         )
     messages = result.get("messages") or []
     if as_json:

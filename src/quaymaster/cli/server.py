@@ -187,7 +187,8 @@ def backup(
 
 def force_start(
     data: options.Data = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: options.Yes = False,
+    as_json: options.AsJSON = False,
 ) -> None:
     """Let the next start continue with what is in the data directory, though a part of it is missing or went back.
 
@@ -220,7 +221,10 @@ def force_start(
     act = act_of_user("ForceStart", {"data": str(directory.absolute())})
     force_settling(directory.absolute(), act)
     lock.release()
-    print_line(f"the next `quaymaster serve --data {directory}` continues with what is there")
+    if as_json:
+        print_json({"data": str(directory.absolute())})
+    else:
+        print_line(f"the next `quaymaster serve --data {directory}` continues with what is there")
 
 
 def restore(

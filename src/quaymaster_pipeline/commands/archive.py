@@ -35,7 +35,7 @@ app = options.new_group(
     "Keep logs as Parquet tables, and send their messages once more. Needs quaymaster[spark]."
 )
 
-EVERY_S = 60.0
+INTERVAL_S = 60.0
 REPLAYS_DIRECTORY = "replays"
 FILLED_BY = "`quaymaster archive run --warehouse {uri}` puts messages of logs there."
 DAY_MS, HOUR_MS, MINUTE_MS = 86_400_000, 3_600_000, 60_000
@@ -77,9 +77,7 @@ def run(
         ),
     ] = 60,
     once: Annotated[bool, typer.Option("--once", help="End when all that is closed was archived.")] = False,
-    every: Annotated[
-        float, typer.Option("--every", help="Look for more this often.", metavar="SECONDS")
-    ] = EVERY_S,
+    interval: options.Interval = INTERVAL_S,
     accept_loss: Annotated[
         bool,
         typer.Option("--accept-loss", help="Go on where messages went before they were archived; note it."),
@@ -115,7 +113,7 @@ def run(
             write_metrics_of(tables, directory, METRICS_FILE, text)
             if once:
                 break
-            time.sleep(every)
+            time.sleep(interval)
     if as_json:
         print_json(
             {
@@ -185,9 +183,11 @@ def erase(
     reason: Annotated[
         str, typer.Option("--reason", help="Is kept in the ledger.", metavar="TEXT")
     ] = "asked for",
-    yes: Annotated[
+    confirm: Annotated[
         str | None,
-        typer.Option("--yes", help="Do it: the value of --queue or --account once more.", metavar="VALUE"),
+        typer.Option(
+            "--confirm", help="Do it: the value of --queue or --account once more.", metavar="VALUE"
+        ),
     ] = None,
     data: options.Data = None,
     endpoint_url: options.EndpointURL = None,
@@ -197,7 +197,7 @@ def erase(
 ) -> None:
     """Take messages out of the archive for good: files are rewritten without them, and the old ones deleted.
 
-    Rows keep place and time. Without --yes it only counts. Refused for a log under a legal hold.
+    Rows keep place and time. Without --confirm it only counts. Refused for a log under a legal hold.
     """
     need_tables()
     from quaymaster_pipeline.archive.erasure import Erasure, Scope
@@ -206,8 +206,8 @@ def erase(
 
     if (queue is None) == (account is None):
         raise WrongUsage("Name either --queue or --account.")
-    if yes is not None and yes != (queue or account):
-        raise WrongUsage(f"--yes {yes!r} is not what is to be erased: {queue or account!r}.")
+    if confirm is not None and confirm != (queue or account):
+        raise WrongUsage(f"--confirm {confirm!r} is not what is to be erased: {queue or account!r}.")
     tables = open_warehouse(data_directory(data), warehouse, storage_option, filled_by=FILLED_BY)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(asking(data, endpoint_url))
@@ -224,12 +224,12 @@ def erase(
                 raise Refused(f"{name} is under a legal hold: nothing of it is erased.")
         scope = Scope(tuple(sorted(chosen)), tuple(sender or ()), tuple(key or ()), tuple(message or ()))
         with progress_bar("Erasing: files", quiet=as_json) as bar:
-            done = Erasure(tables, ledger).run(scope, reason, is_dry_run=yes is None, watch=bar.show)
+            done = Erasure(tables, ledger).run(scope, reason, is_dry_run=confirm is None, watch=bar.show)
     if as_json:
         names = ("messages", "rewritten", "removed")
-        print_json({name: getattr(done, name) for name in names} | {"dry_run": yes is None})
+        print_json({name: getattr(done, name) for name in names} | {"dry_run": confirm is None})
         return
-    verb = "erased" if yes is not None else "would be erased; --yes does it"
+    verb = "erased" if confirm is not None else "would be erased; --confirm does it"
     print_line(f"{done.messages} messages in {done.rewritten + done.removed} files {verb}")
 
 

@@ -33,7 +33,7 @@ app = options.new_group(
 
 WAREHOUSE_DIRECTORY = "warehouse"
 SPARK_DIRECTORY = "spark"
-EVERY_S = 15.0
+INTERVAL_S = 15.0
 COUNT_EVERY_S = 600.0
 """How often `pipeline run` asks the brokers what they counted."""
 COUNTS_PAGE = 1_000
@@ -76,9 +76,7 @@ def run(
     data: options.Data = None,
     once: Annotated[bool, typer.Option("--once", help="End when all that is there was taken.")] = False,
     master: Master = "local[*]",
-    every: Annotated[
-        float, typer.Option("--every", help="Look for more this often.", metavar="SECONDS")
-    ] = EVERY_S,
+    interval: options.Interval = INTERVAL_S,
     files: Annotated[
         Path | None,
         typer.Option(
@@ -113,7 +111,7 @@ def run(
                 if once:
                     raise
                 note(f"{error} Trying again until it answers.")
-                time.sleep(every)
+                time.sleep(interval)
                 # What a batch had begun is found where the tables are; the server may be back at another address.
                 feed = _feed(directory, files)
                 pipeline = _started(workers, tables, feed)
@@ -123,7 +121,7 @@ def run(
             if report["batches"]:
                 rows, seconds, lag = report["rows"], report["seconds"], report["lag_blocks"]
                 note(f"{rows} requests in {seconds:.1f} s; {lag} blocks behind")
-            time.sleep(every)
+            time.sleep(interval)
     if as_json:
         print_json(report)
     else:

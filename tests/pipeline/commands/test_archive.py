@@ -104,10 +104,10 @@ def test_erasing_counts_first_and_is_confirmed(site: Site, fake: FakeServer) -> 
     words = ("--queue", "orders", "--key", "g1", "--json")
 
     counted = site.command("erase", *words).json
-    wrong = site.command("erase", *words, "--yes", "other")
-    done = site.command("erase", *words, "--yes", "orders").json
+    wrong = site.command("erase", *words, "--confirm", "other")
+    done = site.command("erase", *words, "--confirm", "orders").json
     fake.logs["orders"].attributes["LegalHold"] = "true"
-    held = site.command("erase", *words, "--yes", "orders")
+    held = site.command("erase", *words, "--confirm", "orders")
 
     assert (counted["messages"], counted["dry_run"]) == (8, True)
     assert (wrong.code, held.code) == (2, 1)
@@ -134,8 +134,8 @@ def test_a_replay_is_counted_sent_and_not_sent_again(site: Site, fake: FakeServe
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("archive", "--once", "--queue", "nothing"), 1, "there is no queue nothing"),
-        (("archive", "--once", "--storage-option", "x"), 2, "KEY=VALUE"),
+        (("run", "--once", "--queue", "nothing"), 1, "there is no queue nothing"),
+        (("run", "--once", "--storage-option", "x"), 2, "KEY=VALUE"),
         (("erase",), 2, "either --queue or --account"),
         (("erase", "--queue", "a", "--account", "b"), 2, "either --queue or --account"),
         (("replay", "--from", "orders", "--queue", "again", "--since", "noon"), 2, "--since takes a time"),

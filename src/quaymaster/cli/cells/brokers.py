@@ -66,7 +66,10 @@ def drain(
     managers: Managers = None,
     config: Config = None,
     overrides: Overrides = None,
-    wait: Annotated[bool, typer.Option(help="Return only when nothing is left on it.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return only when nothing is left on it.")
+    ] = True,
+    as_json: options.AsJSON = False,
 ) -> None:
     """Let a broker give away all that it has, so that it can be taken out of the cell."""
     _set_state(broker, "draining", managers, config, overrides)
@@ -82,7 +85,9 @@ def drain(
                 note(problem)
                 told.add(problem)
         time.sleep(DRAIN_LOOK_S)
-    if wait:
+    if as_json:
+        print_json({"broker": broker, "state": "draining", "is_empty": wait})
+    elif wait:
         print_line(f"{broker} has nothing any more")
 
 
@@ -92,9 +97,12 @@ def activate(
     managers: Managers = None,
     config: Config = None,
     overrides: Overrides = None,
+    as_json: options.AsJSON = False,
 ) -> None:
     """Let a broker that drained, or was about to, take part again."""
     _set_state(broker, "active", managers, config, overrides)
+    if as_json:
+        print_json({"broker": broker, "state": "active"})
 
 
 def _set_state(

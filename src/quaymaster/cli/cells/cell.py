@@ -103,7 +103,8 @@ async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dic
 def force_store(
     config: Config = None,
     overrides: Overrides = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: options.Yes = False,
+    as_json: options.AsJSON = False,
 ) -> None:
     """Let a cell continue with an etcd that was restored from an older copy, though its processes have seen more.
 
@@ -123,6 +124,9 @@ def force_store(
     if not yes and not typer.confirm("Continue with this etcd?", err=True):
         raise Refused("Nothing was changed.")
     asyncio.run(_force_store(settings))
+    if as_json:
+        print_json({"etcd_prefix": settings.etcd_prefix})
+        return
     print_line(
         "decided: processes that wait continue within seconds; restart those that ran while etcd was restored. The "
         "next queue that is created begins with ids above all that the journals have seen"

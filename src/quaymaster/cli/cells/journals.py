@@ -101,7 +101,7 @@ def recover(
     broker: Annotated[str, typer.Option("--broker", help="Broker whose copy is to be all there is.")],
     config: Config = None,
     overrides: Overrides = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: options.Yes = False,
     as_json: options.AsJSON = False,
 ) -> None:
     """Go on with one copy of a journal whose majority is lost for good. What only the others had is lost.

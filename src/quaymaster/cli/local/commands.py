@@ -224,7 +224,7 @@ def _options(
     import msgspec
 
     from quaymaster.cli.local.plan import ClusterOptions, settings_of_environment
-    from quaymaster.cli.queue import parse_assignments
+    from quaymaster.cli.options import parse_assignments
     from quaymaster.settings import ENVIRONMENT_PREFIX, Settings, SettingsError, load_settings
 
     before = known.options if known is not None else ClusterOptions()
