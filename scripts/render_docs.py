@@ -25,9 +25,10 @@ CLI_HEAD = """\
 <!-- Made by `make docs`; the text of a command is its docstring. -->
 
 **Which server.** `--endpoint-url` with credentials from `AWS_ACCESS_KEY_ID` and its kin; else `--data`, where a server
-left `client.json` at its start; else `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`; else `QUAYMASTER_DATA` or
-`./quaymaster-data`. Commands on accounts, keys, consumer groups and backups, `queue peek` and `queue delete` use the
-[admin API](admin.md), the others the SQS API.
+left `client.json` at its start, or `--profile`; else `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`; else the profile in
+`QUAYMASTER_PROFILE`; else `QUAYMASTER_DATA`; else the profile in use; else `./quaymaster-data`. Commands on accounts,
+keys, consumer groups and backups, `queue peek` and `queue delete` use the [admin API](admin.md), the others the SQS
+API. [Profiles](../guides/operations.md#profiles) are named ways to reach servers and cells.
 
 **Output.** Tables on a terminal, tab-separated lines in a pipe, JSON with `--json`. Notes go to standard
 error; so do progress bars, on a terminal and without `--json`. Times are UTC.
@@ -39,8 +40,8 @@ wrong option or argument four lines, with the command's usage; with `--json` bot
 
 **Completion.** `quaymaster --install-completion`, for bash, zsh and fish. **Version.** `quaymaster --version`.
 
-Every command but `serve` and `run` takes `--json`; those that speak to a server take `--data DIR` and `--endpoint-url
-URL` or `--admin-url URL`, which are not repeated below.
+Every command but `serve` and `run` takes `--json`; those that speak to a server take `--profile NAME`, `--data DIR`
+and `--endpoint-url URL` or `--admin-url URL`, which are not repeated below.
 """
 
 METRICS_HEAD = """\
@@ -158,7 +159,7 @@ def render_cli() -> str:
 
 
 def _is_common(option: Any) -> bool:
-    return option.name in ("help", "as_json", "endpoint_url", "admin_url") or (
+    return option.name in ("help", "as_json", "endpoint_url", "admin_url", "profile") or (
         option.name == "data" and "Data directory of the server" in option.help
     )
 

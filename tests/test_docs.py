@@ -16,6 +16,7 @@ import yaml  # with the AWS CLI
 from harness.table_specs import all_specs
 
 from pyspark_quaymaster.lag import METRICS as STREAM_METRICS
+from quaymaster.cli.profile_files import PROFILE_VARIABLE
 from quaymaster.core.values.attributes import ATTRIBUTES
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.sqs.errors import WIRE_ERRORS
@@ -37,6 +38,7 @@ YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SETTING = re.compile(r"([a-z][a-z0-9_]*) = (.+)")
 NEEDED_BESIDE: dict[str, dict[str, Any]] = {"master_key_source": {"master_key": "A" * 43 + "="}}
+VARIABLES = {CONFIG_VARIABLE, PROFILE_VARIABLE}
 SNAKE = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 TABLES = all_specs()
 NOT_SETTINGS = {
@@ -202,7 +204,7 @@ def test_settings_named_in_a_page_exist(page: Path) -> None:
 
     for variable in re.findall(r"QUAYMASTER_[A-Z_]+", text):
         name = variable.removeprefix("QUAYMASTER_").lower()
-        assert variable == CONFIG_VARIABLE or name in Settings.model_fields, variable
+        assert variable in VARIABLES or name in Settings.model_fields, variable
     for name in re.findall(r"--set ([a-z]\w+)=", text):
         assert name in Settings.model_fields, name
     for code in CODE.findall(FENCE.sub("", text)):

@@ -36,8 +36,8 @@ CLIENTS = "quaymaster.cli.client"
 CHANGING_METHODS = {"POST", "PUT", "DELETE"}
 PROCESSES = {("serve",), *(("run", role) for role in get_args(Role)), ("bench",)}
 """They run until they are stopped: what they do is done by those who ask them, or is no act."""
-ELSEWHERE = ("ca", "local", "pipeline", "billing", "archive", "audit")
-"""Groups that change files of their own: certificates, processes of this machine, tables of the pipeline.
+ELSEWHERE = ("ca", "local", "profile", "pipeline", "billing", "archive", "audit")
+"""Groups that change files of their own: certificates, processes of this machine, profiles, tables of the pipeline.
 
 Those of the pipeline that ask a server (`billing accounts --sync`) are looked at all the same.
 """

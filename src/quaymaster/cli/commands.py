@@ -18,6 +18,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from quaymaster.cli.options import new_group
+from quaymaster.cli.profile_files import name_profile
 
 COMMANDS: Final[Mapping[str, str]] = {
     "serve": "quaymaster.cli.server:serve",
@@ -28,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "group": "quaymaster.cli.group:app",
     "account": "quaymaster.cli.account:app",
     "key": "quaymaster.cli.key:app",
+    "profile": "quaymaster.cli.profile:app",
     "local": "quaymaster.cli.local.commands:app",
     "backup": "quaymaster.cli.server:backup",
     "restore": "quaymaster.cli.server:restore",
@@ -63,7 +65,9 @@ class LazyGroup(TyperGroup):
             if place is None:
                 self.import_all()  # so that what is said of a wrong name has the right one
                 return None
-            self.commands[cmd_name] = _import_command(cmd_name, place)
+            command = self.commands[cmd_name] = _import_command(cmd_name, place)
+            if cmd_name != "profile":
+                _let_name_profile(command, next(one for one in self.params if one.name == "profile"))
         return self.commands[cmd_name]
 
     def import_all(self) -> None:
@@ -75,8 +79,23 @@ class LazyGroup(TyperGroup):
 app = new_group("Quaymaster: Amazon SQS that anyone can run.")
 
 
+def _take_profile(name: str | None) -> None:
+    if name is not None:
+        name_profile(name)
+
+
 @app.callback(cls=LazyGroup)
 def quaymaster_command(
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Profile that says where the server is (else QUAYMASTER_PROFILE); also after the command.",
+            metavar="NAME",
+            callback=_take_profile,
+            expose_value=False,
+        ),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Quaymaster: Amazon SQS that anyone can run."""
@@ -95,6 +114,16 @@ def _commands_of_others() -> dict[str, str]:
     from quaymaster.cli.extensions import find_extensions
 
     return {name: place for one in find_extensions() for name, place in one.commands.items()}
+
+
+def _let_name_profile(command: Any, option: Any) -> None:
+    """Give `--profile` to each command that asks a server or the processes of a cell, as its options tell."""
+    for one in getattr(command, "commands", {}).values():
+        _let_name_profile(one, option)
+    names = {parameter.name for parameter in command.params}
+    asks_processes = "config" in names and "admin" not in names  # else it is a process, or about to be
+    if names & {"endpoint_url", "admin_url"} or asks_processes or command.name == "env":
+        command.params.append(option)
 
 
 def _import_command(name: str, place: str) -> Any:

@@ -1,12 +1,15 @@
-"""Where the server is and who we are to it: from flags, environment or data directory.
+"""Where the server is and who we are to it: from flags, environment, profile or data directory.
 
 First found wins:
 
     1. `--endpoint-url`, with credentials from the AWS environment variables
-    2. `--data`, whose `client.json` the server wrote at its start
+    2. `--data`, whose `client.json` the server wrote at its start; or `--profile`
     3. `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`, with credentials from the environment; the admin port from
-       the `client.json` below, if that is of the same server
-    4. `client.json` in QUAYMASTER_DATA, else in ./quaymaster-data
+       what is below, if that is of the same server
+    4. the profile that QUAYMASTER_PROFILE names
+    5. `client.json` in QUAYMASTER_DATA
+    6. the profile in use (`quaymaster profile use`)
+    7. `client.json` in ./quaymaster-data
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from quaymaster.cli.failures import NoServer, WrongUsage, reason_of
+from quaymaster.cli.failures import CommandFailed, NoServer, WrongUsage, reason_of
+from quaymaster.cli.profile_files import (
+    PROFILE_VARIABLE,
+    Profile,
+    current_profile,
+    named_profile,
+    read_profile,
+)
 from quaymaster.node.client_file import CLIENT_FILE
 
 DATA_VARIABLE = "QUAYMASTER_DATA"
@@ -102,29 +112,61 @@ def find_connection(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Connection:
-    """Return how to reach the server that the flags and the environment mean.
+    """Return how to reach the server that the flags, the environment and the profile mean.
 
     Raises:
         NoServer: no data directory with a `client.json`.
-        WrongUsage: an endpoint without credentials, or two ways at once.
+        Refused: there is no such profile.
+        WrongUsage: an endpoint without credentials, a profile without an endpoint, or two ways at once.
     """
     environment = os.environ if environment is None else environment
-    if endpoint_url is not None and data is not None:
-        raise WrongUsage("--data and --endpoint-url exclude each other: each says where the server is.")
+    if (endpoint_url is not None) + (data is not None) + (named_profile() is not None) > 1:
+        raise WrongUsage(
+            "--data, --endpoint-url and --profile exclude each other: each says where the server is."
+        )
     if endpoint_url is not None:
         return _from_environment(endpoint_url, environment)
-    if data is None:
-        inherited = environment.get("AWS_ENDPOINT_URL_SQS") or environment.get("AWS_ENDPOINT_URL")
-        if inherited:
-            return _with_admin(_from_environment(inherited, environment), data_directory(None, environment))
-    return read_client_file(data_directory(data, environment))
+    inherited = environment.get("AWS_ENDPOINT_URL_SQS") or environment.get("AWS_ENDPOINT_URL")
+    if inherited and data is None and named_profile() is None:
+        return _with_admin(_from_environment(inherited, environment), environment)
+    return known_server(data, environment)
 
 
-def _with_admin(connection: Connection, directory: Path) -> Connection:
-    """Add what `quaymaster env` has no variable for, if the server of this directory is the one that is meant."""
+def known_server(data: Path | None, environment: Mapping[str, str]) -> Connection:
+    """Return the server that --data, a profile or the data directory knows. Raises as `find_connection`."""
+    profile = None if data is not None else chosen_profile(environment)
+    if profile is None:
+        return read_client_file(data_directory(data, environment))
+    return _from_profile(profile, read_profile(profile, environment))
+
+
+def chosen_profile(environment: Mapping[str, str]) -> str | None:
+    """Return the name of the profile that commands without --data take; None if they take none."""
+    named = named_profile() or environment.get(PROFILE_VARIABLE)
+    if named:
+        return named
+    return None if environment.get(DATA_VARIABLE) else current_profile(environment)
+
+
+def _from_profile(name: str, profile: Profile) -> Connection:
+    if not (profile.endpoint_url and profile.access_key_id and profile.secret_access_key):
+        raise WrongUsage(f"The profile {name} has no endpoint with credentials; name the server with --data.")
+    return Connection(
+        endpoint_url=profile.endpoint_url,
+        region=profile.region or REGION_DEFAULT,
+        access_key_id=profile.access_key_id,
+        secret_access_key=profile.secret_access_key,
+        session_token=profile.session_token,
+        account_id=profile.account_id,
+        admin_url=profile.admin_url,
+    )
+
+
+def _with_admin(connection: Connection, environment: Mapping[str, str]) -> Connection:
+    """Add what `quaymaster env` has no variable for, if the server that is known here is the one that is meant."""
     try:
-        server = read_client_file(directory)
-    except NoServer:
+        server = known_server(None, environment)
+    except CommandFailed:
         return connection
     if server.endpoint_url != connection.endpoint_url:
         return connection

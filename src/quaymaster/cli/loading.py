@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quaymaster.cli.connection import chosen_profile
 from quaymaster.cli.failures import WrongUsage
 from quaymaster.cli.output import note
+from quaymaster.cli.profile_files import PROFILE_VARIABLE, read_profile
 
 if TYPE_CHECKING:
     from quaymaster.settings import Settings
@@ -50,8 +52,26 @@ def settings_to_serve(
 
 
 def load_for(config: Path | None, overrides: list[str] | None) -> Settings:
-    """Return the settings of a command that asks processes, from the file that those have."""
-    return load_settings_of(config, None, None, None, overrides)[0]
+    """Return the settings of a command that asks processes: from the file that those have, and the profile.
+
+    What a profile says weighs less than flags and variables.
+    """
+    from quaymaster.cli.options import parse_assignments
+    from quaymaster.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
+
+    profile = chosen_profile(os.environ)
+    if profile is None:
+        return load_settings_of(config, None, None, None, overrides)[0]
+    found = read_profile(profile, os.environ)
+    if config is None and not os.environ.get(CONFIG_VARIABLE) and found.config is not None:
+        config = Path(found.config)
+    given = parse_assignments(overrides or (), "setting")
+    less = [
+        f"{name}={text}"
+        for name, text in found.settings.items()
+        if name not in given and ENVIRONMENT_PREFIX + name.upper() not in os.environ
+    ]
+    return load_settings_of(config, None, None, None, [*less, *(overrides or ())])[0]
 
 
 def run_process(process: Coroutine[Any, Any, int]) -> None:
@@ -124,6 +144,7 @@ def warn_of_unknown_variables() -> None:
     """Name variables that look like settings and are none."""
     from quaymaster.settings import unknown_variables
 
-    for variable, nearest in unknown_variables(os.environ).items():
+    settings = {name: text for name, text in os.environ.items() if name != PROFILE_VARIABLE}
+    for variable, nearest in unknown_variables(settings).items():
         hint = f"; did you mean {nearest}?" if nearest else ""
         note(f"quaymaster: {variable} is in the environment, but there is no such setting{hint}")

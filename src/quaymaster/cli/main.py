@@ -59,9 +59,11 @@ def main() -> None:
     import typer
 
     from quaymaster.cli.commands import app
+    from quaymaster.cli.profile_files import name_profile
 
     # What Typer raises for any wrong command line; it has no public name.
     usage_error = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+    name_profile(None)
     try:
         # By itself Typer prints usage errors as text and exits; with --json they come here.
         code = app(prog_name="quaymaster", standalone_mode=not _wants_json())

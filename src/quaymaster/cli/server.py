@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,13 @@ from typing import Annotated
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.connection import connection_fields, data_directory, find_connection, read_client_file
+from quaymaster.cli.connection import (
+    chosen_profile,
+    connection_fields,
+    data_directory,
+    find_connection,
+    known_server,
+)
 from quaymaster.cli.failures import EXIT_REFUSED, Refused, WrongUsage
 from quaymaster.cli.loading import (
     Admin,
@@ -63,9 +70,9 @@ def env(
 
     The lines set the variables that AWS SDKs and the AWS CLI read: where SQS is, region and credentials. Clients of
     other AWS services in the same shell have these credentials too, and still ask AWS, which refuses them. The server
-    writes what the lines say to client.json in its data directory at each start.
+    writes what the lines say to client.json in its data directory at each start; a profile has them, too.
     """
-    connection = read_client_file(data_directory(data))
+    connection = known_server(data, os.environ)
     if not connection.access_key_id:
         note("The server has no enabled access key of the default account: requests cannot be signed.")
     if as_json:
@@ -78,6 +85,7 @@ def env(
         ("AWS_REGION", connection.region),
         ("AWS_ACCESS_KEY_ID", connection.access_key_id),
         ("AWS_SECRET_ACCESS_KEY", connection.secret_access_key),
+        *([("AWS_SESSION_TOKEN", connection.session_token)] if connection.session_token else []),
     ):
         print_line(f"export {name}={shlex.quote(value)}")
 
@@ -151,7 +159,8 @@ def backup(
     """
     path = destination.absolute()
     directory = data_directory(data)
-    if admin_url is None and (directory / CLUSTER_FILE).exists():
+    is_here = data is not None or chosen_profile(os.environ) is None
+    if admin_url is None and is_here and (directory / CLUSTER_FILE).exists():
         from quaymaster.cli.cells.cell_cut import local_settings, run_cell_backup
 
         run_cell_backup(local_settings(directory.absolute()), path, as_json=as_json)

@@ -16,6 +16,7 @@ from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
 from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
+from quaymaster.cli.profile_files import named_profile
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
 
@@ -598,7 +599,8 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
     from quaymaster_pipeline.jobs.queues import kind_of_queue
 
     found = []
-    with AdminClient(find_connection(directory, None), admin_url) as admin:
+    server = find_connection(None if named_profile() is not None else directory, None)
+    with AdminClient(server, admin_url) as admin:
         for account in list(admin.accounts()):
             account_id = account["account_id"]
             page: dict[str, Any] = {"next_token": None}
