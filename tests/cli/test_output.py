@@ -130,6 +130,30 @@ def test_quick_commands_import_nothing_slow(arguments: tuple[str, ...]) -> None:
     assert modules_after(*arguments) & SLOW == set()
 
 
+@pytest.mark.parametrize(
+    "words", ["queue list --data nowhere", "message send orders hello", "profile list", "account list"]
+)
+def test_commands_check_texts_and_paths_without_pydantic(words: str) -> None:
+    # What speaks the protocol needs msgspec.
+    assert modules_after(*words.split()) & {"pydantic", *SLOW - {"msgspec"}} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("queue peek orders --limit 3000", "less than or equal to 1000"),
+        ("message receive orders --wait-seconds soon", "valid integer"),
+        ("message send", "Missing argument"),
+        ("billing invoice --month 2026-11 --format odt", "odt"),
+    ],
+)
+def test_what_is_no_text_is_checked(run: Run, words: str, problem: str) -> None:
+    refused = run(*words.split())
+
+    assert refused.code == 2
+    assert problem in refused.err
+
+
 @pytest.mark.parametrize("arguments", [(), ("--version",)], ids=str)
 def test_what_needs_no_command_imports_none(arguments: tuple[str, ...]) -> None:
     assert modules_after(*arguments) & {"typer", "pydantic", *SLOW} == set()

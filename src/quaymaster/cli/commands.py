@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -66,9 +67,12 @@ class LazyGroup(TyperGroup):
                 self.import_all()  # so that what is said of a wrong name has the right one
                 return None
             command = self.commands[cmd_name] = _import_command(cmd_name, place)
-            if cmd_name != "profile":
-                _let_name_profile(command, next(one for one in self.params if one.name == "profile"))
+            _prepare(command, next(one for one in self.params if one.name == "profile"))
         return self.commands[cmd_name]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options before the name of a command."""
+        return [_quick(parameter) for parameter in super().get_params(ctx)]
 
     def import_all(self) -> None:
         """Import every command."""
@@ -116,14 +120,43 @@ def _commands_of_others() -> dict[str, str]:
     return {name: place for one in find_extensions() for name, place in one.commands.items()}
 
 
-def _let_name_profile(command: Any, option: Any) -> None:
+def _prepare(command: Any, profile: Any) -> None:
     """Give `--profile` to each command that asks a server or the processes of a cell, as its options tell."""
+    all_params = command.get_params  # --help, too
+    command.get_params = lambda ctx: [_quick(parameter) for parameter in all_params(ctx)]
+    if command.name == "profile":
+        profile = None
     for one in getattr(command, "commands", {}).values():
-        _let_name_profile(one, option)
+        _prepare(one, profile)
     names = {parameter.name for parameter in command.params}
     asks_processes = "config" in names and "admin" not in names  # else it is a process, or about to be
-    if names & {"endpoint_url", "admin_url"} or asks_processes or command.name == "env":
-        command.params.append(option)
+    is_asking = names & {"endpoint_url", "admin_url"} or asks_processes or command.name == "env"
+    if profile is not None and is_asking:
+        command.params.append(profile)
+
+
+def _quick(parameter: Any) -> Any:
+    """Let a parameter take what needs no check as it is: nothing, a text, a path.
+
+    Typer checks values with Pydantic, whose import takes longer than all else that a command imports.
+    """
+    if "process_value" in vars(parameter):
+        return parameter
+    check = parameter.process_value
+    wanted = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        taken: Any
+        if value is None and not parameter.required:
+            taken = () if parameter.multiple or parameter.nargs == -1 else None
+        elif isinstance(value, str) and wanted in (str, Path):
+            taken = wanted(value)
+        else:
+            return check(ctx, value)
+        return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
+
+    parameter.process_value = process_value
+    return parameter
 
 
 def _import_command(name: str, place: str) -> Any:
