@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.command_line import Run
 
-from quaymaster.cli import clock
+from quaymaster.cli.admin import clock
 from quaymaster.cli.cells import brokers, cell, journals
 from quaymaster.cli.failures import NoServer
 

@@ -31,9 +31,9 @@ def bench(
     """
     import asyncio
 
+    from quaymaster.cli.bench.load import Load, LoadPlan
     from quaymaster.cli.client import SQSClient
     from quaymaster.cli.failures import WrongUsage
-    from quaymaster.cli.load import Load, LoadPlan
 
     if size * batch > 1_048_576:
         raise WrongUsage(f"A batch of {batch} messages of {size} bytes is more than SQS's 1048576 bytes.")

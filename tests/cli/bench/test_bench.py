@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.command_line import PlayedServer, Refusal, Run
 
-from quaymaster.cli.load import ActionFigures, Tally
+from quaymaster.cli.bench.load import ActionFigures, Tally
 
 LOAD = ("--connections", "2", "--seconds", "0.2")
 

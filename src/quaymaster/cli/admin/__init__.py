@@ -1,0 +1,1 @@
+"""Commands for operators over the admin port: accounts, keys, consumer groups, front ends, clocks."""

@@ -1,0 +1,1 @@
+"""`quaymaster bench`: a load, and what it measures."""
