@@ -48,6 +48,8 @@ class ModelQueue:
     stored: dict[tuple[str, bytes], list[tuple[int, bytes]]] = field(default_factory=dict)
     repeats_until_ms: int = 0
     """A message that may repeat another was stored: until then every first attempt is looked for."""
+    retries_before: list[int] = field(default_factory=list)
+    """When an earlier leader stored messages with retry ids."""
     attempts: dict[bytes, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
     task: dict[str, object] | None = None
 

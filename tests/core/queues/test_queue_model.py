@@ -286,6 +286,13 @@ class QueueMachine(RuleBasedStateMachine):
             for found in model.live.values():
                 found.moving_to = None
             model.advance(self.now_ms)
+            model.repeats_until_ms = 0  # in the leader's memory
+            model.retries_before = [
+                time_ms
+                for (kind, _), stored in model.stored.items()
+                if kind == "retry"
+                for time_ms, _ in stored
+            ]
         self.epoch += 1
         states = self.from_snapshots(batches) if from_snapshot else replay(batches, keeper=self.keeper)
         self.host = Host(batches=batches, states=states, epoch=self.epoch, now_ms=self.now_ms, is_slow=True)
@@ -302,7 +309,7 @@ class QueueMachine(RuleBasedStateMachine):
         model.advance(self.now_ms)
         command = Send(model.queue_id, 0, [])
         expected: list[tuple[bytes, bool]] = []
-        may_be_late = self.now_ms < model.repeats_until_ms  # there was no earlier leader
+        may_be_late = self.now_ms < model.repeats_until_ms or self.looks_for_late(model)
         for group, delay_ms, dedup, retry, may_be_retry in entries:
             self.ids += 1
             message_id = identity(self.ids)
@@ -347,6 +354,20 @@ class QueueMachine(RuleBasedStateMachine):
                 assert self.stored_id(result.offset) == message_id
         model.advance(self.now_ms)
         self.keep()
+
+    def looks_for_late(self, model: ModelQueue) -> bool:
+        """Tell whether a leader looks for first attempts whose repeats an earlier one stored.
+
+        It must while there may be one. That it looks longer than it must changes only what is stored again at once.
+        """
+        states, retries = self.host.states, self.host.partition(model.queue_id).retries
+        looks = (
+            self.now_ms < states.repeats_until_ms
+            and retries is not None
+            and retries.may_know_below(states.repeats_below)
+        )
+        assert looks or all(self.now_ms - time_ms >= RETRY_WINDOW_MS for time_ms in model.retries_before)
+        return looks
 
     @rule(
         place=places,
@@ -662,6 +683,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ask(Purge(model.queue_id))
         model.live.clear()
         model.stored.clear()
+        model.retries_before.clear()
         model.attempts.clear()
         self.keep()
 
