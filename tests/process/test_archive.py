@@ -65,7 +65,7 @@ def test_a_log_is_archived_shrinks_only_then_and_is_replayed_whole(tmp_path: Pat
 
         again = client.create_queue(QueueName="again")["QueueUrl"]
         replay = (
-            "pipeline",
+            "archive",
             "replay",
             "--data",
             str(process.data),
