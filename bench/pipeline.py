@@ -30,7 +30,7 @@ from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers
 from quaymaster_pipeline.warehouse.data_files import Place
-from quaymaster_pipeline.warehouse.schemas import ACTIONS, USAGE_EVENTS
+from quaymaster_pipeline.warehouse.schemas import OP_NAMES, USAGE_EVENTS
 from quaymaster_pipeline.warehouse.session import spark_session
 from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -195,7 +195,7 @@ def make_events(first: int, count: int) -> pa.Table:
     texts = {
         "account_id": pa.array([f"{number:012}" for number in range(ACCOUNTS)]).take(pa.array(account)),
         "queue_name": pa.array([f"queue-{number}" for number in range(QUEUES + 1)]).take(pa.array(queue)),
-        "action": pa.array(ACTIONS).take(pa.array(op)),
+        "action": pa.array(OP_NAMES).take(pa.array(op)),
         **{
             name: pa.repeat(value, count)
             for name, value in (

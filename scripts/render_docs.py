@@ -1,5 +1,4 @@
-"""Writes the reference pages that are made from the code: settings, command line, metrics, queue
-attributes.
+"""Writes the reference pages that are made from the code: actions, attributes, settings, command line, metrics.
 
     python scripts/render_docs.py      (make docs)
 
@@ -10,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from quaymaster.cli.commands import whole_command
 from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, Queues
 from quaymaster.monitoring.metrics import METRICS
+from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
+from quaymaster.protocol.actions.table import ACTIONS, Action, QueueState, Scope, UsageColumn
 from quaymaster.settings import settings_as_markdown
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -44,6 +45,43 @@ Every command but `serve` and `run` takes `--json`; those that speak to a server
 and `--endpoint-url URL` or `--admin-url URL`, which are not repeated below.
 """
 
+ACTIONS_HEAD = """\
+# Actions
+
+<!-- Made by `make docs` from protocol/actions/table.py. -->
+
+What each action of the SQS endpoint concerns, takes and costs. [API](api.md) and [Log API](log-api.md) say what it
+does.
+
+- **Target**: of `X-Amz-Target`. Actions of `AmazonSQS` can be asked for in the Query form as well.
+- **Category**: management actions are in the [audit log](../guides/audit.md); those that change something are
+  there with what was asked and answered.
+- **Concerns**: the account; a queue, by its name or its URL; messages of a queue, in a log those of a consumer group;
+  the source of a message move task.
+- **Queue**: what the queue must be.
+- **Permissions**: under the names of SQS. The owner of a queue has all of them, and other accounts have none.
+  Permissions in italics cannot be given to other accounts.
+- **FIFO rate**: whether the action costs the FIFO rate on FIFO queues. All others cost the standard rate.
+- **Usage**: columns of [usage](tables.md) that the action fills besides those of every request.
+
+| Action | Target | Category | Concerns | Queue | Permissions | FIFO rate | Usage |
+|---|---|---|---|---|---|---|---|
+"""
+
+_CONCERNS: dict[Scope, str] = {
+    "account": "the account",
+    "name": "a queue, by name",
+    "queue": "a queue",
+    "consumed": "messages of a queue",
+    "source": "the source of a task",
+}
+_STATES: dict[QueueState, str] = {
+    "any": "",
+    "no group": "no consumer group",
+    "log": "a log, or a group of one",
+    "group of a log": "a group of a log",
+}
+
 METRICS_HEAD = """\
 # Metrics
 
@@ -57,6 +95,26 @@ Prometheus's own `process_*` metrics (CPU, memory, open files) are there too. Wh
 | Metric | Kind | Labels | Meaning |
 |---|---|---|---|
 """
+
+
+def render_actions() -> str:
+    """Return the page of actions."""
+    return ACTIONS_HEAD + "".join(_action_row(action) for action in ACTIONS.values())
+
+
+def _action_row(action: Action) -> str:
+    own = f"*{action.name}*" if action.owner_only else ""
+    cells = (
+        f"`{action.name}`",
+        TARGET_PREFIXES[action.service].decode().rstrip("."),
+        action.category + (", reads only" if action.read_only else ""),
+        _CONCERNS[action.scope] + ("; makes a group that is missing" if action.makes_group else ""),
+        _STATES[action.queue_state],
+        ", ".join(own if name == action.name and own else name for name in action.permissions),
+        "yes" if action.billing == "by queue" else "",
+        ", ".join(f"`{name}`" for name in get_args(UsageColumn) if name in action.usage),
+    )
+    return f"| {' | '.join(cells)} |\n"
 
 
 QUEUE_ATTRIBUTES_HEAD = """\
@@ -193,6 +251,7 @@ def _help(option: Any) -> str:
 def pages() -> dict[Path, str]:
     """Return every generated page by its place."""
     return {
+        REFERENCE / "actions.md": render_actions(),
         REFERENCE / "settings.md": settings_as_markdown(),
         REFERENCE / "cli.md": render_cli(),
         REFERENCE / "metrics.md": render_metrics(),

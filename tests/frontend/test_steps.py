@@ -16,8 +16,8 @@ from harness.steps import forbid_walks
 from frontend.support import ACCOUNT, Answer, Service, serving
 from quaymaster.core.values.queue_definitions import QueueDefinition, encode_queue_definition
 from quaymaster.metadata.store.rows import AccessKeyRow, AccountRow, encode_row
-from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
-from quaymaster.protocol.sqs.shapes import ACTIONS
+from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
+from quaymaster.protocol.actions.table import ACTIONS
 
 FEW, MANY = 100, 100_000
 THEIRS = "111111111111"
@@ -88,8 +88,8 @@ async def ask(service: Service, action: str, given: dict[str, Any]) -> Answer:
         fields["QueueUrl"] = service.client.url(fields["QueueUrl"])
     if "SourceArn" in fields:
         fields["SourceArn"] = f"arn:aws:sqs:us-east-1:{ACCOUNT}:{fields['SourceArn']}"
-    service_name = "AmazonSQS" if action in ACTIONS else "Quaymaster"
-    headers = {"x-amz-target": f"{service_name}.{action}", "content-type": "application/x-amz-json-1.0"}
+    prefix = TARGET_PREFIXES[ACTIONS[action].service].decode()
+    headers = {"x-amz-target": f"{prefix}{action}", "content-type": "application/x-amz-json-1.0"}
     return await service.client.request("POST", "/", headers, json.dumps(fields).encode())
 
 
@@ -132,7 +132,7 @@ def measured() -> dict[int, tuple[list[int], list[int]]]:
 
 
 def test_each_action_is_counted() -> None:
-    assert {action for action, _ in REQUESTS} == ACTIONS.keys() | OWN_ACTIONS.keys()
+    assert {action for action, _ in REQUESTS} == ACTIONS.keys()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from harness.process import Environment, QuaymasterProcess
 from process.strangers import resident_bytes
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
-from quaymaster.protocol.sqs.shapes import ACTIONS
+from quaymaster.protocol.actions.table import SQS_ACTIONS
 from quaymaster.protocol.sqs.sigv4 import sign
 
 FUZZERS: Final = 3
@@ -145,7 +145,7 @@ class Nonsense:
             )
             query = random.choice(["", "count=5", "limit=-1", "prefix=%ff", "account_id=x&next_token=%00"])
             return self._rendered(port, "GET", path, query, [], b"")
-        action = random.choice(tuple(ACTIONS))
+        action = random.choice(tuple(SQS_ACTIONS))
         if random.random() < 0.7:
             fields = json.dumps(self._fields(action)).encode()
             body = self.mutated(fields) if random.random() < 0.3 else fields
@@ -165,7 +165,7 @@ class Nonsense:
         random = self._random
         url = f"{self._environment.endpoint_url}/{self._environment.account_id}/{QUEUE}"
         fields: dict[str, Any] = {"QueueUrl": url, "QueueName": QUEUE, "MessageBody": "x"}
-        for name in ACTIONS[action].input.__struct_fields__:
+        for name in SQS_ACTIONS[action].input.__struct_fields__:
             if random.random() < 0.5:
                 fields.setdefault(name, random.choice(VALUES))
             if random.random() < 0.1:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.actions.binding import bind_handlers
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
 from quaymaster.frontend.actions.log_actions import LogActions
 from quaymaster.frontend.actions.message_actions import MessageActions
@@ -120,13 +121,11 @@ def make_front_end(
             is_forced=settings.force_open,
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
-        message_handlers=messages.handlers(),
-        control=TaskBudget(
-            queues.handlers() | moves.handlers(), settings.control_actions_max, settings.control_timeout_ms
-        ),
-        data=TaskBudget(
-            logs.handlers() | transactions.handlers(), settings.data_actions_max, settings.data_timeout_ms
-        ),
+        handlers=bind_handlers([messages, queues, moves, logs, transactions]),
+        budgets={
+            "control": TaskBudget(settings.control_actions_max, settings.control_timeout_ms),
+            "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),
+        },
     )
 
 

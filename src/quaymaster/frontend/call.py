@@ -27,10 +27,8 @@ from quaymaster.core.values.errors import CallerError, InternalFailure, NotNow, 
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.recorder import (
-    CHANGES,
     CLIENT_GONE,
     CLIENT_GONE_STATUS,
-    UNKNOWN,
     UsageRecorder,
     asked_queue_name,
     describe_change,
@@ -39,11 +37,11 @@ from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.broker_client import BrokerClient, Submitted, ask
-from quaymaster.protocol.actions import sqs_json
-from quaymaster.protocol.sqs import sqs_query
+from quaymaster.protocol.actions import sqs_json, sqs_query
+from quaymaster.protocol.actions.table import UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.errors import render_error, wire_error
 from quaymaster.protocol.sqs.response import CONTENT_TYPE, Response, WireForm
-from quaymaster.protocol.sqs.shapes import Action, Shape
+from quaymaster.protocol.sqs.shapes import Shape
 
 SWEEP_INTERVAL_S: Final = 1.0
 SLOW_LOGGED_PER_S_MAX: Final = 10
@@ -58,8 +56,6 @@ _JSON_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: application/x-amz
 _ID_HEADER: Final = b"x-amzn-RequestId: %b\r\n"
 _OTHER_HEADERS: Final = b"x-amzn-RequestId: %b\r\nContent-Type: %b\r\n"
 
-UNKNOWN_ACTION: Final = Action(UNKNOWN, Shape, None, False)
-"""What a request asks for that has not been understood yet."""
 NOBODY: Final = Principal("", "", "")
 """Who asks before that is known."""
 
@@ -316,7 +312,7 @@ class Call(msgspec.Struct, eq=False):
         headers, body = self.encode(output)
         self.is_done = True
         if self.is_control and self.calls.usage is not None:
-            self.change = describe_change(self.action.name, self.given, output)
+            self.change = describe_change(self.action, self.given, output)
         self._answer("OK", 200, headers, body)
 
     def succeed_with(self, headers: bytes, body: bytes) -> None:
@@ -342,7 +338,7 @@ class Call(msgspec.Struct, eq=False):
             self.queue_name = asked_queue_name(self.given)
         response = render_error(error, self.form, self.request_id)
         if self.given is not None and self.calls.usage is not None:
-            self.change = describe_change(self.action.name, self.given, None)
+            self.change = describe_change(self.action, self.given, None)
         headers = render_headers(response) + self.cors
         self._answer(wire_error(error).code, response.status, headers, response.body)
 
@@ -352,7 +348,7 @@ class Call(msgspec.Struct, eq=False):
         Where that is not written in time, the client of a change that was made is told that the outcome is unknown.
         """
         request, usage = self.request, self.calls.usage
-        if usage is None or self.action.name not in CHANGES or not self.principal.account_id:
+        if usage is None or not self.action.is_change or not self.principal.account_id:
             request.respond(status, headers, body)
             self.count(code, _monotonic() * 1000, status, len(body))
             return

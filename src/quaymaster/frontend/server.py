@@ -19,9 +19,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from quaymaster.core.values.errors import (
     AccessDenied,
@@ -34,26 +34,21 @@ from quaymaster.core.values.errors import (
     Timeout,
     UnknownOperation,
 )
+from quaymaster.frontend.actions.binding import Handlers, TaskHandler
 from quaymaster.frontend.admission import GUARD_MS, Admission
 from quaymaster.frontend.authentication import Authentication, Unjudged, too_many_connections
-from quaymaster.frontend.call import NOBODY, UNKNOWN_ACTION, Call, Calls, PassTimes, render_headers
-from quaymaster.frontend.usage.recorder import CHANGES
+from quaymaster.frontend.call import NOBODY, Call, Calls, PassTimes, render_headers
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import ActionMetrics, Metrics, Sample
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.net.routing.metadata_client import known
-from quaymaster.protocol.actions import sqs_json
-from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
-from quaymaster.protocol.sqs import sqs_query
+from quaymaster.protocol.actions import sqs_json, sqs_query
+from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action, Plane
 from quaymaster.protocol.sqs.errors import render_error, wire_error
+from quaymaster.protocol.sqs.form_parameters import parse_parameters, percent_decode
 from quaymaster.protocol.sqs.queue_urls import parse_queue_path
 from quaymaster.protocol.sqs.response import WireForm
-from quaymaster.protocol.sqs.shapes import ACTIONS, Action, Shape
-
-MessageHandler = Callable[[Call, Any], None]
-"""Answers the call itself, now or when the broker has; never waits."""
-QueueHandler = Callable[[Call, Any], Awaitable[Shape | None]]
-"""Returns the output, unless it answered the call itself; runs as a task."""
+from quaymaster.protocol.sqs.shapes import Shape
 
 _LOOPBACK_ORIGIN: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _LOOPBACK_HOST: Final = re.compile(r"(.+\.)?localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
@@ -191,12 +186,11 @@ class ThrottledReplies:
 
 @dataclass(frozen=True, slots=True)
 class TaskBudget:
-    """Actions that run as tasks: their handlers, how many run at once, and for how long.
+    """Of actions that run as tasks: how many run at once, and for how long.
 
-    Kinds of actions have budgets of their own, so that readers of logs do not keep an operator from creating a queue.
+    Each plane has a budget of its own, so that readers of logs do not keep an operator from creating a queue.
     """
 
-    handlers: Mapping[str, QueueHandler]
     actions_max: int
     timeout_ms: int
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -213,14 +207,11 @@ class FrontEnd:
         admission: Admission,
         metrics: Metrics,
         cors: CORS,
-        message_handlers: dict[str, MessageHandler],
-        control: TaskBudget,
-        data: TaskBudget,
+        handlers: Handlers,
+        budgets: Mapping[Plane, TaskBudget],
     ) -> None:
-        """`control` are actions on queues themselves; `data` those on logs and transactions, many in each second."""
-        actions = ACTIONS.keys() | OWN_ACTIONS.keys()
-        self._budgets = {name: budget for budget in (control, data) for name in budget.handlers}
-        assert message_handlers.keys() | self._budgets.keys() == actions, "every action has a handler"
+        """`budgets`: of each plane whose actions run as tasks."""
+        self._budgets = budgets
         self.calls = calls
         self._authentication = authentication
         self._admission = admission
@@ -229,8 +220,9 @@ class FrontEnd:
         """Whether the log says that requests are refused."""
         self._looker: asyncio.TimerHandle | None = None
         self._cors = cors
-        self._message_handlers = message_handlers
-        self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in actions}
+        self._message_handlers = handlers.message
+        self._task_handlers = handlers.task
+        self._counted: dict[str, ActionMetrics] = {name: metrics.action(name) for name in ACTIONS}
         self._unknown = metrics.action(UNKNOWN_ACTION.name)
         self._unknown_waiting = 0
         """Requests for what is not in memory, and is being asked for."""
@@ -419,7 +411,7 @@ class FrontEnd:
             call.counted = self._counted[action.name]
             call.given = sqs_json.decode_request(action, request.body)
         else:
-            parameters = sqs_query.parse_parameters(call.encoded)
+            parameters = parse_parameters(call.encoded)
             call.action = action = sqs_query.action_of(parameters)
             call.counted = self._counted[action.name]
             call.given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
@@ -440,8 +432,8 @@ class FrontEnd:
             request.respond(403, b"Vary: Origin\r\n", b"")
 
     def _run(self, call: Call, given: Shape) -> None:
-        budget = self._budgets[call.action.name]
-        if call.action.name in CHANGES and self.calls.usage is not None:
+        budget = self._budgets[call.action.plane]
+        if call.action.is_change and self.calls.usage is not None:
             self.calls.usage.audit.check()
         if len(budget.tasks) >= budget.actions_max:
             raise Overloaded
@@ -453,7 +445,7 @@ class FrontEnd:
     async def _answer(self, call: Call, budget: TaskBudget, given: Shape) -> None:
         try:
             async with asyncio.timeout(budget.timeout_ms / 1000):
-                output = await self._when_known(call, budget.handlers[call.action.name], given)
+                output = await self._when_known(call, self._task_handlers[call.action.name], given)
         except TimeoutError:
             call.fail(Timeout())
         except asyncio.CancelledError:
@@ -465,7 +457,7 @@ class FrontEnd:
             if not call.is_done:  # some answer with more than an output
                 call.succeed(output)
 
-    async def _when_known(self, call: Call, handler: QueueHandler, given: Shape) -> Shape | None:
+    async def _when_known(self, call: Call, handler: TaskHandler, given: Shape) -> Shape | None:
         while True:
             try:
                 return await handler(call, given)
@@ -520,12 +512,9 @@ def _queue_of_path(request: HTTPRequest, action: Action) -> str | None:
     path = request.path
     if path in (b"/", b""):
         return None
-    decoded = sqs_query.percent_decode(path.replace(b"+", b"%2B")).decode("utf-8", "replace")
+    decoded = percent_decode(path.replace(b"+", b"%2B")).decode("utf-8", "replace")
     if parse_queue_path(decoded) is None:
         return None
-    if action.name in _NOT_AT_A_QUEUE:
+    if action.scope == "account":
         raise InvalidAction(action.name)
     return decoded
-
-
-_NOT_AT_A_QUEUE: Final = frozenset({"CreateQueue", "ListQueues"})

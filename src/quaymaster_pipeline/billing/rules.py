@@ -21,23 +21,14 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+from quaymaster.protocol.actions.table import ACTIONS
+
 BillingClass = Literal["standard", "fifo"]
 BILLING_CLASSES: Final[tuple[BillingClass, ...]] = get_args(BillingClass)
 
 RULE_VERSION: Final = 1
 
-FIFO_ACTIONS: Final = frozenset(
-    {
-        "SendMessage",
-        "SendMessageBatch",
-        "ReceiveMessage",
-        "DeleteMessage",
-        "DeleteMessageBatch",
-        "ChangeMessageVisibility",
-        "ChangeMessageVisibilityBatch",
-        "StageMessages",
-    }
-)
+FIFO_ACTIONS: Final = frozenset(action.name for action in ACTIONS.values() if action.billing == "by queue")
 ANSWERED_STATUS_MIN: Final = 200
 ANSWERED_STATUS_END: Final = 500
 REFUSED_STATUSES: Final = frozenset({403, 429})

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quaymaster.protocol.actions.table import ACTIONS
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.blocks import DAMAGED
 from quaymaster_pipeline.usage.rules import EARLIEST_US
@@ -30,8 +31,8 @@ from quaymaster_pipeline.warehouse.schemas import COMMITS, QUARANTINE, SEGMENTS
 from quaymaster_pipeline.warehouse.tables import Warehouse
 from quaymaster_pipeline.warehouse.times import us_of_time
 
-SENDS: Final = frozenset({"SendMessage", "SendMessageBatch", "CommitTransaction"})
-DELETES: Final = frozenset({"DeleteMessage", "DeleteMessageBatch"})
+SENDS: Final = frozenset(action.name for action in ACTIONS.values() if action.queue_sum == "sends")
+DELETES: Final = frozenset(action.name for action in ACTIONS.values() if action.queue_sum == "deletions")
 SKEW_US: Final = 5_000_000
 """Clocks of front ends and of whoever counts may differ by this."""
 SILENT_US: Final = 120_000_000

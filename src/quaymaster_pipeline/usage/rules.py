@@ -24,8 +24,8 @@ from quaymaster_pipeline.billing.rules import (
     UNBILLED_PROTOCOL,
 )
 from quaymaster_pipeline.warehouse.schemas import (
-    ACTIONS,
     AUDIT_EVENTS,
+    OP_NAMES,
     QUARANTINE,
     REQUEST_COLUMNS,
     USAGE_EVENTS,
@@ -132,7 +132,7 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
     hour_us = pc.multiply(pc.divide(event_us, HOUR_US), HOUR_US)
     account = rows.column("account_id")
     action = rows.column("action")
-    op = pc.fill_null(pc.index_in(action, pa.array(ACTIONS)), 0)
+    op = pc.fill_null(pc.index_in(action, pa.array(OP_NAMES)), 0)
     has_queue = pc.greater(rows.column("queue_id"), 0)
     no_text = pa.scalar("")
     names = pc.if_else(has_queue, rows.column("queue_name"), asked_names(rows.column("queue_name")))
@@ -143,7 +143,7 @@ def usage_rows(rows: Any, *, closed_until_us: int = 0) -> Any:
         "hour": hour_us,
         "queue_name": names,
         "queue_type": pc.if_else(has_queue, rows.column("queue_type"), no_text),
-        "action": pc.if_else(pc.equal(op, 0), ACTIONS[0], action),
+        "action": pc.if_else(pc.equal(op, 0), OP_NAMES[0], action),
         "account_sk": pc.if_else(pc.equal(account, ""), str(NOBODY_KEY), account).cast(pa.int64()),
         "queue_sk": pc.if_else(has_queue, rows.column("queue_id"), asked_keys(names)),
         "op": op,

@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION
+
 TIME = pa.timestamp("us", tz="UTC")
 TEXT_MAP = pa.map_(pa.string(), pa.string())
 
@@ -306,20 +308,9 @@ TABLES = (
 SUMMED_UP = (USAGE_HOURLY, USAGE_DAILY, LATENCY_HOURLY)
 """Tables that are sums of others, and can be made anew."""
 
-ACTIONS = (
-    *("Unknown", "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch"),
-    *("ChangeMessageVisibility", "ChangeMessageVisibilityBatch", "CreateQueue", "DeleteQueue", "GetQueueUrl"),
-    *(
-        "GetQueueAttributes",
-        "SetQueueAttributes",
-        "ListQueues",
-        "PurgeQueue",
-        "AddPermission",
-        "RemovePermission",
-    ),
-    *("TagQueue", "UntagQueue", "ListQueueTags", "ListDeadLetterSourceQueues", "StartMessageMoveTask"),
-    *("CancelMessageMoveTask", "ListMessageMoveTasks", "DescribeLog", "FindOffsets", "FetchMessages"),
-    *("CommitOffsets", "StageMessages", "CommitTransaction", "AbortTransaction"),
+_BY_OP = {action.usage_op: action.name for action in (UNKNOWN_ACTION, *ACTIONS.values())}
+_OPERATORS_OP = 31
+_OPERATORS_ACTS = (
     # Of the admin API.
     *(
         "CreateConsumerGroup",
@@ -335,4 +326,8 @@ ACTIONS = (
     *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
     *("DeclareQueues", "StopBroker", "UpgradeCell", "OtherAct"),
 )
-"""`op` is the place in this list, which only grows; 0 is any action that is not in it."""
+"""Their `op` counts up from _OPERATORS_OP; the list only grows, up to the next number that an action has."""
+_BY_OP |= enumerate(_OPERATORS_ACTS, _OPERATORS_OP)
+assert sorted(_BY_OP) == list(range(len(_BY_OP))), "each op is given once, and none is left out"
+OP_NAMES = tuple(_BY_OP[op] for op in range(len(_BY_OP)))
+"""Names of actions by `op`; 0 is any action that is not among them."""

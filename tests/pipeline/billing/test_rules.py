@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
-from quaymaster.protocol.sqs.shapes import ACTIONS
+from quaymaster.protocol.actions.table import SQS_ACTIONS
 from quaymaster.protocol.usage.usage_records import chunks_of
-from quaymaster_pipeline.billing.rules import FIFO_ACTIONS, billed_requests_of, billing_class_of
+from quaymaster_pipeline.billing.rules import billed_requests_of, billing_class_of
 
 KIB = 1024
 
@@ -27,7 +26,7 @@ def test_each_started_64_kib_is_one_request_and_nothing_is_one_too(payload_bytes
     assert billed_requests_of("123456789012", 200, chunks_of(payload_bytes)) == chunks
 
 
-@pytest.mark.parametrize("action", sorted(ACTIONS))
+@pytest.mark.parametrize("action", sorted(SQS_ACTIONS))
 def test_only_actions_on_messages_of_fifo_queues_cost_the_fifo_rate(action: str) -> None:
     on_messages = "Message" in action and "MoveTask" not in action
 
@@ -35,10 +34,6 @@ def test_only_actions_on_messages_of_fifo_queues_cost_the_fifo_rate(action: str)
     assert billing_class_of(action, "standard") == "standard"
     assert billing_class_of(action, "log") == "standard"
     assert billing_class_of(action, None) == "standard"
-
-
-def test_fifo_actions_are_actions() -> None:
-    assert ACTIONS.keys() | OWN_ACTIONS.keys() >= FIFO_ACTIONS
 
 
 def test_staging_costs_what_sending_does() -> None:

@@ -22,9 +22,9 @@ from quaymaster.core.values.errors import (
     UnknownOperation,
 )
 from quaymaster.protocol.actions import sqs_json
-from quaymaster.protocol.actions.log_shapes import LOG_ACTIONS, FindOffsetsRequest
+from quaymaster.protocol.actions.log_shapes import FindOffsetsRequest
+from quaymaster.protocol.actions.table import ACTIONS, SQS_ACTIONS
 from quaymaster.protocol.sqs.shapes import (
-    ACTIONS,
     MessageAttributeValue,
     SendMessageBatchResult,
     SendMessageRequest,
@@ -32,12 +32,12 @@ from quaymaster.protocol.sqs.shapes import (
 )
 
 _SERVICE = json_service()
-_SEND = ACTIONS["SendMessage"]
-_BATCH = ACTIONS["SendMessageBatch"]
+_SEND = SQS_ACTIONS["SendMessage"]
+_BATCH = SQS_ACTIONS["SendMessageBatch"]
 
 
 def _decode(value: Any, action: str = "SendMessage") -> Any:
-    return sqs_json.decode_request(ACTIONS[action], json.dumps(value).encode())
+    return sqs_json.decode_request(SQS_ACTIONS[action], json.dumps(value).encode())
 
 
 def test_the_target_names_the_action() -> None:
@@ -47,7 +47,7 @@ def test_the_target_names_the_action() -> None:
 def test_the_actions_on_logs_are_targets_of_their_own() -> None:
     action = sqs_json.parse_target(b"Quaymaster.FindOffsets")
 
-    assert action is LOG_ACTIONS["FindOffsets"]
+    assert action is ACTIONS["FindOffsets"]
     assert sqs_json.decode_request(action, b'{"QueueUrl": "u", "Timestamp": 5}') == FindOffsetsRequest("u", 5)
     with pytest.raises(UnknownOperation):
         sqs_json.parse_target(b"AmazonSQS.FindOffsets")
@@ -59,11 +59,11 @@ def test_an_unknown_target_is_an_unknown_operation(target: bytes) -> None:
         sqs_json.parse_target(target)
 
 
-@pytest.mark.parametrize("name", sorted(ACTIONS))
+@pytest.mark.parametrize("name", sorted(SQS_ACTIONS))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_botocore_sends_is_what_was_meant(name: str, data: st.DataObject) -> None:
-    action = ACTIONS[name]
+    action = SQS_ACTIONS[name]
     value = data.draw(shapes(action.input))
     serializer = botocore.serialize.JSONSerializer()
 
@@ -73,11 +73,11 @@ def test_what_botocore_sends_is_what_was_meant(name: str, data: st.DataObject) -
     assert sqs_json.decode_request(action, request["body"]) == value
 
 
-@pytest.mark.parametrize("name", sorted(name for name, action in ACTIONS.items() if action.output))
+@pytest.mark.parametrize("name", sorted(name for name, action in SQS_ACTIONS.items() if action.output))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_botocore_reads_what_was_answered(name: str, data: st.DataObject) -> None:
-    output = ACTIONS[name].output
+    output = SQS_ACTIONS[name].output
     assert output is not None
     value = data.draw(shapes(output))
 
@@ -99,9 +99,9 @@ def test_empty_lists_are_left_out_of_an_answer() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"  ", b"{}", b'{"MaxResults":null}'])
 def test_an_empty_body_is_an_input_without_members(body: bytes) -> None:
-    decoded = sqs_json.decode_request(ACTIONS["ListQueues"], body)
+    decoded = sqs_json.decode_request(SQS_ACTIONS["ListQueues"], body)
 
-    assert decoded == ACTIONS["ListQueues"].input()
+    assert decoded == SQS_ACTIONS["ListQueues"].input()
 
 
 def test_unknown_members_are_ignored() -> None:
@@ -253,9 +253,9 @@ _json_values = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(ACTIONS)), st.data())
+@given(st.sampled_from(sorted(SQS_ACTIONS)), st.data())
 def test_members_of_any_type_give_an_input_or_an_error_of_the_caller(name: str, data: st.DataObject) -> None:
-    action = ACTIONS[name]
+    action = SQS_ACTIONS[name]
     members = {field.name: _json_values for field in msgspec.structs.fields(action.input)}
     value = data.draw(st.fixed_dictionaries({}, optional=members))
 
@@ -266,10 +266,10 @@ def test_members_of_any_type_give_an_input_or_an_error_of_the_caller(name: str, 
     assert isinstance(decoded, action.input)
 
 
-@given(st.sampled_from(sorted(ACTIONS)), st.binary(max_size=200))
+@given(st.sampled_from(sorted(SQS_ACTIONS)), st.binary(max_size=200))
 def test_any_bytes_give_an_input_or_an_error_of_the_caller(name: str, body: bytes) -> None:
     try:
-        sqs_json.decode_request(ACTIONS[name], body)
+        sqs_json.decode_request(SQS_ACTIONS[name], body)
     except CallerError:
         return
 

@@ -15,7 +15,6 @@ from quaymaster.core.values.errors import (
     InvalidBatchEntryId,
     InvalidParameterValue,
     MissingParameter,
-    OverLimit,
     TooManyEntriesInBatchRequest,
 )
 from quaymaster.core.values.queue_names import QueueArn
@@ -27,8 +26,6 @@ from quaymaster.protocol.actions.log_shapes import (
 )
 from quaymaster.protocol.logs.log_columns import COLUMNS
 from quaymaster.protocol.sqs.shapes import (
-    ACTIONS,
-    AddPermissionRequest,
     ChangeMessageVisibilityBatchRequestEntry,
     DeleteMessageBatchRequestEntry,
     ListMessageMoveTasksRequest,
@@ -243,77 +240,6 @@ def test_tags_or_keys_must_be_given() -> None:
     with pytest.raises(MissingParameter):
         validation.check_tag_keys([])
     validation.check_tag_keys(["anything"])
-
-
-# Permissions
-
-
-def _permission(
-    label: str = "label", accounts: list[str] | None = None, actions: list[str] | None = None
-) -> AddPermissionRequest:
-    return AddPermissionRequest(
-        "q",
-        label,
-        ["123456789012"] if accounts is None else accounts,
-        ["SendMessage"] if actions is None else actions,
-    )
-
-
-def test_a_permission_names_accounts_and_actions() -> None:
-    validation.check_permission(_permission("A-b_9" * 16, actions=["SendMessage", "*"]))
-
-
-def test_actions_of_the_owner_and_of_others_are_all_known() -> None:
-    for_others = set(ACTIONS) - validation.OWNER_ONLY_ACTIONS
-
-    assert set(ACTIONS) >= validation.OWNER_ONLY_ACTIONS
-    for action in for_others:
-        validation.check_permission(_permission(actions=[action]))
-
-
-@pytest.mark.parametrize(
-    ("permission", "error", "message"),
-    [
-        (_permission(""), MissingParameter, "The request must contain the parameter Label."),
-        (
-            _permission("a b"),
-            InvalidParameterValue,
-            "Value a b for parameter Label is invalid. Reason: Can only include alphanumeric characters, "
-            "hyphens, or underscores. 1 to 80 in length.",
-        ),
-        (_permission(accounts=[]), MissingParameter, "The request must contain the parameter AWSAccountId."),
-        (_permission(actions=[]), MissingParameter, "The request must contain the parameter ActionName."),
-        (
-            _permission(accounts=["123"]),
-            InvalidParameterValue,
-            "Value [123] for parameter PrincipalId is invalid. Reason: Unable to verify.",
-        ),
-        (
-            _permission(actions=["Fly"]),
-            InvalidParameterValue,
-            "Value SQS:Fly for parameter ActionName is invalid. "
-            "Reason: Please refer to the appropriate WSDL for a list of valid actions.",
-        ),
-        (
-            _permission(actions=["CreateQueue"]),
-            InvalidParameterValue,
-            "Value SQS:CreateQueue for parameter ActionName is invalid. "
-            "Reason: Only the queue owner is allowed to invoke this action.",
-        ),
-        (
-            _permission(actions=["SendMessage"] * 8),
-            OverLimit,
-            "8 Actions were found, maximum allowed is 7.",
-        ),
-    ],
-)
-def test_other_permissions_are_refused(
-    permission: AddPermissionRequest, error: type[CallerError], message: str
-) -> None:
-    with pytest.raises(error) as raised:
-        validation.check_permission(permission)
-
-    assert raised.value.message == message
 
 
 # Moving messages

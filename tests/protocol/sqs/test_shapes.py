@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from protocol.sqs_model import MODEL
-from quaymaster.protocol.sqs.shapes import ACTIONS, MessageAttributeValue, Shape
+from quaymaster.protocol.actions.table import SQS_ACTIONS
+from quaymaster.protocol.sqs.shapes import MessageAttributeValue, Shape
 
 # The model requires these; we take their absence, for the reasons that their docstrings give.
 _REQUIRED_IN_MODEL_ONLY = {("MessageAttributeValue", "DataType")}
@@ -61,13 +62,13 @@ def _assert_same_structure(shape: type[Shape], shape_name: str, seen: set[tuple[
 
 
 def test_every_action_of_the_model_is_there_and_no_other() -> None:
-    assert set(ACTIONS) == set(MODEL["operations"])
+    assert set(SQS_ACTIONS) == set(MODEL["operations"])
 
 
-@pytest.mark.parametrize("name", sorted(ACTIONS))
+@pytest.mark.parametrize("name", sorted(SQS_ACTIONS))
 def test_input_and_output_have_the_members_and_types_of_the_model(name: str) -> None:
     operation = MODEL["operations"][name]
-    action = ACTIONS[name]
+    action = SQS_ACTIONS[name]
 
     _assert_same_structure(action.input, operation["input"]["shape"], set())
 
@@ -77,9 +78,9 @@ def test_input_and_output_have_the_members_and_types_of_the_model(name: str) -> 
         _assert_same_structure(action.output, operation["output"]["shape"], set())
 
 
-@pytest.mark.parametrize("name", sorted(ACTIONS))
+@pytest.mark.parametrize("name", sorted(SQS_ACTIONS))
 def test_required_members_of_inputs_are_those_of_the_model(name: str) -> None:
-    pending = [ACTIONS[name].input]
+    pending = [SQS_ACTIONS[name].input]
     model_names = [MODEL["operations"][name]["input"]["shape"]]
 
     while pending:
@@ -95,7 +96,7 @@ def test_required_members_of_inputs_are_those_of_the_model(name: str) -> None:
 
 
 def test_actions_on_a_queue_are_told_from_those_on_the_account() -> None:
-    on_account = {name for name, action in ACTIONS.items() if not action.has_queue_url}
+    on_account = {name for name, action in SQS_ACTIONS.items() if not action.has_queue_url}
 
     assert on_account == {
         "CancelMessageMoveTask",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from quaymaster.core.values.commands import (
     FindOffset,
@@ -40,7 +40,6 @@ from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.protocol.actions import log_shapes, validation
 from quaymaster.protocol.logs.log_columns import Block, render_block, slice_block
 from quaymaster.protocol.logs.log_rows import Rows, columns_of
-from quaymaster.protocol.sqs.shapes import Shape
 
 FETCHES_AT_ONCE_MAX: Final = 4
 """More would not be faster, and each holds some MiB."""
@@ -76,15 +75,6 @@ class LogActions:
         self._on_read = on_read
         self._fetching = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
         self._waiting = 0
-
-    def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[Shape | None]]]:
-        """Return the handler of each action."""
-        return {
-            "CommitOffsets": self.commit_offsets,
-            "DescribeLog": self.describe_log,
-            "FindOffsets": self.find_offsets,
-            "FetchMessages": self.fetch_messages,
-        }
 
     async def describe_log(
         self, call: Call, given: log_shapes.DescribeLogRequest

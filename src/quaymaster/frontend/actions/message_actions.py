@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -172,18 +172,6 @@ class MessageActions:
         self._long_polls_max = long_polls_max
         self._remembers_sends = remembers_sends
         self._next_message_id = MessageIds().next
-
-    def handlers(self) -> dict[str, Callable[[Call, Any], None]]:
-        """Return the handler of each action."""
-        return {
-            "SendMessage": self.send_message,
-            "SendMessageBatch": self.send_message_batch,
-            "ReceiveMessage": self.receive_message,
-            "DeleteMessage": self.delete_message,
-            "DeleteMessageBatch": self.delete_message_batch,
-            "ChangeMessageVisibility": self.change_message_visibility,
-            "ChangeMessageVisibilityBatch": self.change_message_visibility_batch,
-        }
 
     # Sending
 

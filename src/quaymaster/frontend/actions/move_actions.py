@@ -11,7 +11,7 @@ import base64
 import binascii
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -71,14 +71,6 @@ class MoveActions:
     def __init__(self, routes: Routes, dead_letter_sources: DeadLetterSources) -> None:
         self._routes = routes
         self._dead_letter_sources = dead_letter_sources
-
-    def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[shapes.Shape | None]]]:
-        """Return the handler of each action."""
-        return {
-            "StartMessageMoveTask": self.start_message_move_task,
-            "CancelMessageMoveTask": self.cancel_message_move_task,
-            "ListMessageMoveTasks": self.list_message_move_tasks,
-        }
 
     async def start_message_move_task(
         self, call: Call, given: shapes.StartMessageMoveTaskRequest

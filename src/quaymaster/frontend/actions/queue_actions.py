@@ -6,8 +6,7 @@ answers when metadata and journal are both durable; the broker knows what is in 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from quaymaster.core.values.attribute_rules import check_attribute_names
 from quaymaster.core.values.attributes import COMPUTED, LATEST, SETTABLE, QueueFacts
@@ -16,8 +15,8 @@ from quaymaster.core.values.errors import MissingParameter, NotNow, UnsupportedO
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.actions.routing import DEFAULT_GROUP, GroupDoesNotExist, Routes
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.usage.recorder import CHANGES, refuse_internal
-from quaymaster.protocol.actions import validation
+from quaymaster.frontend.usage.recorder import refuse_internal
+from quaymaster.protocol.actions import permission_rules, validation
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
     BeginPurge,
@@ -67,24 +66,6 @@ class QueueActions:
         self._routes = routes
         self._queues = queues
         self._can_delete = can_delete
-
-    def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[shapes.Shape | None]]]:
-        """Return the handler of each action."""
-        return {
-            "CreateQueue": self.create_queue,
-            "DeleteQueue": self.delete_queue,
-            "GetQueueUrl": self.get_queue_url,
-            "ListQueues": self.list_queues,
-            "ListDeadLetterSourceQueues": self.list_dead_letter_source_queues,
-            "GetQueueAttributes": self.get_queue_attributes,
-            "SetQueueAttributes": self.set_queue_attributes,
-            "PurgeQueue": self.purge_queue,
-            "TagQueue": self.tag_queue,
-            "UntagQueue": self.untag_queue,
-            "ListQueueTags": self.list_queue_tags,
-            "AddPermission": self.add_permission,
-            "RemovePermission": self.remove_permission,
-        }
 
     async def dead_letter_sources(self, definition: QueueDefinition) -> list[QueueDefinition]:
         """Return the queues whose redrive policy names this one, up to 1,000."""
@@ -227,7 +208,7 @@ class QueueActions:
     async def add_permission(self, call: Call, given: shapes.AddPermissionRequest) -> None:
         """Add a statement to the queue's policy."""
         definition = self._changed(call, given.QueueUrl)
-        validation.check_permission(given)
+        permission_rules.check_permission(given)
         await self._queues.change(
             AddPermission(
                 definition.account_id, definition.name, given.Label, given.AWSAccountIds, given.Actions
@@ -237,7 +218,7 @@ class QueueActions:
     async def remove_permission(self, call: Call, given: shapes.RemovePermissionRequest) -> None:
         """Take a statement out of the queue's policy."""
         definition = self._changed(call, given.QueueUrl)
-        validation.check_label(given.Label)
+        permission_rules.check_label(given.Label)
         await self._queues.change(RemovePermission(definition.account_id, definition.name, given.Label))
 
     async def _refreshed(self, call: Call, url: str) -> QueueDefinition:
@@ -258,7 +239,7 @@ class QueueActions:
         definition = self._routes.queue_of_url(url, call.principal.account_id)
         call.queue = definition
         call.queue_name = definition.name
-        if call.action.name in CHANGES:
+        if call.action.is_change:
             refuse_internal(definition.account_id, definition.name)
         return definition
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from quaymaster.core.values.commands import (
     AbortedOutcome,
@@ -20,7 +19,6 @@ from quaymaster.frontend.actions.message_actions import MessageActions, partitio
 from quaymaster.frontend.call import Call
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.protocol.actions import transaction_rules, transaction_shapes
-from quaymaster.protocol.sqs.shapes import Shape
 
 PREPARED_AT_ONCE: Final = 64
 """So many messages are checked and sealed before others get their turn: about a millisecond."""
@@ -32,14 +30,6 @@ class TransactionActions:
     def __init__(self, messages: MessageActions, metrics: Metrics) -> None:
         self._messages = messages
         self._metrics = metrics
-
-    def handlers(self) -> dict[str, Callable[[Call, Any], Awaitable[Shape | None]]]:
-        """Return the handler of each action."""
-        return {
-            "AbortTransaction": self.abort_transaction,
-            "CommitTransaction": self.commit_transaction,
-            "StageMessages": self.stage_messages,
-        }
 
     async def stage_messages(
         self, call: Call, given: transaction_shapes.StageMessagesRequest

@@ -72,7 +72,7 @@ from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.rpc.metadata_messages import DeleteQueue, ListQueues
 from quaymaster.protocol.sqs.errors import wire_error
-from quaymaster.protocol.sqs.sqs_query import parse_parameters, percent_decode
+from quaymaster.protocol.sqs.form_parameters import parse_parameters, percent_decode
 from quaymaster.settings import Settings, effective_settings
 
 API: Final = "/admin/v1/"

@@ -35,6 +35,7 @@ from quaymaster.core.values.queue_names import is_addressed_name
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
 from quaymaster.net.http.message import HTTPRequest
+from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
 from quaymaster.protocol.sqs.queue_urls import parse_queue_url
 from quaymaster.protocol.sqs.response import WireForm
@@ -49,8 +50,6 @@ from quaymaster.protocol.usage.usage_records import (
     chunks_of,
 )
 
-UNKNOWN: Final = "Unknown"
-"""The action of a request that was refused before that was read."""
 CLIENT_GONE: Final = "ClientGone"
 CLIENT_GONE_STATUS: Final = 499
 """As web servers note it: the client closed its connection before it was answered."""
@@ -75,33 +74,6 @@ OTHER_NAMES: Final = "(others)"
 """In place of a name that no queue can have, and of names beyond that many: no queue is called so."""
 _HOUR_US: Final = 3_600_000_000
 
-CHANGES: Final = frozenset(
-    {
-        *(
-            "AddPermission",
-            "CancelMessageMoveTask",
-            "CreateQueue",
-            "DeleteQueue",
-            "PurgeQueue",
-            "RemovePermission",
-        ),
-        *("SetQueueAttributes", "StartMessageMoveTask", "TagQueue", "UntagQueue"),
-    }
-)
-"""Actions that change a queue: their records say what was asked and answered."""
-LOOKS: Final = frozenset(
-    {
-        *(
-            "GetQueueAttributes",
-            "GetQueueUrl",
-            "ListDeadLetterSourceQueues",
-            "ListMessageMoveTasks",
-            "ListQueueTags",
-        ),
-        "ListQueues",
-    }
-)
-"""Other actions of management."""
 ADMIN_CHANGES: Final = frozenset(
     {
         *("DeleteQueue", "CreateConsumerGroup", "ResetConsumerGroup", "SetConsumerGroupOffset"),
@@ -125,12 +97,17 @@ ADMIN_LOOKS: Final = frozenset({"ListAccessKeys", "PeekMessages"})
 """What they only look at, and leaves a record all the same."""
 ADMIN: Final = "admin"
 """The wire form of what was asked over the admin API."""
-_DATA_LOOKS: Final = frozenset({"DescribeLog", "FindOffsets", "FetchMessages"})
 
-_MANAGEMENT: Final = CHANGES | LOOKS | ADMIN_CHANGES | ADMIN_LOOKS | NOTED_CHANGES
+_MANAGEMENT: Final = (
+    {action.name for action in ACTIONS.values() if action.category == "management"}
+    | ADMIN_CHANGES
+    | ADMIN_LOOKS
+    | NOTED_CHANGES
+)
+_READ_ONLY: Final = {action.name for action in ACTIONS.values() if action.read_only} | ADMIN_LOOKS
 
 _MS_TO_US: Final = 1000
-_OWED: Final = CHANGES | ADMIN_CHANGES
+_OWED: Final = {action.name for action in ACTIONS.values() if action.is_change} | ADMIN_CHANGES
 _json = msgspec.json.Encoder()
 
 RowKey = tuple[str, str, str, str, bytes | None, str, int, str, bool | str, int, str]
@@ -495,7 +472,20 @@ class UsageRecorder:
             self._cells.extend((refused.request_bytes, refused.response_bytes, 0, 0, 0, ""))
             self._contexts.append(
                 UsageContext(
-                    *("", "", "", refused.peer, "", protocol, UNKNOWN, "management", True, 0, "", ""),
+                    *(
+                        "",
+                        "",
+                        "",
+                        refused.peer,
+                        "",
+                        protocol,
+                        UNKNOWN_ACTION.name,
+                        "management",
+                        True,
+                        0,
+                        "",
+                        "",
+                    ),
                     status,
                     code,
                 )
@@ -529,7 +519,7 @@ class UsageRecorder:
                 is_json if isinstance(is_json, str) else "json" if is_json else "query",
                 action,
                 category_of(action),
-                action in LOOKS or action in _DATA_LOOKS or action in ADMIN_LOOKS,
+                action in _READ_ONLY,
                 queue_id,
                 queue_name,
                 "" if queue is None else queue_type(queue),
@@ -582,9 +572,9 @@ def asked_queue_name(given: Shape | None) -> str:
         return INVALID_NAME
 
 
-def describe_change(action: str, given: Shape | None, output: Shape | None) -> tuple[str, str] | None:
+def describe_change(action: Action, given: Shape | None, output: Shape | None) -> tuple[str, str] | None:
     """Return what was asked and answered, as JSON, of an action that changes a queue; None of others."""
-    if action not in CHANGES:
+    if not action.is_change:
         return None
     return _as_json(given), _as_json(output)
 

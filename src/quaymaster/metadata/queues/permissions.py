@@ -13,39 +13,11 @@ from typing import Any, Final
 from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter, OverLimit
 from quaymaster.core.values.policies import POLICY_STATEMENTS_MAX
 from quaymaster.core.values.queue_names import is_account_id
+from quaymaster.protocol.actions.table import GRANTABLE, SQS_ACTIONS
 
 ACTIONS_MAX: Final = 7
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _POLICY_VERSION: Final = "2008-10-17"
-_SHARED_ACTIONS: Final = frozenset(
-    {
-        "*",
-        "ChangeMessageVisibility",
-        "DeleteMessage",
-        "GetQueueAttributes",
-        "GetQueueUrl",
-        "ListDeadLetterSourceQueues",
-        "PurgeQueue",
-        "ReceiveMessage",
-        "SendMessage",
-    }
-)
-_OWNERS_ACTIONS: Final = frozenset(
-    {
-        "AddPermission",
-        "CancelMessageMoveTask",
-        "CreateQueue",
-        "DeleteQueue",
-        "ListMessageMoveTasks",
-        "ListQueueTags",
-        "ListQueues",
-        "RemovePermission",
-        "SetQueueAttributes",
-        "StartMessageMoveTask",
-        "TagQueue",
-        "UntagQueue",
-    }
-)
 
 
 def add_permission(
@@ -119,16 +91,18 @@ def _check_actions(actions: Sequence[str]) -> None:
     if len(actions) > ACTIONS_MAX:
         raise OverLimit.actions(len(actions), ACTIONS_MAX)
     for action in actions:
-        if action in _OWNERS_ACTIONS:
+        if action == "*" or action in GRANTABLE:
+            continue
+        declared = SQS_ACTIONS.get(action)
+        if declared is not None and declared.owner_only:
             raise InvalidParameterValue.of(
                 "ActionName", f"SQS:{action}", "Only the queue owner is allowed to invoke this action."
             )
-        if action not in _SHARED_ACTIONS:
-            raise InvalidParameterValue.of(
-                "ActionName",
-                f"SQS:{action}",
-                "Please refer to the appropriate WSDL for a list of valid actions.",
-            )
+        raise InvalidParameterValue.of(
+            "ActionName",
+            f"SQS:{action}",
+            "Please refer to the appropriate WSDL for a list of valid actions.",
+        )
 
 
 def _one_or_list(values: list[str]) -> str | list[str]:

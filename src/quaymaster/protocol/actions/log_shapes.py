@@ -1,11 +1,11 @@
 """The input and output of the actions that read logs, which SQS does not have: AWS JSON 1.0, `Quaymaster.<Action>`.
 
-An offset is a message's sequence number in its partition. `LOG_ACTIONS` is the list of what a request can name.
+An offset is a message's sequence number in its partition.
 """
 
 from __future__ import annotations
 
-from quaymaster.protocol.sqs.shapes import Action, Shape
+from quaymaster.protocol.sqs.shapes import Shape
 
 
 class DescribeLogRequest(Shape, frozen=True):
@@ -62,14 +62,3 @@ class CommitOffsetsRequest(Shape, frozen=True):
     Offsets: list[PartitionOffset]
     Reader: str | None = None
     Take: bool | None = None
-
-
-LOG_ACTIONS: dict[str, Action] = {
-    action.name: action
-    for action in (
-        Action("CommitOffsets", CommitOffsetsRequest, None, True),
-        Action("DescribeLog", DescribeLogRequest, DescribeLogResult, True),
-        Action("FetchMessages", FetchMessagesRequest, None, True),
-        Action("FindOffsets", FindOffsetsRequest, FindOffsetsResult, True),
-    )
-}

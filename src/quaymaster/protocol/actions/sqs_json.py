@@ -18,18 +18,16 @@ from typing import Any
 import msgspec
 
 from quaymaster.core.values.errors import MalformedInput, UnknownOperation
-from quaymaster.protocol.actions.own_actions import OWN_ACTIONS
-from quaymaster.protocol.sqs.shapes import ACTIONS, Action, Shape, missing_member
+from quaymaster.protocol.actions.table import ACTIONS, Action, Service
+from quaymaster.protocol.sqs.shapes import Shape, missing_member
 
-TARGET_PREFIX = b"AmazonSQS."
-LOG_TARGET_PREFIX = b"Quaymaster."
+TARGET_PREFIXES: dict[Service, bytes] = {"sqs": b"AmazonSQS.", "quaymaster": b"Quaymaster."}
 
 _ACTION_BY_TARGET: dict[bytes, Action] = {
-    **{TARGET_PREFIX + name.encode(): action for name, action in ACTIONS.items()},
-    **{LOG_TARGET_PREFIX + name.encode(): action for name, action in OWN_ACTIONS.items()},
+    TARGET_PREFIXES[action.service] + action.name.encode(): action for action in ACTIONS.values()
 }
 _DECODE: dict[str, Callable[[bytes], Shape]] = {
-    name: msgspec.json.Decoder(action.input).decode for name, action in (ACTIONS | OWN_ACTIONS).items()
+    action.name: msgspec.json.Decoder(action.input).decode for action in ACTIONS.values()
 }
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE_ANYTHING = msgspec.json.Decoder().decode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quaymaster.protocol.sqs.shapes import Action, MessageAttributeValue, Shape
+from quaymaster.protocol.sqs.shapes import MessageAttributeValue, Shape
 
 
 class StagedMessageEntry(Shape, frozen=True):
@@ -59,13 +59,3 @@ class AbortTransactionRequest(Shape, frozen=True):
 
 class AbortTransactionResult(Shape, frozen=True):
     Aborted: bool
-
-
-TRANSACTION_ACTIONS: dict[str, Action] = {
-    action.name: action
-    for action in (
-        Action("AbortTransaction", AbortTransactionRequest, AbortTransactionResult, True),
-        Action("CommitTransaction", CommitTransactionRequest, CommitTransactionResult, True),
-        Action("StageMessages", StageMessagesRequest, StageMessagesResult, True),
-    )
-}

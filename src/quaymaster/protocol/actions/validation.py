@@ -1,7 +1,8 @@
 """What every request must satisfy before anything is done for it: one function per action that has rules.
 
-Messages have rules of their own in `message_rules`, queue attributes in `core/values/attribute_rules`. The functions
-return what the request means where that is more than its fields (times in milliseconds, defaults filled in).
+Messages have rules of their own in `message_rules`, permissions in `permission_rules`, queue attributes in
+`core/values/attribute_rules`. The functions return what the request means where that is more than its fields (times in
+milliseconds, defaults filled in).
 
 Source: Amazon SQS API Reference, the parameters of each action; wordings as the service sends them.
 """
@@ -23,10 +24,9 @@ from quaymaster.core.values.errors import (
     InvalidBatchEntryId,
     InvalidParameterValue,
     MissingParameter,
-    OverLimit,
     TooManyEntriesInBatchRequest,
 )
-from quaymaster.core.values.queue_names import QueueArn, is_account_id, parse_queue_arn
+from quaymaster.core.values.queue_names import QueueArn, parse_queue_arn
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
     FetchMessagesRequest,
@@ -35,8 +35,6 @@ from quaymaster.protocol.actions.log_shapes import (
 from quaymaster.protocol.actions.message_rules import AttributeFilter, check_id
 from quaymaster.protocol.logs.log_columns import COLUMNS
 from quaymaster.protocol.sqs.shapes import (
-    ACTIONS,
-    AddPermissionRequest,
     ChangeMessageVisibilityBatchRequestEntry,
     DeleteMessageBatchRequestEntry,
     ListMessageMoveTasksRequest,
@@ -57,10 +55,8 @@ FETCH_FORMATS = ("columns", "arrow")
 TAGS_MAX = 50
 TAG_KEY_CHARS_MAX = 128
 TAG_VALUE_CHARS_MAX = 256
-PERMISSION_ACTIONS_MAX = 7
 
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
-_LABEL = _ENTRY_ID
 _READER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TAG_CHARACTERS = re.compile(r"[\w\s.:/=+\-@]*")
 
@@ -75,24 +71,6 @@ SYSTEM_ATTRIBUTE_NAMES = frozenset(
         "MessageGroupId",
         "AWSTraceHeader",
         "DeadLetterQueueSourceArn",
-    }
-)
-
-# Actions that only the owner of a queue may take: no permission can be given for them.
-OWNER_ONLY_ACTIONS = frozenset(
-    {
-        "AddPermission",
-        "CancelMessageMoveTask",
-        "CreateQueue",
-        "DeleteQueue",
-        "ListMessageMoveTasks",
-        "ListQueueTags",
-        "ListQueues",
-        "RemovePermission",
-        "SetQueueAttributes",
-        "StartMessageMoveTask",
-        "TagQueue",
-        "UntagQueue",
     }
 )
 
@@ -254,46 +232,6 @@ def check_tag_key(key: str) -> None:
         )
     if key.lower().startswith("aws:"):
         raise InvalidParameterValue(f"Tag key '{key}' is invalid: keys that start with 'aws:' are reserved.")
-
-
-# Permissions
-
-
-def check_permission(request: AddPermissionRequest) -> None:
-    """Raise what is wrong with a permission, apart from its label being taken."""
-    check_label(request.Label)
-    if not request.Actions:
-        raise MissingParameter("ActionName")
-    if not request.AWSAccountIds:
-        raise MissingParameter("AWSAccountId")
-    if len(request.Actions) > PERMISSION_ACTIONS_MAX:
-        raise OverLimit.actions(len(request.Actions), PERMISSION_ACTIONS_MAX)
-    for action in request.Actions:
-        if action in OWNER_ONLY_ACTIONS:
-            raise InvalidParameterValue.of(
-                "ActionName", f"SQS:{action}", "Only the queue owner is allowed to invoke this action."
-            )
-        if action != "*" and action not in ACTIONS:
-            raise InvalidParameterValue.of(
-                "ActionName",
-                f"SQS:{action}",
-                "Please refer to the appropriate WSDL for a list of valid actions.",
-            )
-    for account_id in request.AWSAccountIds:
-        if not is_account_id(account_id):
-            raise InvalidParameterValue.of("PrincipalId", f"[{account_id}]", "Unable to verify.")
-
-
-def check_label(label: str) -> None:
-    """Raise unless a permission may have this label."""
-    if not label:
-        raise MissingParameter("Label")
-    if _LABEL.fullmatch(label) is None:
-        raise InvalidParameterValue.of(
-            "Label",
-            label,
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length.",
-        )
 
 
 # Moving messages

@@ -5,7 +5,7 @@ The structs decode from and encode to AWS JSON directly; the Query form is built
 output is left out too, as the service does. Strings, numbers and bytes are as they came: nothing is
 validated.
 
-`ACTIONS` is the list of everything a request can name. A test keeps it equal to the public service model.
+A test keeps them equal to the public service model. `protocol/actions/table` says which action has which.
 
 Source: the public SQS service model, 2012-11-05.
 """
@@ -326,59 +326,6 @@ class ListMessageMoveTasksResultEntry(Shape, frozen=True):
 
 class ListMessageMoveTasksResult(Shape, frozen=True):
     Results: list[ListMessageMoveTasksResultEntry] = field(default_factory=list)
-
-
-class Action(msgspec.Struct, frozen=True):
-    """One thing a request can ask for.
-
-    `output` is None where the service answers with nothing. `has_queue_url` tells the actions on one queue
-    (the Query protocol takes the queue from the path when the parameter is absent) from those on the account.
-    """
-
-    name: str
-    input: type[Shape]
-    output: type[Shape] | None
-    has_queue_url: bool
-
-
-def _action(name: str, input_shape: type[Shape], output_shape: type[Shape] | None = None) -> Action:
-    return Action(name, input_shape, output_shape, "QueueUrl" in input_shape.__struct_fields__)
-
-
-ACTIONS: dict[str, Action] = {
-    action.name: action
-    for action in (
-        _action("AddPermission", AddPermissionRequest),
-        _action("CancelMessageMoveTask", CancelMessageMoveTaskRequest, CancelMessageMoveTaskResult),
-        _action("ChangeMessageVisibility", ChangeMessageVisibilityRequest),
-        _action(
-            "ChangeMessageVisibilityBatch",
-            ChangeMessageVisibilityBatchRequest,
-            ChangeMessageVisibilityBatchResult,
-        ),
-        _action("CreateQueue", CreateQueueRequest, CreateQueueResult),
-        _action("DeleteMessage", DeleteMessageRequest),
-        _action("DeleteMessageBatch", DeleteMessageBatchRequest, DeleteMessageBatchResult),
-        _action("DeleteQueue", DeleteQueueRequest),
-        _action("GetQueueAttributes", GetQueueAttributesRequest, GetQueueAttributesResult),
-        _action("GetQueueUrl", GetQueueUrlRequest, GetQueueUrlResult),
-        _action(
-            "ListDeadLetterSourceQueues", ListDeadLetterSourceQueuesRequest, ListDeadLetterSourceQueuesResult
-        ),
-        _action("ListMessageMoveTasks", ListMessageMoveTasksRequest, ListMessageMoveTasksResult),
-        _action("ListQueueTags", ListQueueTagsRequest, ListQueueTagsResult),
-        _action("ListQueues", ListQueuesRequest, ListQueuesResult),
-        _action("PurgeQueue", PurgeQueueRequest),
-        _action("ReceiveMessage", ReceiveMessageRequest, ReceiveMessageResult),
-        _action("RemovePermission", RemovePermissionRequest),
-        _action("SendMessage", SendMessageRequest, SendMessageResult),
-        _action("SendMessageBatch", SendMessageBatchRequest, SendMessageBatchResult),
-        _action("SetQueueAttributes", SetQueueAttributesRequest),
-        _action("StartMessageMoveTask", StartMessageMoveTaskRequest, StartMessageMoveTaskResult),
-        _action("TagQueue", TagQueueRequest),
-        _action("UntagQueue", UntagQueueRequest),
-    )
-}
 
 
 def missing_member(member: FieldInfo, path: str) -> Any:

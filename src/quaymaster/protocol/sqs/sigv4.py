@@ -30,7 +30,7 @@ from urllib.parse import quote_from_bytes
 import msgspec
 
 from quaymaster.core.values.errors import IncompleteSignature, SignatureDoesNotMatch
-from quaymaster.protocol.sqs.sqs_query import percent_decode
+from quaymaster.protocol.sqs.form_parameters import percent_decode
 
 ALGORITHM = b"AWS4-HMAC-SHA256"
 SERVICE = "sqs"

@@ -21,16 +21,14 @@ from typing import Any
 import msgspec
 
 from quaymaster.core.values.errors import InvalidAction, MalformedInput, MissingParameter, UnknownOperation
+from quaymaster.protocol.actions.table import SQS_ACTIONS, Action
 from quaymaster.protocol.sqs.response import XML_NAMESPACE, WireForm
-from quaymaster.protocol.sqs.shapes import ACTIONS, Action, Shape, missing_member
+from quaymaster.protocol.sqs.shapes import Shape, missing_member
 from quaymaster.protocol.sqs.xml_text import escape
 
-# A full batch with ten attributes on each message has under 600 parameters.
-PARAMETERS_MAX = 4_096
 _DEPTH_MAX = 8
 _INDEX_DIGITS_MAX = 9
 
-_NOT_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 # What a member is called in the Query form where that is not its own name. Lists and maps are in the
@@ -60,43 +58,12 @@ _TAG_MAPS = ("Tags", "tags")
 # Reading a request
 
 
-def parse_parameters(encoded: bytes) -> dict[str, str]:
-    """Return the parameters of a form body or of a URL's query, decoded. The first of two alike wins.
-
-    Raises MalformedInput when there are too many or they are not UTF-8.
-    """
-    if encoded.count(b"&") >= PARAMETERS_MAX:
-        raise MalformedInput(f"A request cannot have more than {PARAMETERS_MAX} parameters.")
-    parameters: dict[str, str] = {}
-    try:
-        for pair in encoded.split(b"&"):
-            name, _, value = pair.partition(b"=")
-            if name:
-                parameters.setdefault(percent_decode(name).decode(), percent_decode(value).decode())
-    except UnicodeDecodeError as error:
-        raise MalformedInput("The request parameters are not valid UTF-8.") from error
-    return parameters
-
-
-def percent_decode(encoded: bytes) -> bytes:
-    """Return `encoded` with `+` and `%XX` decoded; a `%` that starts no escape stays as it is."""
-    if b"+" in encoded:
-        encoded = encoded.replace(b"+", b" ")
-    if b"%" not in encoded:
-        return encoded
-    if _NOT_ESCAPE.search(encoded) is not None:
-        encoded = _NOT_ESCAPE.sub(b"%25", encoded)
-    # Quoted-printable is the same encoding with `=` for `%`, and is decoded in C: a megabyte of escapes takes
-    # milliseconds. Every `=` is followed by two digits here, so its line-break rules never apply.
-    return binascii.a2b_qp(encoded.replace(b"=", b"=3D").replace(b"%", b"="))
-
-
 def action_of(parameters: Mapping[str, str]) -> Action:
     """Return the action that `parameters` name. Raises UnknownOperation (none) or InvalidAction."""
     name = parameters.get("Action")
     if not name:
         raise UnknownOperation
-    action = ACTIONS.get(name)
+    action = SQS_ACTIONS.get(name)
     if action is None:
         raise InvalidAction(name)
     return action
@@ -396,7 +363,7 @@ def _value_renderer(item: Any) -> _Renderer:
     return _SCALAR_RENDERERS[kind]
 
 
-for _action in ACTIONS.values():
+for _action in SQS_ACTIONS.values():
     if _action.output is not None:
         _renderer(_action.output)
 

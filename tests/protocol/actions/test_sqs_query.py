@@ -22,10 +22,11 @@ from quaymaster.core.values.errors import (
     QueueDoesNotExist,
     UnknownOperation,
 )
-from quaymaster.protocol.sqs import sqs_query
+from quaymaster.protocol.actions import sqs_query
+from quaymaster.protocol.actions.table import SQS_ACTIONS
+from quaymaster.protocol.sqs.form_parameters import parse_parameters
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import (
-    ACTIONS,
     CancelMessageMoveTaskResult,
     GetQueueAttributesResult,
     ListQueuesResult,
@@ -44,12 +45,12 @@ _SERVICE = query_service()
 
 
 def _decode(text: str, action: str, path_queue_url: str | None = "http://h/1/q") -> Any:
-    parameters = sqs_query.parse_parameters(text.encode())
-    return sqs_query.decode_request(ACTIONS[action], parameters, path_queue_url)
+    parameters = parse_parameters(text.encode())
+    return sqs_query.decode_request(SQS_ACTIONS[action], parameters, path_queue_url)
 
 
 def _render(action: str, output: Shape | None, form: WireForm = WireForm.QUERY) -> bytes:
-    return sqs_query.encode_response(ACTIONS[action], output, "request-1", form)
+    return sqs_query.encode_response(SQS_ACTIONS[action], output, "request-1", form)
 
 
 def _result(action: str, output: Shape | None) -> str:
@@ -64,50 +65,20 @@ def _result(action: str, output: Shape | None) -> str:
 # Reading
 
 
-@pytest.mark.parametrize("name", sorted(ACTIONS))
+@pytest.mark.parametrize("name", sorted(SQS_ACTIONS))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_botocore_sends_is_what_was_meant(name: str, data: st.DataObject) -> None:
-    action = ACTIONS[name]
+    action = SQS_ACTIONS[name]
     value = data.draw(shapes(action.input))
     serializer = botocore.serialize.QuerySerializer()
 
     request = serializer.serialize_to_request(as_parameters(value), _SERVICE.operation_model(name))
     body = urllib.parse.urlencode(request["body"]).encode()
-    parameters = sqs_query.parse_parameters(body)
+    parameters = parse_parameters(body)
 
     assert sqs_query.action_of(parameters) is action
     assert sqs_query.decode_request(action, parameters) == value
-
-
-@given(
-    st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1), st.text(st.characters(codec="utf-8")))
-)
-def test_parameters_are_decoded_as_forms_are(parameters: dict[str, str]) -> None:
-    assert sqs_query.parse_parameters(urllib.parse.urlencode(parameters).encode()) == parameters
-
-
-@given(st.binary())
-def test_any_bytes_are_percent_decoded_as_the_standard_library_does(encoded: bytes) -> None:
-    expected = urllib.parse.unquote_to_bytes(encoded.replace(b"+", b" "))
-
-    assert sqs_query.percent_decode(encoded) == expected
-
-
-def test_the_first_of_two_alike_wins_and_empty_pairs_are_ignored() -> None:
-    assert sqs_query.parse_parameters(b"&a=1&&a=2&=3&b&") == {"a": "1", "b": ""}
-
-
-def test_too_many_parameters_are_refused_before_they_are_read() -> None:
-    with pytest.raises(MalformedInput):
-        sqs_query.parse_parameters(b"&" * 4_096)
-
-    assert len(sqs_query.parse_parameters(b"&".join(b"%d=" % n for n in range(4_096)))) == 4_096
-
-
-def test_parameters_that_are_not_utf8_are_refused() -> None:
-    with pytest.raises(MalformedInput):
-        sqs_query.parse_parameters(b"Action=%ff")
 
 
 def test_no_action_is_unknown_and_a_wrong_one_invalid() -> None:
@@ -281,35 +252,27 @@ _names = st.lists(
 ).map(".".join)
 
 
-@given(st.sampled_from(sorted(ACTIONS)), st.dictionaries(_names, st.text(max_size=4), max_size=12))
+@given(st.sampled_from(sorted(SQS_ACTIONS)), st.dictionaries(_names, st.text(max_size=4), max_size=12))
 def test_names_in_any_order_give_an_input_or_an_error_of_the_caller(
     name: str, parameters: dict[str, str]
 ) -> None:
     try:
-        decoded = sqs_query.decode_request(ACTIONS[name], parameters, "q")
+        decoded = sqs_query.decode_request(SQS_ACTIONS[name], parameters, "q")
     except CallerError:
         return
-    assert isinstance(decoded, ACTIONS[name].input)
+    assert isinstance(decoded, SQS_ACTIONS[name].input)
     written = msgspec.json.encode(decoded)
     assert msgspec.json.decode(written, type=type(decoded)) == decoded, "every member has its type"
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_give_parameters_or_an_error_of_the_caller(encoded: bytes) -> None:
-    try:
-        sqs_query.parse_parameters(encoded)
-    except CallerError:
-        return
 
 
 # Rendering
 
 
-@pytest.mark.parametrize("name", sorted(name for name, action in ACTIONS.items() if action.output))
+@pytest.mark.parametrize("name", sorted(name for name, action in SQS_ACTIONS.items() if action.output))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_botocore_reads_what_was_answered(name: str, data: st.DataObject) -> None:
-    output = ACTIONS[name].output
+    output = SQS_ACTIONS[name].output
     assert output is not None
     value = data.draw(shapes(output, xml_text))
 

@@ -1,0 +1,55 @@
+"""What a permission may be that the owner of a queue adds to its policy, and its label.
+
+Source: Amazon SQS API Reference, AddPermission and RemovePermission; wordings as the service sends them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter, OverLimit
+from quaymaster.core.values.queue_names import is_account_id
+from quaymaster.protocol.actions.table import SQS_ACTIONS
+from quaymaster.protocol.sqs.shapes import AddPermissionRequest
+
+PERMISSION_ACTIONS_MAX = 7
+
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+
+
+def check_permission(request: AddPermissionRequest) -> None:
+    """Raise what is wrong with a permission, apart from its label being taken."""
+    check_label(request.Label)
+    if not request.Actions:
+        raise MissingParameter("ActionName")
+    if not request.AWSAccountIds:
+        raise MissingParameter("AWSAccountId")
+    if len(request.Actions) > PERMISSION_ACTIONS_MAX:
+        raise OverLimit.actions(len(request.Actions), PERMISSION_ACTIONS_MAX)
+    for action in request.Actions:
+        declared = SQS_ACTIONS.get(action)
+        if declared is not None and declared.owner_only:
+            raise InvalidParameterValue.of(
+                "ActionName", f"SQS:{action}", "Only the queue owner is allowed to invoke this action."
+            )
+        if declared is None and action != "*":
+            raise InvalidParameterValue.of(
+                "ActionName",
+                f"SQS:{action}",
+                "Please refer to the appropriate WSDL for a list of valid actions.",
+            )
+    for account_id in request.AWSAccountIds:
+        if not is_account_id(account_id):
+            raise InvalidParameterValue.of("PrincipalId", f"[{account_id}]", "Unable to verify.")
+
+
+def check_label(label: str) -> None:
+    """Raise unless a permission may have this label."""
+    if not label:
+        raise MissingParameter("Label")
+    if _LABEL.fullmatch(label) is None:
+        raise InvalidParameterValue.of(
+            "Label",
+            label,
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length.",
+        )

@@ -1,0 +1,452 @@
+"""Every action of the SQS endpoint, declared once: its input and output, whom and what it concerns, what it costs.
+
+Wire decoding, validation, authorization, usage, audit, billing, metrics and the reference page read this table; there
+is no other list of names of actions. An action is added here, with its shapes and its handler, a method of its name in
+`frontend/actions`.
+
+Source: the public SQS service model, 2012-11-05; Amazon SQS Developer Guide, "Amazon SQS API permissions".
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from quaymaster.protocol.actions.log_shapes import (
+    CommitOffsetsRequest,
+    DescribeLogRequest,
+    DescribeLogResult,
+    FetchMessagesRequest,
+    FindOffsetsRequest,
+    FindOffsetsResult,
+)
+from quaymaster.protocol.actions.transaction_shapes import (
+    AbortTransactionRequest,
+    AbortTransactionResult,
+    CommitTransactionRequest,
+    CommitTransactionResult,
+    StageMessagesRequest,
+    StageMessagesResult,
+)
+from quaymaster.protocol.sqs import shapes
+from quaymaster.protocol.sqs.shapes import Shape
+from quaymaster.protocol.usage.usage_records import Category
+
+Service = Literal["sqs", "quaymaster"]
+"""Whose action it is: `quaymaster` for those that SQS does not have, which come in JSON only."""
+Plane = Literal["message", "bulk", "control"]
+"""How it is carried out: as a callback; as a task, many in each second; as a task, rarely."""
+Scope = Literal["account", "name", "queue", "consumed", "source"]
+"""What it is about: the account; a queue by its name; a queue by its URL; such a queue's messages, which are in a
+consumer group where it is a log; the source of a message move task, by its ARN."""
+QueueState = Literal["any", "no group", "log", "group of a log"]
+"""What the queue must be: anything; no consumer group; a log or a group of one; a group of one."""
+BillingRate = Literal["standard", "by queue"]
+"""What each of its 64 KiB costs: always the standard rate; on a FIFO queue the FIFO rate."""
+UsageColumn = Literal["payload_bytes", "message_count", "duplicate_count"]
+"""Columns of its usage record that are otherwise 0."""
+QueueSum = Literal["sends", "deletions"]
+"""Which of the sums that brokers keep of a queue its messages are part of."""
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing a request can ask for.
+
+    `output` is None where the service answers with nothing, or with what is no JSON. `usage_op` is its number in tables
+    of usage: never changed, never given again. `permissions` are those it takes on its queue, under SQS's names.
+    """
+
+    name: str
+    usage_op: int
+    input: type[Shape]
+    output: type[Shape] | None = None
+    service: Service = "sqs"
+    category: Category
+    read_only: bool = False
+    plane: Plane
+    scope: Scope = "queue"
+    queue_state: QueueState = "any"
+    makes_group: bool = False
+    """Whether the consumer group is made that it names, where there is none."""
+    permissions: tuple[str, ...]
+    owner_only: bool = False
+    """Whether no permission for it can be given to another account."""
+    billing: BillingRate = "standard"
+    usage: frozenset[UsageColumn] = frozenset()
+    queue_sum: QueueSum | None = None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether it changes a queue: its record says what was asked and answered, and is written before its answer."""
+        return self.category == "management" and not self.read_only
+
+    @property
+    def has_queue_url(self) -> bool:
+        """Whether its input names a queue by URL: in a Query request the path does where the parameter is absent."""
+        return "QueueUrl" in self.input.__struct_fields__
+
+
+_MESSAGES: Final = frozenset[UsageColumn](("message_count",))
+_BYTES: Final = frozenset[UsageColumn](("message_count", "payload_bytes"))
+_DUPLICATES: Final = frozenset[UsageColumn](("message_count", "duplicate_count"))
+_ALL: Final = _BYTES | _DUPLICATES
+_OF_MOVES: Final = ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")
+"""What actions on message move tasks take besides their own permission."""
+
+ACTIONS: Final[dict[str, Action]] = {
+    action.name: action
+    for action in (
+        Action(
+            name="SendMessage",
+            usage_op=1,
+            input=shapes.SendMessageRequest,
+            output=shapes.SendMessageResult,
+            category="data",
+            plane="message",
+            queue_state="no group",
+            permissions=("SendMessage",),
+            billing="by queue",
+            usage=_ALL,
+            queue_sum="sends",
+        ),
+        Action(
+            name="SendMessageBatch",
+            usage_op=2,
+            input=shapes.SendMessageBatchRequest,
+            output=shapes.SendMessageBatchResult,
+            category="data",
+            plane="message",
+            queue_state="no group",
+            permissions=("SendMessage",),
+            billing="by queue",
+            usage=_ALL,
+            queue_sum="sends",
+        ),
+        Action(
+            name="ReceiveMessage",
+            usage_op=3,
+            input=shapes.ReceiveMessageRequest,
+            output=shapes.ReceiveMessageResult,
+            category="data",
+            plane="message",
+            scope="consumed",
+            makes_group=True,
+            permissions=("ReceiveMessage",),
+            billing="by queue",
+            usage=_BYTES,
+        ),
+        Action(
+            name="DeleteMessage",
+            usage_op=4,
+            input=shapes.DeleteMessageRequest,
+            category="data",
+            plane="message",
+            scope="consumed",
+            permissions=("DeleteMessage",),
+            billing="by queue",
+            usage=_DUPLICATES,
+            queue_sum="deletions",
+        ),
+        Action(
+            name="DeleteMessageBatch",
+            usage_op=5,
+            input=shapes.DeleteMessageBatchRequest,
+            output=shapes.DeleteMessageBatchResult,
+            category="data",
+            plane="message",
+            scope="consumed",
+            permissions=("DeleteMessage",),
+            billing="by queue",
+            usage=_DUPLICATES,
+            queue_sum="deletions",
+        ),
+        Action(
+            name="ChangeMessageVisibility",
+            usage_op=6,
+            input=shapes.ChangeMessageVisibilityRequest,
+            category="data",
+            plane="message",
+            scope="consumed",
+            permissions=("ChangeMessageVisibility",),
+            billing="by queue",
+            usage=_MESSAGES,
+        ),
+        Action(
+            name="ChangeMessageVisibilityBatch",
+            usage_op=7,
+            input=shapes.ChangeMessageVisibilityBatchRequest,
+            output=shapes.ChangeMessageVisibilityBatchResult,
+            category="data",
+            plane="message",
+            scope="consumed",
+            permissions=("ChangeMessageVisibility",),
+            billing="by queue",
+            usage=_MESSAGES,
+        ),
+        Action(
+            name="CreateQueue",
+            usage_op=8,
+            input=shapes.CreateQueueRequest,
+            output=shapes.CreateQueueResult,
+            category="management",
+            plane="control",
+            scope="account",
+            permissions=("CreateQueue",),
+            owner_only=True,
+        ),
+        Action(
+            name="DeleteQueue",
+            usage_op=9,
+            input=shapes.DeleteQueueRequest,
+            category="management",
+            plane="control",
+            permissions=("DeleteQueue",),
+            owner_only=True,
+        ),
+        Action(
+            name="GetQueueUrl",
+            usage_op=10,
+            input=shapes.GetQueueUrlRequest,
+            output=shapes.GetQueueUrlResult,
+            category="management",
+            read_only=True,
+            plane="control",
+            scope="name",
+            permissions=("GetQueueUrl",),
+        ),
+        Action(
+            name="GetQueueAttributes",
+            usage_op=11,
+            input=shapes.GetQueueAttributesRequest,
+            output=shapes.GetQueueAttributesResult,
+            category="management",
+            read_only=True,
+            plane="control",
+            permissions=("GetQueueAttributes",),
+        ),
+        Action(
+            name="SetQueueAttributes",
+            usage_op=12,
+            input=shapes.SetQueueAttributesRequest,
+            category="management",
+            plane="control",
+            queue_state="no group",
+            permissions=("SetQueueAttributes",),
+            owner_only=True,
+        ),
+        Action(
+            name="ListQueues",
+            usage_op=13,
+            input=shapes.ListQueuesRequest,
+            output=shapes.ListQueuesResult,
+            category="management",
+            read_only=True,
+            plane="control",
+            scope="account",
+            permissions=("ListQueues",),
+            owner_only=True,
+        ),
+        Action(
+            name="PurgeQueue",
+            usage_op=14,
+            input=shapes.PurgeQueueRequest,
+            category="management",
+            plane="control",
+            permissions=("PurgeQueue",),
+        ),
+        Action(
+            name="AddPermission",
+            usage_op=15,
+            input=shapes.AddPermissionRequest,
+            category="management",
+            plane="control",
+            queue_state="no group",
+            permissions=("AddPermission",),
+            owner_only=True,
+        ),
+        Action(
+            name="RemovePermission",
+            usage_op=16,
+            input=shapes.RemovePermissionRequest,
+            category="management",
+            plane="control",
+            queue_state="no group",
+            permissions=("RemovePermission",),
+            owner_only=True,
+        ),
+        Action(
+            name="TagQueue",
+            usage_op=17,
+            input=shapes.TagQueueRequest,
+            category="management",
+            plane="control",
+            queue_state="no group",
+            permissions=("TagQueue",),
+            owner_only=True,
+        ),
+        Action(
+            name="UntagQueue",
+            usage_op=18,
+            input=shapes.UntagQueueRequest,
+            category="management",
+            plane="control",
+            queue_state="no group",
+            permissions=("UntagQueue",),
+            owner_only=True,
+        ),
+        Action(
+            name="ListQueueTags",
+            usage_op=19,
+            input=shapes.ListQueueTagsRequest,
+            output=shapes.ListQueueTagsResult,
+            category="management",
+            read_only=True,
+            plane="control",
+            permissions=("ListQueueTags",),
+            owner_only=True,
+        ),
+        Action(
+            name="ListDeadLetterSourceQueues",
+            usage_op=20,
+            input=shapes.ListDeadLetterSourceQueuesRequest,
+            output=shapes.ListDeadLetterSourceQueuesResult,
+            category="management",
+            read_only=True,
+            plane="control",
+            permissions=("ListDeadLetterSourceQueues",),
+        ),
+        Action(
+            name="StartMessageMoveTask",
+            usage_op=21,
+            input=shapes.StartMessageMoveTaskRequest,
+            output=shapes.StartMessageMoveTaskResult,
+            category="management",
+            plane="control",
+            scope="source",
+            permissions=("StartMessageMoveTask", *_OF_MOVES),
+            owner_only=True,
+        ),
+        Action(
+            name="CancelMessageMoveTask",
+            usage_op=22,
+            input=shapes.CancelMessageMoveTaskRequest,
+            output=shapes.CancelMessageMoveTaskResult,
+            category="management",
+            plane="control",
+            scope="source",
+            permissions=("CancelMessageMoveTask", *_OF_MOVES),
+            owner_only=True,
+        ),
+        Action(
+            name="ListMessageMoveTasks",
+            usage_op=23,
+            input=shapes.ListMessageMoveTasksRequest,
+            output=shapes.ListMessageMoveTasksResult,
+            category="management",
+            read_only=True,
+            plane="control",
+            scope="source",
+            permissions=("ListMessageMoveTasks", *_OF_MOVES),
+            owner_only=True,
+        ),
+        Action(
+            name="DescribeLog",
+            usage_op=24,
+            input=DescribeLogRequest,
+            output=DescribeLogResult,
+            service="quaymaster",
+            category="data",
+            read_only=True,
+            plane="bulk",
+            queue_state="log",
+            permissions=("ReceiveMessage",),
+        ),
+        Action(
+            name="FindOffsets",
+            usage_op=25,
+            input=FindOffsetsRequest,
+            output=FindOffsetsResult,
+            service="quaymaster",
+            category="data",
+            read_only=True,
+            plane="bulk",
+            queue_state="log",
+            permissions=("ReceiveMessage",),
+        ),
+        Action(
+            name="FetchMessages",
+            usage_op=26,
+            input=FetchMessagesRequest,
+            service="quaymaster",
+            category="data",
+            read_only=True,
+            plane="bulk",
+            queue_state="log",
+            permissions=("ReceiveMessage",),
+            usage=_BYTES,
+        ),
+        Action(
+            name="CommitOffsets",
+            usage_op=27,
+            input=CommitOffsetsRequest,
+            service="quaymaster",
+            category="data",
+            plane="bulk",
+            queue_state="group of a log",
+            makes_group=True,
+            permissions=("DeleteMessage",),
+        ),
+        Action(
+            name="StageMessages",
+            usage_op=28,
+            input=StageMessagesRequest,
+            output=StageMessagesResult,
+            service="quaymaster",
+            category="data",
+            plane="bulk",
+            queue_state="no group",
+            permissions=("SendMessage",),
+            billing="by queue",
+            usage=_BYTES,
+        ),
+        Action(
+            name="CommitTransaction",
+            usage_op=29,
+            input=CommitTransactionRequest,
+            output=CommitTransactionResult,
+            service="quaymaster",
+            category="data",
+            plane="bulk",
+            queue_state="no group",
+            permissions=("SendMessage",),
+            usage=_DUPLICATES,
+            queue_sum="sends",
+        ),
+        Action(
+            name="AbortTransaction",
+            usage_op=30,
+            input=AbortTransactionRequest,
+            output=AbortTransactionResult,
+            service="quaymaster",
+            category="data",
+            plane="bulk",
+            queue_state="no group",
+            permissions=("SendMessage",),
+        ),
+    )
+}
+SQS_ACTIONS: Final = {name: action for name, action in ACTIONS.items() if action.service == "sqs"}
+
+UNKNOWN_ACTION: Final = Action(
+    name="Unknown", usage_op=0, input=Shape, category="data", plane="control", scope="account", permissions=()
+)
+"""What a request asks for that was refused before that was read."""
+
+GRANTABLE: Final = frozenset(
+    permission
+    for action in SQS_ACTIONS.values()
+    if not action.owner_only
+    for permission in action.permissions
+)
+"""Permissions that can be given to other accounts."""

@@ -1,0 +1,123 @@
+"""The table of actions is the one list of them, and all that read it know each of its actions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quaymaster.core.values.errors import CallerError, InvalidAction
+from quaymaster.frontend.usage.recorder import category_of
+from quaymaster.protocol.actions import sqs_json, sqs_query, table
+from quaymaster.protocol.actions.permission_rules import check_permission
+from quaymaster.protocol.actions.table import ACTIONS, GRANTABLE, SQS_ACTIONS, UNKNOWN_ACTION, Action
+from quaymaster.protocol.sqs.shapes import AddPermissionRequest
+from quaymaster_pipeline.billing.rules import billing_class_of
+from quaymaster_pipeline.checks.allowances import DELETES, SENDS
+from quaymaster_pipeline.warehouse.schemas import OP_NAMES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "reference" / "actions.md").read_text(encoding="utf-8")
+SOURCES = [path for path in sorted((ROOT / "src").rglob("*.py")) if path != Path(table.__file__)]
+
+each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
+
+
+@each_action
+def test_an_action_is_decoded_from_its_target_and_only_one_of_sqs_from_a_query(action: Action) -> None:
+    target = sqs_json.TARGET_PREFIXES[action.service] + action.name.encode()
+
+    assert sqs_json.parse_target(target) is action
+    if action.service == "sqs":
+        assert sqs_query.action_of({"Action": action.name}) is action
+        return
+    with pytest.raises(InvalidAction):
+        sqs_query.action_of({"Action": action.name})
+
+
+@each_action
+def test_an_action_can_be_permitted_unless_it_is_the_owners_or_not_of_sqs(action: Action) -> None:
+    given = AddPermissionRequest("q", "label", ["123456789012"], [action.name])
+
+    if action.service == "sqs" and not action.owner_only:
+        check_permission(given)
+        assert set(action.permissions) <= GRANTABLE
+        return
+    with pytest.raises(CallerError):
+        check_permission(given)
+
+
+@each_action
+def test_an_action_takes_permissions_that_sqs_has(action: Action) -> None:
+    assert action.permissions
+    assert set(action.permissions) <= SQS_ACTIONS.keys()
+
+
+@each_action
+def test_an_action_has_a_category_and_a_number_in_usage(action: Action) -> None:
+    assert category_of(action.name) == action.category
+    assert OP_NAMES[action.usage_op] == action.name
+    assert UNKNOWN_ACTION.name == OP_NAMES[0]
+
+
+@each_action
+def test_an_action_is_billed_at_the_rate_it_has(action: Action) -> None:
+    assert billing_class_of(action.name, "fifo") == ("fifo" if action.billing == "by queue" else "standard")
+    assert billing_class_of(action.name, "standard") == "standard"
+
+
+@each_action
+def test_an_action_is_compared_with_the_sum_it_is_part_of(action: Action) -> None:
+    sums = {"sends": SENDS, "deletions": DELETES}
+
+    assert [name for name, names in sums.items() if action.name in names] == (
+        [] if action.queue_sum is None else [action.queue_sum]
+    )
+    assert action.queue_sum is None or {"message_count", "duplicate_count"} <= action.usage
+
+
+@each_action
+def test_an_action_stands_on_the_reference_page(action: Action) -> None:
+    assert f"| `{action.name}` |" in PAGE
+
+
+def names_together(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
+    """Yield, with its line, each literal collection that names two actions or more."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.Dict(keys=parts):
+                values = [part.value for part in parts if isinstance(part, ast.Constant)]
+            case ast.MatchOr(patterns=patterns):
+                inner = [part.value for part in patterns if isinstance(part, ast.MatchValue)]
+                values = [part.value for part in inner if isinstance(part, ast.Constant)]
+            case _:
+                continue
+        names = [value for value in values if isinstance(value, str) and value in ACTIONS]
+        if len(names) > 1:
+            yield node.lineno, names
+
+
+def test_only_the_table_lists_names_of_actions() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {names}"
+        for path in SOURCES
+        for line, names in names_together(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'x = {"SendMessage", "DeleteQueue"}',
+        'x = frozenset(("SendMessage", "other", "DeleteQueue"))',
+        'x = {"SendMessage": 1, "DeleteQueue": 2}',
+        'match x:\n    case "SendMessage" | "DeleteQueue":\n        pass',
+    ],
+)
+def test_a_list_of_names_is_noticed(code: str) -> None:
+    assert [names for _, names in names_together(ast.parse(code))] == [["SendMessage", "DeleteQueue"]]
+    assert not list(names_together(ast.parse('x = ["SendMessage", "jobs"]')))
