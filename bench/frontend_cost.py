@@ -23,6 +23,7 @@ from typing import Any
 
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.values import commands
+from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.records import RecordType
 from quaymaster.frontend.assembly import make_front_end
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
@@ -65,6 +66,8 @@ class InstantBroker:
     def submit(self, command: Any, reply: Any) -> Pending:
         if isinstance(command, commands.SetQueue):
             asyncio.get_running_loop().call_soon(reply, commands.Done())
+        elif isinstance(command, commands.AskMarks):
+            asyncio.get_running_loop().call_soon(reply, commands.MarksOutcome(QueueMarks()))
         else:
             self.waiting.append((command, reply))
         return Pending()
@@ -105,6 +108,9 @@ class MemoryTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass

@@ -72,6 +72,7 @@ _CONCERNS: dict[Scope, str] = {
     "account": "the account",
     "name": "a queue, by name",
     "queue": "a queue",
+    "counted": "a queue",
     "consumed": "messages of a queue",
     "source": "the source of a task",
 }

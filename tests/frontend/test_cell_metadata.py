@@ -89,8 +89,8 @@ def test_queue_and_key_made_at_one_front_end_serve_at_another_that_has_not_heard
             assert bodies == ["hello"]
             asked = asked_rows(pair)
             assert asked[f"/access_keys/{key.access_key_id}"] == 1
-            # The receives together, then each of the two that say how the queue is.
-            assert asked[f"/queues/{ACCOUNT}/orders"] == 3
+            # All together, then the two that say how the queue is now.
+            assert asked[f"/queues/{ACCOUNT}/orders"] == 2
 
     asyncio.run(scenario())
 

@@ -14,9 +14,10 @@ from quaymaster.frontend.actions.log_actions import LogActions
 from quaymaster.frontend.actions.message_actions import MessageActions
 from quaymaster.frontend.actions.move_actions import MoveActions
 from quaymaster.frontend.actions.queue_actions import QueueActions, QueueService
-from quaymaster.frontend.actions.routing import Routes
 from quaymaster.frontend.actions.transaction_actions import TransactionActions
+from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admission import Admission
+from quaymaster.frontend.allow import Gate
 from quaymaster.frontend.authentication import AccessKey, Open, Signed
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.sealed_blocks import SealedLogs
@@ -71,27 +72,25 @@ def make_front_end(
     of every request. `sealed`: where closed stretches of logs may be read; None: they are in the journal only.
     `on_log_read` hears of each log that is read in bulk.
     """
-    routes = Routes(
-        metadata.find_queue,
+    addresses = Addresses(
         region=settings.region,
         public_url=settings.public_url,
         listen_url=f"http://{settings.listen_address}",
     )
     is_open = settings.authentication == "open"
     cipher = MessageCipher(metadata.data_key)
-    groups = ConsumerGroups(metadata.queues)
+    groups = ConsumerGroups(metadata.queues, metadata.find_queue)
+    gate = Gate(metadata.find_queue, groups, metadata.queues.refresh, region=settings.region)
     messages = MessageActions(
-        routes,
-        groups,
         cipher,
         metadata.receipt_handles,
         metrics,
         long_polls_max=settings.long_polls_max,
         remembers_sends=settings.retry_window_ms > 0,
     )
-    queues = QueueActions(routes, metadata.queues, can_delete=settings.delete_queue == "api")
-    moves = MoveActions(routes, queues.dead_letter_sources)
-    logs = LogActions(routes, groups, broker, cipher, sealed, on_log_read)
+    queues = QueueActions(addresses, metadata.queues, can_delete=settings.delete_queue == "api")
+    moves = MoveActions(addresses, queues.dead_letter_sources)
+    logs = LogActions(groups, broker, cipher, sealed, on_log_read)
     transactions = TransactionActions(messages, metrics)
     return FrontEnd(
         Calls(
@@ -122,6 +121,7 @@ def make_front_end(
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
         handlers=bind_handlers([messages, queues, moves, logs, transactions]),
+        allow=gate.allow,
         budgets={
             "control": TaskBudget(settings.control_actions_max, settings.control_timeout_ms),
             "bulk": TaskBudget(settings.data_actions_max, settings.data_timeout_ms),

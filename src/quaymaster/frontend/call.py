@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -211,7 +211,14 @@ class Call(msgspec.Struct, eq=False):
     deadline_ms: float = 0.0
     wait_ms: int = 0
     queue_name: str = ""
+    meant: Any = None
+    """What the input means, for actions whose input is checked before their queue is found."""
     queue: QueueDefinition | None = None
+    """What the action is about; see `allow`."""
+    others: tuple[QueueDefinition, ...] = ()
+    """Of a move, its destination; of a consumer group, its log; of a log whose messages are counted, its group."""
+    is_refreshed: bool = False
+    """Whether it was asked how the queue is now."""
     payload_bytes: int = 0
     """Of the messages sent or returned: bodies and attributes."""
     message_count: int = 0
@@ -222,6 +229,13 @@ class Call(msgspec.Struct, eq=False):
     """What was asked and answered of an action that changes a queue, as JSON."""
     submitted: Submitted | None = None
     render: Callable[[Outcome], Shape | None] = cannot_render
+
+    @property
+    def resolved(self) -> QueueDefinition:
+        """The queue of an action that is about one."""
+        queue = self.queue
+        assert queue is not None, "a call that is allowed has its queue"
+        return queue
 
     # The way to the broker and back.
 

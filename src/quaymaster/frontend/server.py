@@ -1,6 +1,6 @@
 """The SQS endpoint: from an HTTP request to its reply.
 
-    requests ──▶ preflight? ──▶ wire form ──▶ authenticate ──▶ action, decode ──▶ handler ──▶ reply
+    requests ──▶ preflight? ──▶ wire form ──▶ authenticate ──▶ action, decode ──▶ allow ──▶ act: handler ──▶ reply
                                    │
               X-Amz-Target: AmazonSQS.<Action>      AWS JSON 1.0
               Action=<Action> in body or URL        AWS Query: XML, or older JSON if asked with Accept
@@ -208,9 +208,11 @@ class FrontEnd:
         metrics: Metrics,
         cors: CORS,
         handlers: Handlers,
+        allow: Callable[[Call], None],
         budgets: Mapping[Plane, TaskBudget],
     ) -> None:
-        """`budgets`: of each plane whose actions run as tasks."""
+        """`allow`: the step of `frontend/allow`. `budgets`: of each plane whose actions run as tasks."""
+        self._steps = (self._begin, self._authenticate, self._decode, allow, self._act)
         self._budgets = budgets
         self.calls = calls
         self._authentication = authentication
@@ -269,14 +271,17 @@ class FrontEnd:
         elif not admission.takes_all(times.started_ms, requests[0].received_ms, count, waiting):
             requests = self._refuse_excess(requests, times.started_ms)
         calls, unknown, next_id = self.calls, self._unknown, self._next_id
+        carry_out = self._carry_out
+        begin, authenticate, decode, allow, act = self._steps
         begun = [Call(calls, request, next_id(), unknown, times) for request in requests]
-        begun = [call for call in begun if self._carry_out(self._begin, call)]
-        begun = [call for call in begun if self._carry_out(self._authenticate, call)]
+        begun = [call for call in begun if carry_out(begin, call)]
+        begun = [call for call in begun if carry_out(authenticate, call)]
         times.authenticated_ms = _monotonic() * 1000
-        begun = [call for call in begun if self._carry_out(self._decode, call)]
+        begun = [call for call in begun if carry_out(decode, call)]
         times.decoded_ms = _monotonic() * 1000
+        begun = [call for call in begun if carry_out(allow, call)]
         for call in begun:
-            self._carry_out(self._act, call)
+            carry_out(act, call)
         times.submitted_ms = _monotonic() * 1000
 
     def _refuse_excess(self, requests: list[HTTPRequest], now_ms: float) -> list[HTTPRequest]:
@@ -367,8 +372,7 @@ class FrontEnd:
             if error is not None:
                 call.fail(error)
                 return
-            steps = (self._begin, self._authenticate, self._decode, self._act)
-            for left in steps[steps.index(step) :]:
+            for left in self._steps[self._steps.index(step) :]:
                 if not self._carry_out(left, call):
                     return
 
@@ -415,6 +419,8 @@ class FrontEnd:
             call.action = action = sqs_query.action_of(parameters)
             call.counted = self._counted[action.name]
             call.given = sqs_query.decode_request(action, parameters, _queue_of_path(request, action))
+        if action.check is not None:
+            call.meant = action.check(call.given)
 
     def _act(self, call: Call) -> None:
         given = call.given
@@ -461,7 +467,7 @@ class FrontEnd:
         while True:
             try:
                 return await handler(call, given)
-            except NotYetKnown as unknown:  # handlers find queues before they change anything
+            except NotYetKnown as unknown:  # handlers ask for data keys before they change anything
                 await known(unknown)
 
     def _samples(self) -> Iterable[Sample]:

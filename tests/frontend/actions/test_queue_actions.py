@@ -9,7 +9,7 @@ import json
 from frontend.support import ACCOUNT, REGION, Answer, Service, serving
 from quaymaster.core.values import commands
 from quaymaster.core.values.errors import JournalStopped
-from quaymaster.frontend.actions.move_actions import parse_task_handle
+from quaymaster.protocol.sqs.task_handles import parse_task_handle
 
 
 def arn(name: str) -> str:

@@ -26,12 +26,14 @@ from quaymaster.protocol.actions.log_shapes import (
 )
 from quaymaster.protocol.logs.log_columns import COLUMNS
 from quaymaster.protocol.sqs.shapes import (
+    CancelMessageMoveTaskRequest,
     ChangeMessageVisibilityBatchRequestEntry,
     DeleteMessageBatchRequestEntry,
     ListMessageMoveTasksRequest,
     ReceiveMessageRequest,
     StartMessageMoveTaskRequest,
 )
+from quaymaster.protocol.sqs.task_handles import render_task_handle
 
 _ARN = "arn:aws:sqs:eu-central-1:123456789012:dead"
 _QUEUE = QueueArn("eu-central-1", "123456789012", "dead")
@@ -249,8 +251,8 @@ def test_a_move_names_its_queues_and_its_rate() -> None:
     back = validation.check_start_move(StartMessageMoveTaskRequest(_ARN))
     elsewhere = validation.check_start_move(StartMessageMoveTaskRequest(_ARN, _ARN, 500))
 
-    assert back == validation.Move(_QUEUE, None, None)
-    assert elsewhere == validation.Move(_QUEUE, _QUEUE, 500)
+    assert back == validation.Move(_QUEUE)
+    assert elsewhere == validation.Move(_QUEUE, _QUEUE)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +269,24 @@ def test_other_moves_are_refused(request_: StartMessageMoveTaskRequest) -> None:
         validation.check_start_move(request_)
 
 
+def test_a_task_is_cancelled_by_its_handle() -> None:
+    handles = [render_task_handle(b"0123456789abcdef", arn) for arn in (_ARN, "no arn")]
+
+    known, of_no_queue = (
+        validation.check_cancel_move(CancelMessageMoveTaskRequest(handle)) for handle in handles
+    )
+
+    assert known == validation.Move(_QUEUE, task_id=b"0123456789abcdef")
+    assert of_no_queue.source is None
+
+
 def test_one_to_ten_moves_are_listed() -> None:
-    assert validation.check_list_moves(ListMessageMoveTasksRequest(_ARN)) == (_QUEUE, 1)
-    assert validation.check_list_moves(ListMessageMoveTasksRequest(_ARN, 10)) == (_QUEUE, 10)
+    assert validation.check_list_moves(ListMessageMoveTasksRequest(_ARN)) == validation.Move(
+        _QUEUE, tasks_max=1
+    )
+    assert validation.check_list_moves(ListMessageMoveTasksRequest(_ARN, 10)) == validation.Move(
+        _QUEUE, tasks_max=10
+    )
     with pytest.raises(InvalidParameterValue):
         validation.check_list_moves(ListMessageMoveTasksRequest(_ARN, 11))
     with pytest.raises(MissingParameter):

@@ -11,22 +11,36 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from quaymaster.core.values.errors import CallerError, GroupTakenOver, NotNow, NotYetKnown, Overloaded
+from quaymaster.core.values.errors import GroupTakenOver, Overloaded, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import group_name
 from quaymaster.frontend.actions.queue_actions import QueueService
-from quaymaster.frontend.actions.routing import GroupDoesNotExist
+from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.rpc.metadata_messages import CreateGroup, TagQueue
 
 CREATED_AT_ONCE_MAX: Final = 64
 READER_TAG: Final = "quaymaster:reader"
 
 
+FindQueue = Callable[[str, str], QueueDefinition | None]
+"""Returns an active queue by account and name, or None; answers from memory, since every request asks it."""
+
+
+class GroupDoesNotExist(QueueDoesNotExist):
+    """There is such a log-retained queue, but no such consumer group of it; to the caller, no such queue."""
+
+    def __init__(self, log: QueueDefinition, group: str) -> None:
+        super().__init__()
+        self.log = log
+        self.group = group
+
+
 class ConsumerGroups:
     """Creations of consumer groups that are under way: one for all who wait for it."""
 
-    def __init__(self, queues: QueueService) -> None:
+    def __init__(self, queues: QueueService, find_queue: FindQueue) -> None:
         self._queues = queues
+        self._find_queue = find_queue
         self._creating: dict[tuple[str, str], asyncio.Task[QueueDefinition]] = {}
 
     def create(self, missing: GroupDoesNotExist) -> NoReturn:
@@ -39,31 +53,20 @@ class ConsumerGroups:
             change = self._queues.change(CreateGroup(*key))
             task = self._creating[key] = asyncio.ensure_future(change)
             task.add_done_callback(lambda done: self._creating.pop(key, None))
-        creating = task
-
-        def when_known(resume: Callable[[CallerError | NotNow | None], None]) -> None:
-            creating.add_done_callback(lambda done: resume(_failure_of(done)))
-
-        raise NotYetKnown(when_known)
+        raise unknown_until(task)
 
     async def take(self, group: QueueDefinition, reader: str) -> None:
         """Let a reader have a group, and nobody who had it before."""
         await self._queues.change(TagQueue(group.account_id, group.name, {READER_TAG: reader}))
 
-    async def check_reader(
-        self, group: QueueDefinition, reader: str, find: Callable[[], QueueDefinition]
-    ) -> None:
-        """Raise GroupTakenOver unless a reader has the group, as far as can be learned. `find` looks it up again."""
+    async def check_reader(self, group: QueueDefinition, reader: str) -> None:
+        """Raise GroupTakenOver unless a reader has the group, as far as can be learned."""
         if group.tags.get(READER_TAG) == reader:
             return
         # Taken through another front end, this one may not have heard of it.
         await self._queues.refresh(group)
-        if find().tags.get(READER_TAG) != reader:
+        found = self._find_queue(group.account_id, group.name)
+        if found is None:
+            raise QueueDoesNotExist
+        if found.tags.get(READER_TAG) != reader:
             raise GroupTakenOver(group.name)
-
-
-def _failure_of(done: asyncio.Future[QueueDefinition]) -> CallerError | NotNow | None:
-    error = NotNow() if done.cancelled() else done.exception()
-    if error is None or isinstance(error, CallerError | NotNow):
-        return error
-    return NotNow(f"The consumer group could not be made: {error}")

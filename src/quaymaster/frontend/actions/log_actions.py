@@ -21,9 +21,7 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import InvalidParameterValue, Overloaded, UnsupportedOperation
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.core.values.queue_names import split_group
 from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
-from quaymaster.frontend.actions.routing import GroupDoesNotExist, Routes
 from quaymaster.frontend.call import Call
 from quaymaster.frontend.logs.log_reader import LogReader
 from quaymaster.frontend.logs.sealed_blocks import (
@@ -60,14 +58,12 @@ class LogActions:
 
     def __init__(
         self,
-        routes: Routes,
         groups: ConsumerGroups,
         broker: BrokerClient,
         cipher: MessageCipher,
         sealed: SealedLogs | None = None,
         on_read: Callable[[QueueDefinition], None] = lambda log: None,
     ) -> None:
-        self._routes = routes
         self._groups = groups
         self._broker = broker
         self._reader = LogReader(broker, cipher)
@@ -80,7 +76,7 @@ class LogActions:
         self, call: Call, given: log_shapes.DescribeLogRequest
     ) -> log_shapes.DescribeLogResult:
         """Say what a log is, and which offsets its partitions have; of a group also below which all is consumed."""
-        log, group = self._log_and_group(call, given.QueueUrl)
+        log, group = _log_and_group(call)
         partitions = []
         for partition in log.partitions:
             bounds = await self._bounds(log, partition.number)
@@ -96,7 +92,7 @@ class LogActions:
         self, call: Call, given: log_shapes.FindOffsetsRequest
     ) -> log_shapes.FindOffsetsResult:
         """Find the first message of each partition that was sent at a time or later."""
-        log = self._log(call, given.QueueUrl)
+        log, _ = _log_and_group(call)
         time_ms = validation.check_find_offsets(given)
         offsets = []
         for partition in log.partitions:
@@ -107,7 +103,7 @@ class LogActions:
 
     async def fetch_messages(self, call: Call, given: log_shapes.FetchMessagesRequest) -> None:
         """Answer with the messages of a range, as columns."""
-        log = self._log(call, given.QueueUrl)
+        log, _ = _log_and_group(call)
         wanted = validation.check_fetch(given)
         _check_partition(log, given.Partition)
         self._on_read(log)
@@ -125,15 +121,8 @@ class LogActions:
 
     async def commit_offsets(self, call: Call, given: log_shapes.CommitOffsetsRequest) -> None:
         """Let everything below these offsets be consumed by a group; it goes no way back."""
-        validation.check_reader(given)
-        try:
-            log, group = self._log_and_group(call, given.QueueUrl)
-        except GroupDoesNotExist as missing:
-            self._groups.create(missing)
-        if group is None:
-            raise UnsupportedOperation(
-                "Offsets are committed for a consumer group: its URL is that of the queue, with @ and its name."
-            )
+        log, group = _log_and_group(call)
+        assert group is not None, "offsets are committed for a group"
         for offset in given.Offsets:
             _check_partition(log, offset.Partition)
             validation.check_offset(offset.Offset)
@@ -141,26 +130,9 @@ class LogActions:
             if given.Take:
                 await self._groups.take(group, given.Reader)
             else:
-                await self._groups.check_reader(
-                    group, given.Reader, lambda: self._routes.queue_of_url(given.QueueUrl, group.account_id)
-                )
+                await self._groups.check_reader(group, given.Reader)
         for offset in given.Offsets:
             await call.calls.ask(SetGroupOffset(group.queue_id, offset.Partition, offset.Offset))
-
-    def _log(self, call: Call, url: str) -> QueueDefinition:
-        return self._log_and_group(call, url)[0]
-
-    def _log_and_group(self, call: Call, url: str) -> tuple[QueueDefinition, QueueDefinition | None]:
-        """Return the log that a URL means, and its consumer group if it names one."""
-        account_id = call.principal.account_id
-        definition = self._routes.queue_of_url(url, account_id)
-        call.queue, call.queue_name = definition, definition.name
-        if definition.group_of:
-            log_name, _ = split_group(definition.name)
-            return self._routes.queue_of_name(log_name, None, account_id), definition
-        if not definition.is_log:
-            raise UnsupportedOperation("Only queues with RetentionMode=Log are read by offsets.")
-        return definition, None
 
     async def _bounds(self, queue: QueueDefinition, partition: int) -> LogBoundsOutcome:
         outcome = await ask(self._broker, LogBounds(queue.queue_id, partition))
@@ -243,6 +215,13 @@ class LogActions:
         made = columns_of(rows, [name for name in wanted.columns if name in NOT_SEALED])
         columns = {**part.columns, **made.columns}
         return Block(stop - start, {name: columns[name] for name in wanted.columns})
+
+
+def _log_and_group(call: Call) -> tuple[QueueDefinition, QueueDefinition | None]:
+    """Return the log that a call is about, and its consumer group if it names one."""
+    if call.others:
+        return call.others[0], call.resolved
+    return call.resolved, None
 
 
 def _check_partition(log: QueueDefinition, number: int) -> None:

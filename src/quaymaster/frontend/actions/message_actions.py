@@ -40,7 +40,6 @@ from quaymaster.core.values.errors import (
     InvalidParameterValue,
     NotNow,
     ReceiptHandleIsInvalid,
-    UnsupportedOperation,
 )
 from quaymaster.core.values.messages import (
     MessageContent,
@@ -56,10 +55,7 @@ from quaymaster.core.values.messages import (
     retry_hash_prefix,
 )
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
-from quaymaster.frontend.actions.routing import GroupDoesNotExist, Routes
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.usage.recorder import refuse_internal
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Metrics
@@ -155,8 +151,6 @@ class MessageActions:
 
     def __init__(
         self,
-        routes: Routes,
-        groups: ConsumerGroups,
         cipher: MessageCipher,
         handles: ReceiptHandles,
         metrics: Metrics,
@@ -164,8 +158,6 @@ class MessageActions:
         long_polls_max: int,
         remembers_sends: bool,
     ) -> None:
-        self._routes = routes
-        self._groups = groups
         self._cipher = cipher
         self._handles = handles
         self._metrics = metrics
@@ -177,7 +169,7 @@ class MessageActions:
 
     def send_message(self, call: Call, given: shapes.SendMessageRequest) -> None:
         """Store one message."""
-        definition = self.queue_to_send_to(call, given.QueueUrl)
+        definition = call.resolved
         checked = message_rules.check_send(given, definition)
         call.payload_bytes = checked.size_bytes
         (prepared,) = self._prepare(call, definition, [("", given, checked.body)])
@@ -197,7 +189,7 @@ class MessageActions:
 
     def send_message_batch(self, call: Call, given: shapes.SendMessageBatchRequest) -> None:
         """Store up to ten messages; what is wrong with one fails it alone, where the service lets it."""
-        definition = self.queue_to_send_to(call, given.QueueUrl)
+        definition = call.resolved
         entries = given.Entries
         validation.check_batch_entries(entries, "SendMessageBatchRequestEntry")
         checked = message_rules.check_send_batch(entries, definition)
@@ -352,10 +344,7 @@ class MessageActions:
 
     def receive_message(self, call: Call, given: shapes.ReceiveMessageRequest) -> None:
         """Hand out up to ten messages; wait for the first if asked to and nobody else waits too much."""
-        try:
-            definition = self._consumed(call, given.QueueUrl)
-        except GroupDoesNotExist as missing:
-            self._groups.create(missing)
+        definition = call.resolved
         asked = validation.check_receive(given)
         wait_ms = definition.receive_wait_ms if asked.wait_ms is None else asked.wait_ms
         if wait_ms and (call.calls.long_polls >= self._long_polls_max or call.calls.is_draining):
@@ -432,7 +421,7 @@ class MessageActions:
 
     def delete_message(self, call: Call, given: shapes.DeleteMessageRequest) -> None:
         """Delete one message by the handle of a delivery of it."""
-        definition = self._consumed(call, given.QueueUrl)
+        definition = call.resolved
         handle = given.ReceiptHandle
         receipt = self._receipt(definition, handle)
 
@@ -448,7 +437,7 @@ class MessageActions:
 
     def delete_message_batch(self, call: Call, given: shapes.DeleteMessageBatchRequest) -> None:
         """Delete up to ten messages; a bad handle fails only its entry."""
-        definition = self._consumed(call, given.QueueUrl)
+        definition = call.resolved
         entries = given.Entries
         validation.check_batch_entries(entries, "DeleteMessageBatchRequestEntry")
         ready: list[shapes.DeleteMessageBatchRequestEntry] = []
@@ -483,7 +472,7 @@ class MessageActions:
 
     def change_message_visibility(self, call: Call, given: shapes.ChangeMessageVisibilityRequest) -> None:
         """Hide one message for a new time from now on."""
-        definition = self._consumed(call, given.QueueUrl)
+        definition = call.resolved
         timeout_ms = validation.check_visibility_timeout(given.VisibilityTimeout)
         handle = given.ReceiptHandle
         receipt = self._receipt(definition, handle)
@@ -502,7 +491,7 @@ class MessageActions:
         self, call: Call, given: shapes.ChangeMessageVisibilityBatchRequest
     ) -> None:
         """Hide up to ten messages, each for its own time; what is wrong with one fails it alone."""
-        definition = self._consumed(call, given.QueueUrl)
+        definition = call.resolved
         entries = given.Entries
         validation.check_batch_entries(entries, "ChangeMessageVisibilityBatchRequestEntry")
         ready: list[shapes.ChangeMessageVisibilityBatchRequestEntry] = []
@@ -541,23 +530,6 @@ class MessageActions:
 
     # Shared
 
-    def queue_to_send_to(self, call: Call, url: str) -> QueueDefinition:
-        """Return the queue that a request sends messages to, and note it as the call's; raises as `Routes` does."""
-        try:
-            definition = self._routes.queue_of_url(url, call.principal.account_id)
-        except GroupDoesNotExist as missing:
-            raise _SENT_TO_GROUP from missing
-        call.queue, call.queue_name = definition, definition.name
-        if definition.group_of:
-            raise _SENT_TO_GROUP
-        refuse_internal(definition.account_id, definition.name)
-        return definition
-
-    def _consumed(self, call: Call, url: str) -> QueueDefinition:
-        call.queue = definition = self._routes.consumed_queue(url, call.principal.account_id)
-        call.queue_name = definition.name
-        return definition
-
     def _receipt(self, definition: QueueDefinition, handle: str) -> Receipt:
         parsed = self._handles.parse(handle, definition.queue_id)
         if parsed.partition != partition_of(definition):
@@ -565,9 +537,6 @@ class MessageActions:
         return parsed.receipt
 
 
-_SENT_TO_GROUP: Final = UnsupportedOperation(
-    "Messages are sent to the queue, not to one of its consumer groups."
-)
 _NOTHING_RECEIVED: Final = shapes.ReceiveMessageResult()
 
 

@@ -1,19 +1,13 @@
 """Message move tasks: starting, listing and cancelling a redrive of a dead-letter queue.
 
-The broker owns a task and its progress; here its ARNs become queues, and its id a handle:
-
-    base64 of {"taskId": "<uuid>", "sourceArn": "arn:aws:sqs:..."}
+The broker owns a task and its progress.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Final
-
-import msgspec
 
 from quaymaster.core.values.commands import (
     CancelMoveTask,
@@ -24,66 +18,32 @@ from quaymaster.core.values.commands import (
 )
 from quaymaster.core.values.errors import InvalidParameterValue, ResourceNotFound, UnsupportedOperation
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.actions.routing import Routes
+from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.usage.recorder import refuse_internal
 from quaymaster.protocol.actions import validation
 from quaymaster.protocol.sqs import shapes
+from quaymaster.protocol.sqs.task_handles import render_task_handle
 
 RUNNING: Final = "RUNNING"
 FAILED: Final = "FAILED"
-_HANDLE_CHARS_MAX: Final = 1_024
 
 DeadLetterSources = Callable[[QueueDefinition], Awaitable[list[QueueDefinition]]]
 """Gives the queues whose redrive policy names this one."""
 
 
-class TaskHandle(msgspec.Struct, frozen=True):
-    """What a task handle says."""
-
-    taskId: str  # noqa: N815 -- the service's spelling
-    sourceArn: str  # noqa: N815
-
-
-_decode_handle = msgspec.json.Decoder(TaskHandle).decode
-
-
-def render_task_handle(task_id: bytes, source_arn: str) -> str:
-    """Return the handle of a task."""
-    handle = TaskHandle(str(uuid.UUID(bytes=task_id)), source_arn)
-    return base64.b64encode(msgspec.json.encode(handle)).decode()
-
-
-def parse_task_handle(text: str) -> tuple[bytes, str]:
-    """Return the task id (16 bytes) and the source's ARN; InvalidParameterValue for anything else."""
-    try:
-        if len(text) > _HANDLE_CHARS_MAX:
-            raise ValueError(text)
-        handle = _decode_handle(base64.b64decode(text, validate=True))
-        return uuid.UUID(handle.taskId).bytes, handle.sourceArn
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise InvalidParameterValue("Value for parameter TaskHandle is invalid.") from None
-
-
 class MoveActions:
     """The handlers of the actions on message move tasks."""
 
-    def __init__(self, routes: Routes, dead_letter_sources: DeadLetterSources) -> None:
-        self._routes = routes
+    def __init__(self, addresses: Addresses, dead_letter_sources: DeadLetterSources) -> None:
+        self._addresses = addresses
         self._dead_letter_sources = dead_letter_sources
 
     async def start_message_move_task(
         self, call: Call, given: shapes.StartMessageMoveTaskRequest
     ) -> shapes.StartMessageMoveTaskResult:
         """Begin to move a dead-letter queue's messages, to a queue or to where each came from."""
-        move = validation.check_start_move(given)
-        account_id = call.principal.account_id
-        source = self._routes.queue_of_arn(given.SourceArn, account_id, "SourceArn")
-        call.queue, call.queue_name = source, source.name
-        target: QueueDefinition | None = None
-        if given.DestinationArn is not None:
-            target = self._routes.queue_of_arn(given.DestinationArn, account_id, "DestinationArn")
-            refuse_internal(target.account_id, target.name)
+        source, target = call.resolved, call.others[0] if call.others else None
+        if target is not None:
             if target.queue_id == source.queue_id:
                 raise InvalidParameterValue("Source queue arn and destination queue arn cannot be the same.")
             if target.keeps_all:
@@ -102,13 +62,12 @@ class MoveActions:
                 "them: name a DestinationArn, or reset the group to before the message."
             )
         task_id = uuid.uuid4().bytes
-        source_arn = self._routes.arn(source)
-        target_arn = None if target is None else self._routes.arn(target)
+        source_arn = self._addresses.arn(source)
+        target_arn = None if target is None else self._addresses.arn(target)
         target_id = None if target is None else target.queue_id
+        rate_per_s = given.MaxNumberOfMessagesPerSecond
         await call.calls.ask(
-            StartMoveTask(
-                source.queue_id, task_id, source_arn, target_arn, target_id, move.messages_per_second
-            )
+            StartMoveTask(source.queue_id, task_id, source_arn, target_arn, target_id, rate_per_s)
         )
         return shapes.StartMessageMoveTaskResult(render_task_handle(task_id, source_arn))
 
@@ -116,9 +75,8 @@ class MoveActions:
         self, call: Call, given: shapes.CancelMessageMoveTaskRequest
     ) -> shapes.CancelMessageMoveTaskResult:
         """Stop a task that runs; what it moved stays moved."""
-        task_id, source_arn = parse_task_handle(given.TaskHandle)
-        source = self._routes.queue_of_arn(source_arn, call.principal.account_id, "SourceArn")
-        call.queue, call.queue_name = source, source.name
+        asked: validation.Move = call.meant
+        source, task_id = call.resolved, asked.task_id
         task = next((task for task in await self._tasks(call, source) if task.task_id == task_id), None)
         if task is None:
             raise ResourceNotFound.task()
@@ -135,11 +93,9 @@ class MoveActions:
         self, call: Call, given: shapes.ListMessageMoveTasksRequest
     ) -> shapes.ListMessageMoveTasksResult:
         """List the newest tasks of a queue."""
-        _, count_max = validation.check_list_moves(given)
-        source = self._routes.queue_of_arn(given.SourceArn, call.principal.account_id, "SourceArn")
-        call.queue, call.queue_name = source, source.name
-        tasks = await self._tasks(call, source)
-        return shapes.ListMessageMoveTasksResult([_render_task(task) for task in tasks[:count_max]])
+        asked: validation.Move = call.meant
+        tasks = await self._tasks(call, call.resolved)
+        return shapes.ListMessageMoveTasksResult([_render_task(task) for task in tasks[: asked.tasks_max]])
 
     async def _tasks(self, call: Call, source: QueueDefinition) -> list[MoveTask]:
         outcome = await call.calls.ask(ListMoveTasks(source.queue_id))

@@ -13,9 +13,8 @@ from quaymaster.core.values.attributes import COMPUTED, LATEST, SETTABLE, QueueF
 from quaymaster.core.values.commands import CountMessages, Purge, QueueCounts
 from quaymaster.core.values.errors import MissingParameter, NotNow, UnsupportedOperation
 from quaymaster.core.values.queue_definitions import QueueDefinition
-from quaymaster.frontend.actions.routing import DEFAULT_GROUP, GroupDoesNotExist, Routes
+from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.call import Call
-from quaymaster.frontend.usage.recorder import refuse_internal
 from quaymaster.protocol.actions import permission_rules, validation
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
@@ -62,8 +61,8 @@ class QueueService(Protocol):
 class QueueActions:
     """The handlers of the actions on queues."""
 
-    def __init__(self, routes: Routes, queues: QueueService, *, can_delete: bool) -> None:
-        self._routes = routes
+    def __init__(self, addresses: Addresses, queues: QueueService, *, can_delete: bool) -> None:
+        self._addresses = addresses
         self._queues = queues
         self._can_delete = can_delete
 
@@ -76,19 +75,17 @@ class QueueActions:
 
     async def create_queue(self, call: Call, given: shapes.CreateQueueRequest) -> shapes.CreateQueueResult:
         """Create a queue, or find the one that is as asked for."""
-        call.queue_name = given.QueueName
-        refuse_internal(call.principal.account_id, given.QueueName)
         if given.tags:
             validation.check_tags(given.QueueName, given.tags)
         request = CreateQueue(
             call.principal.account_id, given.QueueName, given.Attributes or {}, given.tags or {}
         )
         call.queue = definition = await self._queues.change(request)
-        return shapes.CreateQueueResult(self._routes.url(definition, call.request))
+        return shapes.CreateQueueResult(self._addresses.url(definition, call.request))
 
     async def delete_queue(self, call: Call, given: shapes.DeleteQueueRequest) -> None:
         """Delete a queue and all in it, unless the operator keeps that to the command line."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = call.resolved
         if not self._can_delete:
             raise UnsupportedOperation(
                 'Queues are not deleted over the API here (setting delete_queue = "cli-only"). '
@@ -98,11 +95,7 @@ class QueueActions:
 
     async def get_queue_url(self, call: Call, given: shapes.GetQueueUrlRequest) -> shapes.GetQueueUrlResult:
         """Find a queue by its name."""
-        call.queue_name = given.QueueName
-        named = (given.QueueName, given.QueueOwnerAWSAccountId, call.principal.account_id)
-        await self._queues.refresh(self._routes.queue_of_name(*named))
-        call.queue = definition = self._routes.queue_of_name(*named)
-        return shapes.GetQueueUrlResult(self._routes.url(definition, call.request))
+        return shapes.GetQueueUrlResult(self._addresses.url(call.resolved, call.request))
 
     async def list_queues(self, call: Call, given: shapes.ListQueuesRequest) -> shapes.ListQueuesResult:
         """List the caller's queues by name."""
@@ -111,20 +104,20 @@ class QueueActions:
             call.principal.account_id, given.QueueNamePrefix or "", given.MaxResults, given.NextToken or None
         )
         page = await self._queues.list_page(request)
-        urls = [self._routes.url(definition, call.request) for definition in page.queues]
+        urls = [self._addresses.url(definition, call.request) for definition in page.queues]
         return shapes.ListQueuesResult(urls, page.next_token)
 
     async def list_dead_letter_source_queues(
         self, call: Call, given: shapes.ListDeadLetterSourceQueuesRequest
     ) -> shapes.ListDeadLetterSourceQueuesResult:
         """List the queues whose dead letters come here."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = call.resolved
         validation.check_list_results(given.MaxResults, given.NextToken)
         request = ListDeadLetterSources(
             definition.account_id, definition.name, given.MaxResults, given.NextToken or None
         )
         page = await self._queues.list_page(request)
-        urls = [self._routes.url(source, call.request) for source in page.queues]
+        urls = [self._addresses.url(source, call.request) for source in page.queues]
         return shapes.ListDeadLetterSourceQueuesResult(urls, page.next_token)
 
     # Attributes
@@ -133,14 +126,14 @@ class QueueActions:
         self, call: Call, given: shapes.GetQueueAttributesRequest
     ) -> shapes.GetQueueAttributesResult:
         """Describe a queue: those of the asked attributes that it has."""
-        definition = await self._refreshed(call, given.QueueUrl)
+        definition = call.resolved
         asked = check_attribute_names(given.AttributeNames)
         computed = [attribute for name, attribute in COMPUTED.items() if asked is None or name in asked]
         counts = QueueCounts(0, 0, 0)
         if any(attribute.is_count for attribute in computed):
             counts = await self._count(call, definition)
         facts = QueueFacts(
-            self._routes.arn(definition),
+            self._addresses.arn(definition),
             definition.created_ms,
             definition.modified_ms,
             counts.visible,
@@ -154,19 +147,17 @@ class QueueActions:
 
     async def _count(self, call: Call, definition: QueueDefinition) -> QueueCounts:
         """Return what is in a queue; of a log-retained one, what its default group has, or would have."""
-        if definition.is_log:
-            try:
-                definition = self._routes.group(definition, DEFAULT_GROUP)
-            except GroupDoesNotExist:
-                if definition.group_start == LATEST:
-                    return QueueCounts(0, 0, 0)
+        if call.others:
+            (definition,) = call.others
+        elif definition.is_log and definition.group_start == LATEST:
+            return QueueCounts(0, 0, 0)
         counts = await call.calls.ask(CountMessages(definition.queue_id))
         assert isinstance(counts, QueueCounts), "a CountMessages is answered by QueueCounts"
         return counts
 
     async def set_queue_attributes(self, call: Call, given: shapes.SetQueueAttributesRequest) -> None:
         """Change some of a queue's attributes."""
-        definition = self._changed(call, given.QueueUrl)
+        definition = call.resolved
         if not given.Attributes:
             raise MissingParameter("Attribute.Name")
         await self._queues.change(SetAttributes(definition.account_id, definition.name, given.Attributes))
@@ -175,7 +166,7 @@ class QueueActions:
 
     async def purge_queue(self, call: Call, given: shapes.PurgeQueueRequest) -> None:
         """Delete every message that was sent before."""
-        definition = self._queue(call, given.QueueUrl)
+        definition = call.resolved
         purged = (definition.account_id, definition.name, definition.queue_id)
         await self._queues.change(BeginPurge(*purged))
         try:
@@ -188,13 +179,13 @@ class QueueActions:
 
     async def tag_queue(self, call: Call, given: shapes.TagQueueRequest) -> None:
         """Put tags on a queue."""
-        definition = self._changed(call, given.QueueUrl)
+        definition = call.resolved
         validation.check_tags(definition.name, given.Tags, definition.tags)
         await self._queues.change(TagQueue(definition.account_id, definition.name, given.Tags))
 
     async def untag_queue(self, call: Call, given: shapes.UntagQueueRequest) -> None:
         """Take tags off a queue."""
-        definition = self._changed(call, given.QueueUrl)
+        definition = call.resolved
         validation.check_tag_keys(given.TagKeys)
         await self._queues.change(UntagQueue(definition.account_id, definition.name, given.TagKeys))
 
@@ -202,12 +193,11 @@ class QueueActions:
         self, call: Call, given: shapes.ListQueueTagsRequest
     ) -> shapes.ListQueueTagsResult:
         """List a queue's tags."""
-        definition = await self._refreshed(call, given.QueueUrl)
-        return shapes.ListQueueTagsResult(definition.tags)
+        return shapes.ListQueueTagsResult(call.resolved.tags)
 
     async def add_permission(self, call: Call, given: shapes.AddPermissionRequest) -> None:
         """Add a statement to the queue's policy."""
-        definition = self._changed(call, given.QueueUrl)
+        definition = call.resolved
         permission_rules.check_permission(given)
         await self._queues.change(
             AddPermission(
@@ -217,31 +207,9 @@ class QueueActions:
 
     async def remove_permission(self, call: Call, given: shapes.RemovePermissionRequest) -> None:
         """Take a statement out of the queue's policy."""
-        definition = self._changed(call, given.QueueUrl)
+        definition = call.resolved
         permission_rules.check_label(given.Label)
         await self._queues.change(RemovePermission(definition.account_id, definition.name, given.Label))
-
-    async def _refreshed(self, call: Call, url: str) -> QueueDefinition:
-        """Return the queue as another front end may just have changed it."""
-        await self._queues.refresh(self._queue(call, url))
-        return self._queue(call, url)
-
-    def _changed(self, call: Call, url: str) -> QueueDefinition:
-        """Return a queue that has attributes and tags of its own."""
-        definition = self._queue(call, url)
-        if definition.group_of:
-            raise UnsupportedOperation(
-                "A consumer group has the attributes, tags and policy of its queue: change them there."
-            )
-        return definition
-
-    def _queue(self, call: Call, url: str) -> QueueDefinition:
-        definition = self._routes.queue_of_url(url, call.principal.account_id)
-        call.queue = definition
-        call.queue_name = definition.name
-        if call.action.is_change:
-            refuse_internal(definition.account_id, definition.name)
-        return definition
 
 
 def _is_shown(definition: QueueDefinition, name: str, asked: frozenset[str] | None) -> bool:

@@ -35,7 +35,7 @@ class TransactionActions:
         self, call: Call, given: transaction_shapes.StageMessagesRequest
     ) -> transaction_shapes.StageMessagesResult:
         """Bring messages to a transaction."""
-        definition = self._messages.queue_to_send_to(call, given.QueueUrl)
+        definition = call.resolved
         transaction_rules.check_stage(given)
         ready: list[NewMessage] = []
         size_bytes = 0
@@ -65,7 +65,7 @@ class TransactionActions:
         self, call: Call, given: transaction_shapes.CommitTransactionRequest
     ) -> transaction_shapes.CommitTransactionResult:
         """Send what was staged; what the stages were is checked against what is there."""
-        definition = self._messages.queue_to_send_to(call, given.QueueUrl)
+        definition = call.resolved
         transaction_rules.check_committed(given)
         stages = [StageCount(stage.Stage, stage.Count) for stage in given.Stages]
         outcome = await call.calls.ask(
@@ -86,7 +86,7 @@ class TransactionActions:
         self, call: Call, given: transaction_shapes.AbortTransactionRequest
     ) -> transaction_shapes.AbortTransactionResult:
         """Drop what was staged."""
-        definition = self._messages.queue_to_send_to(call, given.QueueUrl)
+        definition = call.resolved
         transaction_rules.check_transaction(given)
         outcome = await call.calls.ask(
             AbortTransaction(definition.queue_id, partition_of(definition), given.SinkId, given.BatchId)

@@ -29,14 +29,14 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from quaymaster.core.values.attributes import LOG
-from quaymaster.core.values.errors import AccessDenied, CallerError
+from quaymaster.core.values.errors import CallerError
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import is_addressed_name
 from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.audit_gate import AuditGate
 from quaymaster.net.http.message import HTTPRequest
 from quaymaster.protocol.actions.table import ACTIONS, UNKNOWN_ACTION, Action
-from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
+from quaymaster.protocol.sqs.internal_queues import is_internal
 from quaymaster.protocol.sqs.queue_urls import parse_queue_url
 from quaymaster.protocol.sqs.response import WireForm
 from quaymaster.protocol.sqs.shapes import Shape
@@ -577,12 +577,6 @@ def describe_change(action: Action, given: Shape | None, output: Shape | None) -
     if not action.is_change:
         return None
     return _as_json(given), _as_json(output)
-
-
-def refuse_internal(account_id: str, name: str) -> None:
-    """Raise AccessDenied for Quaymaster's own queue: clients only read it, so that nobody forges what was used."""
-    if is_internal(account_id, name):
-        raise AccessDenied(f"The queue {USAGE_QUEUE} is written by the server alone.")
 
 
 def _as_json(shape: Shape | None) -> str:

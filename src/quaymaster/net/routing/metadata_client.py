@@ -323,6 +323,22 @@ async def known(unknown: NotYetKnown) -> None:
     looked_up.set(await done)
 
 
+def unknown_until(task: asyncio.Future[T]) -> NotYetKnown:
+    """Return what to raise for what is known once a task is done. Where the task fails, that could not be asked for."""
+
+    def when_known(resume: Callable[[CallerError | NotNow | None], None]) -> None:
+        task.add_done_callback(lambda done: resume(_failure_of(done)))
+
+    return NotYetKnown(when_known)
+
+
+def _failure_of(done: asyncio.Future[T]) -> CallerError | NotNow | None:
+    error = NotNow() if done.cancelled() else done.exception()
+    if error is None or isinstance(error, CallerError | NotNow):
+        return error
+    return NotNow(f"It could not be asked for: {error}")
+
+
 def _decode(data: bytes, answer: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(data, type=answer)

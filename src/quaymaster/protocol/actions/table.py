@@ -9,10 +9,12 @@ Source: the public SQS service model, 2012-11-05; Amazon SQS Developer Guide, "A
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 import msgspec
 
+from quaymaster.protocol.actions import validation
 from quaymaster.protocol.actions.log_shapes import (
     CommitOffsetsRequest,
     DescribeLogRequest,
@@ -37,9 +39,10 @@ Service = Literal["sqs", "quaymaster"]
 """Whose action it is: `quaymaster` for those that SQS does not have, which come in JSON only."""
 Plane = Literal["message", "bulk", "control"]
 """How it is carried out: as a callback; as a task, many in each second; as a task, rarely."""
-Scope = Literal["account", "name", "queue", "consumed", "source"]
-"""What it is about: the account; a queue by its name; a queue by its URL; such a queue's messages, which are in a
-consumer group where it is a log; the source of a message move task, by its ARN."""
+Scope = Literal["account", "name", "queue", "counted", "consumed", "source"]
+"""What it is about: the account; a queue by its name; a queue by its URL; such a queue and how many messages it has, in
+a log those of its default group; the messages of such a queue, in a log those of a group; the source of a message move
+task, by its ARN."""
 QueueState = Literal["any", "no group", "log", "group of a log"]
 """What the queue must be: anything; no consumer group; a log or a group of one; a group of one."""
 BillingRate = Literal["standard", "by queue"]
@@ -67,6 +70,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     plane: Plane
     scope: Scope = "queue"
     queue_state: QueueState = "any"
+    check: Callable[[Any], Any] | None = None
+    """What must hold of its input before its queue is looked for; returns what the input means."""
+    writes: bool = False
+    """Whether it changes its queue or adds messages to it, which nobody does to queues of the server itself."""
+    is_fresh: bool = False
+    """Whether it must see what another front end has just changed."""
     makes_group: bool = False
     """Whether the consumer group is made that it names, where there is none."""
     permissions: tuple[str, ...]
@@ -105,6 +114,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="message",
             queue_state="no group",
+            writes=True,
             permissions=("SendMessage",),
             billing="by queue",
             usage=_ALL,
@@ -118,6 +128,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="message",
             queue_state="no group",
+            writes=True,
             permissions=("SendMessage",),
             billing="by queue",
             usage=_ALL,
@@ -192,6 +203,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             scope="account",
+            writes=True,
             permissions=("CreateQueue",),
             owner_only=True,
         ),
@@ -201,6 +213,7 @@ ACTIONS: Final[dict[str, Action]] = {
             input=shapes.DeleteQueueRequest,
             category="management",
             plane="control",
+            writes=True,
             permissions=("DeleteQueue",),
             owner_only=True,
         ),
@@ -213,6 +226,7 @@ ACTIONS: Final[dict[str, Action]] = {
             read_only=True,
             plane="control",
             scope="name",
+            is_fresh=True,
             permissions=("GetQueueUrl",),
         ),
         Action(
@@ -223,6 +237,8 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             read_only=True,
             plane="control",
+            scope="counted",
+            is_fresh=True,
             permissions=("GetQueueAttributes",),
         ),
         Action(
@@ -232,6 +248,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             queue_state="no group",
+            writes=True,
             permissions=("SetQueueAttributes",),
             owner_only=True,
         ),
@@ -253,6 +270,7 @@ ACTIONS: Final[dict[str, Action]] = {
             input=shapes.PurgeQueueRequest,
             category="management",
             plane="control",
+            writes=True,
             permissions=("PurgeQueue",),
         ),
         Action(
@@ -262,6 +280,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             queue_state="no group",
+            writes=True,
             permissions=("AddPermission",),
             owner_only=True,
         ),
@@ -272,6 +291,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             queue_state="no group",
+            writes=True,
             permissions=("RemovePermission",),
             owner_only=True,
         ),
@@ -282,6 +302,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             queue_state="no group",
+            writes=True,
             permissions=("TagQueue",),
             owner_only=True,
         ),
@@ -292,6 +313,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             queue_state="no group",
+            writes=True,
             permissions=("UntagQueue",),
             owner_only=True,
         ),
@@ -303,6 +325,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             read_only=True,
             plane="control",
+            is_fresh=True,
             permissions=("ListQueueTags",),
             owner_only=True,
         ),
@@ -324,6 +347,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             scope="source",
+            check=validation.check_start_move,
             permissions=("StartMessageMoveTask", *_OF_MOVES),
             owner_only=True,
         ),
@@ -335,6 +359,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="management",
             plane="control",
             scope="source",
+            check=validation.check_cancel_move,
             permissions=("CancelMessageMoveTask", *_OF_MOVES),
             owner_only=True,
         ),
@@ -347,6 +372,7 @@ ACTIONS: Final[dict[str, Action]] = {
             read_only=True,
             plane="control",
             scope="source",
+            check=validation.check_list_moves,
             permissions=("ListMessageMoveTasks", *_OF_MOVES),
             owner_only=True,
         ),
@@ -395,6 +421,7 @@ ACTIONS: Final[dict[str, Action]] = {
             plane="bulk",
             queue_state="group of a log",
             makes_group=True,
+            check=validation.check_reader,
             permissions=("DeleteMessage",),
         ),
         Action(
@@ -406,6 +433,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="bulk",
             queue_state="no group",
+            writes=True,
             permissions=("SendMessage",),
             billing="by queue",
             usage=_BYTES,
@@ -419,6 +447,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="bulk",
             queue_state="no group",
+            writes=True,
             permissions=("SendMessage",),
             usage=_DUPLICATES,
             queue_sum="sends",
@@ -432,6 +461,7 @@ ACTIONS: Final[dict[str, Action]] = {
             category="data",
             plane="bulk",
             queue_state="no group",
+            writes=True,
             permissions=("SendMessage",),
         ),
     )

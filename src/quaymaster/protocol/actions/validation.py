@@ -35,6 +35,7 @@ from quaymaster.protocol.actions.log_shapes import (
 from quaymaster.protocol.actions.message_rules import AttributeFilter, check_id
 from quaymaster.protocol.logs.log_columns import COLUMNS
 from quaymaster.protocol.sqs.shapes import (
+    CancelMessageMoveTaskRequest,
     ChangeMessageVisibilityBatchRequestEntry,
     DeleteMessageBatchRequestEntry,
     ListMessageMoveTasksRequest,
@@ -42,6 +43,7 @@ from quaymaster.protocol.sqs.shapes import (
     SendMessageBatchRequestEntry,
     StartMessageMoveTaskRequest,
 )
+from quaymaster.protocol.sqs.task_handles import parse_task_handle
 
 WAIT_S_MAX = 20
 RECEIVE_MESSAGES_MAX = 10
@@ -238,11 +240,15 @@ def check_tag_key(key: str) -> None:
 
 
 class Move(msgspec.Struct, frozen=True):
-    """What a StartMessageMoveTask asks for. No destination: every message goes back to where it came from."""
+    """What an action on message move tasks asks for. No destination: every message goes back to where it came from.
 
-    source: QueueArn
-    destination: QueueArn | None
-    messages_per_second: int | None
+    `source` is None for the handle of a task of no queue that there can be.
+    """
+
+    source: QueueArn | None
+    destination: QueueArn | None = None
+    tasks_max: int = 1
+    task_id: bytes = b""
 
 
 def check_start_move(request: StartMessageMoveTaskRequest) -> Move:
@@ -252,18 +258,24 @@ def check_start_move(request: StartMessageMoveTaskRequest) -> Move:
     rate = request.MaxNumberOfMessagesPerSecond
     if rate is not None and not 1 <= rate <= MOVE_RATE_MAX:
         raise _not_between("MaxNumberOfMessagesPerSecond", rate, 1, MOVE_RATE_MAX)
-    return Move(source, None if destination is None else check_arn("DestinationArn", destination), rate)
+    return Move(source, None if destination is None else check_arn("DestinationArn", destination))
 
 
-def check_list_moves(request: ListMessageMoveTasksRequest) -> tuple[QueueArn, int]:
-    """Return the source queue and how many tasks to list. Raises InvalidParameterValue, MissingParameter."""
+def check_cancel_move(request: CancelMessageMoveTaskRequest) -> Move:
+    """Return what `request` asks for. Raises InvalidParameterValue."""
+    task_id, source = parse_task_handle(request.TaskHandle)
+    return Move(parse_queue_arn(source), task_id=task_id)
+
+
+def check_list_moves(request: ListMessageMoveTasksRequest) -> Move:
+    """Return what `request` asks for. Raises InvalidParameterValue, MissingParameter."""
     source = check_arn("SourceArn", request.SourceArn)
     count = request.MaxResults
     if count is None:
-        return source, 1
+        return Move(source)
     if not 1 <= count <= MOVE_TASK_RESULTS_MAX:
         raise _not_between("MaxResults", count, 1, MOVE_TASK_RESULTS_MAX)
-    return source, count
+    return Move(source, tasks_max=count)
 
 
 def check_arn(parameter: str, text: str) -> QueueArn:

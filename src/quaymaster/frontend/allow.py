@@ -1,0 +1,244 @@
+"""Which queue a request is about, and whether who asks may do that to it: the step between decoding and acting.
+
+    resolve ──▶ authorize ──▶ is the queue what the action needs? ──▶ is memory as new as the action needs?
+
+Nothing else finds queues of requests or judges who may use them. Handlers find `call.queue` and `call.others` there.
+What must be asked for first raises NotYetKnown: the call is suspended, and takes this step again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+from quaymaster.core.values.errors import (
+    AccessDenied,
+    QueueDoesNotExist,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
+from quaymaster.core.values.queue_names import QueueArn, group_name, split_group
+from quaymaster.frontend.actions.consumer_groups import ConsumerGroups, FindQueue, GroupDoesNotExist
+from quaymaster.frontend.authentication import Principal
+from quaymaster.frontend.call import Call
+from quaymaster.net.routing.metadata_client import unknown_until
+from quaymaster.protocol.actions.table import Action, Scope
+from quaymaster.protocol.actions.validation import Move
+from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE, is_internal
+from quaymaster.protocol.sqs.queue_urls import QueueAddress, parse_queue_url
+from quaymaster.protocol.sqs.shapes import GetQueueUrlRequest
+
+DEFAULT_GROUP: Final = "default"
+"""Whose messages a log-retained queue's are that are received by the queue's own URL."""
+GROUPS_REMEMBERED_MAX: Final = 16_384
+PARSED_URLS_MAX: Final = 16_384
+_REMEMBERED_URL_CHARS_MAX: Final = 256
+
+Found = tuple[QueueDefinition | None, str]
+"""The queue that a request is about, None where it is about the account; and what the request calls it."""
+
+_SENT_TO_GROUP: Final = "Messages are sent to the queue, not to one of its consumer groups."
+_CHANGED_AT_GROUP: Final = (
+    "A consumer group has the attributes, tags and policy of its queue: change them there."
+)
+_NO_LOG: Final = "Only queues with RetentionMode=Log are read by offsets."
+_NO_GROUP: Final = (
+    "Offsets are committed for a consumer group: its URL is that of the queue, with @ and its name."
+)
+
+
+def authorize(principal: Principal, owner: str, name: str, resource: str, writes: bool) -> None:
+    """Raise AccessDenied unless a principal may use the queue `name` of an account; `writes`: also write to it.
+
+    The owner may do everything, and others nothing; Quaymaster's own queues are written by the server alone, so that
+    clients cannot forge what was used. `resource` is what the request calls the queue.
+    """
+    if owner != principal.account_id:
+        raise AccessDenied.to_resource(resource)
+    if writes and is_internal(owner, name):
+        raise AccessDenied(f"The queue {USAGE_QUEUE} is written by the server alone.")
+
+
+class Gate:
+    """Lets calls through to their handlers, with the queues that they are about.
+
+    `find_queue` answers from memory. `refresh` has memory show a queue as another front end may just have changed it.
+    """
+
+    def __init__(
+        self,
+        find_queue: FindQueue,
+        groups: ConsumerGroups,
+        refresh: Callable[[QueueDefinition], Coroutine[Any, Any, None]],
+        *,
+        region: str,
+    ) -> None:
+        self._find_queue = find_queue
+        self._groups = groups
+        self._refresh = refresh
+        self._region = region
+        self._parsed: dict[str, QueueAddress] = {}
+        self._group_definitions: dict[int, tuple[QueueDefinition, QueueDefinition, QueueDefinition]] = {}
+        self._resolve: dict[Scope, Callable[[Call], Found]] = {
+            "account": self._account,
+            "name": self._named,
+            "queue": self._at_url,
+            "counted": self._counted,
+            "consumed": self._consumed,
+            "source": self._source,
+        }
+
+    def allow(self, call: Call) -> None:
+        """Put on the call what it is about, if its principal may do what it asks.
+
+        Raises:
+            QueueDoesNotExist, ResourceNotFound: there is no such queue.
+            AccessDenied: it is another account's, or the server's own.
+            UnsupportedOperation: it is not what the action needs.
+            NotYetKnown: something was asked for; take this step again then.
+        """
+        action, principal = call.action, call.principal
+        try:
+            queue, resource = self._resolve[action.scope](call)
+        except GroupDoesNotExist as missing:
+            self._refuse_missing(action, missing)
+        if queue is None:
+            authorize(principal, principal.account_id, call.queue_name, resource, action.writes)
+            return
+        if queue.account_id == principal.account_id:
+            # Records tell nobody of the queues of others.
+            call.queue, call.queue_name = queue, queue.name
+        authorize(principal, queue.account_id, queue.name, resource, action.writes)
+        state = action.queue_state
+        # Most queues are no groups: every send comes here.
+        if state != "any" and (queue.group_of or state != "no group"):
+            self._check_state(call, queue)
+        if action.is_fresh and not call.is_refreshed:
+            call.is_refreshed = True
+            raise unknown_until(asyncio.ensure_future(self._refresh(queue)))
+
+    def _refuse_missing(self, action: Action, missing: GroupDoesNotExist) -> NoReturn:
+        if action.makes_group:
+            self._groups.create(missing)
+        if _is_send(action):
+            raise UnsupportedOperation(_SENT_TO_GROUP) from missing
+        raise missing
+
+    def _check_state(self, call: Call, queue: QueueDefinition) -> None:
+        """Raise UnsupportedOperation unless a log or a group is what the action needs; note a group's log."""
+        action = call.action
+        if action.queue_state == "no group":
+            raise UnsupportedOperation(_SENT_TO_GROUP if _is_send(action) else _CHANGED_AT_GROUP)
+        if queue.group_of:
+            call.others = (self._queue(queue.account_id, split_group(queue.name)[0]),)
+        elif not queue.is_log:
+            raise UnsupportedOperation(_NO_LOG)
+        elif action.queue_state == "group of a log":
+            raise UnsupportedOperation(_NO_GROUP)
+
+    # Scopes
+
+    def _account(self, call: Call) -> Found:
+        call.queue_name = getattr(call.given, "QueueName", "")
+        return None, call.queue_name
+
+    def _named(self, call: Call) -> Found:
+        given = call.given
+        assert isinstance(given, GetQueueUrlRequest), "it names its queue"
+        call.queue_name = given.QueueName
+        queue = self._queue(given.QueueOwnerAWSAccountId or call.principal.account_id, given.QueueName)
+        return queue, str(QueueArn(self._region, queue.account_id, queue.name))
+
+    def _at_url(self, call: Call) -> tuple[QueueDefinition, str]:
+        url: str = call.given.QueueUrl  # type: ignore[union-attr]  # these actions have it
+        account_id = call.principal.account_id
+        address = self._parsed.get(url)
+        if address is None:
+            address = self._parse(url)
+        owner = address.account_id
+        if owner is not None and owner != account_id:
+            return self._queue(owner, address.name), url
+        queue = self._find_queue(account_id, address.name)
+        if queue is None or queue.group_of:
+            queue = self._group_of_name(account_id, address.name)
+        return queue, url
+
+    def _counted(self, call: Call) -> tuple[QueueDefinition, str]:
+        found = queue, _ = self._at_url(call)
+        call.others = ()
+        if queue.is_log and queue.account_id == call.principal.account_id:
+            with suppress(GroupDoesNotExist):
+                call.others = (self._group(queue, DEFAULT_GROUP),)
+        return found
+
+    def _consumed(self, call: Call) -> tuple[QueueDefinition, str]:
+        found = queue, url = self._at_url(call)
+        if queue.is_log and queue.account_id == call.principal.account_id:
+            return self._group(queue, DEFAULT_GROUP), url
+        return found
+
+    def _source(self, call: Call) -> tuple[QueueDefinition, str]:
+        asked: Move = call.meant
+        principal = call.principal
+        source = self._queue_of_arn(asked.source, principal, "SourceArn")
+        call.queue, call.queue_name = source, source.name
+        call.others = ()
+        if asked.destination is not None:
+            target = self._queue_of_arn(asked.destination, principal, "DestinationArn")
+            authorize(principal, target.account_id, target.name, str(asked.destination), True)
+            call.others = (target,)
+        return source, str(asked.source)
+
+    # Finding
+
+    def _queue(self, account_id: str, name: str) -> QueueDefinition:
+        queue = self._find_queue(account_id, name)
+        if queue is None:
+            raise QueueDoesNotExist
+        return queue
+
+    def _queue_of_arn(self, arn: QueueArn | None, principal: Principal, parameter: str) -> QueueDefinition:
+        """Return the queue of an ARN; ResourceNotFound also for those of other regions and accounts."""
+        queue = None
+        if arn is not None and arn.region == self._region and arn.account_id == principal.account_id:
+            queue = self._find_queue(arn.account_id, arn.name)
+        if queue is None:
+            raise ResourceNotFound.arn(parameter)
+        return queue
+
+    def _group_of_name(self, account_id: str, name: str) -> QueueDefinition:
+        log_name, group = split_group(name)
+        log = self._find_queue(account_id, log_name) if group else None
+        if log is None or not log.is_log:
+            raise QueueDoesNotExist
+        return self._group(log, group)
+
+    def _group(self, log: QueueDefinition, group: str) -> QueueDefinition:
+        """Return a consumer group, with its log's attributes; GroupDoesNotExist."""
+        found = self._find_queue(log.account_id, group_name(log.name, group))
+        if found is None or found.group_of != log.queue_id:
+            raise GroupDoesNotExist(log, group)
+        known = self._group_definitions.get(found.queue_id)
+        if known is not None and known[0] is found and known[1] is log:
+            return known[2]
+        definition = group_definition(found, log)
+        if len(self._group_definitions) >= GROUPS_REMEMBERED_MAX:
+            self._group_definitions.clear()
+        self._group_definitions[found.queue_id] = found, log, definition
+        return definition
+
+    def _parse(self, url: str) -> QueueAddress:
+        address = parse_queue_url(url)
+        if len(url) <= _REMEMBERED_URL_CHARS_MAX:
+            if len(self._parsed) >= PARSED_URLS_MAX:
+                self._parsed.clear()
+            self._parsed[url] = address
+        return address
+
+
+def _is_send(action: Action) -> bool:
+    """Tell whether an action adds messages to a queue."""
+    return action.writes and action.category == "data"

@@ -1,0 +1,295 @@
+"""Which queue a request is about, and who may do what to it, action by action."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from quaymaster.core.values.errors import (
+    AccessDenied,
+    CallerError,
+    NotNow,
+    NotYetKnown,
+    QueueDoesNotExist,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
+from quaymaster.core.values.queue_names import QueueArn, group_name
+from quaymaster.frontend.actions.consumer_groups import ConsumerGroups
+from quaymaster.frontend.allow import DEFAULT_GROUP, Gate, authorize
+from quaymaster.frontend.authentication import Principal
+from quaymaster.protocol.actions.table import ACTIONS, Action, Scope
+from quaymaster.protocol.actions.validation import Move
+from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT, USAGE_QUEUE
+
+REGION = "us-east-1"
+OURS, THEIRS = "111111111111", "222222222222"
+
+each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
+
+
+def queue(number: int, name: str, account_id: str = OURS, **fields: Any) -> QueueDefinition:
+    attributes = fields.pop("attributes", {})
+    return QueueDefinition(
+        *(number, account_id, name, "active", 1, 0, 0, attributes, {}, 1, one_partition()), **fields
+    )
+
+
+LOG = queue(3, "log", attributes={"RetentionMode": "Log"})
+QUEUES = [
+    queue(1, "jobs"),
+    queue(2, "target"),
+    LOG,
+    queue(4, group_name("log", "readers"), group_of=3),
+    queue(5, group_name("log", DEFAULT_GROUP), group_of=3),
+    queue(6, "empty-log", attributes={"RetentionMode": "Log"}),
+    queue(7, "theirs", THEIRS),
+    queue(8, USAGE_QUEUE, INTERNAL_ACCOUNT, attributes={"RetentionMode": "Log"}),
+    queue(9, group_name(USAGE_QUEUE, DEFAULT_GROUP), INTERNAL_ACCOUNT, group_of=8),
+]
+
+
+class Queues:
+    """Makes groups and refreshes queues, and notes it."""
+
+    def __init__(self) -> None:
+        self.by_name = {(each.account_id, each.name): each for each in QUEUES}
+        self.asked: list[str] = []
+        self.failure: Exception | None = None
+
+    def find(self, account_id: str, name: str) -> QueueDefinition | None:
+        return self.by_name.get((account_id, name))
+
+    async def change(self, request: Any) -> QueueDefinition:
+        self.asked.append(request.name)
+        return QUEUES[3]
+
+    async def refresh(self, definition: QueueDefinition) -> None:
+        self.asked.append(definition.name)
+        if self.failure is not None:
+            raise self.failure
+
+
+def gate(queues: Queues) -> Gate:
+    return Gate(queues.find, ConsumerGroups(queues, queues.find), queues.refresh, region=REGION)  # type: ignore[arg-type]
+
+
+def call_of(action: Action, name: str, *, account_id: str = OURS, owner: str = OURS) -> Any:
+    """Return a call for an action on a queue of `owner`, as far as `allow` looks at it."""
+    arn = QueueArn(REGION, owner, name)
+    given = SimpleNamespace(QueueUrl=f"http://localhost/{owner}/{name}")
+    if action.scope == "account":
+        given = SimpleNamespace(QueueName=name)
+    elif action.scope == "name":
+        given = action.input(QueueName=name, QueueOwnerAWSAccountId=owner)  # type: ignore[assignment]
+    return SimpleNamespace(
+        action=action,
+        given=given,
+        meant=Move(arn),
+        principal=Principal(account_id, "key", "sender"),
+        queue=None,
+        queue_name="",
+        others=(),
+        is_refreshed=True,
+    )
+
+
+def name_for(action: Action) -> str:
+    """Return a queue of ours on which an action can be asked for."""
+    return {"log": "log", "group of a log": "log@readers"}.get(action.queue_state, "jobs")
+
+
+def in_a_loop(test: Callable[[], None]) -> None:
+    async def run() -> None:
+        test()
+
+    asyncio.run(run())
+
+
+@each_action
+def test_an_action_finds_a_queue_of_its_principal(action: Action) -> None:
+    call = call_of(action, name_for(action))
+
+    gate(Queues()).allow(call)
+
+    assert (call.queue is None) == (action.scope == "account")
+    assert call.queue_name == name_for(action)
+
+
+def test_every_scope_is_resolved_and_is_that_of_an_action() -> None:
+    scopes = set(get_args(Scope))
+
+    assert gate(Queues())._resolve.keys() == scopes == {action.scope for action in ACTIONS.values()}
+
+
+@each_action
+def test_an_action_on_a_queue_of_another_account_is_refused_and_names_no_queue(action: Action) -> None:
+    if action.scope == "account":
+        return
+    call = call_of(action, "theirs", owner=THEIRS)
+
+    with pytest.raises(ResourceNotFound if action.scope == "source" else AccessDenied):
+        gate(Queues()).allow(call)
+
+    assert call.queue is None
+
+
+@each_action
+def test_an_action_on_a_queue_that_is_not_there_finds_none(action: Action) -> None:
+    if action.scope == "account":
+        return
+    for owner in (OURS, THEIRS):
+        call = call_of(action, "nothing", owner=owner)
+
+        with pytest.raises(ResourceNotFound if action.scope == "source" else QueueDoesNotExist):
+            gate(Queues()).allow(call)
+
+
+@each_action
+def test_an_action_that_writes_is_refused_on_the_servers_own_queue(action: Action) -> None:
+    call = call_of(action, USAGE_QUEUE, account_id=INTERNAL_ACCOUNT, owner=INTERNAL_ACCOUNT)
+
+    try:
+        gate(Queues()).allow(call)
+    except CallerError as error:
+        is_refused = isinstance(error, AccessDenied)
+    else:
+        is_refused = False
+
+    assert is_refused == action.writes
+
+
+def test_no_messages_are_moved_into_the_servers_own_queue() -> None:
+    call = call_of(
+        ACTIONS["StartMessageMoveTask"], "jobs", account_id=INTERNAL_ACCOUNT, owner=INTERNAL_ACCOUNT
+    )
+    queues = Queues()
+    queues.by_name[INTERNAL_ACCOUNT, "jobs"] = jobs = queue(10, "jobs", INTERNAL_ACCOUNT)
+    source, target = (QueueArn(REGION, INTERNAL_ACCOUNT, name) for name in ("jobs", USAGE_QUEUE))
+    call.meant = Move(source, target)
+
+    with pytest.raises(AccessDenied):
+        gate(queues).allow(call)
+
+    assert call.queue == jobs
+
+
+def test_a_move_has_its_destination_on_the_call() -> None:
+    call = call_of(ACTIONS["StartMessageMoveTask"], "jobs")
+    call.meant = Move(QueueArn(REGION, OURS, "jobs"), QueueArn(REGION, OURS, "target"))
+
+    gate(Queues()).allow(call)
+
+    assert [each.name for each in (call.queue, *call.others)] == ["jobs", "target"]
+    for wrong in (None, QueueArn("eu-1", OURS, "jobs")):
+        call.meant = Move(wrong)
+        with pytest.raises(ResourceNotFound):
+            gate(Queues()).allow(call)
+
+
+@each_action
+def test_a_queue_must_be_what_the_action_needs(action: Action) -> None:
+    allowed = set()
+    for name in ("jobs", "log", "log@readers"):
+        call = call_of(action, name)
+        try:
+            gate(Queues()).allow(call)
+        except UnsupportedOperation:
+            continue
+        allowed.add(name)
+
+    assert (
+        allowed
+        == {
+            "any": {"jobs", "log", "log@readers"},
+            "no group": {"jobs", "log"},
+            "log": {"log", "log@readers"},
+            "group of a log": {"log@readers"},
+        }[action.queue_state]
+    )
+
+
+@each_action
+def test_a_group_that_is_missing_is_made_or_refused(action: Action) -> None:
+    if action.scope in ("account", "name", "source"):
+        return
+    queues = Queues()
+
+    def ask() -> None:
+        with pytest.raises((NotYetKnown, QueueDoesNotExist, UnsupportedOperation)) as raised:
+            gate(queues).allow(call_of(action, "log@new"))
+        if action.makes_group:
+            assert raised.type is NotYetKnown
+        elif action.writes and action.category == "data":
+            assert raised.type is UnsupportedOperation
+        else:
+            assert isinstance(raised.value, QueueDoesNotExist)
+
+    in_a_loop(ask)
+
+
+def test_messages_of_a_log_are_those_of_its_default_group() -> None:
+    consumed, counted = (call_of(ACTIONS[name], "log") for name in ("DeleteMessage", "GetQueueAttributes"))
+    without = call_of(ACTIONS["GetQueueAttributes"], "empty-log")
+
+    for call in (consumed, counted, without):
+        gate(Queues()).allow(call)
+
+    assert (consumed.queue.queue_id, consumed.queue.attributes) == (5, LOG.attributes)
+    assert (counted.queue.queue_id, [each.queue_id for each in counted.others]) == (3, [5])
+    assert (without.queue.queue_id, without.others) == (6, ())
+
+
+def test_offsets_of_a_group_come_with_its_log() -> None:
+    call = call_of(ACTIONS["DescribeLog"], "log@readers")
+
+    gate(Queues()).allow(call)
+
+    assert (call.queue.queue_id, [each.queue_id for each in call.others]) == (4, [3])
+
+
+@each_action
+def test_an_action_that_must_see_what_others_changed_asks_once(action: Action) -> None:
+    async def scenario() -> None:
+        queues, call = Queues(), call_of(action, name_for(action))
+        call.is_refreshed = False
+        allow = gate(queues).allow
+        if action.is_fresh:
+            with pytest.raises(NotYetKnown) as raised:
+                allow(call)
+            known = asyncio.get_running_loop().create_future()
+            raised.value.when_known(known.set_result)
+            assert await known is None
+        allow(call)
+        assert queues.asked == ([name_for(action)] if action.is_fresh else [])
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_cannot_be_asked_about_is_said_not_to_be_known() -> None:
+    async def scenario(failure: Exception) -> Any:
+        queues, call = Queues(), call_of(ACTIONS["GetQueueUrl"], "jobs")
+        queues.failure, call.is_refreshed = failure, False
+        with pytest.raises(NotYetKnown) as raised:
+            gate(queues).allow(call)
+        known = asyncio.get_running_loop().create_future()
+        raised.value.when_known(known.set_result)
+        return await known
+
+    failure = NotNow("no node answers")
+    assert asyncio.run(scenario(failure)) is failure
+    assert isinstance(asyncio.run(scenario(OSError("broken"))), NotNow)
+
+
+def test_the_owner_may_do_everything_and_others_nothing() -> None:
+    owner = Principal(OURS, "key", "sender")
+
+    for writes in (False, True):
+        authorize(owner, OURS, "jobs", "jobs", writes)
+        with pytest.raises(AccessDenied, match="the-resource"):
+            authorize(owner, THEIRS, "jobs", "the-resource", writes)

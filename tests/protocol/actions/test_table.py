@@ -1,0 +1,34 @@
+"""What the table of actions says hangs together."""
+
+from __future__ import annotations
+
+import pytest
+
+from quaymaster.protocol.actions.table import ACTIONS, GRANTABLE, SQS_ACTIONS, UNKNOWN_ACTION, Action
+
+each_action = pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
+
+
+@each_action
+def test_an_action_that_changes_a_queue_manages_it_and_does_not_only_read(action: Action) -> None:
+    assert action.is_change == (action.category == "management" and not action.read_only)
+    assert not (action.read_only and action.writes)
+    if action.is_change and action.scope != "source":
+        assert action.writes
+
+
+@each_action
+def test_an_action_is_about_what_its_input_names(action: Action) -> None:
+    assert action.has_queue_url == (action.scope in ("queue", "counted", "consumed"))
+
+
+@each_action
+def test_an_action_on_messages_takes_no_task_and_one_of_management_is_controlled(action: Action) -> None:
+    assert (action.plane == "control") == (action.category == "management")
+    assert (action.plane == "bulk") == (action.service == "quaymaster")
+
+
+def test_permissions_for_others_are_those_of_actions_that_are_not_the_owners() -> None:
+    assert {name for name in GRANTABLE if SQS_ACTIONS[name].owner_only} == set()
+    assert "SendMessageBatch" not in GRANTABLE
+    assert UNKNOWN_ACTION.name not in ACTIONS
