@@ -218,8 +218,8 @@ class Cell(Cluster):
         for name, role, own in self._processes(ports, metadata_port):
             self._admin[name] = next(ports)
             settings = {
-                "data": str(folder / name),
-                "admin": f"127.0.0.1:{self._admin[name]}",
+                "data_directory": str(folder / name),
+                "admin_listen": f"127.0.0.1:{self._admin[name]}",
                 "coordination": "etcd",
                 "etcd_endpoints": self._member.endpoint,
                 "cell": "bench",

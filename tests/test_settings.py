@@ -111,7 +111,9 @@ def test_open_authentication_stays_on_loopback_unless_forced() -> None:
     with pytest.raises(SettingsError, match="other machines can reach"):
         load_settings(environment=reachable)
 
-    assert load_settings(environment=reachable | {"QUAYMASTER_FORCE_OPEN": "1"}).force_open
+    assert load_settings(
+        environment=reachable | {"QUAYMASTER_ALLOW_OPEN_ON_NETWORK": "1"}
+    ).allow_open_on_network
     assert load_settings(environment={"QUAYMASTER_AUTHENTICATION": "open"}).authentication == "open"
 
 

@@ -1,4 +1,4 @@
-"""Every knob there is: name, default, unit and meaning, in one table.
+"""All settings: name, default, unit and meaning, in one table.
 
 A value comes from, first found wins: a flag of the command line, the environment (`QUAYMASTER_<NAME>`), the
 TOML file, the default here. Settings are read once at start, frozen, and passed down as plain arguments.
@@ -28,6 +28,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 ENVIRONMENT_PREFIX = "QUAYMASTER_"
 CONFIG_VARIABLE = "QUAYMASTER_CONFIG"
 """Names the TOML file when no flag does."""
+
+FLAGS = {"data_directory": "--data", "admin_listen": "--admin"}
+"""Flags that are shorter than their settings."""
 
 MIB = 1024 * 1024
 DISK_LOW_BYTES_MAX = 256 * MIB
@@ -82,22 +85,20 @@ Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 
 
-def _group(title: str) -> JsonDict:
-    return {"group": title}
+def _group(title: str) -> tuple[JsonDict, JsonDict]:
+    """Return what a setting of a group has: one that many installations set, and another."""
+    return {"group": title, "is_common": True}, {"group": title, "is_common": False}
 
 
-PLACES = _group("Where it is")
-WHO = _group("Who may ask")
-SQS = _group("How queues behave")
-QUOTAS = _group("What an account may have")
-AGREEMENT = _group("Where queues and keys are kept")
-HTTP = _group("HTTP limits")
-REQUESTS = _group("Requests in progress")
-STORAGE = _group("Journal and disk")
-USAGE = _group("Usage records")
-SECRECY = _group("Encryption")
-BETWEEN = _group("Between the nodes of a cell")
-SEEING = _group("Seeing inside")
+NETWORK_COMMON, NETWORK = _group("Network")
+AUTHENTICATION_COMMON, AUTHENTICATION = _group("Authentication")
+QUEUES_COMMON, QUEUES = _group("Queues")
+STORAGE_COMMON, STORAGE = _group("Storage")
+LIMITS_COMMON, LIMITS = _group("Limits")
+ENCRYPTION_COMMON, ENCRYPTION = _group("Encryption")
+CELL_COMMON, CELL = _group("Cell")
+USAGE_COMMON, USAGE = _group("Usage")
+OBSERVABILITY_COMMON, OBSERVABILITY = _group("Observability")
 
 
 class Settings(BaseSettings):
@@ -113,155 +114,72 @@ class Settings(BaseSettings):
         protected_namespaces=(),
     )
 
-    data: Path = Field(Path("quaymaster-data"), json_schema_extra=PLACES)
-    """Directory that holds journals, metadata and keys. Made at first start, mode 0700."""
-    listen: str = Field("127.0.0.1:9324", json_schema_extra=PLACES)
+    listen: str = Field("127.0.0.1:9324", json_schema_extra=NETWORK_COMMON)
     """Address of the SQS API."""
-    admin: str = Field("127.0.0.1:9325", json_schema_extra=PLACES)
+    admin_listen: str = Field("127.0.0.1:9325", json_schema_extra=NETWORK_COMMON)
     """Address of health checks, metrics and the admin API."""
-    region: str = Field("us-east-1", pattern=r"^[a-z0-9-]{1,32}$", json_schema_extra=PLACES)
-    """Region in ARNs, and the one that signatures must name."""
-    public_url: str | None = Field(None, pattern=r"^https?://[^/\s]+$", json_schema_extra=PLACES)
+    public_url: str | None = Field(None, pattern=r"^https?://[^/\s]+$", json_schema_extra=NETWORK_COMMON)
     """Scheme, host and port of the queue URLs given out. Unset: those by which the client reached us."""
-    queues_file: Path | None = Field(None, json_schema_extra=PLACES)
-    """TOML file with queues that must exist: at start they are created, and changed where they differ."""
-
-    authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=WHO)
-    """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken
-    for the default account, as emulators do; on loopback only, unless `force_open`."""
-    force_open: bool = Field(False, json_schema_extra=WHO)
-    """Allow `authentication = "open"` on an address that others can reach."""
-    account_id: str = Field("000000000000", pattern=r"^[0-9]{12}$", json_schema_extra=WHO)
-    """The default account, made at first start: 12 digits."""
-    clock_skew_s: Count = Field(900, json_schema_extra=WHO)
-    """How far the time in a signature may be from ours."""
-    cors_origins: str = Field("*", json_schema_extra=WHO)
+    drain_grace_s: NotNegative = Field(10, json_schema_extra=NETWORK_COMMON)
+    """After SIGTERM, how long requests in progress may take to end. Long polls end at once."""
+    cors_origins: str = Field("*", json_schema_extra=NETWORK)
     """Origins whose web pages may call the API, separated by commas; `*` for all, empty for none. With
     `authentication = "open"`, `*` means pages of this machine; requests that other pages cause are refused,
     and so are those of a browser that came by another name than localhost or the host of `public_url`. With
-    `force_open`, only requests that name their page (Origin) are refused."""
+    `allow_open_on_network`, only requests that name their page (Origin) are refused."""
+    http_idle_timeout_ms: Count = Field(75_000, json_schema_extra=NETWORK)
+    """How long a connection is kept between requests."""
 
-    purge_interval_s: NotNegative = Field(60, json_schema_extra=SQS)
+    authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=AUTHENTICATION_COMMON)
+    """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken
+    for the default account, as emulators do; on loopback only, unless `allow_open_on_network`."""
+    allow_open_on_network: bool = Field(False, json_schema_extra=AUTHENTICATION)
+    """Allow `authentication = "open"` on an address that others can reach."""
+    account_id: str = Field("000000000000", pattern=r"^[0-9]{12}$", json_schema_extra=AUTHENTICATION_COMMON)
+    """The default account, made at first start: 12 digits."""
+    region: str = Field("us-east-1", pattern=r"^[a-z0-9-]{1,32}$", json_schema_extra=AUTHENTICATION_COMMON)
+    """Region in ARNs, and the one that signatures must name."""
+    clock_skew_s: Count = Field(900, json_schema_extra=AUTHENTICATION)
+    """How far the time in a signature may be from ours."""
+
+    queues_file: Path | None = Field(None, json_schema_extra=QUEUES_COMMON)
+    """TOML file with queues that must exist: at start they are created, and changed where they differ."""
+    purge_interval_s: NotNegative = Field(60, json_schema_extra=QUEUES_COMMON)
     """How long after one PurgeQueue of a queue the next is refused. SQS: 60. 0 suits test suites."""
-    queue_name_reuse_s: NotNegative = Field(60, json_schema_extra=SQS)
+    queue_name_reuse_s: NotNegative = Field(60, json_schema_extra=QUEUES_COMMON)
     """How long the name of a deleted queue cannot be used again. SQS: 60. 0 suits test suites."""
-    delete_queue: Literal["api", "cli-only"] = Field("api", json_schema_extra=SQS)
+    delete_queue: Literal["api", "cli-only"] = Field("api", json_schema_extra=QUEUES_COMMON)
     """`cli-only` refuses DeleteQueue over the SQS API, so that only
     `quaymaster queue delete` deletes queues."""
-    retry_window_ms: NotNegative = Field(120_000, json_schema_extra=SQS)
+    retry_window_ms: NotNegative = Field(120_000, json_schema_extra=QUEUES)
     """How long a send is remembered by its SDK invocation id, so that a retry is stored once; at most
     `compaction_age_min_s`. 0 turns it off."""
-    retry_ids_max: Count = Field(1_000_000, json_schema_extra=SQS)
+    retry_ids_max: Count = Field(1_000_000, json_schema_extra=QUEUES)
     """Sends remembered that way for one queue, at about 37 bytes each; the oldest are forgotten first."""
-    in_flight_max: Count = Field(120_000, json_schema_extra=SQS)
+    in_flight_max: Count = Field(120_000, json_schema_extra=QUEUES)
     """Messages of a queue that may be in flight at once. SQS: 120000."""
 
-    account_queues_max: Count = Field(1_000_000, json_schema_extra=QUOTAS)
-    """Queues of one account; one more is refused with `OverLimit`. Those being deleted count until they are gone.
-    Requests that are in progress together may each be the last one: of this and of the other quotas an account
-    can get as many more as it has requests in progress."""
-    account_groups_max: Count = Field(100_000, json_schema_extra=QUOTAS)
-    """Consumer groups of all log-retained queues of one account; one more is refused with `OverLimit`."""
-    account_policies_max: Count = Field(100_000, json_schema_extra=QUOTAS)
-    """Queues of one account that have a `Policy`; one more is refused with `OverLimit`."""
-    account_stages_max: Count = Field(100_000, json_schema_extra=QUOTAS)
-    """Open stages of transactions that the queues of one account have in one journal; one more is refused with
-    `OverLimit`."""
-    account_access_keys_max: Count = Field(1_000, json_schema_extra=QUOTAS)
-    """Access keys of one account, temporary credentials included; one more is refused with `LimitExceeded`."""
-
-    coordination: Literal["sqlite", "etcd"] = Field("sqlite", json_schema_extra=AGREEMENT)
+    data_directory: Path = Field(Path("quaymaster-data"), json_schema_extra=STORAGE_COMMON)
+    """Directory that holds journals, metadata and keys. Made at first start, mode 0700."""
+    coordination: Literal["sqlite", "etcd"] = Field("sqlite", json_schema_extra=STORAGE_COMMON)
     """What holds queue definitions, accounts and wrapped keys: a file in the data directory, or an
     [etcd](../guides/etcd.md) of version 3.4 or newer."""
-    etcd_endpoints: str = Field("http://127.0.0.1:2379", json_schema_extra=AGREEMENT)
+    etcd_endpoints: str = Field("http://127.0.0.1:2379", json_schema_extra=STORAGE_COMMON)
     """Addresses of etcd's members, separated by commas. The first that answers is used."""
-    etcd_prefix: str = Field("quaymaster/default/", pattern=r"^[^\s].{0,198}/$", json_schema_extra=AGREEMENT)
+    etcd_prefix: str = Field(
+        "quaymaster/default/", pattern=r"^[^\s].{0,198}/$", json_schema_extra=STORAGE_COMMON
+    )
     """What all our keys in etcd begin with, ending with `/`. Servers that share an etcd have
     each their own; the processes of a cell have the same."""
-    etcd_timeout_ms: Annotated[int, Field(ge=100)] = Field(5_000, json_schema_extra=AGREEMENT)
-    """How long etcd may take to answer. Then: 503; of a change, the outcome is unknown."""
-    etcd_ca_file: Path | None = Field(None, json_schema_extra=AGREEMENT)
-    """PEM file with the authorities that may have signed etcd's certificate. Unset: those of the system."""
-    etcd_certificate_file: Path | None = Field(None, json_schema_extra=AGREEMENT)
-    """PEM file with the certificate that etcd is shown, if it asks for one."""
-    etcd_key_file: Path | None = Field(None, json_schema_extra=AGREEMENT)
-    """PEM file with that certificate's key. Unset: it is in the certificate's file."""
-    etcd_user: str | None = Field(None, json_schema_extra=AGREEMENT)
-    """Name by which etcd knows us, if it asks for one."""
-    etcd_password: SecretStr | None = Field(None, json_schema_extra=AGREEMENT)
-    """That user's password."""
-
-    http_header_bytes_max: Count = Field(32 * 1024, json_schema_extra=HTTP)
-    """All header lines of a request together."""
-    http_header_count_max: Count = Field(100, json_schema_extra=HTTP)
-    """Header lines of a request."""
-    http_target_bytes_max: Count = Field(16 * 1024, json_schema_extra=HTTP)
-    """The request target (path and query)."""
-    http_body_bytes_max: Count = Field(8 * MIB, json_schema_extra=HTTP)
-    """A request body as sent. JSON may need six bytes for one of a message's, so it is more than 1 MiB."""
-    http_body_bytes_total_max: Count = Field(256 * MIB, json_schema_extra=HTTP)
-    """Memory for all bodies together that have come in part. Above it those heard least lately get 503."""
-    http_header_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)
-    """From the first byte of a request to the end of its headers."""
-    http_body_timeout_ms: Count = Field(10_000, json_schema_extra=HTTP)
-    """For a body, plus the time its received bytes take at `http_body_rate_min_bytes_per_s`."""
-    http_body_rate_min_bytes_per_s: Count = Field(16 * 1024, json_schema_extra=HTTP)
-    """Slowest rate at which a body may arrive."""
-    http_idle_timeout_ms: Count = Field(75_000, json_schema_extra=HTTP)
-    """How long a connection is kept between requests."""
-    http_connections_max: Count = Field(10_000, json_schema_extra=HTTP)
-    """Connections at once."""
-    http_pipeline_max: Count = Field(32, json_schema_extra=HTTP)
-    """Requests of one connection in progress at once."""
-    http_write_buffer_bytes_max: Count = Field(256 * 1024, json_schema_extra=HTTP)
-    """Unsent reply bytes of a connection above which no further request of it is read."""
-    http_write_timeout_ms: Count = Field(30_000, json_schema_extra=HTTP)
-    """How long replies may stay unsent because the client does not read them."""
-    http_unsigned_bytes_max: Count = Field(64 * MIB, json_schema_extra=HTTP)
-    """Memory for what all connections hold on which nothing was signed yet: received in part, and unsent. Above it
-    those that were silent for longest get 503."""
-    http_unsigned_peer_bytes_max: Count = Field(32 * MIB, json_schema_extra=HTTP)
-    """The same for one address, or one /64 network of IPv6."""
-    http_unsigned_connections_max: Count = Field(2_000, json_schema_extra=HTTP)
-    """Connections on which nothing was signed yet; one more closes the oldest."""
-    http_unsigned_peer_connections_max: Count = Field(1_000, json_schema_extra=HTTP)
-    """Connections of one address on which nothing was signed yet; one more closes the oldest."""
-    http_unsigned_requests_per_pass: Count = Field(32, json_schema_extra=HTTP)
-    """So many requests of such connections are looked at before those of signed clients have their turn again."""
-    http_key_connections_percent: Annotated[int, Field(ge=1, le=100)] = Field(90, json_schema_extra=HTTP)
-    """Part of all connections that one access key may have. Above it those that were idle for longest are closed; where
-    none is idle, requests get 503."""
-    admin_connections_max: Count = Field(1_000, json_schema_extra=HTTP)
-    """Connections at once to the admin port, in place of `http_connections_max`."""
-
-    long_polls_max: Count = Field(20_000, json_schema_extra=REQUESTS)
-    """Receives that wait at once; one more is answered at once, as a short poll."""
-    requests_max: Count = Field(10_000, json_schema_extra=REQUESTS)
-    """Requests that wait for the broker at once, long polls aside; one more gets RequestThrottled."""
-    overload_delay_ms: Count = Field(100, json_schema_extra=REQUESTS)
-    """When more comes than can be served, what has waited longer than this gets RequestThrottled."""
-    overload_tolerated_ms: NotNegative = Field(250, json_schema_extra=REQUESTS)
-    """How long waits may stay longer than that before anything is refused, so that bursts are not."""
-    broker_timeout_ms: Count = Field(20_000, json_schema_extra=REQUESTS)
-    """How long the broker may take to answer, on top of a long poll's wait. Then: 503, outcome unknown."""
-    control_actions_max: Count = Field(200, json_schema_extra=REQUESTS)
-    """Actions on queues themselves (create, set, list, ...) in progress at once; one more gets 503."""
-    control_timeout_ms: Count = Field(20_000, json_schema_extra=REQUESTS)
-    """How long such an action may take."""
-    data_actions_max: Count = Field(1_000, json_schema_extra=REQUESTS)
-    """Actions on logs and transactions (FetchMessages, CommitOffsets, StageMessages, ...) in progress at once; one more
-    gets 503."""
-    data_timeout_ms: Count = Field(30_000, json_schema_extra=REQUESTS)
-    """How long such an action may take, the wait for its turn included."""
-    drain_grace_s: NotNegative = Field(10, json_schema_extra=REQUESTS)
-    """After SIGTERM, how long requests in progress may take to end. Long polls end at once."""
-
+    body_cache_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE_COMMON)
+    """Memory for the newest messages, so that receiving them reads no disk."""
+    disk_low_bytes: NotNegative | None = Field(None, json_schema_extra=STORAGE_COMMON)
+    """Free space below which sends are refused; they are taken again when there is more. Unset: a twentieth of
+    the file system, at most 256 MiB."""
+    disk_reserve_segments: NotNegative = Field(2, json_schema_extra=STORAGE)
+    """Space held back, in segments, so that receives and deletes still work when the disk is full."""
     segment_bytes_max: Annotated[int, Field(ge=MIB)] = Field(64 * MIB, json_schema_extra=STORAGE)
     """Size of a journal's segment files."""
-    commit_bytes_max: Annotated[int, Field(ge=2 * MIB)] = Field(4 * MIB, json_schema_extra=STORAGE)
-    """Most bytes that one write and fsync take together."""
-    body_cache_bytes: NotNegative = Field(64 * MIB, json_schema_extra=STORAGE)
-    """Memory for the newest messages, so that receiving them reads no disk."""
     snapshot_interval_s: Count = Field(60, json_schema_extra=STORAGE)
     """Longest time between snapshots of a journal that changes."""
     snapshot_records: Count = Field(200_000, json_schema_extra=STORAGE)
@@ -273,13 +191,125 @@ class Settings(BaseSettings):
     seal_interval_s: NotNegative = Field(10, json_schema_extra=STORAGE)
     """How often closed stretches of log-retained queues are looked for, to be sealed in blocks that are read at full
     speed; 0: they are not. A front end of a cell looks at the logs that are read through it."""
-    disk_reserve_segments: NotNegative = Field(2, json_schema_extra=STORAGE)
-    """Space held back, in segments, so that receives and deletes still work when the disk is full."""
-    disk_low_bytes: NotNegative | None = Field(None, json_schema_extra=STORAGE)
-    """Free space below which sends are refused; they are taken again when there is more. Unset: a twentieth of
-    the file system, at most 256 MiB."""
+    etcd_timeout_ms: Annotated[int, Field(ge=100)] = Field(5_000, json_schema_extra=STORAGE)
+    """How long etcd may take to answer. Then: 503; of a change, the outcome is unknown."""
+    etcd_ca_file: Path | None = Field(None, json_schema_extra=STORAGE)
+    """PEM file with the authorities that may have signed etcd's certificate. Unset: those of the system."""
+    etcd_certificate_file: Path | None = Field(None, json_schema_extra=STORAGE)
+    """PEM file with the certificate that etcd is shown, if it asks for one."""
+    etcd_key_file: Path | None = Field(None, json_schema_extra=STORAGE)
+    """PEM file with that certificate's key. Unset: it is in the certificate's file."""
+    etcd_user: str | None = Field(None, json_schema_extra=STORAGE)
+    """Name by which etcd knows us, if it asks for one."""
+    etcd_password: SecretStr | None = Field(None, json_schema_extra=STORAGE)
+    """That user's password."""
 
-    usage: bool = Field(True, json_schema_extra=USAGE)
+    http_connections_max: Count = Field(10_000, json_schema_extra=LIMITS_COMMON)
+    """Connections at once."""
+    requests_max: Count = Field(10_000, json_schema_extra=LIMITS_COMMON)
+    """Requests that wait for the broker at once, long polls aside; one more gets RequestThrottled."""
+    long_polls_max: Count = Field(20_000, json_schema_extra=LIMITS)
+    """Receives that wait at once; one more is answered at once, as a short poll."""
+    overload_delay_ms: Count = Field(100, json_schema_extra=LIMITS)
+    """When more comes than can be served, what has waited longer than this gets RequestThrottled."""
+    overload_tolerated_ms: NotNegative = Field(250, json_schema_extra=LIMITS)
+    """How long waits may stay longer than that before anything is refused, so that bursts are not."""
+    broker_timeout_ms: Count = Field(20_000, json_schema_extra=LIMITS)
+    """How long the broker may take to answer, on top of a long poll's wait. Then: 503, outcome unknown."""
+    control_actions_max: Count = Field(200, json_schema_extra=LIMITS)
+    """Actions on queues themselves (create, set, list, ...) in progress at once; one more gets 503."""
+    control_timeout_ms: Count = Field(20_000, json_schema_extra=LIMITS)
+    """How long such an action may take."""
+    data_actions_max: Count = Field(1_000, json_schema_extra=LIMITS)
+    """Actions on logs and transactions (FetchMessages, CommitOffsets, StageMessages, ...) in progress at once; one more
+    gets 503."""
+    data_timeout_ms: Count = Field(30_000, json_schema_extra=LIMITS)
+    """How long such an action may take, the wait for its turn included."""
+    http_body_bytes_max: Count = Field(8 * MIB, json_schema_extra=LIMITS)
+    """A request body as sent. JSON may need six bytes for one of a message's, so it is more than 1 MiB."""
+    http_body_bytes_total_max: Count = Field(256 * MIB, json_schema_extra=LIMITS)
+    """Memory for all bodies together that have come in part. Above it those heard least lately get 503."""
+    http_key_connections_percent: Annotated[int, Field(ge=1, le=100)] = Field(90, json_schema_extra=LIMITS)
+    """Part of all connections that one access key may have. Above it those that were idle for longest are closed; where
+    none is idle, requests get 503."""
+    admin_connections_max: Count = Field(1_000, json_schema_extra=LIMITS)
+    """Connections at once to the admin port, in place of `http_connections_max`."""
+    http_unsigned_bytes_max: Count = Field(64 * MIB, json_schema_extra=LIMITS)
+    """Memory for what all connections hold on which nothing was signed yet: received in part, and unsent. Above it
+    those that were silent for longest get 503."""
+    http_unsigned_peer_bytes_max: Count = Field(32 * MIB, json_schema_extra=LIMITS)
+    """The same for one address, or one /64 network of IPv6."""
+    http_unsigned_connections_max: Count = Field(2_000, json_schema_extra=LIMITS)
+    """Connections on which nothing was signed yet; one more closes the oldest."""
+    http_unsigned_peer_connections_max: Count = Field(1_000, json_schema_extra=LIMITS)
+    """Connections of one address on which nothing was signed yet; one more closes the oldest."""
+    http_unsigned_requests_per_pass: Count = Field(32, json_schema_extra=LIMITS)
+    """So many requests of such connections are looked at before those of signed clients have their turn again."""
+    account_queues_max: Count = Field(1_000_000, json_schema_extra=LIMITS)
+    """Queues of one account; one more is refused with `OverLimit`. Those being deleted count until they are gone.
+    Requests that are in progress together may each be the last one: of this and of the other quotas an account
+    can get as many more as it has requests in progress."""
+    account_groups_max: Count = Field(100_000, json_schema_extra=LIMITS)
+    """Consumer groups of all log-retained queues of one account; one more is refused with `OverLimit`."""
+    account_policies_max: Count = Field(100_000, json_schema_extra=LIMITS)
+    """Queues of one account that have a `Policy`; one more is refused with `OverLimit`."""
+    account_stages_max: Count = Field(100_000, json_schema_extra=LIMITS)
+    """Open stages of transactions that the queues of one account have in one journal; one more is refused with
+    `OverLimit`."""
+    account_access_keys_max: Count = Field(1_000, json_schema_extra=LIMITS)
+    """Access keys of one account, temporary credentials included; one more is refused with `LimitExceeded`."""
+
+    master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=ENCRYPTION_COMMON)
+    """Where the master key is, which wraps all other keys: `keys/` in the data directory, or `master_key`."""
+    master_key: SecretStr | None = Field(None, json_schema_extra=ENCRYPTION_COMMON)
+    """The master key for `master_key_source = "environment"`: 32 bytes in base64."""
+    master_key_previous: SecretStr | None = Field(None, json_schema_extra=ENCRYPTION)
+    """The master key before, while it is being replaced."""
+    keys_directory: Path | None = Field(None, json_schema_extra=ENCRYPTION)
+    """Directory with the master keys, for front ends that share one. Unset: `keys` in the data directory."""
+
+    cell: Name = Field("default", json_schema_extra=CELL_COMMON)
+    """The cell's name. Nodes of another cell are refused."""
+    node: Name | None = Field(None, json_schema_extra=CELL_COMMON)
+    """This process's name, which no other of the same role in the cell has. Unset: the host's name."""
+    zone: Name = Field("default", json_schema_extra=CELL_COMMON)
+    """What fails together with this broker: its data center, rack or host. Replicas are in different zones."""
+    replicas: Literal[1, 3, 5] = Field(3, json_schema_extra=CELL_COMMON)
+    """Brokers that have a copy of each journal. With 3 one may be lost, with 5 two; fewer brokers than that do not
+    begin to serve. Journals follow when it is changed."""
+    tls_directory: Path | None = Field(None, json_schema_extra=CELL_COMMON)
+    """Directory with `ca.crt`, `tls.crt` and `tls.key`, as [`quaymaster ca`](../guides/transport-security.md) makes
+    them. With it, the nodes of a cell speak TLS to each other and take nobody without a certificate."""
+    metadata_nodes: str = Field("127.0.0.1:9330", json_schema_extra=CELL_COMMON)
+    """Addresses of the cell's metadata nodes, separated by commas. Two or more, so that one may fail."""
+    broker_listen: str = Field("127.0.0.1:9340", json_schema_extra=CELL)
+    """Address on which a broker answers front ends, managers and other brokers."""
+    broker_advertise: str | None = Field(None, json_schema_extra=CELL)
+    """Address by which they reach it. Unset: the one it listens on."""
+    manager_listen: str = Field("127.0.0.1:9350", json_schema_extra=CELL)
+    """Address on which a manager answers operators."""
+    metadata_listen: str = Field("127.0.0.1:9330", json_schema_extra=CELL)
+    """Address on which a metadata node answers front ends."""
+    suspicion_ms: Annotated[int, Field(ge=500)] = Field(1_500, json_schema_extra=CELL)
+    """A broker that is silent for so long is suspected, and others lead its journals; one whose connection ended and
+    that cannot be reached again is suspected at once."""
+    replacement_grace_s: Count = Field(300, json_schema_extra=CELL)
+    """A broker that is silent for so long is given up: its replicas are copied to others, if there are."""
+    broker_clock_skew_max_ms: Annotated[int, Field(ge=50)] = Field(500, json_schema_extra=CELL)
+    """A broker whose wall clock is further from the median of its cell's leads nothing while another one can."""
+    moves_max: Count = Field(2, json_schema_extra=CELL)
+    """Journals of a cell that get another member or leader for order's sake at once. Lost leaders do not wait."""
+    metadata_rows_max: Count = Field(200_000, json_schema_extra=CELL)
+    """Queues that a front end keeps in memory, at about 2 KiB a queue; others are asked for when needed."""
+    metadata_staleness_ms: Count = Field(10_000, json_schema_extra=CELL)
+    """When no metadata node knows anything newer than this: queues and keys in memory are still served, however old;
+    lists and what is not in memory get 503."""
+    metadata_timeout_ms: Count = Field(18_000, json_schema_extra=CELL)
+    """How long metadata nodes may take for a change; less than `control_timeout_ms`."""
+    force_plaintext: bool = Field(False, json_schema_extra=CELL)
+    """Let nodes speak to each other without TLS on addresses that other machines can reach."""
+
+    usage: bool = Field(True, json_schema_extra=USAGE_COMMON)
     """Record every request and keep the [records](../internals/usage.md) in the queue `quaymaster-usage` of account
     000000000000, for usage, billing and audit."""
     usage_sync_ms: Annotated[int, Field(ge=10)] = Field(1_000, json_schema_extra=USAGE)
@@ -293,77 +323,22 @@ class Settings(BaseSettings):
     """Records on disk that are not yet in that queue, because brokers are away. Above it messages go on, and what is
     not recorded is counted."""
 
-    master_key_source: Literal["file", "environment"] = Field("file", json_schema_extra=SECRECY)
-    """Where the master key is, which wraps all other keys: `keys/` in the data directory, or `master_key`."""
-    master_key: SecretStr | None = Field(None, json_schema_extra=SECRECY)
-    """The master key for `master_key_source = "environment"`: 32 bytes in base64."""
-    master_key_previous: SecretStr | None = Field(None, json_schema_extra=SECRECY)
-    """The master key before, while it is being replaced."""
-
-    tls_directory: Path | None = Field(None, json_schema_extra=BETWEEN)
-    """Directory with `ca.crt`, `tls.crt` and `tls.key`, as [`quaymaster ca`](../guides/transport-security.md) makes
-    them. With it, the nodes of a cell speak TLS to each other and take nobody without a certificate."""
-    cell: Name = Field("default", json_schema_extra=BETWEEN)
-    """The cell's name. Nodes of another cell are refused."""
-    node: Name | None = Field(None, json_schema_extra=BETWEEN)
-    """This process's name, which no other of the same role in the cell has. Unset: the host's name."""
-    zone: Name = Field("default", json_schema_extra=BETWEEN)
-    """What fails together with this broker: its data center, rack or host. Replicas are in different zones."""
-    broker_listen: str = Field("127.0.0.1:9340", json_schema_extra=BETWEEN)
-    """Address on which a broker answers front ends, managers and other brokers."""
-    broker_advertise: str | None = Field(None, json_schema_extra=BETWEEN)
-    """Address by which they reach it. Unset: the one it listens on."""
-    keys_directory: Path | None = Field(None, json_schema_extra=SECRECY)
-    """Directory with the master keys, for front ends that share one. Unset: `keys` in the data directory."""
-    manager_listen: str = Field("127.0.0.1:9350", json_schema_extra=BETWEEN)
-    """Address on which a manager answers operators."""
-    replicas: Literal[1, 3, 5] = Field(3, json_schema_extra=BETWEEN)
-    """Brokers that have a copy of each journal. With 3 one may be lost, with 5 two; fewer brokers than that do not
-    begin to serve. Journals follow when it is changed."""
-    suspicion_ms: Annotated[int, Field(ge=500)] = Field(1_500, json_schema_extra=BETWEEN)
-    """A broker that is silent for so long is suspected, and others lead its journals; one whose connection ended and
-    that cannot be reached again is suspected at once."""
-    replacement_grace_s: Count = Field(300, json_schema_extra=BETWEEN)
-    """A broker that is silent for so long is given up: its replicas are copied to others, if there are."""
-    broker_clock_skew_max_ms: Annotated[int, Field(ge=50)] = Field(500, json_schema_extra=BETWEEN)
-    """A broker whose wall clock is further from the median of its cell's leads nothing while another one can."""
-    moves_max: Count = Field(2, json_schema_extra=BETWEEN)
-    """Journals of a cell that get another member or leader for order's sake at once. Lost leaders do not wait."""
-    metadata_listen: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
-    """Address on which a metadata node answers front ends."""
-    metadata_nodes: str = Field("127.0.0.1:9330", json_schema_extra=BETWEEN)
-    """Addresses of the cell's metadata nodes, separated by commas. Two or more, so that one may fail."""
-    metadata_organisation: Literal["full"] = Field("full", json_schema_extra=BETWEEN)
-    """How metadata nodes share what there is. `full`: each has everything, and any may be asked."""
-    metadata_rows_max: Count = Field(200_000, json_schema_extra=BETWEEN)
-    """Queues that a front end keeps in memory, at about 2 KiB a queue; others are asked for when needed."""
-    metadata_staleness_ms: Count = Field(10_000, json_schema_extra=BETWEEN)
-    """When no metadata node knows anything newer than this: queues and keys in memory are still served, however old;
-    lists and what is not in memory get 503."""
-    metadata_unknown_ms: Count = Field(5_000, json_schema_extra=BETWEEN)
-    """How long a front end believes that an access key or data key does not exist, unless it hears otherwise. Whether
-    a queue exists is asked each time."""
-    metadata_unknown_max: Count = Field(10_000, json_schema_extra=BETWEEN)
-    """Access keys, and data keys, of which it remembers that."""
-    metadata_timeout_ms: Count = Field(18_000, json_schema_extra=BETWEEN)
-    """How long metadata nodes may take for a change; less than `control_timeout_ms`."""
-    force_plaintext: bool = Field(False, json_schema_extra=BETWEEN)
-    """Let nodes speak to each other without TLS on addresses that other machines can reach."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", json_schema_extra=SEEING)
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", json_schema_extra=OBSERVABILITY_COMMON
+    )
     """Least severe events that are logged."""
-    log_format: Literal["text", "json"] = Field("text", json_schema_extra=SEEING)
+    log_format: Literal["text", "json"] = Field("text", json_schema_extra=OBSERVABILITY_COMMON)
     """`text`: time, level, logger, event, key=value. `json`: one object a line."""
-    slow_request_ms: NotNegative = Field(1_000, json_schema_extra=SEEING)
+    metrics_per_queue: bool = Field(False, json_schema_extra=OBSERVABILITY)
+    """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
+    slow_request_ms: NotNegative = Field(1_000, json_schema_extra=OBSERVABILITY)
     """Requests that take longer (without a long poll's wait) are logged with the parts of the time.
     0: none."""
-    loop_watch_ms: NotNegative = Field(5, json_schema_extra=SEEING)
+    loop_watch_ms: NotNegative = Field(5, json_schema_extra=OBSERVABILITY)
     """How often the event loop is looked at for pauses (ten times less often while it is idle); shorter pauses may
     be missed. 0: never."""
-    metrics_per_queue: bool = Field(False, json_schema_extra=SEEING)
-    """Give queue metrics for each queue, with account and queue name as labels, instead of their sum."""
 
-    @field_validator("listen", "admin", "metadata_listen", "broker_listen", "manager_listen")
+    @field_validator("listen", "admin_listen", "metadata_listen", "broker_listen", "manager_listen")
     @classmethod
     def _address(cls, value: str) -> str:
         parse_address(value)
@@ -383,10 +358,14 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.authentication == "open" and not self.force_open and not self.listen_address.is_loopback:
+        if (
+            self.authentication == "open"
+            and not self.allow_open_on_network
+            and not self.listen_address.is_loopback
+        ):
             raise ValueError(
                 f'authentication is "open" and listen is {self.listen}, which other machines can '
-                'reach. Listen on loopback, use authentication = "signed", or set force_open = true if '
+                'reach. Listen on loopback, use authentication = "signed", or set allow_open_on_network = true if '
                 "everybody may do everything"
             )
         if (self.etcd_user is None) != (self.etcd_password is None):
@@ -427,7 +406,7 @@ class Settings(BaseSettings):
     @property
     def admin_address(self) -> Address:
         """The admin port's address, taken apart."""
-        return parse_address(self.admin)
+        return parse_address(self.admin_listen)
 
     @property
     def manager_listen_address(self) -> Address:
@@ -514,7 +493,7 @@ def load_settings(
     for name, given in (flags or {}).items():
         if given is not None:
             values[name] = given
-            sources[name] = f"--{name.replace('_', '-')}"
+            sources[name] = FLAGS.get(name, f"--{name.replace('_', '-')}")
     try:
         return Settings(**values)  # type: ignore[arg-type]
     except ValidationError as error:
@@ -549,15 +528,20 @@ def settings_as_markdown() -> str:
         'TOML file (`listen = "127.0.0.1:9324"`; `--config` or `QUAYMASTER_CONFIG` names the file), that',
         "more than the default. Settings are read at start; a name in the file that does not exist is an",
         "error. The unit is part of the name: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.",
-        "`quaymaster settings` shows what is in effect.",
+        "`quaymaster settings` shows what is in effect. The first table of a group has the settings that",
+        "many installations change.",
     ]
     group = ""
+    is_common = True
     for name, field in Settings.model_fields.items():
         extra = field.json_schema_extra
         assert isinstance(extra, dict), f"{name} belongs to no group"
         if extra["group"] != group:
             group = str(extra["group"])
             lines += ["", f"## {group}", "", "| Name | Default | Meaning |", "|---|---|---|"]
+        elif is_common and not extra["is_common"]:
+            lines += ["", "Others:", "", "| Name | Default | Meaning |", "|---|---|---|"]
+        is_common = bool(extra["is_common"])
         meaning = " ".join((field.description or "").split())
         lines.append(f"| `{name}` | {_default_as_text(field)} | {meaning} |")
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from quaymaster.settings import Settings, load_settings, parse_address
 
 
 def settings_of(data: Path, **flags: object) -> Settings:
-    return load_settings(flags={"data": data, **flags}, environment={})
+    return load_settings(flags={"data_directory": data, **flags}, environment={})
 
 
 def disk_findings(data: Path, **flags: object) -> dict[str, Finding]:

@@ -138,7 +138,7 @@ def test_operator_commands_need_to_know_the_admin_port(run: Run, server: PlayedS
 
 def test_the_admin_port_is_known_after_eval_of_env(run: Run, data: Path, server: PlayedServer) -> None:
     environment = {
-        "QUAYMASTER_DATA": str(data),
+        "QUAYMASTER_DATA_DIRECTORY": str(data),
         "AWS_ENDPOINT_URL": server.url,
         "AWS_ACCESS_KEY_ID": "QMTESTKEY",
         "AWS_SECRET_ACCESS_KEY": "a secret only the tests know",

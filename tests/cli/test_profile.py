@@ -50,7 +50,7 @@ def test_the_profile_in_use_weighs_less_than_flags_and_variables(
     run: Run, data: Path, server: PlayedServer, tmp_path: Path
 ) -> None:
     run("profile", "create", "shop", "--data", data)
-    elsewhere = {"QUAYMASTER_DATA": str(tmp_path / "elsewhere")}
+    elsewhere = {"QUAYMASTER_DATA_DIRECTORY": str(tmp_path / "elsewhere")}
 
     assert run("queue", "list").code == 3
     assert run("profile", "use", "shop").code == 0

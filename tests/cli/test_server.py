@@ -55,7 +55,7 @@ def test_env_says_when_no_key_can_sign(run: Run, data: Path) -> None:
 
 
 def test_env_takes_the_data_directory_from_the_environment(run: Run, data: Path) -> None:
-    result = run("env", environment={"QUAYMASTER_DATA": str(data)})
+    result = run("env", environment={"QUAYMASTER_DATA_DIRECTORY": str(data)})
 
     assert result.code == 0
     assert ACCESS_KEY_ID in result.out

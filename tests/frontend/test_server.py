@@ -672,7 +672,7 @@ def test_with_open_authentication_browsers_at_home_and_all_programs_are_served(
 
 def test_a_browser_reaches_a_forced_open_server_by_any_name() -> None:
     async def scenario() -> None:
-        async with serving(authentication="open", force_open=True) as service:
+        async with serving(authentication="open", allow_open_on_network=True) as service:
             await service.add_queue("jobs")
 
             assert await status_by(service, "queue.corp:9324", {"User-Agent": BROWSER}) == 200

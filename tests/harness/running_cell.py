@@ -62,9 +62,9 @@ class RoleProcess:
         listen = {"frontend": "listen"}.get(role, f"{role}_listen")
         self.settings = {
             **settings,
-            "data": str(self.data),
+            "data_directory": str(self.data),
             "node": name,
-            "admin": f"127.0.0.1:{self.admin_port}",
+            "admin_listen": f"127.0.0.1:{self.admin_port}",
             listen: f"127.0.0.1:{self.port}",
         }
         self.child: subprocess.Popen[bytes] | None = None

@@ -41,13 +41,16 @@ def main() -> None:
     if role == "manager" and settings.get("log_level") == "error":
         sys.exit("no manager today")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(print(f"{settings['node']} ended well", flush=True)))
-    addresses = [settings["admin"]]
+    addresses = [settings["admin_listen"]]
     if role == "frontend":
         addresses.append(settings["listen"])
         credentials = {"region": "us-east-1", "account_id": "000000000000", "access_key_id": "QMKEY"}
-        reached = {"endpoint_url": f"http://{settings['listen']}", "admin_url": f"http://{settings['admin']}"}
+        reached = {
+            "endpoint_url": f"http://{settings['listen']}",
+            "admin_url": f"http://{settings['admin_listen']}",
+        }
         client = {**reached, **credentials, "secret_access_key": "a secret"}
-        (Path(settings["data"]) / "client.json").write_text(json.dumps(client))
+        (Path(settings["data_directory"]) / "client.json").write_text(json.dumps(client))
     for address in addresses:
         host, _, port = address.rpartition(":")
         server = ThreadingHTTPServer((host, int(port)), Answers)

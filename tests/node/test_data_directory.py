@@ -118,14 +118,16 @@ class Snapshots:
 
 
 def settings_for(data: Path) -> Settings:
-    return load_settings(None, flags={"data": data, "listen": "127.0.0.1:0", "admin": "127.0.0.1:0"})
+    return load_settings(
+        None, flags={"data_directory": data, "listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
+    )
 
 
 async def start_until_ready(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         running = asyncio.create_task(Server(settings).run(stack))
         async with asyncio.timeout(PATIENCE_S):
-            while not (settings.data / CLIENT_FILE).exists():
+            while not (settings.data_directory / CLIENT_FILE).exists():
                 assert not running.done(), running
                 await asyncio.sleep(INTERVAL_S)
         running.cancel()

@@ -75,22 +75,25 @@ def check_up(settings: Settings) -> list[Finding]:
     """Look at everything, in the order in which people would."""
     kernel = check_kernel(platform.system(), platform.release())
     try:
-        settings.data.exists()
+        settings.data_directory.exists()
     except OSError as error:  # all other checks look there
         advice = "Run as the user who runs the server, or name another directory with --data."
-        return [kernel, Finding("permissions", PROBLEM, f"{settings.data}: {error.strerror}", advice)]
+        return [
+            kernel,
+            Finding("permissions", PROBLEM, f"{settings.data_directory}: {error.strerror}", advice),
+        ]
     return [
         kernel,
-        *check_clock(settings.data),
+        *check_clock(settings.data_directory),
         *check_disk(settings),
-        check_permissions(settings.data),
-        *check_spool(settings.data),
+        check_permissions(settings.data_directory),
+        *check_spool(settings.data_directory),
         check_file_limit(settings),
         check_memory(settings),
         *check_etcd(settings),
-        check_port("listen", settings.listen_address, settings.data),
-        check_port("admin", settings.admin_address, settings.data),
-        *check_server(settings.data),
+        check_port("listen", settings.listen_address, settings.data_directory),
+        check_port("admin", settings.admin_address, settings.data_directory),
+        *check_server(settings.data_directory),
     ]
 
 
@@ -147,7 +150,7 @@ def check_clock(data: Path) -> Iterator[Finding]:
 
 def check_disk(settings: Settings) -> Iterator[Finding]:
     """There is room, and fsync reaches a disk in reasonable time."""
-    place = _existing(settings.data)
+    place = _existing(settings.data_directory)
     usage = os.statvfs(place)
     free_bytes = usage.f_bavail * usage.f_frsize
     low_bytes = settings.disk_low_limit(usage.f_blocks * usage.f_frsize)

@@ -7,7 +7,7 @@ First found wins:
     3. `AWS_ENDPOINT_URL_SQS` or `AWS_ENDPOINT_URL`, with credentials from the environment; the admin port from
        what is below, if that is of the same server
     4. the profile that QUAYMASTER_PROFILE names
-    5. `client.json` in QUAYMASTER_DATA
+    5. `client.json` in QUAYMASTER_DATA_DIRECTORY
     6. the profile in use (`quaymaster profile use`)
     7. `client.json` in ./quaymaster-data
 """
@@ -30,7 +30,7 @@ from quaymaster.cli.profile_files import (
 )
 from quaymaster.node.client_file import CLIENT_FILE
 
-DATA_VARIABLE = "QUAYMASTER_DATA"
+DATA_VARIABLE = "QUAYMASTER_DATA_DIRECTORY"
 DATA_DEFAULT = Path("quaymaster-data")
 REGION_DEFAULT = "us-east-1"
 

@@ -99,7 +99,7 @@ def load_settings_of(
     from quaymaster.settings import SettingsError, load_settings
 
     flags: dict[str, Any] = dict(parse_assignments(overrides or (), "setting"))
-    named = {"data": data, "listen": listen, "admin": admin}
+    named = {"data_directory": data, "listen": listen, "admin_listen": admin}
     flags |= {name: value for name, value in named.items() if value is not None}
     try:
         settings = load_settings(config, flags=flags)

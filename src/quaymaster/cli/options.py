@@ -15,7 +15,7 @@ Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="Data directory of the server (else QUAYMASTER_DATA, else ./quaymaster-data).",
+        help="Data directory of the server (else QUAYMASTER_DATA_DIRECTORY, else ./quaymaster-data).",
         metavar="DIR",
     ),
 ]

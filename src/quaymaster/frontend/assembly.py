@@ -117,7 +117,7 @@ def make_front_end(
         cors=CORS(
             settings.cors_origins,
             is_open=is_open,
-            is_forced=settings.force_open,
+            is_forced=settings.allow_open_on_network,
             hosts=[] if settings.public_url is None else [host_of(settings.public_url)],
         ),
         handlers=bind_handlers([messages, queues, moves, logs, transactions]),

@@ -151,7 +151,7 @@ async def _run(settings: Settings, role: Role, stack: AsyncExitStack) -> int:
     garbage = GarbageCollection()
     garbage.pause()
     stack.callback(garbage.stop)
-    data = settings.data.absolute()
+    data = settings.data_directory.absolute()
     lock = await loop.run_in_executor(None, prepare_data_directory, data, FORMAT_MIN)
     stack.callback(lock.release)
     health, metrics = Health(), Metrics(__version__)

@@ -78,6 +78,8 @@ EXIT_UNUSABLE = 3
 """The data directory, a setting or a port cannot be used; nothing was changed, and trying again will not help."""
 
 JOURNAL_ID = 0
+COMMIT_BYTES_MAX = 4 << 20
+"""Most bytes that one write and fsync take together."""
 SEGMENT_BYTES_LEAST = 2 << 20
 """On a small disk segments are at most a sixteenth of it, but not smaller than this."""
 PIPELINE_WAIT_S = 2.0
@@ -132,7 +134,7 @@ class Server:
         garbage = GarbageCollection()
         garbage.pause()
         stack.callback(garbage.stop)
-        data = settings.data.absolute()
+        data = settings.data_directory.absolute()
         has_store = settings.coordination == "sqlite"
         lock = await loop.run_in_executor(None, partial(prepare_data_directory, data, has_store=has_store))
         stack.callback(lock.release)
@@ -492,7 +494,7 @@ def journal_options(settings: Settings, data: Path) -> JournalOptions:
         limits=JournalLimits(
             segment_bytes_max=min(settings.segment_bytes_max, max(SEGMENT_BYTES_LEAST, disk_bytes // 16)),
             disk_low_bytes=settings.disk_low_limit(disk_bytes),
-            group_bytes_max=settings.commit_bytes_max,
+            group_bytes_max=COMMIT_BYTES_MAX,
             reserve_segments=settings.disk_reserve_segments,
         ),
         body_cache_bytes=settings.body_cache_bytes,
@@ -558,9 +560,9 @@ def _greet(settings: Settings, data: Path, address: Address, admin: Address) -> 
         pid=os.getpid(),
     )
     if settings.authentication == "open" and not settings.admin_address.is_loopback:
-        log_event(log, logging.WARNING, "admin port is open to others", admin=settings.admin)
+        log_event(log, logging.WARNING, "admin port is open to others", admin=settings.admin_listen)
     if sys.stdout.isatty():
-        where = "" if data == Path("quaymaster-data").absolute() else f" --data {settings.data}"
+        where = "" if data == Path("quaymaster-data").absolute() else f" --data {settings.data_directory}"
         print(  # the one thing a person at a terminal needs to know
             f"Quaymaster {__version__} serves SQS on http://{_reachable(address)}\n"
             f'Point any AWS SDK at it:  eval "$(quaymaster env{where})"',

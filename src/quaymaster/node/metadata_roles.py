@@ -13,7 +13,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -151,15 +151,13 @@ async def start_remote_metadata(
         stack.push_async_callback(client.close)
         nodes.append(Node(str(address), client))
     metadata = RemoteMetadata(
-        MetadataClient(_organised(settings, nodes)),
+        MetadataClient(FullNodes(nodes)),
         key_provider,
         name=hello.node,
         region=settings.region,
         account_id=settings.account_id,
         now_ms=now_ms,
         rows_max=settings.metadata_rows_max,
-        unknown_ms=settings.metadata_unknown_ms,
-        unknown_max=settings.metadata_unknown_max,
         change_ms=settings.metadata_timeout_ms,
         staleness_ms=settings.metadata_staleness_ms,
         quotas=Quotas(**settings.account_quotas()),
@@ -201,11 +199,6 @@ def _connect(
         tls=security.client_context,
         stats=stats,
     )
-
-
-def _organised(settings: Settings, nodes: Sequence[Node]) -> FullNodes:
-    assert settings.metadata_organisation == "full", "there is no other organisation yet"
-    return FullNodes(nodes)
 
 
 async def _declare(metadata: RemoteMetadata, file: Path, note: Callable[[], Awaitable[None]]) -> None:

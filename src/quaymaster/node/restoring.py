@@ -34,7 +34,7 @@ def restore_data_directory(
 
     `progress` is told (bytes done, bytes in all).
     """
-    data = settings.data.absolute()
+    data = settings.data_directory.absolute()
     if data.exists() and any(data.iterdir()):
         raise RestoreRefused(f"{data} is not empty; restore into a new directory.")
     try:

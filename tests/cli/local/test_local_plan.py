@@ -63,7 +63,7 @@ def test_every_process_has_its_own_ports_and_directory() -> None:
     ports += [str(process.admin_port) for process in plan.processes if process.admin_port]
     assert len(set(ports)) == len(ports)
     directories = [
-        settings_of(plan, process.name)["data"]
+        settings_of(plan, process.name)["data_directory"]
         for process in plan.processes
         if process.role not in ("etcd", "haproxy")
     ]
@@ -190,7 +190,7 @@ def test_a_cluster_that_cannot_be_is_refused_with_the_reason() -> None:
 def test_settings_of_the_environment_hold_but_those_that_say_where_things_are() -> None:
     environment = {
         "QUAYMASTER_PURGE_INTERVAL_S": "0",
-        "QUAYMASTER_DATA": "/elsewhere",
+        "QUAYMASTER_DATA_DIRECTORY": "/elsewhere",
         "QUAYMASTER_PORT": "tcp://10.0.0.1",
         "PATH": "/bin",
     }

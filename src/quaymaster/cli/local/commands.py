@@ -28,14 +28,14 @@ app = options.new_group(
 )
 
 DATA_DEFAULT = Path("quaymaster-cluster")
-DATA_VARIABLE = "QUAYMASTER_DATA"
+DATA_VARIABLE = "QUAYMASTER_DATA_DIRECTORY"
 FETCH_TIMEOUT_S = 300
 
 Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="Directory of the cluster (else QUAYMASTER_DATA, else ./quaymaster-cluster).",
+        help="Directory of the cluster (else QUAYMASTER_DATA_DIRECTORY, else ./quaymaster-cluster).",
         metavar="DIR",
     ),
 ]

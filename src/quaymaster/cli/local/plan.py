@@ -59,8 +59,17 @@ STOP_STAGES: Final[tuple[tuple[Role, ...], ...]] = (
 
 PLANNED_SETTINGS: Final = frozenset(
     {
-        *("cell", "node", "zone", "data", "coordination", "etcd_endpoints", "etcd_prefix", "tls_directory"),
-        *("listen", "admin", "broker_listen", "metadata_listen", "manager_listen", "metadata_nodes"),
+        *(
+            "cell",
+            "node",
+            "zone",
+            "data_directory",
+            "coordination",
+            "etcd_endpoints",
+            "etcd_prefix",
+            "tls_directory",
+        ),
+        *("listen", "admin_listen", "broker_listen", "metadata_listen", "manager_listen", "metadata_nodes"),
         *("master_key_source", "master_key", "master_key_previous", "keys_directory", "broker_advertise"),
     }
 )
@@ -305,8 +314,8 @@ class _Planner:
             "cell": CELL,
             "node": name,
             "zone": zone,
-            "data": str(self.directory / name),
-            "admin": f"{HOST}:{admin_port}",
+            "data_directory": str(self.directory / name),
+            "admin_listen": f"{HOST}:{admin_port}",
             "coordination": "etcd",
             "etcd_endpoints": self.etcd.endpoint,
             "etcd_prefix": ETCD_PREFIX,
