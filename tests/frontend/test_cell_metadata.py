@@ -168,7 +168,7 @@ def test_requests_that_wait_for_what_is_asked_for_are_bounded(monkeypatch: pytes
     monkeypatch.setattr(server_module, "UNKNOWN_WAITING_MAX", 3)
 
     async def scenario() -> None:
-        async with serving_pair() as pair:
+        async with serving_pair(lookup_ms=1_000) as pair:
             for link in pair.metadata.links.values():
                 link.is_silent = True
             client = pair.two.client

@@ -53,7 +53,7 @@ from quaymaster.core.values.commands import (
     Send,
     SetQueue,
 )
-from quaymaster.core.values.errors import AccessDenied, CallerError, NotLeader, NotNow
+from quaymaster.core.values.errors import AccessDenied, CallerError, NotLeader, NotNow, TooFewReplicas
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.net.rpc import RPCClient
 from quaymaster.protocol.rpc.broker_calls import (
@@ -193,9 +193,17 @@ class Cell:
         await until(lambda: self.brokers[name].journals[JOURNAL].host.replica.is_leading)
 
     async def ask(self, name: str, command: Command) -> Outcome:
-        """Give a broker a command for the journal."""
+        """Give a broker a command for the journal; again where its leader has not heard of followers for a moment.
+
+        They run in this process: on a busy machine its lease may end for no other reason. Nothing was decided then.
+        """
         body = JOURNAL_ID.pack(JOURNAL) + encode_command(command)
-        return decode_outcome(await self.clients[name].ask(COMMAND, body, 10_000))
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return decode_outcome(await self.clients[name].ask(COMMAND, body, 10_000))
+                except TooFewReplicas:
+                    await asyncio.sleep(0.05)
 
     async def send(self, name: str, first: int, last: int) -> None:
         """Send messages with these numbers, one by one, at once."""
