@@ -11,10 +11,14 @@ from functools import wraps
 from random import Random
 from typing import Any
 
+import pytest
+
 from frontend.support import ACCOUNT, Service, serving_recorded, until
 from quaymaster.core.values.errors import NotNow
+from quaymaster.frontend.actions.message_actions import MessageActions
 from quaymaster.frontend.usage.recorder import ASKED_NAMES_MAX, REFUSED_KINDS_MAX, UsageRecorder
 from quaymaster.net.http.message import HTTPRequest
+from quaymaster.net.routing.metadata_client import unknown_until
 from quaymaster.protocol.sqs.internal_queues import USAGE_QUEUE
 from quaymaster.protocol.usage.usage_records import UsageRecord, decode_block, encode_block
 
@@ -107,6 +111,32 @@ async def test_batches_count_their_messages_and_total_bytes() -> None:
         assert record.queue_type == "fifo"
         assert (record.message_count, record.duplicate_count) == (5, 2)
         assert (record.payload_bytes, record.chunks) == (150_000, 3)
+
+
+@on_a_loop
+async def test_a_batch_that_waits_for_a_data_key_counts_its_bytes_once() -> None:
+    usage = recorder()
+    prepare = MessageActions._prepare
+    asked: list[asyncio.Future[None]] = []
+
+    def waits_once(*arguments: Any) -> Any:
+        if asked:
+            return prepare(*arguments)
+        asked.append(asyncio.get_running_loop().create_future())
+        asked[0].get_loop().call_soon(asked[0].set_result, None)
+        raise unknown_until(asked[0])
+
+    async with serving_recorded(usage) as service:
+        await service.add_queue("orders")
+        entries = [{"Id": str(at), "MessageBody": "x" * 100} for at in range(3)]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MessageActions, "_prepare", waits_once)
+            await service.client.json("SendMessageBatch", {"QueueUrl": url("orders"), "Entries": entries})
+
+        (record,) = records_of(usage)
+        assert asked
+        assert (record.message_count, record.payload_bytes) == (3, 300)
 
 
 @on_a_loop

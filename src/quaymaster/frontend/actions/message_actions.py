@@ -195,12 +195,15 @@ class MessageActions:
         checked = message_rules.check_send_batch(entries, definition)
         valid: list[tuple[str, message_rules.AnySend, bytes]] = []
         failed: list[shapes.BatchResultErrorEntry] = []
+        payload_bytes = 0
         for entry, result in zip(entries, checked, strict=True):
             if isinstance(result, CallerError):
                 failed.append(batch_error_entry(entry.Id, result))
             else:
                 valid.append((entry.Id, entry, result.body))
-                call.payload_bytes += result.size_bytes
+                payload_bytes += result.size_bytes
+        # Set, not added to: a data key that must be asked for brings it here again.
+        call.payload_bytes = payload_bytes
         if not valid:
             call.succeed(shapes.SendMessageBatchResult(Failed=failed))
             return
