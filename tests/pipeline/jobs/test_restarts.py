@@ -76,7 +76,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from harness.pipeline_site import Site
-from quaymaster_pipeline import bronze
+from quaymaster_pipeline.usage import bronze
 bronze.BLOCKS_PER_BATCH_MAX = 2
 Site(Path({directory!r})).run()
 """
