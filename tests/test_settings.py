@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pydantic import ValidationError
@@ -203,3 +205,15 @@ def test_every_setting_has_a_meaning_and_a_unit_where_it_has_one() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert not name.endswith(("_seconds", "_milliseconds", "_size", "_timeout", "_interval")), name
+
+
+def test_settings_that_many_change_come_first_in_their_groups() -> None:
+    extras = [cast("dict[str, object]", field.json_schema_extra) for field in Settings.model_fields.values()]
+    groups = [(extra["group"], not extra["is_common"]) for extra in extras]
+
+    assert len([1 for _, is_other in groups if not is_other]) == 30
+    assert len(list(itertools.groupby(groups))) == len(set(groups))
+    assert all(min(is_other for name, is_other in groups if name == group) is False for group, _ in groups)
+    for group in {name for name, _ in groups}:
+        others = [is_other for name, is_other in groups if name == group]
+        assert others == sorted(others), group

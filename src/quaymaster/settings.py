@@ -133,12 +133,12 @@ class Settings(BaseSettings):
     authentication: Literal["signed", "open"] = Field("signed", json_schema_extra=AUTHENTICATION_COMMON)
     """`signed`: every request carries a valid SigV4 signature. `open`: any credentials, or none, are taken
     for the default account, as emulators do; on loopback only, unless `allow_open_on_network`."""
-    allow_open_on_network: bool = Field(False, json_schema_extra=AUTHENTICATION)
-    """Allow `authentication = "open"` on an address that others can reach."""
     account_id: str = Field("000000000000", pattern=r"^[0-9]{12}$", json_schema_extra=AUTHENTICATION_COMMON)
     """The default account, made at first start: 12 digits."""
     region: str = Field("us-east-1", pattern=r"^[a-z0-9-]{1,32}$", json_schema_extra=AUTHENTICATION_COMMON)
     """Region in ARNs, and the one that signatures must name."""
+    allow_open_on_network: bool = Field(False, json_schema_extra=AUTHENTICATION)
+    """Allow `authentication = "open"` on an address that others can reach."""
     clock_skew_s: Count = Field(900, json_schema_extra=AUTHENTICATION)
     """How far the time in a signature may be from ours."""
 
