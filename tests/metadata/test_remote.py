@@ -36,9 +36,9 @@ from quaymaster.core.values.errors import (
 from quaymaster.metadata import remote as remote_module
 from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, KeysUnusable, wrapping_key_id
 from quaymaster.metadata.queues import known_queues
-from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.remote import CachedMirror, RemoteMetadata
 from quaymaster.metadata.store import feed as feed_module
-from quaymaster.metadata.store.rows import DATA_KEYS, DataKeyRow, id_text, row_decoder
+from quaymaster.metadata.store.rows import DATA_KEYS, MASTER_KEY, DataKeyRow, id_text, row_decoder
 from quaymaster.net.routing.metadata_client import known
 from quaymaster.protocol.rpc.metadata_messages import (
     AddPermission,
@@ -692,6 +692,25 @@ def test_no_change_is_missed_however_nodes_and_links_fail(
                     == {queue.name: queue for queue in b.queues._by_name.values()}
                 )
             )
+
+    run_cell(scenario, tmp_path)
+
+
+def test_front_end_that_listed_while_another_began_the_store_finds_the_master_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = CachedMirror.start
+
+    async def start_behind(mirror: CachedMirror) -> None:
+        await start(mirror)
+        mirror._tables[MASTER_KEY]._rows.clear()  # listed before the row was made, accounts after it
+
+    async def scenario(cell: Cell) -> None:
+        async with cell.node("one"), cell.front_end("a", nodes=("one",)) as a:
+            cell.copy_keys("a", "b")
+            monkeypatch.setattr(CachedMirror, "start", start_behind)
+            async with cell.front_end("b", nodes=("one",)) as b:
+                assert b.master_key_id == a.master_key_id
 
     run_cell(scenario, tmp_path)
 

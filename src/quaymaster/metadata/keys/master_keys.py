@@ -227,9 +227,13 @@ class MasterKeys:
     async def start(self, *, store_is_empty: bool) -> None:
         """Choose the first master key, or make sure that the current one is there."""
         while self._table.get("") is None:
-            if not store_is_empty:
+            if store_is_empty:
+                await self._set_row(MasterKeyRow(await self._first_key_id()))
+                continue
+            # Rows are listed one kind after the other: another process may have begun the store between two of them.
+            await self._mirror.refresh(MASTER_KEY)
+            if self._table.get("") is None:
                 raise KeysUnusable("The metadata store does not say which master key it is encrypted with.")
-            await self._set_row(MasterKeyRow(await self._first_key_id()))
         # A retiring key may be gone already (step 5). Were it still needed, unwrapping would say so.
         await asyncio.to_thread(self._cipher, self.row.current_key_id)
         demanded = self._provider.wanted_key_id()
