@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -227,6 +227,9 @@ async def _start(process: CellProcess, role: Role) -> None:
     process.cell_format = member.cell_format
     await _ROLES[role](process)
     process.has_started = True
+    if process.witness.problem is not None:
+        with suppress(NotNow, StoreUnusable):
+            await process.witness.look()  # an operator may have decided since the last look
     if process.witness.problem is not None:
         _on_store_problem(process, role, StoreUnusable(process.witness.problem))
 
