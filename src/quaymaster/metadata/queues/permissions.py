@@ -6,17 +6,14 @@ Source: Amazon SQS API Reference, AddPermission; the JSON's layout as GetQueueAt
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from quaymaster.core.values.errors import InvalidParameterValue, MissingParameter, OverLimit
+from quaymaster.core.values.errors import InvalidParameterValue, OverLimit
 from quaymaster.core.values.policies import POLICY_STATEMENTS_MAX
-from quaymaster.core.values.queue_names import is_account_id
-from quaymaster.protocol.actions.table import GRANTABLE, SQS_ACTIONS
+from quaymaster.protocol.actions.permission_rules import check_statement, unknown_action
+from quaymaster.protocol.actions.table import GRANTABLE
 
-ACTIONS_MAX: Final = 7
-_LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _POLICY_VERSION: Final = "2008-10-17"
 
 
@@ -24,9 +21,10 @@ def add_permission(
     policy: str | None, *, queue_arn: str, label: str, account_ids: Sequence[str], actions: Sequence[str]
 ) -> str:
     """Return the policy with one more statement; InvalidParameterValue, MissingParameter or OverLimit."""
-    _check_label(label)
-    _check_accounts(account_ids)
-    _check_actions(actions)
+    check_statement(label, account_ids, actions)
+    for action in actions:
+        if action != "*" and action not in GRANTABLE:
+            raise unknown_action(action)
     document = _parse(policy, queue_arn)
     statements = document["Statement"]
     if any(statement.get("Sid") == label for statement in statements):
@@ -65,44 +63,6 @@ def _parse(policy: str | None, queue_arn: str) -> dict[str, Any]:
     statements = document.get("Statement", [])
     document["Statement"] = statements if isinstance(statements, list) else [statements]
     return document
-
-
-def _check_label(label: str) -> None:
-    if not label:
-        raise MissingParameter("Label")
-    if _LABEL.fullmatch(label) is None:
-        raise InvalidParameterValue.of(
-            "Label",
-            label,
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length.",
-        )
-
-
-def _check_accounts(account_ids: Sequence[str]) -> None:
-    if not account_ids:
-        raise MissingParameter("PrincipalId")
-    if not all(is_account_id(account_id) for account_id in account_ids):
-        raise InvalidParameterValue.of("PrincipalId", f"[{', '.join(account_ids)}]", "Unable to verify.")
-
-
-def _check_actions(actions: Sequence[str]) -> None:
-    if not actions:
-        raise MissingParameter("Actions")
-    if len(actions) > ACTIONS_MAX:
-        raise OverLimit.actions(len(actions), ACTIONS_MAX)
-    for action in actions:
-        if action == "*" or action in GRANTABLE:
-            continue
-        declared = SQS_ACTIONS.get(action)
-        if declared is not None and declared.owner_only:
-            raise InvalidParameterValue.of(
-                "ActionName", f"SQS:{action}", "Only the queue owner is allowed to invoke this action."
-            )
-        raise InvalidParameterValue.of(
-            "ActionName",
-            f"SQS:{action}",
-            "Please refer to the appropriate WSDL for a list of valid actions.",
-        )
 
 
 def _one_or_list(values: list[str]) -> str | list[str]:
