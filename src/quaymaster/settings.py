@@ -477,8 +477,7 @@ def load_settings(
         SettingsError: a file that cannot be read, an unknown name in it, a value that cannot be.
     """
     environment = os.environ if environment is None else environment
-    if config is None and environment.get(CONFIG_VARIABLE):
-        config = Path(environment[CONFIG_VARIABLE])
+    config = settings_file(config, environment)
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     if config is not None:
@@ -498,6 +497,12 @@ def load_settings(
         return Settings(**values)  # type: ignore[arg-type]
     except ValidationError as error:
         raise SettingsError(_explain(error, values, sources)) from None
+
+
+def settings_file(config: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Return the TOML file that is read: `config`, else the one that `QUAYMASTER_CONFIG` names, if any."""
+    named = environment.get(CONFIG_VARIABLE)
+    return config or (Path(named) if named else None)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:

@@ -33,9 +33,10 @@ def check(
         SettingsError,
         load_settings,
         read_settings_file,
+        settings_file,
     )
 
-    path = file or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
+    path = settings_file(file, os.environ)
     if path is None:
         raise WrongUsage(f"Name a file, or set {CONFIG_VARIABLE}.")
     try:

@@ -57,13 +57,13 @@ def load_for(config: Path | None, overrides: list[str] | None) -> Settings:
     What a profile says weighs less than flags and variables.
     """
     from quaymaster.cli.options import parse_assignments
-    from quaymaster.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
+    from quaymaster.settings import ENVIRONMENT_PREFIX, settings_file
 
     profile = chosen_profile(os.environ)
     if profile is None:
         return load_settings_of(config, None, None, None, overrides)[0]
     found = read_profile(profile, os.environ)
-    if config is None and not os.environ.get(CONFIG_VARIABLE) and found.config is not None:
+    if settings_file(config, os.environ) is None and found.config is not None:
         config = Path(found.config)
     given = parse_assignments(overrides or (), "setting")
     less = [
@@ -113,9 +113,9 @@ def _origins(
 ) -> dict[str, str]:
     import tomllib
 
-    from quaymaster.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, Settings
+    from quaymaster.settings import ENVIRONMENT_PREFIX, Settings, settings_file
 
-    path = config or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    path = settings_file(config, environment)
     in_file = set(tomllib.loads(path.read_text(encoding="utf-8"))) if path is not None else set()
     origins = {}
     for name in Settings.model_fields:
