@@ -237,12 +237,23 @@ class LogChecker:
             raise Violation("I2", f"{node.member} hands out what is not committed, at {offset}", offset)
 
     def on_received(self, node: Replica, epoch: int) -> None:
-        """A leader answers a receive, with messages or without: not once another has led for a while."""
-        now = self.key.configuration
-        is_replaced = now.epoch > epoch and now.activated
-        if is_replaced and self.kernel.now_us - max(self.key.changed_us, node.host.resumed_us) > DEPOSED_US:
+        """A leader answers a receive, with messages or without: not once another has led for a while.
+
+        One that leads several epochs in succession may answer what it decided in the first: nobody else decided since.
+        """
+        key = self.key
+        if not key.configuration.activated:
+            return
+        others = [
+            later
+            for later in key.activated_epochs
+            if later > epoch and key.by_epoch[later].leader != node.member
+        ]
+        since_us = self.kernel.now_us - max(key.changed_us, node.host.resumed_us)
+        if others and since_us > DEPOSED_US:
             raise Violation(
-                "I27", f"{node.member} answers a receive in epoch {epoch}, long after epoch {now.epoch} began"
+                "I27",
+                f"{node.member} answers a receive in epoch {epoch}, long after epoch {min(others)} began",
             )
 
     def on_reply(self, node: Replica, command: Command, outcome: object) -> None:

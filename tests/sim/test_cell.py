@@ -9,21 +9,28 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.__main__ import main
 from sim.bugs import BUGS
 from sim.cell import Outcome, run_seed, tell
-from sim.kernel import MS, Violation
+from sim.kernel import MS, Kernel, Violation
+from sim.log_checker import DEPOSED_US, LogChecker
 from sim.mutants import hunt
 from sim.mutants import main as print_hunts
 from sim.pinned import CAUGHT_BY
 from sim.queue_checker import Delivery, QueueChecker, QueueKind
+from sim.replica import Replica
+from sim.store import JournalKey
 
 BLOCKS = 9
 SEEDS = int(os.environ.get("SOAK_RUNS", "0")) or 2
 """Seeds of each block. A number, not a time: what is tried must not depend on how fast the machine is."""
+MEMBERS = ("a@1", "b@2", "c@3")
 HUNTED_SEEDS = 30
 """From the kept seed on, until one catches the bug: another draw anywhere makes another run of every seed."""
 
@@ -134,3 +141,24 @@ def test_a_message_may_outlive_its_retention_only_while_its_leader_lets_nothing_
     for age_ms in (4_400, 5_501):
         with pytest.raises(Violation, match=f"I21: message 1 was received {age_ms} ms after it was sent"):
             received_after(age_ms)
+
+
+def test_a_receive_may_be_answered_late_unless_another_broker_has_led_since() -> None:
+    def lead(*epochs: tuple[int, str]) -> LogChecker:
+        key = JournalKey(1)
+        key.put(JournalConfiguration(1, "a@1", MEMBERS, MEMBERS, activated=True), 1)
+        for epoch, leader in epochs:
+            key.put(JournalConfiguration(epoch, leader, MEMBERS, MEMBERS, activated=False), 1)
+            key.put(JournalConfiguration(epoch, leader, MEMBERS, MEMBERS, activated=True), 1)
+        kernel = cast(Kernel, SimpleNamespace(now_us=DEPOSED_US + 1))
+        return LogChecker(kernel, key, clock_error_ms=0, clock_drift=0.0, is_measured=True)
+
+    a = cast(Replica, SimpleNamespace(member="a@1", host=SimpleNamespace(resumed_us=0)))
+
+    lead().on_received(a, 1)
+    lead((2, "a@1")).on_received(a, 1)
+    lead((2, "b@2"), (3, "a@1")).on_received(a, 3)
+
+    for epochs in ([(2, "b@2")], [(2, "b@2"), (3, "a@1")], [(2, "a@1"), (3, "b@2")]):
+        with pytest.raises(Violation, match="I27: a@1 answers a receive in epoch 1, long after epoch"):
+            lead(*epochs).on_received(a, 1)
