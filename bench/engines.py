@@ -40,7 +40,7 @@ from bench.event_files import files_of, size_mib, write_files
 from bench.meter import Meter
 from bench.pipeline import EVENTS_PER_FILE
 from bench.stretches import cut, read_row_groups
-from quaymaster_pipeline.warehouse.data_files import Place
+from quaymaster_pipeline.warehouse.data_files import TablePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -220,7 +220,7 @@ def pipeline_engine(paths: list[Path], cores: int, master: str) -> Iterator[Run]
     from quaymaster_pipeline.usage.tasks import SparkWorkers
     from quaymaster_pipeline.warehouse.session import spark_session
 
-    work = silver.usage_work(Place(str(paths[0].parent), {}), 0, 1 << 62)
+    work = silver.usage_work(TablePlace(str(paths[0].parent), {}), 0, 1 << 62)
     with (
         tempfile.TemporaryDirectory(prefix="quaymaster-bench-") as folder,
         spark_session(master, directory=Path(folder), driver_memory=PIPELINE["spark.driver.memory"]) as spark,

@@ -29,7 +29,7 @@ from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.usage import bronze
 from quaymaster_pipeline.usage.feed import FileFeed
 from quaymaster_pipeline.usage.tasks import SparkWorkers
-from quaymaster_pipeline.warehouse.data_files import Place
+from quaymaster_pipeline.warehouse.data_files import TablePlace
 from quaymaster_pipeline.warehouse.schemas import OP_NAMES, USAGE_EVENTS
 from quaymaster_pipeline.warehouse.session import spark_session
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -160,7 +160,7 @@ def measure_task(place: Path) -> dict[str, float]:
     feed = FileFeed(place / "feed")
     bounds = {0: (0, min(feed.bounds()[0][1], TASK_BLOCKS))}
     for number in range(2):
-        work = bronze.bronze_work(Place(str(place / f"task-{number}"), {}), 0, date(2026, 11, 22))
+        work = bronze.bronze_work(TablePlace(str(place / f"task-{number}"), {}), 0, date(2026, 11, 22))
         meter = Meter()
         with meter:
             for _ in work(feed.batches(bounds)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from quaymaster.cli.commands import whole_command
-from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, Queues
+from quaymaster.core.values.attributes import COMPUTED, SETTABLE, Attribute, QueueKinds
 from quaymaster.monitoring.metrics import METRICS
 from quaymaster.protocol.actions.sqs_json import TARGET_PREFIXES
 from quaymaster.protocol.actions.table import ACTIONS, Action, QueueState, Scope, UsageColumn
@@ -136,10 +136,10 @@ QUEUE_ATTRIBUTE_COLUMNS = """\
 """
 
 QUEUES_WORDS = {
-    Queues.STANDARD | Queues.FIFO: "all",
-    Queues.FIFO: "FIFO",
-    Queues.LOG: "log-retained",
-    Queues.KMS: "all; the default with a `KmsMasterKeyId`",
+    QueueKinds.STANDARD | QueueKinds.FIFO: "all",
+    QueueKinds.FIFO: "FIFO",
+    QueueKinds.LOG: "log-retained",
+    QueueKinds.KMS: "all; the default with a `KmsMasterKeyId`",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quaymaster.broker.cell import held_journals
-from quaymaster.broker.replica import journal_service, moves, moves_out
+from quaymaster.broker.replica import journal_service, message_moves, moves_out
 from quaymaster.broker.storage import writer
 from quaymaster.coordination import etcd, watched_prefix
 from quaymaster.metadata.store import feed, mirror
@@ -26,7 +26,7 @@ WAITS_S = {
     "keys followed in coordination": watched_prefix.RETRY_MAX_S,
     "a watch of etcd": etcd.WATCH_RETRY_MAX_S,
     "a connection to another process": RPCLimits().reconnect_max_ms / 1000,
-    "a queue of another journal that was not found": moves.AWAY_RETRY_S,
+    "a queue of another journal that was not found": message_moves.AWAY_RETRY_S,
     "a journal that takes no moves": moves_out.RETRY_MAX_S,
 }
 

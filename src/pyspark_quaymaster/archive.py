@@ -19,7 +19,7 @@ COLUMN_OF_DATE = "date"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ArchivedFile:
     """One file: offsets [first, end) of a partition, sent from `first_ms` to `last_ms` (ms since 1970)."""
 
     path: str
@@ -47,7 +47,7 @@ class Archive:
             self._table = DeltaTable(self._uri, storage_options=self._storage_options)
         except TableNotFoundError as error:
             raise OptionIsInvalid(f"archive: there is no table in {self._uri}") from error
-        self._stretches: dict[tuple[str, int], list[Stretch]] = {}
+        self._stretches: dict[tuple[str, int], list[ArchivedFile]] = {}
         self._load()
 
     def refresh(self) -> None:
@@ -55,11 +55,11 @@ class Archive:
         self._table.update_incremental()
         self._load()
 
-    def stretches(self, queue_id: str, partition: int) -> Sequence[Stretch]:
+    def stretches(self, queue_id: str, partition: int) -> Sequence[ArchivedFile]:
         """Return what there is of a partition, by offset."""
         return self._stretches.get((queue_id, partition), [])
 
-    def find(self, queue_id: str, partition: int, offset: int) -> Stretch | None:
+    def find(self, queue_id: str, partition: int, offset: int) -> ArchivedFile | None:
         """Return the stretch that has a message, None when none has."""
         stretches = self.stretches(queue_id, partition)
         at = bisect_right(stretches, offset, key=lambda one: one.first) - 1
@@ -90,7 +90,7 @@ class Archive:
             return min(max(start, first), end)
         return end
 
-    def read(self, stretch: Stretch, first: int, end: int, columns: Sequence[str]) -> Iterator[Any]:
+    def read(self, stretch: ArchivedFile, first: int, end: int, columns: Sequence[str]) -> Iterator[Any]:
         """Yield the messages of [first, end) in a stretch as `pyarrow.RecordBatch`es with these columns."""
         import pyarrow.parquet as pq
 
@@ -105,7 +105,7 @@ class Archive:
                     yield from group.slice(low, high - low).combine_chunks().to_batches()
                 at += rows
 
-    def row_bytes(self, stretch: Stretch, columns: Sequence[str]) -> float:
+    def row_bytes(self, stretch: ArchivedFile, columns: Sequence[str]) -> float:
         """Return about how many bytes a message of a stretch has in these columns."""
         import pyarrow.parquet as pq
 
@@ -120,9 +120,9 @@ class Archive:
     def _load(self) -> None:
         import pyarrow as pa
 
-        found: dict[tuple[str, int], list[Stretch]] = {}
+        found: dict[tuple[str, int], list[ArchivedFile]] = {}
         for file in pa.table(self._table.get_add_actions(flatten=True)).to_pylist():
-            stretch = Stretch(
+            stretch = ArchivedFile(
                 file["path"],
                 file["min.queue_id"],
                 int(file["min.partition"]),

@@ -72,7 +72,7 @@ class Fetched(NamedTuple):
     next_offset: int
 
 
-class Transaction(NamedTuple):
+class TransactionKey(NamedTuple):
     """Who writes, and which of its batches: what makes a repetition known."""
 
     sink_id: str
@@ -218,7 +218,7 @@ class Client:
     def stage_messages(
         self,
         url: str,
-        transaction: Transaction,
+        transaction: TransactionKey,
         stage: str,
         first_index: int,
         entries: Sequence[Mapping[str, Any]],
@@ -239,7 +239,7 @@ class Client:
         return int(found["Staged"]), bool(found["AlreadyCommitted"])
 
     def commit_transaction(
-        self, url: str, transaction: Transaction, stages: Sequence[tuple[str, int]]
+        self, url: str, transaction: TransactionKey, stages: Sequence[tuple[str, int]]
     ) -> tuple[int, bool]:
         """Make visible what is in these stages (name, messages), and drop other stages of the transaction.
 
@@ -255,7 +255,7 @@ class Client:
         )
         return int(found["Committed"]), bool(found["AlreadyCommitted"])
 
-    def abort_transaction(self, url: str, transaction: Transaction) -> bool:
+    def abort_transaction(self, url: str, transaction: TransactionKey) -> bool:
         """Drop what a transaction has staged; False when it is committed, which this does not undo."""
         found = self._call("Quaymaster.AbortTransaction", _transaction_fields(url, transaction))
         return bool(found["Aborted"])
@@ -347,7 +347,7 @@ class Client:
         return _Answer(response.status, found, content)
 
 
-def _transaction_fields(url: str, transaction: Transaction) -> dict[str, Any]:
+def _transaction_fields(url: str, transaction: TransactionKey) -> dict[str, Any]:
     return {"QueueUrl": url, "SinkId": transaction.sink_id, "BatchId": transaction.batch_id}
 
 

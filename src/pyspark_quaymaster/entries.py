@@ -17,7 +17,7 @@ class MessageIsRefused(QuaymasterError):
     """The server did not take a message, and would not take it later either."""
 
 
-class Row(NamedTuple):
+class OutgoingRow(NamedTuple):
     """One message to send; `queue` is None where the option says it, `size` is its bytes as SQS counts them."""
 
     queue: str | None
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     size: int
 
 
-def rows_of(iterator: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+def rows_of(iterator: Iterator[pa.RecordBatch]) -> Iterator[OutgoingRow]:
     """Yield the rows of some batches as messages.
 
     Raises OptionIsInvalid for a row that is no message: without a body, with one that is no text, or with an attribute
@@ -37,7 +37,7 @@ def rows_of(iterator: Iterator[pa.RecordBatch]) -> Iterator[Row]:
             for name in ("queue", "value", "key", "dedup_id", "attributes", "delay_seconds")
         ]
         for _, (queue, *fields) in zip(range(batch.num_rows), zip(*columns, strict=False), strict=True):
-            yield Row(queue, *_entry(*fields))
+            yield OutgoingRow(queue, *_entry(*fields))
 
 
 def _entry(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from pyspark_quaymaster.archive import Archive, Stretch
+from pyspark_quaymaster.archive import Archive, ArchivedFile
 from pyspark_quaymaster.client import Client, Fetched
 from pyspark_quaymaster.errors import AnswerIsWrong, RequestRefused, ServerIsUnavailable
 from pyspark_quaymaster.logs import NO_SUCH_QUEUE, lose
@@ -107,7 +107,7 @@ class ArchiveReader:
             if at != stop:
                 raise AnswerIsWrong(f"{stretch.path} of the archive ends at {at}, not at {stop}")
 
-    def _find(self, one: Range, offset: int) -> Stretch | None:
+    def _find(self, one: Range, offset: int) -> ArchivedFile | None:
         found = self._archive.find(one.queue_id, one.partition, offset)
         if found is None:
             self._archive.refresh()

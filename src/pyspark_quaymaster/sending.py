@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_quaymaster.client import Client
-from pyspark_quaymaster.entries import MessageIsRefused, Row
+from pyspark_quaymaster.entries import MessageIsRefused, OutgoingRow
 from pyspark_quaymaster.errors import ServerIsUnavailable
 from pyspark_quaymaster.options import SinkOptions
 from pyspark_quaymaster.targets import QueueUrls, check_group
@@ -35,7 +35,7 @@ REPEAT_PAUSE_MAX_S = 1.0
 WAITING_BATCHES_MAX = 4
 
 
-def send_rows(rows: Iterable[Row], options: SinkOptions, task_name: str) -> int:
+def send_rows(rows: Iterable[OutgoingRow], options: SinkOptions, task_name: str) -> int:
     """Send rows and return how many; `task_name` is the same for all attempts at a task."""
     with Lanes(options) as lanes:
         messages = 0
@@ -57,7 +57,7 @@ class Lanes:
         self._finder = Client(options.endpoint, options.patience)
         self._urls = QueueUrls(self._finder, options.queue)
         self._next_lane = 0
-        self._filling: dict[tuple[str, int], _Filling] = {}
+        self._filling: dict[tuple[str, int], _FillingBatch] = {}
         self._seen: Counter[bytes] = Counter()
         self._failed = threading.Event()
         self._lanes = [_Lane(options, self._failed) for _ in range(options.send_concurrency)]
@@ -77,7 +77,7 @@ class Lanes:
         if kind is None:
             self._raise_failure()
 
-    def put(self, row: Row, task_name: str) -> None:
+    def put(self, row: OutgoingRow, task_name: str) -> None:
         entry, entry_bytes = row.entry, row.size
         url = self._urls.find(row.queue)
         is_fifo = url.endswith(".fifo")
@@ -92,7 +92,7 @@ class Lanes:
             lane = lane if is_fifo else self._next_lane
             filling = self._filling.get((url, lane))
         if filling is None:
-            filling = self._filling[url, lane] = _Filling([], 0)
+            filling = self._filling[url, lane] = _FillingBatch([], 0)
         entry["Id"] = str(len(filling.entries))
         filling.entries.append(entry)
         filling.size += entry_bytes
@@ -122,7 +122,7 @@ class Lanes:
 
 
 @dataclass
-class _Filling:
+class _FillingBatch:
     """A batch that is not full yet, and its size."""
 
     entries: list[dict[str, Any]]

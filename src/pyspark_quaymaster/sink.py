@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_quaymaster import staging
-from pyspark_quaymaster.client import Transaction
+from pyspark_quaymaster.client import TransactionKey
 from pyspark_quaymaster.entries import rows_of
 from pyspark_quaymaster.errors import OptionIsInvalid
 from pyspark_quaymaster.options import SinkOptions
@@ -77,7 +77,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         assert batch, "and which batch"
         rows = rows_of(iterator)
         if self._options.exactly_once:
-            transaction = Transaction(query, int(batch))
+            transaction = TransactionKey(query, int(batch))
             return staging.stage_rows(rows, self._options, transaction, context.partitionId())
         return Sent(send_rows(rows, self._options, f"{query}/{batch}/{context.partitionId()}"))
 
@@ -104,7 +104,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         rows, partition = rows_of(iterator), _task().partitionId()
         if self._options.txn_id is not None:
-            transaction = Transaction(f"txn:{self._options.txn_id}", 0)
+            transaction = TransactionKey(f"txn:{self._options.txn_id}", 0)
             return staging.stage_rows(rows, self._options, transaction, partition)
         return Sent(send_rows(rows, self._options, f"{self._name}/{partition}"))
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from pyspark_quaymaster.client import Client, Patience, Transaction
-from pyspark_quaymaster.entries import MessageIsRefused, Row
+from pyspark_quaymaster.client import Client, Patience, TransactionKey
+from pyspark_quaymaster.entries import MessageIsRefused, OutgoingRow
 from pyspark_quaymaster.errors import (
     AnswerIsWrong,
     OptionIsInvalid,
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TaskStage:
     """What one attempt at a task has staged for one queue."""
 
     url: str
@@ -63,11 +63,13 @@ class Stage:
 class Staged(WriterCommitMessage):
     """What a task tells the driver: the transaction that its rows belong to, and where they wait."""
 
-    transaction: Transaction
-    stages: tuple[Stage, ...]
+    transaction: TransactionKey
+    stages: tuple[TaskStage, ...]
 
 
-def stage_rows(rows: Iterable[Row], options: SinkOptions, transaction: Transaction, partition: int) -> Staged:
+def stage_rows(
+    rows: Iterable[OutgoingRow], options: SinkOptions, transaction: TransactionKey, partition: int
+) -> Staged:
     """Stage a task's rows, in their order.
 
     Rows for a queue where the transaction is committed already are left out: they are there.
@@ -92,7 +94,7 @@ class _Filling:
 class _Stager:
     """One connection with its thread; calls go out one after the other, as they were filled."""
 
-    def __init__(self, options: SinkOptions, transaction: Transaction, stage: str) -> None:
+    def __init__(self, options: SinkOptions, transaction: TransactionKey, stage: str) -> None:
         self._finder = Client(options.endpoint, options.patience)
         self._urls = QueueUrls(self._finder, options.queue)
         self._client = Client(options.endpoint, options.patience)
@@ -111,7 +113,7 @@ class _Stager:
         self._client.close()
         self._finder.close()
 
-    def put(self, row: Row) -> None:
+    def put(self, row: OutgoingRow) -> None:
         url = self._urls.find(row.queue)
         filling = self._filling.get(url)
         if filling is None:
@@ -128,13 +130,13 @@ class _Stager:
         filling.entries.append(entry)
         filling.size += row.size
 
-    def finish(self) -> tuple[Stage, ...]:
+    def finish(self) -> tuple[TaskStage, ...]:
         """Wait until all is staged, and return where; raises the first error of any call."""
         for url, filling in self._filling.items():
             self._hand_over(url, filling)
         while self._under_way:
             self._under_way.popleft().result()
-        return tuple(Stage(url, self._stage, filling.first) for url, filling in self._filling.items())
+        return tuple(TaskStage(url, self._stage, filling.first) for url, filling in self._filling.items())
 
     def _hand_over(self, url: str, filling: _Filling) -> _Filling:
         following = _Filling(filling.first + len(filling.entries))
@@ -228,9 +230,9 @@ def abort(messages: Sequence[WriterCommitMessage | None], options: SinkOptions) 
 
 def _by_queue(
     messages: Sequence[WriterCommitMessage | None],
-) -> list[tuple[Transaction, str, list[tuple[str, int]]]]:
+) -> list[tuple[TransactionKey, str, list[tuple[str, int]]]]:
     """Return transactions by queue with their stages, in the order of the tasks; None is a task that failed."""
-    found: dict[tuple[str, Transaction], list[tuple[str, int]]] = {}
+    found: dict[tuple[str, TransactionKey], list[tuple[str, int]]] = {}
     for message in messages:
         if isinstance(message, Staged):
             for stage in message.stages:

@@ -26,7 +26,7 @@ from quaymaster.broker.backup import (
     read_manifest,
     restore,
 )
-from quaymaster.broker.cell.journal_copy import CopySource
+from quaymaster.broker.cell.snapshot_install import CopySource
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_state import read_state, write_state
 from quaymaster.broker.storage.segments import DATA_AT, segment_name

@@ -32,8 +32,8 @@ from quaymaster.core.values.commands import (
     Command,
     CountMessages,
     Delete,
-    DeleteQueue,
     Done,
+    ForgetQueue,
     Peek,
     Purge,
     QueueCounts,
@@ -179,7 +179,7 @@ def test_a_purge_and_a_deleted_queue_stay_so(tmp_path: Path) -> None:
                 await tester.send(queue_id, message(queue_id))
             assert isinstance(await tester.ask(Purge(1)), Done)
             await tester.send(1, message(3))
-            assert isinstance(await tester.ask(DeleteQueue(2)), Done)
+            assert isinstance(await tester.ask(ForgetQueue(2)), Done)
         async with running(tmp_path) as tester:
             with pytest.raises(QueueDoesNotExist):
                 await tester.receive(2)

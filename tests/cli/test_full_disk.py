@@ -20,7 +20,7 @@ from quaymaster_pipeline.archive.tables import MESSAGES
 from quaymaster_pipeline.checks.reconciliation import compare_rows, compare_sums
 from quaymaster_pipeline.commands import pipeline
 from quaymaster_pipeline.warehouse.data_files import FileWriter
-from quaymaster_pipeline.warehouse.errors import DiskFull, telling_full_disk, why_no_room
+from quaymaster_pipeline.warehouse.errors import WarehouseFull, telling_full_disk, why_no_room
 from quaymaster_pipeline.warehouse.schemas import TABLES, USAGE_HOURLY
 
 KIB = 1 << 10
@@ -177,12 +177,19 @@ def test_an_archive_that_finds_no_room_has_each_message_once_when_there_is_some(
     ],
 )
 def test_whoever_says_that_there_is_no_room_is_understood(error: Exception) -> None:
-    with pytest.raises(DiskFull, match=r"no more can be written to /place \("), telling_full_disk("/place"):
+    with (
+        pytest.raises(WarehouseFull, match=r"no more can be written to /place \("),
+        telling_full_disk("/place"),
+    ):
         raise error
 
 
 def test_the_innermost_place_is_named_and_other_errors_are_left_alone() -> None:
-    with pytest.raises(DiskFull, match="/inner"), telling_full_disk("/outer"), telling_full_disk("/inner"):
+    with (
+        pytest.raises(WarehouseFull, match="/inner"),
+        telling_full_disk("/outer"),
+        telling_full_disk("/inner"),
+    ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(PermissionError), telling_full_disk("/place"):
         raise PermissionError(errno.EACCES, "no")

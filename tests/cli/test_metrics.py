@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.core.values.commands import StageMessages
 from quaymaster.monitoring.metrics import METRICS
-from quaymaster.node.figures import broker_samples
+from quaymaster.node.broker_metrics import broker_samples
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ class FakeBroker:
                 return commands.Done()
             case commands.ListDataKeys():
                 return commands.DataKeysOutcome([])
-            case commands.DeleteQueue(queue_id):
+            case commands.ForgetQueue(queue_id):
                 self.queues.pop(queue_id, None)
                 return commands.Done()
             case commands.Send():

@@ -130,7 +130,7 @@ def look_up_later(signed: authentication.Authentication) -> Waiting:
     assert isinstance(signed, authentication.Signed)
     find = signed._find_key
 
-    def find_later(key_id: str) -> authentication.AccessKey | None:
+    def find_later(key_id: str) -> authentication.VerifyingKey | None:
         if key_id.startswith("AKIAMADEUP"):
             raise NotYetKnown(waiting.append)
         return find(key_id)

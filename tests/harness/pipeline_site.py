@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import usage_blocks
 from quaymaster_pipeline.jobs.jobs import Pipeline, Summary
-from quaymaster_pipeline.usage.feed import FileFeed, UsageFeed
+from quaymaster_pipeline.usage.feed import BlockSource, FileFeed
 from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.usage.usage import read_usage
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -22,7 +22,7 @@ class InProcess:
 
     def over_blocks(
         self,
-        feed: UsageFeed,
+        feed: BlockSource,
         ranges: Mapping[int, tuple[int, int]],
         work: Callable[[Iterator[Any]], Iterator[Any]],
     ) -> Answers:

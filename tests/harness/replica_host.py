@@ -16,7 +16,7 @@ from quaymaster.core.values.commands import Command, Decided, InternalCommand, N
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import encode_message_head, join_payload
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition
-from quaymaster.core.values.records import Batch, Row, check_batch, decode_header, iterate_rows
+from quaymaster.core.values.records import Batch, RecordRow, check_batch, decode_header, iterate_rows
 
 ACCOUNT = "000000000000"
 RETRY_WINDOW_MS = 120_000
@@ -104,7 +104,7 @@ def replay(
     return states
 
 
-def records_of(batches: list[Batch]) -> Iterator[tuple[Row, bytes, int]]:
+def records_of(batches: list[Batch]) -> Iterator[tuple[RecordRow, bytes, int]]:
     """Yield (row, payload, epoch) of every record, checked."""
     for batch in batches:
         header = decode_header(batch.data)
@@ -194,7 +194,7 @@ class Host:
         """Return what a power cut would leave."""
         return [batch for batch in self.batches if batch.next_offset <= self.replica.durable_end]
 
-    def payload(self, offset: int) -> tuple[Row, bytes]:
+    def payload(self, offset: int) -> tuple[RecordRow, bytes]:
         """Read a record back."""
         for batch in reversed(self.batches):
             if batch.base_offset <= offset:

@@ -98,7 +98,7 @@ def test_row_nobody_can_read_is_told_and_not_passed_over(tmp_path: Path) -> None
 
 
 def test_own_deletion_is_not_undone_by_a_late_event() -> None:
-    table = mirror.Table("/t/", bytes)
+    table = mirror.MirrorTable("/t/", bytes)
     table.apply("a", b"1", 5)
     table.apply("a", None, 7)
 

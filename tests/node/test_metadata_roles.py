@@ -58,7 +58,7 @@ class Brokers:
                         outcome = commands.MarksOutcome(QueueMarks(queue_id=max(brokers.queues, default=0)))
                     case commands.SetQueue(definition):
                         brokers.queues[definition.queue_id] = definition
-                    case commands.DeleteQueue(queue_id):
+                    case commands.ForgetQueue(queue_id):
                         journal_id = journal_of(queue_id, 0)
                         assert journal_id is not None, "a deleted queue's journal is known"
                         brokers.journals[queue_id] = journal_id

@@ -10,7 +10,7 @@ from harness.process import QuaymasterProcess
 from harness.running_cell import RunningCell
 
 from pyspark_quaymaster.client import Client as SinkClient
-from pyspark_quaymaster.client import Patience, Transaction
+from pyspark_quaymaster.client import Patience, TransactionKey
 from pyspark_quaymaster.credentials import Endpoint
 from pyspark_quaymaster.errors import RequestRefused
 
@@ -34,17 +34,17 @@ class Sink:
         for first in range(start, len(all_bodies), CALL):
             entries = [{"MessageBody": body} for body in all_bodies[first : first + CALL]]
             staged, is_done = self.client.stage_messages(
-                self.url, Transaction("sink", batch), name, first, entries
+                self.url, TransactionKey("sink", batch), name, first, entries
             )
             assert (staged, is_done) == (first + len(entries), False)
 
     def commit(self, batch: int, *stages: tuple[str, int]) -> tuple[int, bool]:
         """Commit these stages."""
-        return self.client.commit_transaction(self.url, Transaction("sink", batch), stages)
+        return self.client.commit_transaction(self.url, TransactionKey("sink", batch), stages)
 
     def abort(self, batch: int) -> bool:
         """Give a batch up."""
-        return self.client.abort_transaction(self.url, Transaction("sink", batch))
+        return self.client.abort_transaction(self.url, TransactionKey("sink", batch))
 
 
 @pytest.mark.timeout(600)

@@ -15,7 +15,7 @@ from harness.process import Environment, QuaymasterProcess
 from harness.waiting import PATIENCE_S
 
 from process.support import Client, running
-from quaymaster.cli.checkup import OK, check_permissions
+from quaymaster.cli.doctor import OK, check_permissions
 from quaymaster.protocol.usage.usage_records import UsageBlock, decode_block, parse_block_text
 
 KILLS = 3

@@ -16,7 +16,7 @@ from process.support import Client, running
 from process.test_usage import read_blocks
 from quaymaster.cli.client import AdminClient
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import Refused
+from quaymaster.cli.failures import CommandRefused
 from quaymaster.protocol.usage.usage_records import decode_header
 from quaymaster_pipeline.checks.allowances import SKEW_US
 from quaymaster_pipeline.checks.broker_counts import Compared, QueueCount, compare_brokers, write_counts
@@ -87,9 +87,9 @@ def test_what_clients_sent_and_deleted_is_what_both_say(tmp_path: Path) -> None:
         found = compare(process, tmp_path, counts)
         with AdminClient(find_connection(process.data, None)) as admin:
             (front_end,) = admin.call("GET", "front-ends")["front_ends"]
-            with pytest.raises(Refused, match="it is gone after 180 s"):
+            with pytest.raises(CommandRefused, match="it is gone after 180 s"):
                 admin.call("POST", "front-ends", front_end["front_end"], "seal", fields={})
-            with pytest.raises(Refused, match="No front end 'nobody'"):
+            with pytest.raises(CommandRefused, match="No front end 'nobody'"):
                 admin.call("POST", "front-ends", "nobody", "seal", fields={})
 
     assert front_end["sealed_epoch"] is None

@@ -15,7 +15,7 @@ import msgspec
 from crc32c import crc32c
 from harness.replica_host import identity
 
-from quaymaster.broker.replica.moves import Moves
+from quaymaster.broker.replica.message_moves import MessageMoves
 from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.broker.replica.time_file import Boot, TimeFile
 from quaymaster.broker.storage.disk import Disk
@@ -58,7 +58,7 @@ from quaymaster.core.values.commands import (
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import split_payload
-from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordType, Row
+from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 from quaymaster.managers.in_cluster import InClusterManager
 from sim.clients import Client
 from sim.host import Host
@@ -500,7 +500,7 @@ class _CompactedBeforeCommit(Replica):
 
 @plant("in-flight-compacted", "a message in flight is taken for one that is gone", "compaction")
 class _InFlightCompacted(Replica):
-    def is_dead(self, row: Row) -> bool:
+    def is_dead(self, row: RecordRow) -> bool:
         partition = self.journal.queues.partition(row.queue_id, row.partition)
         return super().is_dead(row) or row.sequence in partition.in_flight
 
@@ -509,7 +509,7 @@ class _InFlightCompacted(Replica):
     "compacted-by-a-group", "a log's message is taken for one that is gone when one group deleted it", "logs"
 )
 class _CompactedByAGroup(Replica):
-    def is_dead(self, row: Row) -> bool:
+    def is_dead(self, row: RecordRow) -> bool:
         groups = self.journal.queues.partition(row.queue_id, row.partition).groups.values()
         return super().is_dead(row) or any(not group.is_live(row.sequence) for group in groups)
 
@@ -626,7 +626,7 @@ class _HandsOutUncommitted(QueueStates):
 
 @plant("dedup-forgotten", "a follower does not note the ids of what was sent", "queues")
 class _DedupForgotten(QueueStates):
-    def _apply_send(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_send(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             is_own = bool(row.flags & OWN_DELAY)
@@ -638,7 +638,7 @@ class _DedupForgotten(QueueStates):
 
 @plant("group-forgotten", "a follower puts every message into one group", "queues")
 class _GroupForgotten(QueueStates):
-    def _apply_send(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_send(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             is_own = bool(row.flags & OWN_DELAY)
@@ -650,13 +650,13 @@ class _GroupForgotten(QueueStates):
 
 @plant("delay-forgotten", "a follower does not note the delay of what was sent", "queues")
 class _DelayForgotten(QueueStates):
-    def _apply_send(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_send(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         super()._apply_send(msgspec.structs.replace(row, due_after_ms=0), payload, epoch)
 
 
 @plant("receives-forgotten", "a follower counts every delivery as the first", "queues")
 class _ReceivesForgotten(QueueStates):
-    def _apply_receive(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_receive(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         if not row.flags & HAS_ATTEMPT:
             payload = b"".join(PAIR.pack(sequence, 1) for sequence, _ in PAIR.iter_unpack(payload))
         super()._apply_receive(row, payload, epoch)
@@ -664,7 +664,7 @@ class _ReceivesForgotten(QueueStates):
 
 @plant("visibility-forgotten", "a follower does not note a change of visibility", "queues")
 class _VisibilityForgotten(QueueStates):
-    def _apply_change_visibility(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_change_visibility(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         self._to_apply(row)
 
 
@@ -684,7 +684,7 @@ class _DeadLetterLost(QueueStates):
 
 @plant("dead-letter-stays", "a follower leaves a dead letter in its queue too", "queues")
 class _DeadLetterStays(QueueStates):
-    def _apply_move(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_move(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         target = self.partition(row.queue_id, row.partition)
         others = {key: other for key, other in self.partitions.items() if other is not target}
         for key in others:
@@ -789,7 +789,7 @@ class _AbsenceNotCounted(QueueTime):
 
 @plant("purge-in-front-only", "a follower purges only what was there at the oldest message", "more queues")
 class _PurgeForgotten(QueueStates):
-    def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_purge(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_purge(min(partition.head + 1, row.sequence), row.time_ms))
@@ -797,7 +797,7 @@ class _PurgeForgotten(QueueStates):
 
 @plant("group-not-told", "a follower tells the groups of a log nothing of what is sent to it", "logs")
 class _GroupNotTold(QueueStates):
-    def _following(self, row: Row) -> list[Partition]:
+    def _following(self, row: RecordRow) -> list[Partition]:
         return [] if row.type == RecordType.SEND else super()._following(row)
 
 
@@ -897,7 +897,7 @@ class _TaskWithoutEnd(QueueStates):
 
 
 @plant("task-not-resumed", "a new leader leaves the tasks of the one before where they were", "redrives")
-class _TaskNotResumed(Moves):
+class _TaskNotResumed(MessageMoves):
     def start_tasks(self) -> None:
         pass
 
@@ -950,7 +950,7 @@ class _CommitUncommitted(QueueStates):
 
 @plant("staged-compacted", "a staged message is taken for one that is gone", "transactions")
 class _StagedCompacted(QueueStates):
-    def is_live(self, row: Row) -> bool:
+    def is_live(self, row: RecordRow) -> bool:
         partition = self.partitions.get(row.queue_id << 16 | row.partition)
         staged = partition.staged if partition is not None else None
         is_open = row.type == RecordType.STAGE and staged is not None and staged.is_open(row.sequence)
@@ -1007,7 +1007,7 @@ class _AbortUndone(QueueStates):
 
 @plant("group-misses-commits", "a follower tells the groups of a log nothing of a commit", "transactions")
 class _GroupMissesCommits(QueueStates):
-    def _following(self, row: Row) -> list[Partition]:
+    def _following(self, row: RecordRow) -> list[Partition]:
         return [] if row.type == RecordType.TRANSACTION_COMMIT else super()._following(row)
 
 

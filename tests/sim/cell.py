@@ -18,14 +18,14 @@ from types import ModuleType
 
 from harness.replica_host import arn, queue
 
-from quaymaster.broker.replica import moves
+from quaymaster.broker.replica import message_moves
 from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.coordination import watched_prefix
 from quaymaster.core.cell import placement
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.cell.cell_view import CellView
 from quaymaster.core.partition import slices, staged_messages
-from quaymaster.core.partition.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.replication import journal as core_journal
 from quaymaster.core.replication.messages import Envelope
 from quaymaster.core.structures import committed_runs
@@ -280,7 +280,10 @@ class Cell:
         if not self.used_journals and len(self.store.journals) >= self.journals:
             self.used_journals = sorted(self.store.journals)[: self.journals]
             self.elsewhere.places = (
-                {arn(kind.name): Place(kind.queue_id, self.journal_of(kind.queue_id)) for kind in FAR_QUEUES}
+                {
+                    arn(kind.name): JournalPlace(kind.queue_id, self.journal_of(kind.queue_id))
+                    for kind in FAR_QUEUES
+                }
                 if self.faults.has_moves
                 else {}
             )
@@ -373,11 +376,11 @@ class Cell:
             (committed_runs, "PACKED_ROWS", PACKED_RUNS),
             (core_journal, "BEHIND_BYTES_MAX", BEHIND_BYTES_MAX),
             *((slices, name, size) for name, size in SLICES.items()),
-            (moves, "TAKE_MAX", TAKEN_AT_ONCE),
+            (message_moves, "TAKE_MAX", TAKEN_AT_ONCE),
             (watched_prefix, "random", self.kernel.random_for("watches")),
             (placement, "_Planner", variant(placement._Planner)),
             (placement, "CellView", variant(CellView)),
-            (moves, "MovesAway", variant(MovesAway)),
+            (message_moves, "MovesAway", variant(MovesAway)),
         ]
         before = [(module, name, vars(module)[name]) for module, name, _ in changed]
         for module, name, value in changed:

@@ -21,7 +21,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import ABSENT, Compare, KeyValue, Put
 from quaymaster.core.cell.cell import BrokerReport
-from quaymaster.core.replication.messages import Envelope, Room
+from quaymaster.core.replication.messages import DiskPressure, Envelope
 from quaymaster.core.values.commands import MoveIn, MoveInOutcome
 from quaymaster.core.values.errors import DiskFull, NotLeader, Timeout, Unreachable
 from quaymaster.core.values.journal_configuration import JournalConfiguration
@@ -66,7 +66,7 @@ class Host:
         self._asked = 0
         self.is_up = False
         self.is_paused = False
-        self.room = Room.PLENTY
+        self.room = DiskPressure.PLENTY
         self.starts = 0
         self.resumed_us = 0
         """When a process that was stopped went on last."""
@@ -116,7 +116,7 @@ class Host:
         """Tell whether a process that starts finds what the queue time of a member's journal was."""
         return self.machine.disk.exists(f"/{member.partition('@')[2]}/{TIME_NAME}")
 
-    def have_room(self, room: Room) -> None:
+    def have_room(self, room: DiskPressure) -> None:
         """Let the disks have room for so much; it holds for processes to come, too."""
         self.room = room
         for replica in self.replicas.values():
@@ -328,8 +328,8 @@ class Host:
         silent_ms = (self._kernel.now_us - self._store_heard_us) // MS
         report = BrokerReport(
             seen,
-            is_disk_low=self.room is not Room.PLENTY,
-            has_space=self.room < Room.RESERVE,
+            is_disk_low=self.room is not DiskPressure.PLENTY,
+            has_space=self.room < DiskPressure.RESERVE,
             coordination_silent_ms=silent_ms,
             wall_ms=self.clock.wall_ms(),
         )

@@ -18,7 +18,7 @@ from quaymaster.core.replication.queue_time import SLEW
 from quaymaster.core.values.attributes import Durability
 from quaymaster.core.values.commands import Command, CommittedOutcome, CommitTransaction, MoveIn, Send
 from quaymaster.core.values.messages import decode_moved, split_payload
-from quaymaster.core.values.records import Batch, RecordType, Row, decode_header, iterate_rows
+from quaymaster.core.values.records import Batch, RecordRow, RecordType, decode_header, iterate_rows
 from sim.kernel import MS, START_MS, Kernel, Violation
 from sim.messages import Sent
 from sim.store import JournalKey
@@ -35,8 +35,8 @@ DEPOSED_US = 200 * MS
 """A leader that was replaced has noticed it after so long, or is in the middle of what waited while it was stopped."""
 
 
-def _is_commit_of(command: CommitTransaction) -> Callable[[Row, bytes], bool]:
-    def is_of(row: Row, payload: bytes) -> bool:
+def _is_commit_of(command: CommitTransaction) -> Callable[[RecordRow, bytes], bool]:
+    def is_of(row: RecordRow, payload: bytes) -> bool:
         if row.type != RecordType.TRANSACTION_COMMIT or row.queue_id != command.queue_id:
             return False
         committed = split_commit(payload)
@@ -292,7 +292,7 @@ class LogChecker:
     def on_taken(self, node: Replica, command: MoveIn) -> None:
         """Another journal is told that messages have come: that is committed."""
 
-        def is_of(row: Row, payload: bytes) -> bool:
+        def is_of(row: RecordRow, payload: bytes) -> bool:
             if row.type != RecordType.MOVE or row.queue_id != command.queue_id:
                 return False
             moved = decode_moved(split_payload(row.flags, payload[MOVE_HEAD_BYTES:])[3])
@@ -304,7 +304,7 @@ class LogChecker:
     def on_sent_away(self, node: Replica, command: MoveIn) -> None:
         """Messages are sent to another journal: that they leave is committed."""
 
-        def is_of(row: Row, payload: bytes) -> bool:
+        def is_of(row: RecordRow, payload: bytes) -> bool:
             if row.type != RecordType.MOVE_OUT or row.queue_id != command.source_queue_id:
                 return False
             target_queue_id, _, _, number, _ = MOVE_OUT.unpack(payload)
@@ -313,7 +313,7 @@ class LogChecker:
         numbers = {message.number for message in command.messages}
         self._check_committed(node, "sends messages away", is_of)
 
-    def _check_committed(self, node: Replica, what: str, is_of: Callable[[Row, bytes], bool]) -> None:
+    def _check_committed(self, node: Replica, what: str, is_of: Callable[[RecordRow, bytes], bool]) -> None:
         """I7: no record that an answer rests on is among those that nobody has committed."""
         for batch in reversed(node.batches):
             if batch.next_offset <= self.commit:

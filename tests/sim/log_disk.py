@@ -20,7 +20,7 @@ from quaymaster.core.replication.effects import LogOperation, Truncate, Write
 from quaymaster.core.values.records import (
     MESSAGE_TYPES,
     Batch,
-    Row,
+    RecordRow,
     decode_header,
     follows_chain,
     iterate_rows,
@@ -55,7 +55,7 @@ class Snapshot:
 class Kept(NamedTuple):
     """A message's record below the log's start, where segments may be compacted."""
 
-    row: Row
+    row: RecordRow
     payload: bytes
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from quaymaster.broker.replica import moves
+from quaymaster.broker.replica import message_moves
 from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.broker.replica.queue_places import QueuePlaces
 from quaymaster.core.cell.cell import broker_of
@@ -152,7 +152,7 @@ class TaskMoves:
         self._replica = replica
         cell = replica.cell
         places = QueuePlaces(replica.journal_id, cell.find_queue, CellFormat())
-        self._moves = cell.bugs.variant(moves.Moves)(
+        self._moves = cell.bugs.variant(message_moves.MessageMoves)(
             cast("ReplicaHost", _TasksHost(replica)), REGION, places=places, carrier=Carrier(replica.host)
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quaymaster.core.cell.cell import BrokerState, broker_of, with_learner
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.values.errors import NotNow, ResourceNotFound
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from sim.kernel import MS, SECOND
@@ -200,7 +200,7 @@ class Nemesis:
             manager.resume()
             manager.start()
         for host in cell.hosts.values():
-            host.have_room(Room.PLENTY)
+            host.have_room(DiskPressure.PLENTY)
             host.resume()
             for replica in host.replicas.values():
                 replica.writer.stalled_until_us = 0
@@ -282,11 +282,11 @@ class Nemesis:
     def _disk_full(self) -> None:
         host = self._some_host()
         took_us = self._random.randint(SECOND, 5 * SECOND)
-        host.have_room((Room.LOW, Room.RESERVE, Room.NONE)[took_us % 3])
+        host.have_room((DiskPressure.LOW, DiskPressure.RESERVE, DiskPressure.NONE)[took_us % 3])
         self._kernel.after(took_us, self._free, host)
 
     def _free(self, host: Host) -> None:
-        host.have_room(Room.PLENTY)
+        host.have_room(DiskPressure.PLENTY)
 
     def _clock_jump(self) -> None:
         host = self._host()

@@ -29,7 +29,7 @@ import quaymaster.core.structures.index as index
 import quaymaster.core.structures.recent_ids as recent_ids
 import quaymaster.core.structures.standard_order as standard_order
 from quaymaster.broker.broker import Broker, JournalWentBack, NotActivated
-from quaymaster.broker.replica import maintenance, moves
+from quaymaster.broker.replica import maintenance, message_moves
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.replica.recovery import INDEX_NAME, recover
 from quaymaster.broker.storage import snapshots
@@ -48,7 +48,7 @@ from quaymaster.core.values.commands import (
     Command,
     CountMessages,
     Delete,
-    DeleteQueue,
+    ForgetQueue,
     ListMoveTasks,
     NewMessage,
     Peek,
@@ -100,7 +100,7 @@ SMALL = {
     (journal, "RECORDS_PER_BATCH_MAX"): (3, 50),
     (snapshots, "BLOB_FILE_BYTES_MAX"): (2_000, 100_000),
     (snapshots, "REWRITE_BYTES_MIN"): (500, 100_000),
-    (moves, "TAKE_MAX"): (2, 20),
+    (message_moves, "TAKE_MAX"): (2, 20),
     (maintenance, "EXPIRY_STEP_S"): (1, 3),
 }
 """Limits that are made small, so that short runs go beyond them: module and name, least and most."""
@@ -629,7 +629,7 @@ class Life:
             for message in affected:
                 message.gone_at = self.model.tick()
 
-        self.submit(DeleteQueue(queue_id), answered)
+        self.submit(ForgetQueue(queue_id), answered)
 
     def snapshot(self) -> None:
         task = self.world.loop.create_task(self.broker.snapshots.write())

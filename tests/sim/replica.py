@@ -43,7 +43,14 @@ from quaymaster.core.values.commands import (
 from quaymaster.core.values.errors import DiskFull, NotLeader, NotNow, Overloaded
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.core.values.messages import decode_moved, message_id_of, prefix_bytes
-from quaymaster.core.values.records import Batch, RecordType, Row, decode_header, iterate_rows, record_at
+from quaymaster.core.values.records import (
+    Batch,
+    RecordRow,
+    RecordType,
+    decode_header,
+    iterate_rows,
+    record_at,
+)
 from sim.kernel import MS, SECOND, Violation
 from sim.log_disk import LogDisk, LogWriter, Snapshot
 from sim.messages import Answer, Copied, Copy, Received, Sent
@@ -830,7 +837,7 @@ class Replica:
             self._is_compacting = True
             self._rewrite(dead, self.log.end, self.log.truncations)
 
-    def is_dead(self, row: Row) -> bool:
+    def is_dead(self, row: RecordRow) -> bool:
         """Tell whether nobody may ask for a message any more."""
         return not self.journal.queues.is_live(row)
 

@@ -28,12 +28,12 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import AskMarks, Command, DeleteQueue, MarksOutcome, SetQueue
+from quaymaster.core.values.commands import AskMarks, Command, ForgetQueue, MarksOutcome, SetQueue
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
-from quaymaster.core.values.records import Record, RecordType, Row
+from quaymaster.core.values.records import Record, RecordRow, RecordType
 from quaymaster.metadata.queues.id_guard import StoreWentBack
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.mirror import Mirror
@@ -68,7 +68,7 @@ class Journal:
 
     def __init__(self, bug: str | None) -> None:
         self._bug = bug
-        self._records: list[tuple[Row, bytes]] = []
+        self._records: list[tuple[RecordRow, bytes]] = []
         self._marks = QueueMarks()
         self.sent: dict[int, list[QueueIdentity]] = {}
         """Who each message of a queue id was sent to."""
@@ -112,9 +112,9 @@ class _IgnoresRevision(QueueStates):
         pass
 
 
-def _row_of(record: Record, offset: int) -> Row:
+def _row_of(record: Record, offset: int) -> RecordRow:
     size = len(record.payload)
-    return Row(
+    return RecordRow(
         offset, record.type, record.flags, 0, record.queue_id, record.partition, record.sequence, record.time_ms,
         record.due_after_ms, 0, size,
     )  # fmt: skip
@@ -148,7 +148,7 @@ class World:
     async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
         for journal in self.journals.values():
             if queue_id in journal.states.definitions:
-                journal.tell(DeleteQueue(queue_id, identity))
+                journal.tell(ForgetQueue(queue_id, identity))
 
     async def marks(self, journal_id: int) -> QueueMarks:
         outcome = self.journals[journal_id].tell(AskMarks(journal_id))

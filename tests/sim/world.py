@@ -25,7 +25,7 @@ from uuid import UUID
 from harness.sim_disk import PowerLost, SimDisk
 
 from quaymaster.broker import broker
-from quaymaster.broker.replica import journal_service, maintenance, moves, replica
+from quaymaster.broker.replica import journal_service, maintenance, message_moves, replica
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.time_file import Boot
 from quaymaster.broker.storage import chunk_store, journal_files, journal_recovery, space, writer
@@ -408,9 +408,9 @@ class World:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Put this world in the place of the real one while the block runs."""
-        start_tasks_of = moves.Moves.start_tasks_of
+        start_tasks_of = message_moves.MessageMoves.start_tasks_of
 
-        def start_tasks_later(tasks: moves.Moves, key: int) -> None:
+        def start_tasks_later(tasks: message_moves.MessageMoves, key: int) -> None:
             if self.may_move:
                 start_tasks_of(tasks, key)
 
@@ -425,8 +425,8 @@ class World:
             (writer, "SimpleQueue", partial(SimQueue, self)),
             (journal_service, "read_boot", self.boot),
             (journal_recovery, "uuid4", SimUuid(self.rng).uuid4),
-            (moves, "uuid", SimUuid(self.rng)),
-            (moves.Moves, "start_tasks_of", start_tasks_later),
+            (message_moves, "uuid", SimUuid(self.rng)),
+            (message_moves.MessageMoves, "start_tasks_of", start_tasks_later),
             (
                 journal_service,
                 "QueueClock",

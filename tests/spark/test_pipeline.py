@@ -22,7 +22,7 @@ from quaymaster_pipeline.checks.reconciliation import compare_rows
 from quaymaster_pipeline.jobs.jobs import Pipeline
 from quaymaster_pipeline.jobs.upkeep import backfill, compact
 from quaymaster_pipeline.usage.bronze import FeedChanged
-from quaymaster_pipeline.usage.feed import FileFeed, QueueFeed, UsageFeed
+from quaymaster_pipeline.usage.feed import BlockSource, FileFeed, QueueFeed
 from quaymaster_pipeline.usage.tasks import ITEMS_OF_CORE, Answers, SparkWorkers, answer_table
 
 from .fake_server import FakeServer
@@ -32,7 +32,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-u
 NOW = datetime.datetime(2026, 11, 22, 18, tzinfo=datetime.UTC)
 
 
-def run(site: Site, workers: Any, feed: UsageFeed) -> int:
+def run(site: Site, workers: Any, feed: BlockSource) -> int:
     warehouse = site.warehouse
     with warehouse.writing():
         return Pipeline(workers, warehouse, feed, clock=lambda: NOW).catch_up().rows
@@ -76,7 +76,7 @@ class KilledOnce:
 
     def over_blocks(
         self,
-        feed: UsageFeed,
+        feed: BlockSource,
         ranges: Mapping[int, tuple[int, int]],
         work: Callable[[Iterator[Any]], Iterator[Any]],
     ) -> Answers:

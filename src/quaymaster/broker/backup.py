@@ -31,9 +31,9 @@ import msgspec
 from crc32c import crc32c
 
 from quaymaster.broker.broker import Broker
-from quaymaster.broker.cell import journal_copy
+from quaymaster.broker.cell import snapshot_install
 from quaymaster.broker.cell.copied_journal import adopt_copy
-from quaymaster.broker.cell.journal_copy import CopyManifest, CopySource
+from quaymaster.broker.cell.snapshot_install import CopyManifest, CopySource
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.broker.storage.journal_state import NO_ID, JournalState, read_state
 from quaymaster.broker.storage.threads import run_to_end
@@ -195,7 +195,7 @@ async def _copy_journals(
     async def fetch(number: int, copy: JournalCopy) -> None:
         place = destination / JOURNALS_NAME / str(number)
         try:
-            await journal_copy.fetch(place, number, copy.manifest, partial(read, copy))
+            await snapshot_install.fetch(place, number, copy.manifest, partial(read, copy))
         except InternalFailure as error:
             raise JournalDamaged(number, error.message) from error
 

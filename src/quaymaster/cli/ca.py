@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.failures import CommandFailed, Refused, WrongUsage
+from quaymaster.cli.failures import CommandFailed, CommandRefused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_table, time_as_text
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def list_certificates(directory: Directory = DIRECTORY, as_json: options.AsJSON 
 def _failure(error: AuthorityError) -> CommandFailed:
     from quaymaster.net.certificates import InvalidArgument
 
-    return WrongUsage(f"{error}.") if isinstance(error, InvalidArgument) else Refused(f"{error}.")
+    return WrongUsage(f"{error}.") if isinstance(error, InvalidArgument) else CommandRefused(f"{error}.")
 
 
 def _open(directory: Path) -> CertificateAuthority:

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
-from quaymaster.cli.connection import Connection
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.connection import ServerConnection
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.core.values.attributes import (
     DELAYED_MESSAGES,
     MESSAGES_IN_FLIGHT,
@@ -36,7 +36,7 @@ TIMEOUT_MS = 30_000
 class SignedChannel:
     """One address, and the credentials that sign what goes there."""
 
-    def __init__(self, base_url: str, connection: Connection) -> None:
+    def __init__(self, base_url: str, connection: ServerConnection) -> None:
         try:
             self._http = HTTPClient(base_url)
         except ValueError as error:
@@ -95,7 +95,7 @@ class SignedChannel:
 class SQSClient:
     """Calls SQS actions by name, with the members the service model gives them."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         self._channel = SignedChannel(connection.endpoint_url, connection)
         self._queue_urls: dict[str, str] = {}
 
@@ -168,7 +168,7 @@ class SQSClient:
 class AdminClient:
     """Calls the admin API, which is for operators: what SQS has no action for."""
 
-    def __init__(self, connection: Connection, admin_url: str | None = None) -> None:
+    def __init__(self, connection: ServerConnection, admin_url: str | None = None) -> None:
         url = admin_url or connection.admin_url
         if url is None:
             raise WrongUsage(
@@ -222,7 +222,7 @@ class AdminClient:
                 return
 
 
-def _sqs_error(answer: HTTPReply) -> Refused | NoServer:
+def _sqs_error(answer: HTTPReply) -> CommandRefused | NoServer:
     try:
         fields = json.loads(answer.body)
         message = fields.get("message") or fields.get("Message") or ""
@@ -233,7 +233,7 @@ def _sqs_error(answer: HTTPReply) -> Refused | NoServer:
     return _error(answer.status, code, message)
 
 
-def _admin_error(answer: HTTPReply) -> Refused | NoServer:
+def _admin_error(answer: HTTPReply) -> CommandRefused | NoServer:
     try:
         fields = json.loads(answer.body)
         error = fields.get("error")
@@ -246,7 +246,7 @@ def _admin_error(answer: HTTPReply) -> Refused | NoServer:
     return _error(answer.status, code, message)
 
 
-def _error(status: int, code: str, message: str) -> Refused | NoServer:
+def _error(status: int, code: str, message: str) -> CommandRefused | NoServer:
     text = message or f"The server answered with HTTP status {status}"
     text = text if text.endswith((".", "!", "?")) else text + "."
-    return (NoServer if status >= 500 else Refused)(text, code=code or None)
+    return (NoServer if status >= 500 else CommandRefused)(text, code=code or None)

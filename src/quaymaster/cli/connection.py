@@ -37,7 +37,7 @@ REGION_DEFAULT = "us-east-1"
 Fields = TypeVar("Fields")
 
 
-class Connection(NamedTuple):
+class ServerConnection(NamedTuple):
     """All a client needs. `admin_url` and `account_id` are None where only an SQS endpoint is known."""
 
     endpoint_url: str
@@ -55,7 +55,7 @@ def data_directory(data: Path | None, environment: Mapping[str, str] | None = No
     return data if data is not None else Path(environment.get(DATA_VARIABLE) or DATA_DEFAULT)
 
 
-def read_client_file(directory: Path) -> Connection:
+def read_client_file(directory: Path) -> ServerConnection:
     """Return what the server in `directory` wrote about itself at its last start.
 
     Raises:
@@ -63,7 +63,7 @@ def read_client_file(directory: Path) -> Connection:
     """
     return read_server_file(
         directory / CLIENT_FILE,
-        lambda fields: Connection(
+        lambda fields: ServerConnection(
             endpoint_url=fields["endpoint_url"],
             region=fields["region"],
             access_key_id=fields["access_key_id"],
@@ -94,7 +94,7 @@ def read_server_file(path: Path, parse: Callable[[Any], Fields], *, absent: str)
         raise NoServer(f"{path} is not whole; start the server again to write it anew.") from None
 
 
-def connection_fields(connection: Connection) -> dict[str, str | None]:
+def connection_fields(connection: ServerConnection) -> dict[str, str | None]:
     """Return what `quaymaster env --json` prints, which is what `client.json` holds."""
     return {
         "endpoint_url": connection.endpoint_url,
@@ -111,7 +111,7 @@ def find_connection(
     endpoint_url: str | None,
     *,
     environment: Mapping[str, str] | None = None,
-) -> Connection:
+) -> ServerConnection:
     """Return how to reach the server that the flags, the environment and the profile mean.
 
     Raises:
@@ -132,7 +132,7 @@ def find_connection(
     return known_server(data, environment)
 
 
-def known_server(data: Path | None, environment: Mapping[str, str]) -> Connection:
+def known_server(data: Path | None, environment: Mapping[str, str]) -> ServerConnection:
     """Return the server that --data, a profile or the data directory knows. Raises as `find_connection`."""
     profile = None if data is not None else chosen_profile(environment)
     if profile is None:
@@ -148,10 +148,10 @@ def chosen_profile(environment: Mapping[str, str]) -> str | None:
     return None if environment.get(DATA_VARIABLE) else current_profile(environment)
 
 
-def _from_profile(name: str, profile: Profile) -> Connection:
+def _from_profile(name: str, profile: Profile) -> ServerConnection:
     if not (profile.endpoint_url and profile.access_key_id and profile.secret_access_key):
         raise WrongUsage(f"The profile {name} has no endpoint with credentials; name the server with --data.")
-    return Connection(
+    return ServerConnection(
         endpoint_url=profile.endpoint_url,
         region=profile.region or REGION_DEFAULT,
         access_key_id=profile.access_key_id,
@@ -162,7 +162,7 @@ def _from_profile(name: str, profile: Profile) -> Connection:
     )
 
 
-def _with_admin(connection: Connection, environment: Mapping[str, str]) -> Connection:
+def _with_admin(connection: ServerConnection, environment: Mapping[str, str]) -> ServerConnection:
     """Add what `quaymaster env` has no variable for, if the server that is known here is the one that is meant."""
     try:
         server = known_server(None, environment)
@@ -173,7 +173,7 @@ def _with_admin(connection: Connection, environment: Mapping[str, str]) -> Conne
     return connection._replace(account_id=server.account_id, admin_url=server.admin_url)
 
 
-def _from_environment(endpoint_url: str, environment: Mapping[str, str]) -> Connection:
+def _from_environment(endpoint_url: str, environment: Mapping[str, str]) -> ServerConnection:
     if not endpoint_url.startswith(("http://", "https://")):
         raise WrongUsage(f"The endpoint {endpoint_url!r} is no URL; write http://host:port.")
     access_key_id = environment.get("AWS_ACCESS_KEY_ID")
@@ -183,7 +183,7 @@ def _from_environment(endpoint_url: str, environment: Mapping[str, str]) -> Conn
             f"The endpoint {endpoint_url} needs credentials: set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or use --data with a data directory of this machine."
         )
-    return Connection(
+    return ServerConnection(
         endpoint_url=endpoint_url.rstrip("/"),
         region=environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or REGION_DEFAULT,
         access_key_id=access_key_id,

@@ -44,7 +44,7 @@ class CommandFailed(Exception):
         return f"{self.message} ({self.code})" if self.code else self.message
 
 
-class Refused(CommandFailed):
+class CommandRefused(CommandFailed):
     """The service understood, and said no."""
 
 

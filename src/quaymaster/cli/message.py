@@ -13,7 +13,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.failures import CommandRefused, WrongUsage
 from quaymaster.cli.output import print_json, print_line, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _send_lines(
             for failed in result.get("Failed") or []:
                 which = sent + int(failed["Id"]) + 1
                 sent += len(result.get("Successful") or [])
-                raise Refused(
+                raise CommandRefused(
                     f"Message {which} was refused: {failed.get('Message')} Sent so far: {sent}.",
                     code=failed["Code"],
                 )
@@ -247,7 +247,7 @@ def _delete(sqs: SQSClient, url: str, receipt_handles: list[str]) -> None:
         entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
         result = sqs.call("DeleteMessageBatch", {"QueueUrl": url, "Entries": entries})
         for failed in result.get("Failed") or []:
-            raise Refused(failed.get("Message") or "A message was not deleted.", code=failed["Code"])
+            raise CommandRefused(failed.get("Message") or "A message was not deleted.", code=failed["Code"])
 
 
 def _print_message(message: dict[str, Any], *, with_receipt: bool) -> None:

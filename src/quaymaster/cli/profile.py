@@ -11,7 +11,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.failures import CommandRefused, WrongUsage
 from quaymaster.cli.output import print_json, print_line, print_table
 from quaymaster.cli.profile_files import (
     Profile,
@@ -117,7 +117,7 @@ def show(
     """Show a profile, without its secrets."""
     chosen = name or current_profile(os.environ)
     if chosen is None:
-        raise Refused("No profile is in use: name one.")
+        raise CommandRefused("No profile is in use: name one.")
     shown = _shown(read_profile(chosen, os.environ))
     if as_json:
         print_json({"name": chosen} | shown)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from quaymaster.cli.failures import Refused, WrongUsage, reason_of
+from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
 
 PROFILE_VARIABLE: Final = "QUAYMASTER_PROFILE"
 DIRECTORY: Final = "profiles"
@@ -92,7 +92,7 @@ def read_profile(name: str, environment: Mapping[str, str]) -> Profile:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         names = ", ".join(profile_names(environment)) or "none"
-        raise Refused(f"There is no profile {name}; there are: {names}.") from None
+        raise CommandRefused(f"There is no profile {name}; there are: {names}.") from None
     except (OSError, ValueError) as error:
         raise WrongUsage(f"The profile {path} cannot be read: {reason_of(error)}.") from None
     for key, value in found.items():
@@ -114,7 +114,7 @@ def create_profile(name: str, profile: Profile, environment: Mapping[str, str]) 
         ) as file:
             file.write(render_profile(profile))
     except FileExistsError:
-        raise Refused(f"There is a profile {name} already; delete it first.") from None
+        raise CommandRefused(f"There is a profile {name} already; delete it first.") from None
     except OSError as error:
         raise WrongUsage(f"{path} cannot be written: {reason_of(error)}.") from None
     return path
@@ -154,7 +154,7 @@ def delete_profile(name: str, environment: Mapping[str, str]) -> None:
     try:
         path.unlink()
     except FileNotFoundError:
-        raise Refused(f"There is no profile {name}.") from None
+        raise CommandRefused(f"There is no profile {name}.") from None
     if current_profile(environment) == name:
         (config_directory(environment) / CURRENT_FILE).unlink()
 

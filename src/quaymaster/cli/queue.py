@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.connection import Connection, find_connection
-from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.connection import ServerConnection, find_connection
+from quaymaster.cli.failures import CommandRefused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def name_of(queue: str) -> str:
     return queue.rstrip("/").rpartition("/")[2]
 
 
-def delete_queue(connection: Connection, sqs: SQSClient, url: str, admin_url: str | None = None) -> None:
+def delete_queue(
+    connection: ServerConnection, sqs: SQSClient, url: str, admin_url: str | None = None
+) -> None:
     """Delete a queue: over the admin API where it is known, else over SQS, which an operator may have
     forbidden."""
     from quaymaster.cli.client import AdminClient
@@ -110,7 +112,7 @@ def list_queues(
                 if not names_only:
                     try:
                         row |= sqs.counts(url)
-                    except Refused as error:
+                    except CommandRefused as error:
                         if error.code != "AWS.SimpleQueueService.NonExistentQueue":
                             raise
                         continue  # deleted since it was listed
@@ -195,7 +197,7 @@ def purge(
             total = sum(counts.values())
             answer = _ask(f"Delete all {total} messages of {name_of(url)}? [y/N] ", "--yes")
             if answer.lower() not in ("y", "yes"):
-                raise Refused("Nothing was deleted.")
+                raise CommandRefused("Nothing was deleted.")
         sqs.call("PurgeQueue", {"QueueUrl": url})
     if as_json:
         print_json({"name": name_of(url), "purged": True})
@@ -225,7 +227,9 @@ def delete(
             note(f"This deletes the queue {name} and its {sum(counts.values())} messages for good.")
             confirm = _ask("Type the queue's name to go on: ", f"--confirm {name}")
         if confirm.strip() != name:
-            raise Refused(f"{confirm.strip()!r} is not the name of the queue, {name}: nothing was deleted.")
+            raise CommandRefused(
+                f"{confirm.strip()!r} is not the name of the queue, {name}: nothing was deleted."
+            )
         delete_queue(connection, sqs, url, admin_url)
     if as_json:
         print_json({"name": name, "deleted": True})
@@ -261,7 +265,7 @@ def start_redrive(
         task = _follow(sqs, source_arn, quiet=as_json) if wait else _tasks(sqs, source_arn)[0]
     _print_tasks([task], as_json)
     if task.get("Status") == "FAILED":
-        raise Refused(f"The redrive failed: {task.get('FailureReason', 'no reason was given')}.")
+        raise CommandRefused(f"The redrive failed: {task.get('FailureReason', 'no reason was given')}.")
 
 
 @redrive_app.command("status")
@@ -288,7 +292,7 @@ def cancel_redrive(
     with _open(data, endpoint_url) as sqs:
         running = [task for task in _tasks(sqs, sqs.queue_arn(queue)) if task.get("TaskHandle")]
         if not running:
-            raise Refused(f"No redrive of {name_of(queue)} is running.")
+            raise CommandRefused(f"No redrive of {name_of(queue)} is running.")
         result = sqs.call("CancelMessageMoveTask", {"TaskHandle": running[0]["TaskHandle"]})
     moved = result.get("ApproximateNumberOfMessagesMoved", 0)
     if as_json:

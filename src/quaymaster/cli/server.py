@@ -17,7 +17,7 @@ from quaymaster.cli.connection import (
     find_connection,
     known_server,
 )
-from quaymaster.cli.failures import EXIT_REFUSED, Refused, WrongUsage
+from quaymaster.cli.failures import EXIT_REFUSED, CommandRefused, WrongUsage
 from quaymaster.cli.loading import (
     Admin,
     Config,
@@ -128,7 +128,7 @@ def doctor(
     Looks at clock, disk, limits, permissions, ports, memory and kernel, and says what to do about what it
     finds. Ends with 1 when something is wrong.
     """
-    from quaymaster.cli.checkup import check_up
+    from quaymaster.cli.doctor import check_up
 
     settings, _ = load_settings_of(config, data, listen, admin, overrides)
     with progress_bar("Checking", quiet=as_json):
@@ -218,7 +218,7 @@ def force_start(
         lock = lock_data_directory(directory.absolute())
         check_format(directory)
     except (DirectoryInUse, DataDirectoryUnusable) as error:
-        raise Refused(str(error)) from None
+        raise CommandRefused(str(error)) from None
     note(
         f"The next start from {directory} uses what is there. Messages of queues that its metadata does not have are "
         "LOST, queues that its journal does not have are empty, and access keys that were deleted or disabled since "
@@ -226,7 +226,7 @@ def force_start(
         "that start says which metadata that is. If what is missing can still be brought back, stop here."
     )
     if not yes and not typer.confirm("Continue with what is there?", err=True):
-        raise Refused("Nothing was changed.")
+        raise CommandRefused("Nothing was changed.")
     act = act_of_user("ForceStart", {"data": str(directory.absolute())})
     force_settling(directory.absolute(), act)
     lock.release()
@@ -254,18 +254,18 @@ def restore(
     if not source.exists():
         raise WrongUsage(f"{source} does not exist.")
     if directory.exists() and any(directory.iterdir()):
-        raise Refused(f"{directory} is not empty. Restore into a new directory, then serve from that.")
+        raise CommandRefused(f"{directory} is not empty. Restore into a new directory, then serve from that.")
     settings, _ = load_settings_of(None, directory, None, None, None)
     from quaymaster.node.restoring import KEYS_WANTED, RestoreRefused, restore_data_directory
 
     if keys is None and settings.master_key_source == "file":
-        raise Refused(KEYS_WANTED)
+        raise CommandRefused(KEYS_WANTED)
 
     with progress_bar("Restoring", quiet=as_json, in_bytes=True) as bar:
         try:
             restore_data_directory(source, settings, keys, lambda done, total: bar.update(done, total=total))
         except RestoreRefused as error:
-            raise Refused(str(error)) from None
+            raise CommandRefused(str(error)) from None
     if as_json:
         print_json({"backup": str(source), "data": str(directory)})
     else:

@@ -37,8 +37,8 @@ from quaymaster.coordination.etcd_gateway import (
     EndpointFailed,
     EtcdAccess,
     EtcdGateway,
+    EtcdRefused,
     Header,
-    Refused,
     Reply,
     Stream,
     WithHeader,
@@ -282,7 +282,7 @@ class EtcdCoordination(Coordination):
                 continue
             except EndpointFailed as error:
                 reason = str(error)
-            except Refused as refused:
+            except EtcdRefused as refused:
                 reason = refused.message
             self._check_open()
             log_event(log, logging.DEBUG, "watch cut", prefix=prefix, revision=position, reason=reason)
@@ -361,7 +361,7 @@ class EtcdCoordination(Coordination):
             return await self._gateway.call(
                 path, request, reply_type, changes=changes, repeatable=repeatable, check=check
             )
-        except Refused as refused:
+        except EtcdRefused as refused:
             if refused.code == NOT_FOUND:
                 raise _LeaseNotFound from None
             raise for_operators(CoordinationUnavailable(), f"etcd refused: {refused.message}") from None
@@ -444,7 +444,7 @@ class EtcdCoordination(Coordination):
                 reply = await self._gateway.call(
                     "/v3/kv/txn", request, _TransactionReply, changes=False, repeatable=True
                 )
-            except Refused:
+            except EtcdRefused:
                 return  # this user may read nothing outside of the root
             for root, operation in zip(some, reply.responses, strict=True):
                 if operation.response_range.count:

@@ -95,7 +95,7 @@ class _Token(Reply, frozen=True):
     token: str
 
 
-class Refused(Exception):
+class EtcdRefused(Exception):
     """etcd answered that it did not do it, and changed nothing."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -107,7 +107,7 @@ class Refused(Exception):
 class EndpointFailed(Exception):
     """One endpoint gave no usable answer. `may_have_acted`: the request may have reached it."""
 
-    def __init__(self, endpoint: Endpoint, reason: str, *, may_have_acted: bool) -> None:
+    def __init__(self, endpoint: EtcdEndpoint, reason: str, *, may_have_acted: bool) -> None:
         super().__init__(f"{endpoint.url}: {reason}")
         self.reason = reason
         self.may_have_acted = may_have_acted
@@ -125,7 +125,7 @@ class EtcdAccess:
     password: str | None = None
 
 
-class Endpoint:
+class EtcdEndpoint:
     """One address, and how it did lately."""
 
     def __init__(self, url: str) -> None:
@@ -157,7 +157,7 @@ class Endpoint:
 class Stream:
     """The lines of an answer that goes on until somebody ends it."""
 
-    def __init__(self, endpoint: Endpoint, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, endpoint: EtcdEndpoint, response: aiohttp.ClientResponse) -> None:
         self.endpoint = endpoint
         self._response = response
         self._received = bytearray()
@@ -203,7 +203,7 @@ class EtcdGateway:
         self._access = access
         self._timeout_s = timeout_ms / 1000
         self._probe = {"key": probe_key, "count_only": True}
-        self._endpoints = [Endpoint(_checked_url(url)) for url in access.endpoints]
+        self._endpoints = [EtcdEndpoint(_checked_url(url)) for url in access.endpoints]
         if not self._endpoints:
             raise StoreUnusable("etcd_endpoints is empty; name at least one, as in http://127.0.0.1:2379")
         context = _tls_context(access)
@@ -273,7 +273,7 @@ class EtcdGateway:
                 may_have_acted = may_have_acted or (changes and error.may_have_acted)
                 if may_have_acted and not repeatable:
                     break
-            except Refused as refused:
+            except EtcdRefused as refused:
                 if refused.message != _NO_LEADER:
                     raise
                 reason = f"{endpoint.url}: no leader"
@@ -281,7 +281,7 @@ class EtcdGateway:
             raise for_operators(OutcomeUnknown(), f"the outcome is unknown: {reason}")
         raise for_operators(CoordinationUnavailable(), f"etcd cannot be used now: {reason}")
 
-    async def probe(self, endpoint: Endpoint, timeout_s: float = ATTEMPT_TIMEOUT_S) -> int:
+    async def probe(self, endpoint: EtcdEndpoint, timeout_s: float = ATTEMPT_TIMEOUT_S) -> int:
         """Return the store's revision by a read that needs the leader.
 
         Raises:
@@ -292,7 +292,7 @@ class EtcdGateway:
         reply = await self._attempt(endpoint, "/v3/kv/range", body, _RangeCount, timeout_s)
         return reply.header.revision
 
-    async def _try_out(self, endpoint: Endpoint, timeout_s: float) -> None:
+    async def _try_out(self, endpoint: EtcdEndpoint, timeout_s: float) -> None:
         """See that an endpoint answers a read, before a change is sent to it."""
         try:
             await self.probe(endpoint, timeout_s)
@@ -313,7 +313,7 @@ class EtcdGateway:
             self._streams.discard(stream)
             stream.close()
 
-    def by_preference(self) -> list[Endpoint]:
+    def by_preference(self) -> list[EtcdEndpoint]:
         """Return the endpoints in the order given; those to avoid last, the longest avoided first, then the refused."""
         now_s = asyncio.get_running_loop().time()
         return sorted(
@@ -324,17 +324,17 @@ class EtcdGateway:
             ),
         )
 
-    def avoid(self, endpoint: Endpoint, reason: str) -> None:
+    def avoid(self, endpoint: EtcdEndpoint, reason: str) -> None:
         """Ask others for a while."""
         endpoint.note_failure(asyncio.get_running_loop().time(), reason)
 
-    def refuse(self, endpoint: Endpoint, reason: str) -> None:
+    def refuse(self, endpoint: EtcdEndpoint, reason: str) -> None:
         """Do not ask an endpoint any more, for good."""
         if not endpoint.why_refused:
             endpoint.why_refused = reason
             log_event(log, logging.ERROR, "etcd endpoint refused", endpoint=endpoint.url, reason=reason)
 
-    def check_cluster(self, endpoint: Endpoint, header: Header) -> None:
+    def check_cluster(self, endpoint: EtcdEndpoint, header: Header) -> None:
         """Make sure that all endpoints are one etcd; EndpointFailed for one that is not."""
         if self._cluster_id is None:
             self._cluster_id = header.cluster_id
@@ -344,7 +344,7 @@ class EtcdGateway:
             self.avoid(endpoint, reason)
             raise EndpointFailed(endpoint, reason, may_have_acted=False)
 
-    def _check_revision(self, endpoint: Endpoint, path: str, header: Header, seen: int) -> None:
+    def _check_revision(self, endpoint: EtcdEndpoint, path: str, header: Header, seen: int) -> None:
         """Make sure that etcd still has what it had; EndpointFailed, from now on, for an endpoint that lost changes.
 
         An etcd without the cell's rows would tell that brokers, journals and queues are gone. It tells us nothing.
@@ -361,7 +361,7 @@ class EtcdGateway:
         self._revision = max(self._revision, header.revision)
 
     async def _attempt(
-        self, endpoint: Endpoint, path: str, body: bytes, reply_type: type[T], timeout_s: float
+        self, endpoint: EtcdEndpoint, path: str, body: bytes, reply_type: type[T], timeout_s: float
     ) -> T:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         seen = self._revision
@@ -386,7 +386,12 @@ class EtcdGateway:
         return reply
 
     async def _open(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str, body: bytes, deadline_s: float
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: EtcdEndpoint,
+        path: str,
+        body: bytes,
+        deadline_s: float,
     ) -> aiohttp.ClientResponse:
         """Return a response whose status is 200; a token that is no longer good is replaced once."""
         if endpoint.why_refused:
@@ -395,7 +400,7 @@ class EtcdGateway:
             token = await self._current_token(endpoint, deadline_s)
             try:
                 return await self._post(session, endpoint, path, body, token, deadline_s)
-            except Refused as refused:
+            except EtcdRefused as refused:
                 is_about_token = refused.code == UNAUTHENTICATED or _AUTH_CHANGED in refused.message
                 if is_last or self._access.user is None or not is_about_token:
                     raise
@@ -406,7 +411,7 @@ class EtcdGateway:
     async def _post(
         self,
         session: aiohttp.ClientSession,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         path: str,
         body: bytes,
         token: str,
@@ -433,7 +438,7 @@ class EtcdGateway:
             raise self._failed(endpoint, error, may_have_acted=connected.is_made) from error
         raise self._refusal(endpoint, response.status, content)
 
-    def _refusal(self, endpoint: Endpoint, status: int, content: bytes) -> Refused | EndpointFailed:
+    def _refusal(self, endpoint: EtcdEndpoint, status: int, content: bytes) -> EtcdRefused | EndpointFailed:
         """Return what an answer that is not 200 means."""
         try:
             code, message = parse_error(msgspec.json.decode(content))
@@ -444,19 +449,19 @@ class EtcdGateway:
             return EndpointFailed(endpoint, reason, may_have_acted=status != 404)
         if message == _NO_LEADER:
             self.avoid(endpoint, message)
-            return Refused(code, message)
+            return EtcdRefused(code, message)
         if code in _UNCHANGED:
             endpoint.note_answer()
-            return Refused(code, message)
+            return EtcdRefused(code, message)
         self.avoid(endpoint, message)
         return EndpointFailed(endpoint, message, may_have_acted=True)
 
-    def _failed(self, endpoint: Endpoint, error: Exception, *, may_have_acted: bool) -> EndpointFailed:
+    def _failed(self, endpoint: EtcdEndpoint, error: Exception, *, may_have_acted: bool) -> EndpointFailed:
         reason = _reason(error)
         self.avoid(endpoint, reason)
         return EndpointFailed(endpoint, reason, may_have_acted=may_have_acted)
 
-    async def _current_token(self, endpoint: Endpoint, deadline_s: float) -> str:
+    async def _current_token(self, endpoint: EtcdEndpoint, deadline_s: float) -> str:
         """Return the token of our user; empty when we have none, or etcd does not ask who we are."""
         if self._access.user is None:
             return ""
@@ -469,14 +474,14 @@ class EtcdGateway:
                 raise EndpointFailed(endpoint, "no login in time", may_have_acted=False) from error
         return self._token
 
-    async def _authenticate(self, endpoint: Endpoint, deadline_s: float) -> str:
+    async def _authenticate(self, endpoint: EtcdEndpoint, deadline_s: float) -> str:
         body = msgspec.json.encode({"name": self._access.user, "password": self._access.password or ""})
         try:
             response = await self._post(self._calls, endpoint, "/v3/auth/authenticate", body, "", deadline_s)
             async with asyncio.timeout_at(deadline_s):
                 content = await _read(endpoint, response)
             return msgspec.json.decode(content, type=_Token, strict=False).token
-        except Refused as refused:
+        except EtcdRefused as refused:
             if _AUTH_IS_OFF in refused.message:
                 log_event(log, logging.WARNING, "etcd does not ask who we are", user=self._access.user)
                 return ""
@@ -513,7 +518,7 @@ def parse_error(content: object) -> tuple[int, str]:
     raise ValueError("not an error of etcd")
 
 
-async def _read(endpoint: Endpoint, response: aiohttp.ClientResponse) -> bytes:
+async def _read(endpoint: EtcdEndpoint, response: aiohttp.ClientResponse) -> bytes:
     content = bytearray()
     async for piece in response.content.iter_any():
         content += piece

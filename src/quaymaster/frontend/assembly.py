@@ -18,12 +18,12 @@ from quaymaster.frontend.actions.transaction_actions import TransactionActions
 from quaymaster.frontend.addresses import Addresses
 from quaymaster.frontend.admission import Admission
 from quaymaster.frontend.allow import Gate
-from quaymaster.frontend.authentication import AccessKey, Open, Signed
+from quaymaster.frontend.authentication import Open, Signed, VerifyingKey
 from quaymaster.frontend.call import Calls
 from quaymaster.frontend.logs.sealed_blocks import SealedLogs
 from quaymaster.frontend.server import CORS, FrontEnd, TaskBudget, host_of
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.frontend.usage.usage_feed import AccountService, UsageFeed, spool_directory
+from quaymaster.frontend.usage.usage_feed import PipelineAccounts, UsageFeed, spool_directory
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.frontend.usage.usage_spool import UsageSpool
 from quaymaster.messaging.encryption import MessageCipher
@@ -40,7 +40,7 @@ class Metadata(Protocol):
     def queues(self) -> QueueService: ...
 
     @property
-    def accounts(self) -> AccountService: ...
+    def accounts(self) -> PipelineAccounts: ...
 
     @property
     def receipt_handles(self) -> ReceiptHandles: ...
@@ -49,7 +49,7 @@ class Metadata(Protocol):
     def find_queue(self) -> Callable[[str, str], QueueDefinition | None]: ...
 
     @property
-    def access_key(self) -> Callable[[str], AccessKey | None]: ...
+    def access_key(self) -> Callable[[str], VerifyingKey | None]: ...
 
     @property
     def data_key(self) -> Callable[[int], bytes]: ...

@@ -35,7 +35,7 @@ UNKNOWN_KEY_COST_BYTES: Final = 256 * 1024
 """What each counts for with its body: so 128 may wait."""
 
 
-class AccessKey(Protocol):
+class VerifyingKey(Protocol):
     """An access key as metadata keeps it."""
 
     @property
@@ -56,7 +56,7 @@ class AccessKey(Protocol):
     def expires_ms(self) -> int | None: ...
 
 
-FindKey = Callable[[str], AccessKey | None]
+FindKey = Callable[[str], VerifyingKey | None]
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
@@ -139,7 +139,7 @@ class Signed:
         return authorization
 
     def _verify(
-        self, authorization: Authorization, key: AccessKey, request: HTTPRequest, body_sha256: bytes | None
+        self, authorization: Authorization, key: VerifyingKey, request: HTTPRequest, body_sha256: bytes | None
     ) -> None:
         now_ms = self._now_ms()
         token = authorization.token
@@ -156,7 +156,7 @@ class Signed:
             body_sha256=body_sha256,
         )
 
-    def _check_token(self, key: AccessKey, token: str | None, now_ms: int) -> None:
+    def _check_token(self, key: VerifyingKey, token: str | None, now_ms: int) -> None:
         expected = key.session_token
         if (
             expected is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quaymaster.core.values.commands import (
     AskMarks,
     DataKeysOutcome,
-    DeleteQueue,
+    ForgetQueue,
     ListDataKeys,
     MarksOutcome,
     SetQueue,
@@ -27,7 +27,7 @@ class BrokerQueueJournal:
 
     async def delete_queue(self, queue_id: int, identity: QueueIdentity | None = None) -> None:
         """Make the journal forget the queue and its messages; idempotent. `identity`: who it must be."""
-        await ask(self._broker, DeleteQueue(queue_id, identity))
+        await ask(self._broker, ForgetQueue(queue_id, identity))
 
     async def marks(self, journal_id: int) -> QueueMarks:
         """Return the highest ids that a journal ever saw."""

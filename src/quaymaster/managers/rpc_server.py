@@ -38,7 +38,7 @@ ACTS: Final[dict[BrokerState, str]] = {
 log = logging.getLogger(__name__)
 
 
-class Incoming(Protocol):
+class OperatorCall(Protocol):
     """A call that has come in (net/rpc's)."""
 
     body: bytes
@@ -65,7 +65,7 @@ class ManagerCalls:
         self._problems = problems
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handlers(self) -> dict[str, Callable[[Incoming], None]]:
+    def handlers(self) -> dict[str, Callable[[OperatorCall], None]]:
         """Return the handlers for an RPC server."""
         return {STATUS: self._on_status, SET_BROKER_STATE: self._on_set_broker_state}
 
@@ -75,12 +75,12 @@ class ManagerCalls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _on_status(self, call: Incoming) -> None:
+    def _on_status(self, call: OperatorCall) -> None:
         status = self._manager.status()
         told = msgspec.structs.replace(status, problems=(*status.problems, *self._problems()))
         call.reply(msgspec.json.encode(told))
 
-    def _on_set_broker_state(self, call: Incoming) -> None:
+    def _on_set_broker_state(self, call: OperatorCall) -> None:
         try:
             request = decode_state_request(call.body)
         except UNREADABLE as error:
@@ -93,7 +93,7 @@ class ManagerCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _set_broker_state(self, call: Incoming, request: BrokerStateRequest) -> None:
+    async def _set_broker_state(self, call: OperatorCall, request: BrokerStateRequest) -> None:
         try:
             action, asked = ACTS[request.state], {"broker": request.broker}
             act = act_of_peer(action, request.by, str(call.peer), call.address, asked)

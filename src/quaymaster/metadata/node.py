@@ -43,6 +43,7 @@ from quaymaster.metadata.queues.queues import (
     QueueJournal,
     Queues,
 )
+from quaymaster.metadata.store.coalescer import Coalescer, StoreReads
 from quaymaster.metadata.store.feed import Feed
 from quaymaster.metadata.store.identity import check_identity
 from quaymaster.metadata.store.mirror import Mirror
@@ -62,7 +63,6 @@ from quaymaster.metadata.store.rows import (
     encode_row,
     id_text,
 )
-from quaymaster.metadata.store.together import StoreReads, Together
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
 from quaymaster.protocol.rpc.metadata_messages import (
@@ -84,8 +84,8 @@ from quaymaster.protocol.rpc.metadata_messages import (
     QueueChange,
     QueueList,
     Request,
-    Row,
     RowPage,
+    StoreRow,
     Swap,
     Transact,
     Transacted,
@@ -157,7 +157,7 @@ class MetadataNode:
         self._confirmed_ms: float | None = None
         """When, by the monotonic clock, the feed had certainly everything."""
         self._reads = StoreReads(store)
-        self._confirm = Together(self.beat)
+        self._confirm = Coalescer(self.beat)
         self._on_unusable = on_unusable
         self._written = 0
         """The revision of its last beat."""
@@ -442,12 +442,12 @@ def _data_key_of(row: KeyValue) -> str:
     return DATA_KEYS + id_text(decode_queue_definition(row.value).data_key_id)
 
 
-def _row(row: KeyValue) -> Row:
-    return Row(row.key, row.value, row.revision)
+def _row(row: KeyValue) -> StoreRow:
+    return StoreRow(row.key, row.value, row.revision)
 
 
-def _changed(event: Event) -> Row:
-    return Row(event.key, event.value, event.revision)
+def _changed(event: Event) -> StoreRow:
+    return StoreRow(event.key, event.value, event.revision)
 
 
 def _queue_list(page: QueuePage) -> QueueList:

@@ -66,7 +66,7 @@ from quaymaster.metadata.queues.declared_queues import (
 )
 from quaymaster.metadata.queues.known_queues import QueuePage
 from quaymaster.metadata.store.identity import Identity, compare_identities
-from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.other_clocks import OtherClocks
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
@@ -101,9 +101,9 @@ from quaymaster.protocol.rpc.metadata_messages import (
     QueueChange,
     QueueList,
     QueueListing,
-    Row,
     RowPage,
     SetAttributes,
+    StoreRow,
     Swap,
     TagQueue,
     Transact,
@@ -229,15 +229,15 @@ async def _list_all(
         await asyncio.sleep(0.1)
 
 
-def _key_value(row: Row) -> KeyValue:
+def _key_value(row: StoreRow) -> KeyValue:
     assert row.value is not None, "a row that is listed or found has a value"
     return KeyValue(row.key, row.value, row.revision)
 
 
-class CachedMirror(Mirror):
+class ReadThroughCache(Mirror):
     """A mirror that also takes rows found otherwise than by following, and knows what there is not."""
 
-    def __init__(self, store: RemoteStore, source: RemoteSource, lookups: Lookups) -> None:
+    def __init__(self, store: RemoteStore, source: RemoteSource, lookups: CacheLoader) -> None:
         super().__init__(store, source)
         self._lookups = lookups
         self._deleted: dict[str, int] = {}
@@ -245,7 +245,7 @@ class CachedMirror(Mirror):
         self._forgotten = 0
         """Deletions up to this revision may be forgotten."""
 
-    def take_found(self, rows: Iterable[Row], position: int) -> bool:
+    def take_found(self, rows: Iterable[StoreRow], position: int) -> bool:
         """Take rows that a node at some position has; False when it is too far behind to believe it."""
         if position < self._forgotten:
             return False
@@ -310,7 +310,7 @@ class _Kind:
         """What there is not, and until when that is believed; the oldest first."""
 
 
-class Lookups:
+class CacheLoader:
     """Asks for what is not in memory: each thing once, however many wait for it.
 
     A queue that was created elsewhere, and answered, is found: a node says that there is none when the store has
@@ -346,7 +346,7 @@ class Lookups:
         }
         self._refreshed = _Kind(remembers=False, is_stored=True)
         self._refresh_rests_until_s = 0.0
-        self.mirror: CachedMirror
+        self.mirror: ReadThroughCache
 
     def __len__(self) -> int:
         return sum(len(kind.unknown) for kind in self._kinds.values())
@@ -475,8 +475,8 @@ class RemoteQueues:
     def __init__(
         self,
         client: MetadataClient,
-        mirror: CachedMirror,
-        lookups: Lookups,
+        mirror: ReadThroughCache,
+        lookups: CacheLoader,
         data_keys: DataKeys,
         *,
         rows_max: int,
@@ -491,7 +491,7 @@ class RemoteQueues:
         self._data_keys = data_keys
         self._staleness_ms = staleness_ms
         self._deadline_ms = deadline_ms
-        self._rows: Table[QueueDefinition] = mirror.table(
+        self._rows: MirrorTable[QueueDefinition] = mirror.table(
             QUEUES, decode_queue_definition, self._on_queue, capacity=rows_max
         )
         self._by_name: dict[tuple[str, str], QueueDefinition] = {}
@@ -561,7 +561,7 @@ class RemoteQueues:
             definition = self._take(changed)
             if data_key is not None and definition.data_key_id == data_key.key_id:
                 # As of the beginning: any change that is heard of it, a new wrapping above all, is newer.
-                data_row = Row(DATA_KEYS + id_text(data_key.key_id), data_key.row, 1)
+                data_row = StoreRow(DATA_KEYS + id_text(data_key.key_id), data_key.row, 1)
                 self._mirror.take_found([data_row], changed.revision)
             return definition
         raise Overloaded
@@ -603,7 +603,7 @@ class RemoteQueues:
         definition = decode_queue_definition(changed.definition)
         self._seen = max(self._seen, changed.revision)
         key = f"{QUEUES}{definition.account_id}/{definition.name}"
-        self._mirror.take_found([Row(key, changed.definition, changed.revision)], changed.revision)
+        self._mirror.take_found([StoreRow(key, changed.definition, changed.revision)], changed.revision)
         return definition
 
     def _on_queue(self, suffix: str, old: QueueDefinition | None, new: QueueDefinition | None) -> None:
@@ -644,7 +644,7 @@ class RemoteMetadata:
         self._now_ms = now_ms
         self._provider = key_provider
         self._upkeep_interval_ms = upkeep_interval_ms
-        self.lookups = Lookups(
+        self.lookups = CacheLoader(
             client,
             unknown_ms=unknown_ms,
             unknown_max=unknown_max,
@@ -652,9 +652,9 @@ class RemoteMetadata:
             staleness_ms=staleness_ms,
         )
         store = RemoteStore(client, change_ms)
-        self._mirror = CachedMirror(store, RemoteSource(client, rows_max), self.lookups)
+        self._mirror = ReadThroughCache(store, RemoteSource(client, rows_max), self.lookups)
         self.lookups.mirror = self._mirror
-        self._readers: Table[ReaderRow] = self._mirror.table(READERS, row_decoder(ReaderRow))
+        self._readers: MirrorTable[ReaderRow] = self._mirror.table(READERS, row_decoder(ReaderRow))
         self._other_clocks = OtherClocks()
         self.master_keys = MasterKeys(
             key_provider, self._mirror, check_new=self._check_all_have, retires_with_others=True

@@ -36,7 +36,7 @@ CHANGE_MS_MIN: Final = 30_000
 """How long a change may go on, whoever still waits for it."""
 
 
-class Incoming(Protocol):
+class IncomingRequest(Protocol):
     """A call that has come in (net/rpc's)."""
 
     body: bytes
@@ -58,11 +58,11 @@ class MetadataCalls:
         self._calls_max = calls_max
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handlers(self) -> dict[str, Callable[[Incoming], None]]:
+    def handlers(self) -> dict[str, Callable[[IncomingRequest], None]]:
         """Return the handlers for an RPC server."""
         return {METHOD: self.on_call}
 
-    def on_call(self, call: Incoming) -> None:
+    def on_call(self, call: IncomingRequest) -> None:
         """Answer a call, later."""
         if len(self._tasks) >= self._calls_max:
             call.fail(Overloaded())
@@ -84,7 +84,7 @@ class MetadataCalls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _answer(self, call: Incoming, request: Request) -> None:
+    async def _answer(self, call: IncomingRequest, request: Request) -> None:
         limit_ms = (
             call.deadline_ms if isinstance(request, GetChanges) else max(call.deadline_ms, CHANGE_MS_MIN)
         )

@@ -45,6 +45,7 @@ from quaymaster.net.http.probe_port import ProbePort
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.rpc import RPCMetrics
 from quaymaster.net.tls import TransportSecurityError, security_for
+from quaymaster.node.broker_metrics import cell_broker_histograms, cell_broker_samples, held_expiry
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.compose import (
     EXIT_FAILED,
@@ -57,12 +58,11 @@ from quaymaster.node.compose import (
     serve_sqs,
     show_pauses,
     start_sealing,
-    usage_epochs,
+    usage_incarnations,
     wall_ms,
     write_client_file,
 )
 from quaymaster.node.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
-from quaymaster.node.figures import cell_broker_histograms, cell_broker_samples, held_expiry
 from quaymaster.node.file_limit import admin_limits
 from quaymaster.node.garbage import GarbageCollection
 from quaymaster.node.manager_role import start_manager
@@ -366,7 +366,7 @@ async def _start_front_end(process: CellProcess) -> None:
         metrics=metrics,
         health=health,
         operations=FrontEndOperations(process),
-        epochs=usage_epochs(settings, process.store),
+        epochs=usage_incarnations(settings, process.store),
     )
     stack.push_async_callback(admin.stop)
     recent = RecentLogs(metadata.find_queue)

@@ -41,7 +41,7 @@ from quaymaster.frontend.logs.sealed_blocks import SealedLogs
 from quaymaster.frontend.logs.sealing import Sealing
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
 from quaymaster.frontend.usage.act_chain import drop_acts
-from quaymaster.frontend.usage.usage_epochs import FrontEndEpochs
+from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
 from quaymaster.frontend.usage.usage_spool import SpoolUnusable
 from quaymaster.messaging.encryption import MessageCipher
@@ -63,9 +63,9 @@ from quaymaster.monitoring.supervision import listen_for_failures, supervise
 from quaymaster.net.http.server import HTTPServer, one_by_one
 from quaymaster.net.http.strangers import UnsignedTime
 from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.node.broker_metrics import broker_samples, held_expiry
 from quaymaster.node.client_file import CLIENT_FILE
 from quaymaster.node.data_directory import DataDirectoryUnusable, prepare_data_directory
-from quaymaster.node.figures import broker_samples, held_expiry
 from quaymaster.node.file_limit import admin_limits, sqs_limits
 from quaymaster.node.garbage import LOOK_INTERVAL_S, GarbageCollection
 from quaymaster.node.settling import DataContradicts, is_to_settle, settle
@@ -177,7 +177,7 @@ class Server:
             metrics=metrics,
             health=health,
             operations=ServerOperations(broker, store.backup, settings.coordination, data, watch),
-            epochs=usage_epochs(settings, store),
+            epochs=usage_incarnations(settings, store),
         )
         stack.push_async_callback(admin.stop)
         limits = admin_limits(settings)
@@ -373,9 +373,9 @@ async def serve_sqs(
     return address
 
 
-def usage_epochs(settings: Settings, store: Coordination) -> FrontEndEpochs | None:
+def usage_incarnations(settings: Settings, store: Coordination) -> FrontEndIncarnations | None:
     """Return which front ends record usage, for the admin API; None where none does."""
-    return FrontEndEpochs(store, now_us=lambda: time.time_ns() // 1000) if settings.usage else None
+    return FrontEndIncarnations(store, now_us=lambda: time.time_ns() // 1000) if settings.usage else None
 
 
 async def start_usage(

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from quaymaster.protocol.logs.log_arrow import TYPES
 from quaymaster_pipeline.archive import files
-from quaymaster_pipeline.archive.ledger import IN_TABLE, Ledger, Stretch
+from quaymaster_pipeline.archive.ledger import IN_TABLE, Ledger, LedgerStretch
 from quaymaster_pipeline.archive.tables import MESSAGES
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -32,7 +32,7 @@ KEPT: Final = frozenset({"queue", "partition", "offset", "timestamp"})
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ErasureScope:
     """What is to go: of these queues (ids) all, or the rows that meet one of the conditions."""
 
     queue_ids: tuple[str, ...]
@@ -75,7 +75,9 @@ class Erasure:
         self._messages.refresh()
         self._place = self._messages.place
 
-    def run(self, scope: Scope, reason: str, *, is_dry_run: bool = False, watch: Watch = unwatched) -> Erased:
+    def run(
+        self, scope: ErasureScope, reason: str, *, is_dry_run: bool = False, watch: Watch = unwatched
+    ) -> Erased:
         """Erase, and return what went; the same again finds nothing. A dry run only counts. A step is a file."""
         done = Erased()
         kept = {
@@ -91,7 +93,9 @@ class Erasure:
                 self._delete_leftovers(queue_id)
         return done
 
-    def _erase(self, stretch: Stretch, scope: Scope, reason: str, done: Erased, is_dry_run: bool) -> None:
+    def _erase(
+        self, stretch: LedgerStretch, scope: ErasureScope, reason: str, done: Erased, is_dry_run: bool
+    ) -> None:
         current = self._current(stretch)
         if current is None:  # the table had it removed, and then we were interrupted
             if not is_dry_run:
@@ -114,7 +118,7 @@ class Erasure:
         if not is_dry_run:
             self._rewrite(stretch, scope, f"{count} messages erased: {reason}")
 
-    def _rewrite(self, stretch: Stretch, scope: Scope, reason: str) -> None:
+    def _rewrite(self, stretch: LedgerStretch, scope: ErasureScope, reason: str) -> None:
         first, end, queue_id = stretch.first, stretch.end, stretch.queue_id
         revision = stretch.revision + 1
         path = files.path_of(queue_id, stretch.partition, first, end, stretch.last_ms, revision)
@@ -124,7 +128,7 @@ class Erasure:
         self._replace(stretch.path, [file])
         self._note_rewritten(stretch, path, reason)
 
-    def _note_rewritten(self, stretch: Stretch, path: str, reason: str) -> Stretch:
+    def _note_rewritten(self, stretch: LedgerStretch, path: str, reason: str) -> LedgerStretch:
         size, digest = files.digest_of(self._place, path)
         value_bytes = sum(
             pc.sum(pc.binary_length(rows.column("value"))).as_py() or 0 for rows in self._groups(path)
@@ -143,7 +147,7 @@ class Erasure:
         removes = [file for file in self._messages.files() if file.path == path]
         self._messages.commit(APP, self._messages.version + 1, adds, removes=removes)
 
-    def _current(self, stretch: Stretch) -> str | None:
+    def _current(self, stretch: LedgerStretch) -> str | None:
         """Return the file that the table has of a stretch; it may be a newer one than the ledger knows."""
         expected = (stretch.queue_id, stretch.partition, stretch.first)
         for file in self._messages.files():
@@ -151,7 +155,7 @@ class Erasure:
                 return file.path
         return None
 
-    def _rows_left(self, stretch: Stretch) -> int:
+    def _rows_left(self, stretch: LedgerStretch) -> int:
         """Return how many rows of a file were not erased before: those have no message id."""
         if not stretch.revision:
             return stretch.rows
@@ -164,7 +168,7 @@ class Erasure:
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number).select(list(TYPES))
 
-    def _blanked(self, path: str, scope: Scope) -> Iterator[Any]:
+    def _blanked(self, path: str, scope: ErasureScope) -> Iterator[Any]:
         """Yield the rows of a file, those that go without what they said."""
         schema = pa.schema(list(TYPES.items()))
         for rows in self._groups(path):

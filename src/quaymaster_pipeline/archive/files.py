@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from quaymaster_pipeline.archive.tables import MESSAGES
-from quaymaster_pipeline.warehouse.data_files import DataFile, Place, sync_file
+from quaymaster_pipeline.warehouse.data_files import DataFile, TablePlace, sync_file
 from quaymaster_pipeline.warehouse.errors import telling_full_disk
 from quaymaster_pipeline.warehouse.times import bound_of_time, time_of_us
 
@@ -69,7 +69,7 @@ def date_of(time_ms: int) -> datetime.date:
     return time_of_us(time_ms * 1_000).date()
 
 
-def write_file(place: Place, path: str, queue_id: str, batches: Iterable[Any]) -> None:
+def write_file(place: TablePlace, path: str, queue_id: str, batches: Iterable[Any]) -> None:
     """Write messages, `pyarrow.RecordBatch`es with the columns of the log API, as one file; durable on return.
 
     What was begun and not finished is not there under this name; in an object store nothing is there before its end.
@@ -85,7 +85,7 @@ def write_file(place: Place, path: str, queue_id: str, batches: Iterable[Any]) -
             raise
 
 
-def verify_file(place: Place, path: str, first: int, end: int, batches: Iterable[Any]) -> Verified:
+def verify_file(place: TablePlace, path: str, first: int, end: int, batches: Iterable[Any]) -> Verified:
     """Return what a file has, after each of its rows was compared with the log's `batches`, and each body with its MD5.
 
     Raises:
@@ -120,7 +120,7 @@ def verify_file(place: Place, path: str, first: int, end: int, batches: Iterable
     return Verified(at - first, value_bytes, size, digest, first_ms, last_ms)
 
 
-def digest_of(place: Place, path: str) -> tuple[int, str]:
+def digest_of(place: TablePlace, path: str) -> tuple[int, str]:
     """Return size and SHA-256 of a file. OSError when it is not there."""
     digest, size = hashlib.sha256(), 0
     with place.filesystem().open_input_stream(path) as source:
@@ -144,7 +144,7 @@ def data_file(path: str, queue_id: str, partition: int, first: int, end: int, ve
     return DataFile(path, verified.file_bytes, verified.rows, str(date_of(verified.first_ms)), bounds)
 
 
-def _write(place: Place, path: str, queue_id: str, batches: Iterable[Any]) -> None:
+def _write(place: TablePlace, path: str, queue_id: str, batches: Iterable[Any]) -> None:
     filesystem = place.filesystem()
     filesystem.create_dir(os.path.dirname(path), recursive=True)
     target = f"{path}.tmp" if place.is_local else path
@@ -183,7 +183,7 @@ def _write_group(writer: Any, waiting: list[Any]) -> None:
     waiting.clear()
 
 
-def _rows_of(place: Place, path: str) -> Iterator[Any]:
+def _rows_of(place: TablePlace, path: str) -> Iterator[Any]:
     with place.filesystem().open_input_file(path) as source:
         file = pq.ParquetFile(source)
         for number in range(file.num_row_groups):

@@ -19,7 +19,7 @@ from typing import Final
 
 from quaymaster_pipeline.archive import files
 from quaymaster_pipeline.archive.files import NotAsArchived, date_of, path_of
-from quaymaster_pipeline.archive.ledger import IN_TABLE, Clock, Ledger, Stretch
+from quaymaster_pipeline.archive.ledger import IN_TABLE, Clock, Ledger, LedgerStretch
 from quaymaster_pipeline.archive.live_logs import LiveLog, LiveLogs, LogIsTrimmed
 from quaymaster_pipeline.archive.tables import MESSAGES
 from quaymaster_pipeline.warehouse.steps import Steps, Watch, unwatched
@@ -77,7 +77,7 @@ class ArchiveJob:
     def run(
         self,
         names: Sequence[str] = (),
-        on_stretch: Callable[[Stretch], None] = lambda stretch: None,
+        on_stretch: Callable[[LedgerStretch], None] = lambda stretch: None,
         watch: Watch = unwatched,
     ) -> Report:
         """Archive what is closed and let go what is old enough, of the logs named, or of all that are archived.
@@ -95,7 +95,7 @@ class ArchiveJob:
             sum(self._waiting(log, partition) for log in logs for partition in log.partitions), watch
         )
 
-        def on_archived(stretch: Stretch) -> None:
+        def on_archived(stretch: LedgerStretch) -> None:
             on_stretch(stretch)
             steps.take(stretch.end - stretch.first)
 
@@ -118,7 +118,7 @@ class ArchiveJob:
         return sealed + max(0, bounds.next - at)
 
     def _archive_partition(
-        self, log: LiveLog, partition: int, report: Report, on_stretch: Callable[[Stretch], None]
+        self, log: LiveLog, partition: int, report: Report, on_stretch: Callable[[LedgerStretch], None]
     ) -> None:
         known = self.ledger.stretches(log.queue_id, partition)
         for stretch in known:
@@ -135,7 +135,7 @@ class ArchiveJob:
             at = closed.end
         report.behind += max(0, bounds.next - at)
 
-    def _next(self, log: LiveLog, partition: int, at: int) -> Stretch | None:
+    def _next(self, log: LiveLog, partition: int, at: int) -> LedgerStretch | None:
         """Return the closed stretch from an offset on; None when it is not closed yet."""
         bounds = log.partitions[partition]
         if at >= bounds.next:
@@ -149,10 +149,14 @@ class ArchiveJob:
         if not is_closed:
             return None
         path = path_of(log.queue_id, partition, at, end, first_ms)
-        return Stretch(log.queue_id, log.name, log.account_id, partition, at, end, "sealed", path)
+        return LedgerStretch(log.queue_id, log.name, log.account_id, partition, at, end, "sealed", path)
 
     def _archive(
-        self, log: LiveLog, stretch: Stretch, report: Report, on_stretch: Callable[[Stretch], None]
+        self,
+        log: LiveLog,
+        stretch: LedgerStretch,
+        report: Report,
+        on_stretch: Callable[[LedgerStretch], None],
     ) -> None:
         """Bring a sealed stretch into the table, whatever of that was done before."""
         first, end = stretch.first, stretch.end
@@ -193,7 +197,7 @@ class ArchiveJob:
         what = f"{log.name} partition {partition} begins at {end}; messages from {first} on were not archived"
         if not self._policy.accepts_loss:
             raise MessagesLost(what)
-        gap = Stretch(log.queue_id, log.name, log.account_id, partition, first, end, "lost", "")
+        gap = LedgerStretch(log.queue_id, log.name, log.account_id, partition, first, end, "lost", "")
         self.ledger.record(gap, "lost", what)
         report.lost += end - first
 
@@ -218,7 +222,7 @@ class ArchiveJob:
                 self._logs.release(log, partition, release)
         self._note_deleted(log.queue_id, self._logs.earliest(log), report)
 
-    def _next_old(self, queue_id: str, partition: int) -> list[Stretch]:
+    def _next_old(self, queue_id: str, partition: int) -> list[LedgerStretch]:
         """Return the archived stretches of a partition that expire now: none is behind one that does not."""
         old = []
         for stretch in self.ledger.stretches(queue_id, partition):
@@ -249,14 +253,14 @@ class ArchiveJob:
             gone = [one for one in stretches if one.state in ("archived", "expiring")]
             report.deleted += len(self.ledger.record_all(gone, "deleted", "the queue was deleted"))
 
-    def _is_old(self, stretch: Stretch) -> bool:
+    def _is_old(self, stretch: LedgerStretch) -> bool:
         return stretch.last_ms + self._policy.expire_after_ms <= self._now_ms()
 
-    def _is_thought_over(self, stretch: Stretch) -> bool:
+    def _is_thought_over(self, stretch: LedgerStretch) -> bool:
         assert stretch.since is not None, "what is in the ledger has its time"
         return self._clock() - stretch.since >= datetime.timedelta(milliseconds=self._policy.grace_ms)
 
-    def _check(self, stretch: Stretch) -> None:
+    def _check(self, stretch: LedgerStretch) -> None:
         """Raise NotAsArchived unless a file is still in the table, and as it was when it was verified."""
         if not self._is_in_table(stretch.path):
             raise NotAsArchived(f"{stretch.path} is not in the archive's table any more")

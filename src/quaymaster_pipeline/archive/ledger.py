@@ -124,7 +124,7 @@ def _merge_files(table: Table, plan: Callable[[list[DataFile]], list[DataFile]])
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LedgerStretch:
     """Offsets [first, end) of a partition, and the state they are in. `last_ms`: when the last of them was sent."""
 
     queue_id: str
@@ -156,7 +156,7 @@ class Ledger:
     def __init__(self, warehouse: Warehouse, clock: Clock) -> None:
         self._warehouse = warehouse
         self._clock = clock
-        self._stretches: dict[tuple[str, int, int], Stretch] = {}
+        self._stretches: dict[tuple[str, int, int], LedgerStretch] = {}
         self._entries = 0
         self._load()
 
@@ -164,7 +164,7 @@ class Ledger:
         """Return the partitions, as (queue id, number), of which there is a stretch."""
         return sorted({(one.queue_id, one.partition) for one in self._stretches.values()})
 
-    def stretches(self, queue_id: str | None = None, partition: int | None = None) -> list[Stretch]:
+    def stretches(self, queue_id: str | None = None, partition: int | None = None) -> list[LedgerStretch]:
         """Return the stretches, by offset, of a partition, a queue, or all."""
         return sorted(
             (
@@ -175,7 +175,7 @@ class Ledger:
             key=lambda one: one.key,
         )
 
-    def record(self, stretch: Stretch, state: State, reason: str = "") -> Stretch:
+    def record(self, stretch: LedgerStretch, state: State, reason: str = "") -> LedgerStretch:
         """Append that a stretch is in a state now, and return it so; it is durable then.
 
         Raises:
@@ -183,7 +183,9 @@ class Ledger:
         """
         return self.record_all([stretch], state, reason)[0]
 
-    def record_all(self, stretches: Sequence[Stretch], state: State, reason: str = "") -> list[Stretch]:
+    def record_all(
+        self, stretches: Sequence[LedgerStretch], state: State, reason: str = ""
+    ) -> list[LedgerStretch]:
         """Append that each of several stretches is in a state now: all of these entries are durable then, or none.
 
         For steps that need nothing done between them. Raises what `record` does.
@@ -244,6 +246,6 @@ class Ledger:
             since = row.pop("time")
             del row["entry"]
             row["state"] = cast("State", row["state"])
-            stretch = Stretch(**row, since=since)
+            stretch = LedgerStretch(**row, since=since)
             self._stretches[stretch.key] = stretch
         self._entries = len(rows)

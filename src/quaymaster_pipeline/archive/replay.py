@@ -304,7 +304,7 @@ class Replay:
     # Sending
 
     def _send(self, messages: list[dict[str, Any]], how: How) -> None:
-        from pyspark_quaymaster.client import Transaction
+        from pyspark_quaymaster.client import TransactionKey
         from pyspark_quaymaster.errors import RequestRefused
 
         target, number = self.progress.target, self.progress.batches
@@ -313,7 +313,7 @@ class Replay:
                 entries = [{"Id": str(at), **one} for at, one in enumerate(messages[first : first + 10])]
                 self._send_ten(target, entries)
             return
-        transaction = Transaction(f"replay:{self.progress.name}", number)
+        transaction = TransactionKey(f"replay:{self.progress.name}", number)
         try:
             staged, is_committed = self._client.stage_messages(target, transaction, "all", 0, messages)
             if not is_committed:

@@ -61,7 +61,7 @@ class Month(NamedTuple):
         return cls(utc.year, utc.month)
 
 
-class Stage(Enum):
+class PeriodStage(Enum):
     """How far a period has come."""
 
     OPEN = "open"
@@ -72,14 +72,14 @@ class Stage(Enum):
 
 def stage_of(
     month: Month, now: datetime, *, closed_until: datetime | None, is_closed: bool, grace: timedelta = GRACE
-) -> Stage:
+) -> PeriodStage:
     """Return how far a month has come.
 
     `closed_until` is the time below which every hour is closed (None: unknown, so none is); `is_closed` says that
     its invoice has been issued.
     """
     if is_closed:
-        return Stage.CLOSED
+        return PeriodStage.CLOSED
     if now < month.end or closed_until is None or closed_until < month.end:
-        return Stage.OPEN
-    return Stage.GRACE if now < month.end + grace else Stage.DUE
+        return PeriodStage.OPEN
+    return PeriodStage.GRACE if now < month.end + grace else PeriodStage.DUE

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
-class Comparison(NamedTuple):
+class BillingComparison(NamedTuple):
     """One measure, counted in several places: `counts` are (place, count). All must be equal."""
 
     scope: str
@@ -39,6 +39,6 @@ class Comparison(NamedTuple):
         }
 
 
-def differing(comparisons: Iterable[Comparison]) -> list[Comparison]:
+def differing(comparisons: Iterable[BillingComparison]) -> list[BillingComparison]:
     """Return those that do not agree."""
     return [comparison for comparison in comparisons if comparison.difference]

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Final
 
 from quaymaster_pipeline.billing.invoices import Correction, Invoice, corrections_of, issue, make_provisional
-from quaymaster_pipeline.billing.periods import GRACE, Month, Stage, stage_of
+from quaymaster_pipeline.billing.periods import GRACE, Month, PeriodStage, stage_of
 from quaymaster_pipeline.billing.prices import PriceBook
 from quaymaster_pipeline.billing.rating import rate_month
-from quaymaster_pipeline.billing.reconciliation import Comparison, differing
+from quaymaster_pipeline.billing.reconciliation import BillingComparison, differing
 from quaymaster_pipeline.billing.store import BillingStore, InvoiceRow
 
 CORRECTED_MONTHS_MAX: Final = 24
@@ -39,11 +39,11 @@ class Made:
     """An invoice, how far its month has come, and what was compared for it."""
 
     invoice: Invoice
-    stage: Stage
-    compared: tuple[Comparison, ...]
+    stage: PeriodStage
+    compared: tuple[BillingComparison, ...]
 
     @property
-    def differences(self) -> list[Comparison]:
+    def differences(self) -> list[BillingComparison]:
         """What does not agree; a final invoice has none."""
         return differing(self.compared)
 
@@ -62,7 +62,7 @@ class Billing:
         *,
         now: datetime,
         closed_until: datetime | None,
-        compare_layers: Callable[[], Sequence[Comparison]],
+        compare_layers: Callable[[], Sequence[BillingComparison]],
         grace: timedelta = GRACE,
         why_not_final: Callable[[Month], str | None] = lambda month: None,
     ) -> None:
@@ -122,7 +122,7 @@ class Billing:
             one = self.view(month, account_id)
             made.append(one)
             is_new = before is None or before.fields["digest"] != one.invoice.digest
-            if one.stage is not Stage.CLOSED and is_new:
+            if one.stage is not PeriodStage.CLOSED and is_new:
                 changed.append(one)
         self._write(month, changed)
         return made
@@ -144,9 +144,9 @@ class Billing:
         for account_id in asked:
             self._refuse_unless_over(month, self._stage(month, self._row(month, account_id)))
             one = self.view(month, account_id)
-            if one.stage is not Stage.CLOSED:
+            if one.stage is not PeriodStage.CLOSED:
                 self._refuse_unless_agreed(month, account_id, one)
-                one = Made(issue(one.invoice, self._now), Stage.CLOSED, one.compared)
+                one = Made(issue(one.invoice, self._now), PeriodStage.CLOSED, one.compared)
                 issued.append(one)
             made.append(one)
         self._write(month, issued)
@@ -165,7 +165,7 @@ class Billing:
         self._store.set_book(book)
 
     def _make(
-        self, month: Month, account_id: str, before: InvoiceRow | None, stage: Stage, book: PriceBook
+        self, month: Month, account_id: str, before: InvoiceRow | None, stage: PeriodStage, book: PriceBook
     ) -> Made:
         usage = self._store.usage(month, account_id)
         charges = rate_month(usage, book, month, account_id=account_id)
@@ -235,17 +235,17 @@ class Billing:
         months = sorted({*begun, *self._store.months_with_usage(account_id)})
         return [earlier for earlier in months if first <= earlier < month and earlier not in closed]
 
-    def _refuse_unless_over(self, month: Month, stage: Stage) -> None:
-        if stage is Stage.OPEN and self._now < month.end:
+    def _refuse_unless_over(self, month: Month, stage: PeriodStage) -> None:
+        if stage is PeriodStage.OPEN and self._now < month.end:
             raise NotIssued(f"{month} is open: it is not over, and ends {month.end:%Y-%m-%d %H:%M} UTC")
-        if stage is Stage.OPEN:
+        if stage is PeriodStage.OPEN:
             until = (
                 "no hour is"
                 if self._closed_until is None
                 else f"hours until {self._closed_until:%Y-%m-%d %H:%M} are"
             )
             raise NotIssued(f"{month} is open: {until} closed, and it ends {month.end:%Y-%m-%d %H:%M} UTC")
-        if stage is Stage.GRACE:
+        if stage is PeriodStage.GRACE:
             raise NotIssued(
                 f"{month} takes late usage until {month.end + self._grace:%Y-%m-%d %H:%M} UTC, and is provisional"
             )
@@ -269,7 +269,7 @@ class Billing:
     def _row(self, month: Month, account_id: str) -> InvoiceRow | None:
         return next(iter(self._store.invoice_rows(account_id, month)), None)
 
-    def _stage(self, month: Month, row: InvoiceRow | None) -> Stage:
+    def _stage(self, month: Month, row: InvoiceRow | None) -> PeriodStage:
         is_closed = row is not None and row.is_final
         return stage_of(
             month, self._now, closed_until=self._closed_until, is_closed=is_closed, grace=self._grace

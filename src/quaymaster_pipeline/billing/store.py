@@ -24,7 +24,7 @@ from quaymaster_pipeline.billing.periods import Month
 from quaymaster_pipeline.billing.price_files import each_tier, example_book
 from quaymaster_pipeline.billing.prices import PriceBook, PriceVersion, Tier
 from quaymaster_pipeline.billing.rating import FREE, Charge, Usage
-from quaymaster_pipeline.billing.reconciliation import Comparison
+from quaymaster_pipeline.billing.reconciliation import BillingComparison
 from quaymaster_pipeline.billing.rules import BILLING_CLASSES
 from quaymaster_pipeline.billing.tables import (
     ACCOUNTS,
@@ -137,7 +137,7 @@ class BillingStore:
             for values in zip(*(rows.column(name).to_pylist() for name in _USAGE_COLUMNS), strict=True)
         ]
 
-    def layer_counts(self, month: Month, account_id: str) -> list[Comparison]:
+    def layer_counts(self, month: Month, account_id: str) -> list[BillingComparison]:
         """Return what silver and gold count for an account's month, each by itself."""
 
         def read(spec: TableSpec, sums: list[tuple[str, str]]) -> dict[str, dict[str, int]]:
@@ -155,7 +155,7 @@ class BillingStore:
             counted = self._keep((place, month), (spec,), partial(read, spec, sums))
             places[place] = counted.get(account_id, {})
         return [
-            Comparison(
+            BillingComparison(
                 f"{account_id} in {month}",
                 measure,
                 (
@@ -327,7 +327,9 @@ class BillingStore:
             for row in self._lines(ADJUSTMENTS, into, account_id)
         ]
 
-    def write_invoices(self, month: Month, invoices: Sequence[tuple[Invoice, Sequence[Comparison]]]) -> None:
+    def write_invoices(
+        self, month: Month, invoices: Sequence[tuple[Invoice, Sequence[BillingComparison]]]
+    ) -> None:
         """Write invoices of a month in place of what their accounts had in it."""
         accounts = [invoice.account_id for invoice, _ in invoices]
         for spec, of_table in ((CHARGES, None), (ADJUSTMENTS, "Correction")):
@@ -413,7 +415,9 @@ class _ByAccount:
         return self._rows.slice(*self._places.get(account_id, (0, 0)))
 
 
-def _invoice_fields(invoice: Invoice, compared: Sequence[Comparison], usage_version: int) -> dict[str, Any]:
+def _invoice_fields(
+    invoice: Invoice, compared: Sequence[BillingComparison], usage_version: int
+) -> dict[str, Any]:
     return {
         "invoice_id": invoice.invoice_id,
         "state": invoice.state,

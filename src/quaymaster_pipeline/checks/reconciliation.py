@@ -39,7 +39,7 @@ LOOKS = "looks"
 """The note of ops.reconciliation with what differed when a run looked last, by control totals."""
 
 
-class Comparison(NamedTuple):
+class LayerComparison(NamedTuple):
     """One measure in all layers. `difference` adds up how far each layer is from the one before it."""
 
     scope: str
@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
         return abs(self.segments - self.bronze) + abs(self.bronze - below) + abs(self.silver - self.gold)
 
 
-def compare_notes(warehouse: Warehouse) -> list[Comparison]:
+def compare_notes(warehouse: Warehouse) -> list[LayerComparison]:
     """Compare the control totals that commits carry along: quick, whatever the tables' size."""
     found = warehouse.table(REQUEST_EVENTS).note(bronze.APP)
     return _compared(
@@ -70,7 +70,7 @@ def compare_notes(warehouse: Warehouse) -> list[Comparison]:
     )
 
 
-def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[Comparison]:
+def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[LayerComparison]:
     """Compare sums over the rows of all tables; silver and gold besides by hour and account, where they differ.
 
     A step is one reading of a file of rows of requests; those of silver are read twice.
@@ -94,7 +94,7 @@ def compare_rows(warehouse: Warehouse, watch: Watch = unwatched) -> list[Compari
 
 def write_comparisons(
     warehouse: Warehouse,
-    found: list[Comparison],
+    found: list[LayerComparison],
     now: datetime.datetime,
     *,
     shared_notes: Mapping[str, Any] | None = None,
@@ -118,7 +118,7 @@ def write_look(warehouse: Warehouse, now: datetime.datetime) -> None:
         write_comparisons(warehouse, found, now, shared_notes={LOOKS: differing})
 
 
-def compare_sums(warehouse: Warehouse) -> list[Comparison]:
+def compare_sums(warehouse: Warehouse) -> list[LayerComparison]:
     """Compare days and counts of latencies with gold.usage_hourly, and return where they differ.
 
     In place of silver stands what the hours say. No invoice depends on these. Nothing is compared while a batch is
@@ -160,9 +160,9 @@ def _compared(
     counted: Mapping[str, int],
     of_silver: Mapping[str, int] | None,
     of_gold: Mapping[str, int],
-) -> list[Comparison]:
+) -> list[LayerComparison]:
     return [
-        Comparison(
+        LayerComparison(
             ALL,
             measure,
             headers.get(measure, 0),
@@ -188,7 +188,7 @@ def _sum_files(
     return totals
 
 
-def _hours_that_differ(warehouse: Warehouse, hourly: Any, steps: Steps) -> list[Comparison]:
+def _hours_that_differ(warehouse: Warehouse, hourly: Any, steps: Steps) -> list[LayerComparison]:
     """Compare silver and gold by hour, and within hours that agree by account."""
     table = warehouse.table(USAGE_EVENTS)
     names = ["hour", "account_id", "messages", "bytes", "chunks", "http_status"]
@@ -235,9 +235,9 @@ def _by_hour(groups: Mapping[_Group, Counter[str]]) -> defaultdict[datetime.date
     return hours
 
 
-def _that_differ(scope: str, here: Counter[str], there: Counter[str]) -> list[Comparison]:
+def _that_differ(scope: str, here: Counter[str], there: Counter[str]) -> list[LayerComparison]:
     return [
-        Comparison(scope, measure, here[measure], here[measure], 0, 0, here[measure], there[measure])
+        LayerComparison(scope, measure, here[measure], here[measure], 0, 0, here[measure], there[measure])
         for measure in MEASURES
         if here[measure] != there[measure]
     ]

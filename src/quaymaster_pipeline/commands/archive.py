@@ -14,7 +14,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sentence
 from quaymaster.cli.output import bytes_as_text, note, print_json, print_line, print_table, progress_bar
 from quaymaster_pipeline.commands.pipeline import (
     StorageOptions,
@@ -200,7 +200,7 @@ def erase(
     Rows keep place and time. Without --confirm it only counts. Refused for a log under a legal hold.
     """
     need_tables()
-    from quaymaster_pipeline.archive.erasure import Erasure, Scope
+    from quaymaster_pipeline.archive.erasure import Erasure, ErasureScope
     from quaymaster_pipeline.archive.ledger import Ledger, archive_lock
     from quaymaster_pipeline.archive.live_logs import LiveLogs
 
@@ -221,8 +221,10 @@ def erase(
         }
         for queue_id, name in chosen.items():
             if logs.is_held(name, queue_id):
-                raise Refused(f"{name} is under a legal hold: nothing of it is erased.")
-        scope = Scope(tuple(sorted(chosen)), tuple(sender or ()), tuple(key or ()), tuple(message or ()))
+                raise CommandRefused(f"{name} is under a legal hold: nothing of it is erased.")
+        scope = ErasureScope(
+            tuple(sorted(chosen)), tuple(sender or ()), tuple(key or ()), tuple(message or ())
+        )
         with progress_bar("Erasing: files", quiet=as_json) as bar:
             done = Erasure(tables, ledger).run(scope, reason, is_dry_run=confirm is None, watch=bar.show)
     if as_json:
@@ -371,22 +373,22 @@ def stopping() -> Iterator[None]:
     try:
         yield
     except MessagesLost as error:
-        raise Refused(f"{error}. With --accept-loss the archive goes on behind them.") from None
+        raise CommandRefused(f"{error}. With --accept-loss the archive goes on behind them.") from None
     except (FilterIsInvalid, ReplayDiffers) as error:
         raise WrongUsage(as_sentence(error)) from None
     except (NotAsArchived, LogIsGone, LogIsTrimmed, LedgerConflict, CannotReplay) as error:
-        raise Refused(as_sentence(error)) from None
+        raise CommandRefused(as_sentence(error)) from None
     except RequestRefused as error:
         # Its text has the code as well, which the line that people read ends with.
         about = f"{error.action} of {error.queue}" if error.queue else error.action
-        raise Refused(as_sentence(f"{about}: {error.message}"), code=error.code) from None
+        raise CommandRefused(as_sentence(f"{about}: {error.message}"), code=error.code) from None
     except ServerIsUnavailable as error:
         raise NoServer(as_sentence(error)) from None
     except (QuaymasterError, OSError, DeltaError) as error:
         if why_no_room(error) is not None:
             raise  # what ends every command that finds no room says so
         reason = as_sentence(reason_of_store(error))
-        raise Refused(f"{reason} What was done stays so; run it again.") from None
+        raise CommandRefused(f"{reason} What was done stays so; run it again.") from None
 
 
 def _run(job: ArchiveJob, names: list[str], *, quiet: bool) -> Report:

@@ -11,7 +11,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory
-from quaymaster.cli.failures import Refused, WrongUsage
+from quaymaster.cli.failures import CommandRefused, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table
 from quaymaster_pipeline.commands.pipeline import StorageOptions, WarehouseURI, need_tables, open_warehouse
 
@@ -140,7 +140,7 @@ def verify(
         first = proof.breaks[0]
         when = "" if first.event_time is None else f", {_text(first.event_time)}"
         breaks = "1 break" if proof.breaks_total == 1 else f"{proof.breaks_total} breaks"
-        raise Refused(f"{breaks}; the first is {first.where}{when}: {first.reason}")
+        raise CommandRefused(f"{breaks}; the first is {first.where}{when}: {first.reason}")
 
 
 @hold_app.command("list")
@@ -252,9 +252,9 @@ def _audit(data: Path | None, warehouse: str | None, storage_option: list[str] |
     try:
         yield Audit(open_warehouse(data_directory(data), warehouse, storage_option))
     except AuditMistake as error:
-        raise Refused(f"{error}.") from None
+        raise CommandRefused(f"{error}.") from None
     except WarehouseBusy as error:
-        raise Refused(f"{error}; stop it, or wait.") from None
+        raise CommandRefused(f"{error}; stop it, or wait.") from None
 
 
 def _done(as_json: bool, **fields: Any) -> None:

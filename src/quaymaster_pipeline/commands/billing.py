@@ -13,7 +13,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import Refused, WrongUsage, reason_of
+from quaymaster.cli.failures import CommandRefused, WrongUsage, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar, time_as_text
 from quaymaster_pipeline.commands.pipeline import (
     StorageOptions,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quaymaster_pipeline.billing.invoices import Invoice
     from quaymaster_pipeline.billing.periods import Month
     from quaymaster_pipeline.billing.prices import PriceBook
-    from quaymaster_pipeline.billing.reconciliation import Comparison
+    from quaymaster_pipeline.billing.reconciliation import BillingComparison
     from quaymaster_pipeline.billing.service import Made
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -269,9 +269,9 @@ def _closed_until(tables: Warehouse) -> datetime.datetime | None:
     )
 
 
-def _compare_layers(tables: Warehouse, *, by_rows: bool) -> list[Comparison]:
+def _compare_layers(tables: Warehouse, *, by_rows: bool) -> list[BillingComparison]:
     """Return what all layers count: by the notes of their commits, or, before an invoice is issued, by their rows."""
-    from quaymaster_pipeline.billing.reconciliation import Comparison
+    from quaymaster_pipeline.billing.reconciliation import BillingComparison
     from quaymaster_pipeline.checks.broker_counts import last_comparison
     from quaymaster_pipeline.checks.reconciliation import compare_notes, compare_rows
 
@@ -280,13 +280,13 @@ def _compare_layers(tables: Warehouse, *, by_rows: bool) -> list[Comparison]:
         scope = "all records" if one.scope == "all" else one.scope
         below = ("silver, quarantine and duplicates", one.silver + one.quarantine + one.duplicates)
         found.append(
-            Comparison(scope, one.measure, (("blocks", one.segments), ("bronze", one.bronze), below))
+            BillingComparison(scope, one.measure, (("blocks", one.segments), ("bronze", one.bronze), below))
         )
-        found.append(Comparison(scope, one.measure, (("silver", one.silver), ("gold", one.gold))))
+        found.append(BillingComparison(scope, one.measure, (("silver", one.silver), ("gold", one.gold))))
     for brokers in last_comparison(tables):
         usage = brokers.brokers + (brokers.difference if brokers.surplus else -brokers.difference)
         counts = (("brokers", brokers.brokers), ("usage, within bounds", usage))
-        found.append(Comparison("brokers", brokers.measure, counts))
+        found.append(BillingComparison("brokers", brokers.measure, counts))
     return found
 
 
@@ -311,9 +311,9 @@ def _billing_errors() -> Iterator[None]:
         AmountTooLarge,
         StoreDamaged,
     ) as error:
-        raise Refused(f"{error}.") from None
+        raise CommandRefused(f"{error}.") from None
     except WarehouseBusy as error:
-        raise Refused(f"{error}; wait for it.") from None
+        raise CommandRefused(f"{error}; wait for it.") from None
 
 
 def _tell_differences(made: Sequence[Made]) -> None:

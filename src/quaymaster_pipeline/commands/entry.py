@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from quaymaster.cli.extensions import Extension
-from quaymaster.cli.failures import CommandFailed, Refused
+from quaymaster.cli.failures import CommandFailed, CommandRefused
 from quaymaster_pipeline.warehouse.errors import (
     BrokenTable,
     CommitConflict,
-    DiskFull,
     StoreFails,
+    WarehouseFull,
     why_no_room,
 )
 
@@ -27,12 +27,12 @@ COMMANDS: Final[Mapping[str, str]] = {
 def tell(error: Exception) -> CommandFailed | None:
     """Say what an exception means, if it is of tables, of the disk that they are on, or of the store that has them."""
     match error:
-        case BrokenTable() | DiskFull() | StoreFails():
-            return Refused(f"{error}.")
+        case BrokenTable() | WarehouseFull() | StoreFails():
+            return CommandRefused(f"{error}.")
         case CommitConflict():
-            return Refused(f"{error}. What was done stays so; stop the other one, and run it again.")
+            return CommandRefused(f"{error}. What was done stays so; stop the other one, and run it again.")
         case OSError() if reason := why_no_room(error):
-            return Refused(f"{error.filename or 'What is written'} finds no room: {reason}.")
+            return CommandRefused(f"{error.filename or 'What is written'} finds no room: {reason}.")
     return None
 
 

@@ -14,7 +14,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import data_directory, find_connection
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage, as_sentence, reason_of
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage, as_sentence, reason_of
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster.cli.profile_files import named_profile
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quaymaster_pipeline.checks.broker_counts import QueueCount
     from quaymaster_pipeline.jobs.jobs import Pipeline
     from quaymaster_pipeline.jobs.upkeep import Compacted
-    from quaymaster_pipeline.usage.feed import UsageFeed
+    from quaymaster_pipeline.usage.feed import BlockSource
     from quaymaster_pipeline.usage.tasks import SparkWorkers
     from quaymaster_pipeline.warehouse.tables import Warehouse
 
@@ -130,9 +130,9 @@ def run(
             f"{report['rows']} requests in {report['batches']} batches; difference {report['difference']}"
         )
     if report["difference"]:
-        raise Refused("the layers differ; `quaymaster pipeline reconcile` says where")
+        raise CommandRefused("the layers differ; `quaymaster pipeline reconcile` says where")
     if report["broker_difference"]:
-        raise Refused("usage is not what the brokers did; `quaymaster pipeline reconcile` says where")
+        raise CommandRefused("usage is not what the brokers did; `quaymaster pipeline reconcile` says where")
 
 
 @app.command()
@@ -256,9 +256,9 @@ def reconcile(
             "what is recorded in the next two minutes, and compare again then."
         )
     if any(one.difference for one in found):
-        raise Refused("the layers differ")
+        raise CommandRefused("the layers differ")
     if compared is not None and compared.difference:
-        raise Refused("usage is not what the brokers did")
+        raise CommandRefused("usage is not what the brokers did")
 
 
 @app.command()
@@ -474,7 +474,7 @@ def only_writer(lock: contextlib.AbstractContextManager[None]) -> Iterator[None]
         try:
             stack.enter_context(lock)
         except WarehouseBusy as error:
-            raise Refused(f"{error}; stop it, or wait.") from None
+            raise CommandRefused(f"{error}; stop it, or wait.") from None
         except OSError as error:
             raise WrongUsage(
                 f"The warehouse {error.filename} cannot be written: {reason_of(error)}."
@@ -518,7 +518,7 @@ def _spark(
         yield SparkWorkers(spark)
 
 
-def _feed(directory: Path, files: Path | None, *, patience_s: float | None = None) -> UsageFeed:
+def _feed(directory: Path, files: Path | None, *, patience_s: float | None = None) -> BlockSource:
     from pyspark_quaymaster.credentials import Endpoint
     from quaymaster_pipeline.usage.feed import FileFeed, QueueFeed
 
@@ -532,7 +532,7 @@ def _feed(directory: Path, files: Path | None, *, patience_s: float | None = Non
 
 
 @contextlib.contextmanager
-def _reading(feed: UsageFeed) -> Iterator[None]:
+def _reading(feed: BlockSource) -> Iterator[None]:
     """What goes wrong with the feed ends the command with a sentence."""
     from pyspark_quaymaster.errors import QuaymasterError
     from quaymaster_pipeline.usage.bronze import FeedChanged, FeedIncomplete
@@ -540,7 +540,7 @@ def _reading(feed: UsageFeed) -> Iterator[None]:
     try:
         yield
     except (FeedChanged, FeedIncomplete) as error:
-        raise Refused(as_sentence(error)) from None
+        raise CommandRefused(as_sentence(error)) from None
     except QuaymasterError as error:
         raise NoServer(as_sentence(f"The usage queue cannot be read: {error}")) from None
 
@@ -557,7 +557,7 @@ def _lag_blocks(directory: Path, tables: Warehouse) -> int | None:
         return None
 
 
-def _started(workers: SparkWorkers, tables: Warehouse, feed: UsageFeed) -> Pipeline:
+def _started(workers: SparkWorkers, tables: Warehouse, feed: BlockSource) -> Pipeline:
     from quaymaster_pipeline.jobs.jobs import Pipeline
 
     return Pipeline(workers, tables, feed)
@@ -578,7 +578,7 @@ def _count_brokers(
         return
     try:
         counts = read_broker_counts(directory, admin_url)
-    except (NoServer, Refused) as error:
+    except (NoServer, CommandRefused) as error:
         note(f"The brokers were not asked what they counted: {error}")
         return
     until = _now()
@@ -639,7 +639,7 @@ def read_broker_counts(directory: Path, admin_url: str | None = None) -> list[Qu
 def _catch_up(
     pipeline: Pipeline,
     tables: Warehouse,
-    feed: UsageFeed,
+    feed: BlockSource,
     directory: Path,
     *,
     quiet: bool,

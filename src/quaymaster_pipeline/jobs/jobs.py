@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from quaymaster_pipeline.usage import bronze, gold, latency, silver
-from quaymaster_pipeline.usage.feed import UsageFeed
+from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage
 from quaymaster_pipeline.usage.tasks import Workers
 from quaymaster_pipeline.warehouse.schemas import (
@@ -48,7 +48,7 @@ class Pipeline:
         self,
         workers: Workers,
         warehouse: Warehouse,
-        feed: UsageFeed,
+        feed: BlockSource,
         *,
         clock: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
@@ -145,7 +145,7 @@ class Pipeline:
         commits.commit(COMMITS_APP, batch_id, commits.write(COMMITS_APP, _as_commits(lines)))
 
 
-def lag_of(warehouse: Warehouse, feed: UsageFeed) -> int:
+def lag_of(warehouse: Warehouse, feed: BlockSource) -> int:
     """Return how many blocks a feed has that bronze has not."""
     positions = bronze.positions_of(warehouse)
     bounds = feed.bounds().items()

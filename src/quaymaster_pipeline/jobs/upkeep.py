@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage import gold, latency, silver
 from quaymaster_pipeline.usage.tasks import Workers, answer_files
-from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, Place, read_row_groups
+from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.errors import BrokenTable
 from quaymaster_pipeline.warehouse.schemas import (
     LATENCY_HOURLY,
@@ -233,7 +233,7 @@ def plan_compaction(files: list[DataFile]) -> list[list[DataFile]]:
     return [group for group in groups if len(group) > 1]
 
 
-def compact_work(place: Place, spec: TableSpec) -> Callable[[str], Iterator[Any]]:
+def compact_work(place: TablePlace, spec: TableSpec) -> Callable[[str], Iterator[Any]]:
     """Return what a task does: make one file of several."""
 
     def work(item: str) -> Iterator[Any]:

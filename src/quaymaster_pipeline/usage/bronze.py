@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quaymaster_pipeline.usage.blocks import DAMAGED, Origin, block_ranges, read_block, segment_table
-from quaymaster_pipeline.usage.feed import UsageFeed
+from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.sequences import Coverage, Epoch, judge_blocks
 from quaymaster_pipeline.usage.tasks import Workers, answer_files, answer_table
-from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, Place
+from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace
 from quaymaster_pipeline.warehouse.errors import CommitConflict
 from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS, SEGMENTS
 from quaymaster_pipeline.warehouse.tables import Warehouse
@@ -42,7 +42,7 @@ class FeedIncomplete(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class BronzeBatch:
     """A batch of bronze."""
 
     batch_id: int
@@ -52,8 +52,8 @@ class Taken:
 
 
 def take_batch(
-    workers: Workers, warehouse: Warehouse, feed: UsageFeed, coverage: Coverage, now: datetime.datetime
-) -> Taken | None:
+    workers: Workers, warehouse: Warehouse, feed: BlockSource, coverage: Coverage, now: datetime.datetime
+) -> BronzeBatch | None:
     """Commit the next batch of blocks; None when there is none. `coverage` then has its blocks.
 
     Raises:
@@ -113,7 +113,7 @@ def take_batch(
     if not is_ours:
         raise CommitConflict(f"another process took batch {batch_id} into {warehouse.root}")
     commit_segments(warehouse)
-    return Taken(batch_id, len(lines), dict(found), dict(states))
+    return BronzeBatch(batch_id, len(lines), dict(found), dict(states))
 
 
 def positions_of(warehouse: Warehouse) -> dict[int, int]:
@@ -183,7 +183,7 @@ def coverage_of(warehouse: Warehouse) -> Coverage:
 
 
 def bronze_work(
-    place: Place, batch_id: int, ingest_date: datetime.date
+    place: TablePlace, batch_id: int, ingest_date: datetime.date
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return what a task does: decode the blocks it is given, and write their rows to one file."""
 

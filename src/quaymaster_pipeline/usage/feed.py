@@ -29,7 +29,7 @@ GROUP = "pipeline"
 """The usage queue's consumer group whose offset is how far the tables are."""
 
 
-class UsageFeed(Protocol):
+class BlockSource(Protocol):
     """Blocks in order. Ranges of offsets are half open."""
 
     @property

@@ -24,7 +24,7 @@ from quaymaster_pipeline.usage.gold import USED, merge_usage, partial_usage
 from quaymaster_pipeline.usage.latency import merge_latency, partial_latency
 from quaymaster_pipeline.usage.rules import DAY_US, Silver, quarantine_rows, refine
 from quaymaster_pipeline.usage.tasks import Workers, answer_files, answer_table
-from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, Place, read_row_groups
+from quaymaster_pipeline.warehouse.data_files import DataFile, FileWriter, TablePlace, read_row_groups
 from quaymaster_pipeline.warehouse.schemas import (
     AUDIT_EVENTS,
     QUARANTINE,
@@ -129,8 +129,8 @@ def sums_of_batch(workers: Workers, warehouse: Warehouse, batch_id: int) -> Sums
 
 
 def silver_work(
-    source: Place,
-    places: dict[str, Place],
+    source: TablePlace,
+    places: dict[str, TablePlace],
     batch_id: int,
     duplicate: frozenset[str],
     overlap: frozenset[str],
@@ -214,7 +214,7 @@ def newest_heads(found: Iterable[Heads]) -> Heads:
 
 
 def usage_work(
-    source: Place, first_batch: int, last_batch: int, hours_us: tuple[int, int] | None = None
+    source: TablePlace, first_batch: int, last_batch: int, hours_us: tuple[int, int] | None = None
 ) -> Callable[[str], Iterator[Any]]:
     """Return what a task does to sum up a file of usage_events: batches inclusive, hours half open."""
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from quaymaster_pipeline.usage.feed import UsageFeed
+from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.errors import BrokenTable, DiskFull, StoreFails
+from quaymaster_pipeline.warehouse.errors import BrokenTable, StoreFails, WarehouseFull
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,7 +69,7 @@ class Workers(Protocol):
 
     def over_blocks(
         self,
-        feed: UsageFeed,
+        feed: BlockSource,
         ranges: Mapping[int, tuple[int, int]],
         work: Callable[[Iterator[Any]], Iterator[Any]],
     ) -> Answers:
@@ -94,7 +94,7 @@ class SparkWorkers:
 
     def over_blocks(
         self,
-        feed: UsageFeed,
+        feed: BlockSource,
         ranges: Mapping[int, tuple[int, int]],
         work: Callable[[Iterator[Any]], Iterator[Any]],
     ) -> Answers:
@@ -142,7 +142,7 @@ def _collect(rows: DataFrame, work: Callable[[Iterator[Any]], Iterator[Any]]) ->
         found = rows.mapInArrow(work, ANSWER_FIELDS).collect()
     except PySparkException as error:
         # What a task raised comes as the text of its traceback.
-        for kind in (BrokenTable, DiskFull, StoreFails):
+        for kind in (BrokenTable, WarehouseFull, StoreFails):
             told = re.search(rf"{kind.__module__}\.{kind.__name__}: (.+)", str(error))
             if told is not None:
                 raise kind(told[1].strip()) from None

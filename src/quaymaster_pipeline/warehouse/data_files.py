@@ -75,7 +75,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TablePlace:
     """Where the files of one table are: a directory or a URI, with what is needed to get there. Can be pickled."""
 
     uri: str
@@ -105,7 +105,7 @@ class FileWriter:
     """
 
     def __init__(
-        self, place: Place, spec: TableSpec, prefix: str, partition_value: str | None = None
+        self, place: TablePlace, spec: TableSpec, prefix: str, partition_value: str | None = None
     ) -> None:
         self._place = place
         self._schema = spec.file_schema
@@ -204,7 +204,7 @@ class FileWriter:
                 step()
 
 
-def write_rows(place: Place, spec: TableSpec, prefix: str, table: Any) -> list[DataFile]:
+def write_rows(place: TablePlace, spec: TableSpec, prefix: str, table: Any) -> list[DataFile]:
     """Write a `pyarrow.Table` that has the columns of `spec.schema`: one file for each partition."""
     files: list[DataFile] = []
     if spec.partition_column is None:
@@ -225,7 +225,7 @@ def write_rows(place: Place, spec: TableSpec, prefix: str, table: Any) -> list[D
     return files
 
 
-def read_file(place: Place, spec: TableSpec, path: str, columns: Sequence[str] | None = None) -> Any:
+def read_file(place: TablePlace, spec: TableSpec, path: str, columns: Sequence[str] | None = None) -> Any:
     """Return the rows of a data file with the columns asked for, or all; those it lacks are null.
 
     The partition column is not among them.
@@ -238,7 +238,7 @@ def read_file(place: Place, spec: TableSpec, path: str, columns: Sequence[str] |
 
 
 def read_row_groups(
-    place: Place, spec: TableSpec, path: str, columns: Sequence[str] | None = None
+    place: TablePlace, spec: TableSpec, path: str, columns: Sequence[str] | None = None
 ) -> Iterator[Any]:
     """Yield the rows of a data file, as many at a time as were written together.
 

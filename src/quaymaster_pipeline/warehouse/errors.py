@@ -26,7 +26,7 @@ class CommitConflict(Exception):
     """Another process committed to a table meanwhile, so nothing was committed here."""
 
 
-class DiskFull(Exception):
+class WarehouseFull(Exception):
     """What must be written finds no room. The message names the place, and says what to do."""
 
 
@@ -58,13 +58,13 @@ def telling_full_disk(place: str) -> Iterator[None]:
     """
     try:
         yield
-    except DiskFull:
+    except WarehouseFull:
         raise
     except Exception as error:
         reason = why_no_room(error)
         if reason is None:
             raise
-        raise DiskFull(
+        raise WarehouseFull(
             f"no more can be written to {place} ({reason}): make room there and run the command again; "
             "what is in the tables stays, and it goes on from there"
         ) from None

@@ -29,7 +29,7 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 from quaymaster_pipeline.warehouse.data_files import (
     RESTORE,
     DataFile,
-    Place,
+    TablePlace,
     first_line,
     read_file,
     sync_file,
@@ -67,7 +67,7 @@ class Table:
     What reads it raises BrokenTable when its log or a file of it is gone or cannot be read.
     """
 
-    def __init__(self, spec: TableSpec, place: Place) -> None:
+    def __init__(self, spec: TableSpec, place: TablePlace) -> None:
         self.spec = spec
         self.place = place
         self._delta: DeltaTable | None = None
@@ -323,9 +323,9 @@ class Warehouse:
             table = self._tables[spec.name] = Table(spec, self.place(spec))
         return table
 
-    def place(self, spec: TableSpec) -> Place:
+    def place(self, spec: TableSpec) -> TablePlace:
         """Return where a table's files are."""
-        return Place(f"{self.root}/{spec.name.replace('.', '/')}", self.storage_options)
+        return TablePlace(f"{self.root}/{spec.name.replace('.', '/')}", self.storage_options)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

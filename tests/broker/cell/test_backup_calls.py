@@ -32,7 +32,7 @@ from quaymaster.broker.cell.backup_calls import (
     decode_barrier,
     encode_read,
 )
-from quaymaster.broker.cell.journal_copy import CopyRead, fetch
+from quaymaster.broker.cell.snapshot_install import CopyRead, fetch
 from quaymaster.broker.storage.segments import DATA_AT, segment_name
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.cli.cells import cell_cut

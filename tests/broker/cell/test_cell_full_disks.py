@@ -16,7 +16,7 @@ from harness.full_disk import FullDisk
 from broker.cell.test_cell_broker import JOURNAL, Cell, cell_of, until
 from quaymaster.broker.replica import replica
 from quaymaster.broker.replica.journal_service import JournalService
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.values.commands import Delete, Receipt, Receive, ReceiveOutcome, Send
 from quaymaster.core.values.errors import DiskFull
 
@@ -59,7 +59,7 @@ async def send_until(cell: Cell, first: int, condition: Callable[[], bool]) -> i
 def test_a_full_follower_takes_no_more_and_has_everything_when_there_is_room(tmp_path: Path) -> None:
     async def story(cell: Cell, disks: dict[str, FullDisk]) -> None:
         disks["c"].is_full = True
-        last = await send_until(cell, 1, lambda: held(cell, "c").files.room is Room.RESERVE)
+        last = await send_until(cell, 1, lambda: held(cell, "c").files.room is DiskPressure.RESERVE)
         kept = cell.end_of("c")
 
         await send(cell, last + 1, last + 10)
@@ -105,7 +105,7 @@ def test_sends_are_refused_at_once_while_most_followers_are_full_and_deletes_go_
 def test_a_full_follower_votes_for_a_new_leader(tmp_path: Path) -> None:
     async def story(cell: Cell, disks: dict[str, FullDisk]) -> set[int]:
         disks["c"].is_full = True
-        await send_until(cell, 1, lambda: held(cell, "c").files.room is Room.RESERVE)
+        await send_until(cell, 1, lambda: held(cell, "c").files.room is DiskPressure.RESERVE)
         await cell.stop("a")
 
         await cell.appoint("b")
@@ -125,7 +125,9 @@ def test_a_follower_that_cannot_write_what_it_took_lets_go_of_it_and_promises(
 
     async def story(cell: Cell, disks: dict[str, FullDisk]) -> None:
         files = held(cell, "c").files
-        monkeypatch.setattr(type(files), "room", Room.PLENTY)  # so that it takes more than it has room for
+        monkeypatch.setattr(
+            type(files), "room", DiskPressure.PLENTY
+        )  # so that it takes more than it has room for
         disks["c"].is_full = True
         await send_until(cell, 1, lambda: held(cell, "c").host.writer.held_back_s > 0)
         await until(lambda: JOURNAL in cell.brokers["c"].journals and held(cell, "c").files is not files)

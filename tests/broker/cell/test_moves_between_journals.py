@@ -16,7 +16,7 @@ from harness.waiting import PATIENCE_S
 from broker.cell.test_cell_broker import Cell, until
 from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
 from quaymaster.broker.cell.cell_calls import COMMAND
-from quaymaster.broker.replica import moves, moves_out, queue_places
+from quaymaster.broker.replica import message_moves, moves_out, queue_places
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.core.queues.move_tasks import RAN_TOO_LONG
@@ -24,7 +24,7 @@ from quaymaster.core.values.commands import (
     CancelMoveTask,
     Command,
     CountMessages,
-    DeleteQueue,
+    ForgetQueue,
     ListMoveTasks,
     MoveInOutcome,
     MoveTask,
@@ -297,7 +297,7 @@ def test_messages_whose_dead_letter_queue_was_deleted_are_handed_out_again(tmp_p
         async with two_journals(tmp_path) as cell:
             await cell.wear_out(JOBS, messages(1, 1))
             await cell.move_all(JOBS, DEAD, 1)
-            await cell.tell(TARGET_JOURNAL, DeleteQueue(DEAD))
+            await cell.tell(TARGET_JOURNAL, ForgetQueue(DEAD))
             del cell.queues["jobs-x"]
             await cell.wear_out(JOBS, messages(2, 3))
             found: list[int] = []
@@ -319,7 +319,7 @@ def test_a_queue_that_was_made_anew_under_the_name_gets_the_dead_letters(
         async with two_journals(tmp_path) as cell:
             await cell.wear_out(JOBS, messages(1, 1))
             await cell.move_all(JOBS, DEAD, 1)
-            await cell.tell(TARGET_JOURNAL, DeleteQueue(DEAD))
+            await cell.tell(TARGET_JOURNAL, ForgetQueue(DEAD))
             del cell.queues["jobs-x"]
             await cell.wear_out(JOBS, messages(2, 2))
             while not (await cell.receive(SOURCE_JOURNAL, JOBS)).deliveries:
@@ -339,7 +339,7 @@ def test_a_task_ends_when_its_queue_is_gone_whoever_says_so(
         async with two_journals(tmp_path) as cell:
             await cell.wear_out(JOBS, messages(1, 2))
             await cell.move_all(JOBS, DEAD, 2)
-            await cell.tell(SOURCE_JOURNAL, DeleteQueue(JOBS))
+            await cell.tell(SOURCE_JOURNAL, ForgetQueue(JOBS))
             jobs = cell.queues.pop("jobs")
             monkeypatch.setattr(queue_places, "ABSENT_S", 0.0)
             gone = await cell.redrive()
@@ -347,8 +347,8 @@ def test_a_task_ends_when_its_queue_is_gone_whoever_says_so(
             cell.queues["jobs"] = jobs  # as if metadata had not heard of it
             again = await cell.redrive("jobs", JOBS)
 
-            assert (gone.status, gone.failure) == ("FAILED", moves.NO_TARGET)
-            assert (again.status, again.failure) == ("FAILED", moves.NO_TARGET)
+            assert (gone.status, gone.failure) == ("FAILED", message_moves.NO_TARGET)
+            assert (again.status, again.failure) == ("FAILED", message_moves.NO_TARGET)
             assert await cell.visible(TARGET_JOURNAL, DEAD) == 2
 
     asyncio.run(scenario())
@@ -358,7 +358,7 @@ def test_a_task_ends_when_its_queue_is_gone_whoever_says_so(
 def test_a_task_whose_target_cannot_be_found_ends_when_it_is_cancelled_or_ran_for_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.02)
+    monkeypatch.setattr(message_moves, "AWAY_RETRY_S", 0.02)
 
     async def scenario() -> None:
         async with two_journals(tmp_path) as cell:
@@ -421,7 +421,7 @@ def test_a_task_whose_messages_are_on_their_way_ends_when_it_is_cancelled_or_ran
 def test_dead_letters_wait_aside_while_nobody_can_say_where_they_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.1)
+    monkeypatch.setattr(message_moves, "UNREADABLE_RETRY_S", 0.1)
 
     async def scenario() -> None:
         async with two_journals(tmp_path) as cell:

@@ -12,7 +12,6 @@ import pytest
 from harness.broker_support import BrokerTester, define, message, running
 
 from broker.cell.test_cell_broker import JOURNAL, Cell, until
-from quaymaster.broker.cell.journal_copy import CopiedFile, CopyManifest, CopySource
 from quaymaster.broker.cell.restore_calls import (
     RESTORE_BEGIN,
     RESTORE_END,
@@ -21,6 +20,7 @@ from quaymaster.broker.cell.restore_calls import (
     RestoreOffer,
     encode_call,
 )
+from quaymaster.broker.cell.snapshot_install import CopiedFile, CopyManifest, CopySource
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.core.cell.restored_cell import restored_configuration
 from quaymaster.core.values.commands import Receive, ReceiveOutcome

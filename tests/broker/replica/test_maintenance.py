@@ -33,7 +33,7 @@ from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.snapshots import Blob, Draft
 from quaymaster.broker.storage.state_store import encode_partition
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.values.commands import CountMessages, Delete, DeleteQueue, Purge
+from quaymaster.core.values.commands import CountMessages, Delete, ForgetQueue, Purge
 from quaymaster.core.values.errors import InternalFailure, JournalStopped, QueueDoesNotExist
 
 BIG = b"x" * 300
@@ -181,7 +181,7 @@ def test_a_deleted_queue_leaves_the_snapshots(tmp_path: Path) -> None:
             await tester.set_queue(define(1))
             await tester.send(1, message(1))
             await tester.broker.snapshots.write()
-            await tester.ask(DeleteQueue(1))
+            await tester.ask(ForgetQueue(1))
         async with running(tmp_path) as tester:
             with pytest.raises(QueueDoesNotExist):
                 await tester.receive(1)
@@ -588,7 +588,7 @@ def test_a_queue_set_again_while_its_end_is_put_into_a_snapshot_starts_empty(
             await tester.set_queue(define(1))
             await tester.send(1, *[message(number) for number in range(1, 6)])
             await tester.broker.snapshots.write()
-            await tester.ask(DeleteQueue(1))
+            await tester.ask(ForgetQueue(1))
             monkeypatch.setattr(maintenance.Snapshots, "_publish", held)
             writing = asyncio.create_task(tester.broker.snapshots.write())
             await asyncio.sleep(0.05)

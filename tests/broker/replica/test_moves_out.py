@@ -13,7 +13,7 @@ from harness.waiting import PATIENCE_S
 from quaymaster.broker.replica import moves_out
 from quaymaster.broker.replica.moves_out import MovesAway
 from quaymaster.broker.replica.replica import Body
-from quaymaster.core.partition.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.queues.applied_queues import partition_key
 from quaymaster.core.values.commands import (
     Command,
@@ -54,7 +54,7 @@ class Leader:
         self.may_end.set()
         self.refusal: Exception | None = None
         places = QueuesElsewhere(CellFormat(2))
-        places.places[arn("dead")] = Place(DEAD, THERE)
+        places.places[arn("dead")] = JournalPlace(DEAD, THERE)
         self.core.states.elsewhere = places
         policy = {"RedrivePolicy": f'{{"deadLetterTargetArn":"{arn("dead")}","maxReceiveCount":1}}'}
         for queue_id in (JOBS, OTHERS):

@@ -17,7 +17,7 @@ from quaymaster.broker.replica.record_repair import FoundRecord, choose
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.segments import RecordGone, RecordUnreadable
 from quaymaster.core.values.commands import Receive, ReceiveOutcome, Send
-from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordType, Row
+from quaymaster.core.values.records import HEADER_BYTES, Batch, RecordRow, RecordType
 
 
 def flip(files: JournalFiles, offset: int, *, row: bool = False) -> None:
@@ -193,7 +193,7 @@ def found(payload: bytes = b"payload", **changes: int) -> FoundRecord:
     return FoundRecord(**values, payload=payload)
 
 
-ROW = Row(7, 2, 0, crc32c(b"payload"), 1, 0, 3, 0, 0, 112, len(b"payload"))
+ROW = RecordRow(7, 2, 0, crc32c(b"payload"), 1, 0, 3, 0, 0, 112, len(b"payload"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from quaymaster.core.values.commands import (
     ChangeVisibility,
     Command,
     Delete,
-    DeleteQueue,
+    ForgetQueue,
     Receive,
     ReceiveOutcome,
     Send,
@@ -289,7 +289,7 @@ def test_everybody_in_line_hears_that_the_queue_is_deleted(tmp_path: Path) -> No
             polls = [Poll(tester) for _ in range(3)]
             await parked(tester, 3)
 
-            await tester.ask(DeleteQueue(1))
+            await tester.ask(ForgetQueue(1))
             await asyncio.gather(*[asyncio.wait_for(poll.answered.wait(), PATIENCE_S) for poll in polls])
 
             return [poll.answers[0] for poll in polls]

@@ -22,7 +22,7 @@ from quaymaster.broker.storage.journal_state import JournalClosed, JournalCorrup
 from quaymaster.broker.storage.segments import DATA_AT, RecordGone, RecordUnreadable
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.core.replication.log_tail import LOG_START, Position
-from quaymaster.core.values.records import Row
+from quaymaster.core.values.records import RecordRow
 
 SMALL = JournalLimits(
     segment_bytes_min=16 << 10,
@@ -563,7 +563,7 @@ def test_closing_ends_a_compaction_under_way_and_waits_for_it(tmp_path: Path) ->
     begun, go_on = threading.Event(), threading.Event()
     ended: list[BaseException] = []
 
-    def keep(row: Row) -> bool:
+    def keep(row: RecordRow) -> bool:
         begun.set()
         go_on.wait(PATIENCE_S)
         return False

@@ -9,7 +9,7 @@ from harness.sim_disk import SimDisk
 
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.space import SCARCE_BYTES, SPARES, JournalLimits
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 
 
 def open_journal(disk: SimDisk, *, disk_low_bytes: int) -> JournalFiles:
@@ -78,7 +78,7 @@ def test_pieces_of_the_reserve_become_segments_without_being_given_back() -> Non
     take_space(disk, leave_bytes=0)
     free: list[int] = []
 
-    while journal.room is not Room.NONE:
+    while journal.room is not DiskPressure.NONE:
         journal.append([source.batch([b"x" * 10_000])])
         if not journal.space.prepare_next():
             free.append(disk.free_bytes("/j"))
@@ -110,12 +110,18 @@ def test_room_is_told_from_plenty_to_none_and_back() -> None:
     for _ in range(40):
         look()
         take_space(disk, leave_bytes=0)
-        if journal.room is not Room.NONE:
+        if journal.room is not DiskPressure.NONE:
             journal.append([source.batch([b"x" * 10_000])])
     take_space(disk, leave_bytes=100 * SCARCE_BYTES)
     look()
 
-    assert seen == [Room.PLENTY, Room.LOW, Room.RESERVE, Room.NONE, Room.PLENTY]
+    assert seen == [
+        DiskPressure.PLENTY,
+        DiskPressure.LOW,
+        DiskPressure.RESERVE,
+        DiskPressure.NONE,
+        DiskPressure.PLENTY,
+    ]
     assert journal.space.reserve_bytes == 128 << 10
 
 
@@ -149,8 +155,8 @@ def test_a_write_that_found_no_room_refuses_sends_until_it_went_through_whatever
     space.prepare_next()
     space.check()
 
-    assert held == (True, Room.LOW)
-    assert (space.disk_low, space.room) == (False, Room.PLENTY)
+    assert held == (True, DiskPressure.LOW)
+    assert (space.disk_low, space.room) == (False, DiskPressure.PLENTY)
 
 
 def test_a_spare_that_finds_no_room_for_its_name_is_made_at_a_later_look() -> None:

@@ -17,7 +17,7 @@ from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.space import SPARE_BYTES, SPARES, JournalLimits
 from quaymaster.broker.storage.writer import JournalWriter
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 
 SMALL = JournalLimits(
     segment_bytes_min=64 << 10, segment_bytes_max=128 << 10, reserve_segments=1, disk_low_bytes=0
@@ -451,7 +451,7 @@ def test_one_write_without_room_is_forgotten_when_it_went_through() -> None:
 
     assert owner.failures == []
     assert owner.writer.held_back_s == 0
-    assert journal.room is Room.PLENTY
+    assert journal.room is DiskPressure.PLENTY
 
 
 def test_a_promise_without_room_is_forgotten_when_it_was_kept() -> None:
@@ -476,7 +476,7 @@ def test_a_promise_without_room_is_forgotten_when_it_was_kept() -> None:
 
     asyncio.run(run())
 
-    assert journal.room is Room.PLENTY
+    assert journal.room is DiskPressure.PLENTY
 
 
 def test_power_cuts_under_the_writer_lose_nothing_that_was_told_durable() -> None:

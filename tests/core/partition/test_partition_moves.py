@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.replica_host import RETRY_WINDOW_MS, Host, arn, identity, message, queue, records_of, snapshot_of
 
-from quaymaster.core.partition.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import (
     STATE_VERSION_WITHOUT_MOVES,
     load_partition,
@@ -22,10 +22,10 @@ from quaymaster.core.values.commands import (
     CountMessages,
     DeadLetter,
     Delete,
-    DeleteQueue,
     EndMoves,
     EntriesOutcome,
     ExpireMessages,
+    ForgetQueue,
     ListMoveTasks,
     MoveBegun,
     MovedMessage,
@@ -64,8 +64,8 @@ def source_host(*, epoch: int = 1, cell_format: int = 2, **attributes: object) -
     for queue_id, name, dead in ((JOBS, "jobs", "jobs-dead"), (STEPS, "steps.fifo", "steps-dead.fifo")):
         policy = f'{{"deadLetterTargetArn":"{arn(dead)}","maxReceiveCount":1}}'
         host.ask(SetQueue(queue(queue_id, name, attributes={"RedrivePolicy": policy, **attributes})))
-    host.states.elsewhere.places[arn("jobs-dead")] = Place(DEAD, THERE)
-    host.states.elsewhere.places[arn("steps-dead.fifo")] = Place(STEPS_DEAD, THERE)
+    host.states.elsewhere.places[arn("jobs-dead")] = JournalPlace(DEAD, THERE)
+    host.states.elsewhere.places[arn("steps-dead.fifo")] = JournalPlace(STEPS_DEAD, THERE)
     return host
 
 
@@ -367,7 +367,7 @@ def test_messages_go_back_when_their_target_was_deleted() -> None:
     for queue_id, target in ((JOBS, DEAD), (STEPS, STEPS_DEAD)):
         for letter in dead_letters(source, queue_id, 5, 6, group=8):
             leave(source, letter)
-        there.ask(DeleteQueue(target))
+        there.ask(ForgetQueue(target))
         sent = to_send(source, queue_id, partition_key(target, 0))
         outcome = take_in(there, sent)
         settle(source, sent, outcome)
@@ -388,7 +388,7 @@ def test_nothing_is_left_to_settle_of_a_queue_that_was_deleted() -> None:
     sent = to_send(source, JOBS, DEAD_KEY)
     outcome = take_in(there, sent)
 
-    source.ask(DeleteQueue(JOBS))
+    source.ask(ForgetQueue(JOBS))
     settle(source, sent, outcome)
     settle(source, MoveIn(DEAD, 0, STEPS, 0, sent.messages), outcome)
 

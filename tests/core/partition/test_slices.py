@@ -20,8 +20,8 @@ from quaymaster.core.values.commands import (
     CommitTransaction,
     CountMessages,
     Delete,
-    DeleteQueue,
     ExpireMessages,
+    ForgetQueue,
     InternalCommand,
     MoveMessage,
     NewMessage,
@@ -135,8 +135,8 @@ BETWEEN: st.SearchStrategy[Command | InternalCommand] = st.sampled_from(
         AbortTransaction(QUEUE, 0, "sink", 1),
         StageMessages(QUEUE, 0, "sink", 2, "0", 0, [message(600, group=1), message(601, group=2)]),
         commit_of({"0": 2}, batch=2),
-        DeleteQueue(GROUP),
-        DeleteQueue(QUEUE),
+        ForgetQueue(GROUP),
+        ForgetQueue(QUEUE),
     ]
 )
 

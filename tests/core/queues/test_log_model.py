@@ -16,8 +16,8 @@ from hypothesis.stateful import initialize, rule
 from core.queues.queue_model import ModelMessage, ModelQueue
 from core.queues.test_queue_model import IS_LONG, QueueMachine, entries_to_send, flags, places
 from quaymaster.core.values.commands import (
-    DeleteQueue,
     ExpireMessages,
+    ForgetQueue,
     Purge,
     Receive,
     ResetGroup,
@@ -250,8 +250,8 @@ class LogMachine(QueueMachine):
     @rule(place=places, start=starts)
     def delete_and_make_again(self, place: int, start: str = "earliest") -> None:
         definition = self.definitions[self.name_at(place)]
-        self.ask(DeleteQueue(definition.queue_id))
-        self.ask(DeleteQueue(definition.queue_id))
+        self.ask(ForgetQueue(definition.queue_id))
+        self.ask(ForgetQueue(definition.queue_id))
         del self.models[definition.queue_id]
         if definition.group_of:
             del self.log_of(definition.name).followers[definition.queue_id]
@@ -264,7 +264,7 @@ class LogMachine(QueueMachine):
     @rule(name=st.sampled_from(list(LOGS)))
     def log_is_made_again(self, name: str) -> None:
         log = self.log_of(name)
-        self.ask(DeleteQueue(log.queue_id))
+        self.ask(ForgetQueue(log.queue_id))
         for queue_id in (log.queue_id, *log.followers):
             del self.models[queue_id]
             with pytest.raises(QueueDoesNotExist):

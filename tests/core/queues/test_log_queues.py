@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quaymaster.core.partition.expiry import is_over_size
 from quaymaster.core.partition.group_starts import check_start
-from quaymaster.core.partition.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.queue_states import GROUPS_MAX, QueueStates
 from quaymaster.core.structures import fifo_order, log_sizes
@@ -23,10 +23,10 @@ from quaymaster.core.values.commands import (
     ChangeVisibility,
     CountMessages,
     Delete,
-    DeleteQueue,
     EndMoves,
     EntriesOutcome,
     ExpireMessages,
+    ForgetQueue,
     MoveBegun,
     MoveMessage,
     Peek,
@@ -570,7 +570,7 @@ def test_messages_that_leave_for_another_journal_are_the_groups_alone() -> None:
     host = log_host(RedrivePolicy=policy)
     host.ask(SetQueue(group(A, "log@a")))
     host.states.elsewhere = QueuesElsewhere(CellFormat())
-    host.states.elsewhere.places[arn("far")] = Place(9, 5)
+    host.states.elsewhere.places[arn("far")] = JournalPlace(9, 5)
     send(host, 1, 2, 3)
     older = snapshot(host, A)
     receive(host, A, timeout_ms=0)
@@ -635,7 +635,7 @@ def test_groups_go_with_their_log() -> None:
     snapshots = [snapshot(host, LOG), snapshot(host, A)]
     assert_same(host, restarted(host, snapshots=snapshots, start=0))
 
-    host.ask(DeleteQueue(LOG))
+    host.ask(ForgetQueue(LOG))
 
     assert host.states.partitions == {}
     assert restarted(host, snapshots=snapshots).partitions == {}
@@ -645,6 +645,6 @@ def test_a_reset_of_a_group_that_is_gone_is_passed_over() -> None:
     host = log_host()
     host.ask(SetQueue(group(A, "log@a")))
     host.ask(ResetGroup(A, "earliest"))
-    host.ask(DeleteQueue(A))
+    host.ask(ForgetQueue(A))
 
     assert_same(host, restarted(host, snapshots=[snapshot(host, LOG)], start=3))

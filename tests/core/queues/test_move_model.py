@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.partition.partition_moves import Place, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
@@ -74,7 +74,7 @@ class Journal:
 
     journal_id: int
     definition: QueueDefinition
-    other: Place
+    other: JournalPlace
     host: Host
     incarnation: int = 0
     committed: int = 0
@@ -216,8 +216,8 @@ class Moves(RuleBasedStateMachine):
     def start(self) -> None:
         source, dead = f"jobs{self.suffix}", f"dead{self.suffix}"
         policy = {"RedrivePolicy": f'{{"deadLetterTargetArn":"{arn(dead)}","maxReceiveCount":1}}'}
-        self.source = Journal(1, queue(1, source, attributes=policy), Place(2, 2), Host(is_slow=True))
-        self.target = Journal(2, queue(2, dead), Place(1, 1), Host(is_slow=True))
+        self.source = Journal(1, queue(1, source, attributes=policy), JournalPlace(2, 2), Host(is_slow=True))
+        self.target = Journal(2, queue(2, dead), JournalPlace(1, 1), Host(is_slow=True))
         self.both = self.source, self.target
         for journal, other in ((self.source, dead), (self.target, source)):
             journal.host.ask(SetQueue(journal.definition))

@@ -17,8 +17,8 @@ from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.values.commands import (
     CancelMoveTask,
     Delete,
-    DeleteQueue,
     FinishMoveTask,
+    ForgetQueue,
     ListMoveTasks,
     MoveMessage,
     MoveTask,
@@ -379,7 +379,7 @@ def test_running_tasks_are_counted_by_account_as_they_come_and_go() -> None:
     states = QueueStates(MemoryChunks(), retry_window_ms=120_000)
     states.load(loaded.definition, [loaded])
     assert list(states.running_tasks) == [partition_key(DEAD, 0)]
-    host.ask(DeleteQueue(DEAD))
+    host.ask(ForgetQueue(DEAD))
     assert (list(running), running.of_account(account)) == ([], 0)
 
 
@@ -403,7 +403,7 @@ def test_messages_taken_for_a_move_are_undecided_until_they_have_moved_or_gone()
 
     undecided = sorted((partition.key, sequence) for partition, sequence in host.states.undecided())
     move(host, DEAD, WORK, taken)
-    host.ask(DeleteQueue(WORK))
+    host.ask(ForgetQueue(WORK))
 
     dead, work = partition_key(DEAD, 0), partition_key(WORK, 0)
     assert undecided == [(work, 1), (dead, 1), (dead, 2)]

@@ -29,11 +29,11 @@ from quaymaster.core.values.commands import (
     CountMessages,
     DeadLetter,
     Delete,
-    DeleteQueue,
     Duplicate,
     EntriesOutcome,
     ExpireMessages,
     FinishMoveTask,
+    ForgetQueue,
     ListMoveTasks,
     MoveMessage,
     MoveTasksOutcome,
@@ -161,7 +161,7 @@ class QueueMachine(RuleBasedStateMachine):
                 | ChangeVisibility
                 | Purge
                 | SetQueue
-                | DeleteQueue
+                | ForgetQueue
                 | Send
                 | ResetGroup
                 | SetGroupOffset,
@@ -735,8 +735,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(place=places)
     def delete_and_make_again(self, place: int) -> None:
         definition = self.definitions[self.name_at(place)]
-        self.ask(DeleteQueue(definition.queue_id))
-        self.ask(DeleteQueue(definition.queue_id))
+        self.ask(ForgetQueue(definition.queue_id))
+        self.ask(ForgetQueue(definition.queue_id))
         del self.models[definition.queue_id]
         self.make_queue(definition.name, dict(definition.attributes))
         # Metadata would go on after a power cut between the two; here there is none.

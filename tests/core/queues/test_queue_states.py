@@ -26,11 +26,11 @@ from quaymaster.core.values.commands import (
     DeadLetter,
     Decided,
     Delete,
-    DeleteQueue,
     Duplicate,
     EntriesOutcome,
     ExpireMessages,
     FinishMoveTask,
+    ForgetQueue,
     ListMoveTasks,
     MoveMessage,
     MoveTask,
@@ -627,7 +627,7 @@ def test_senders_id_does_not_swallow_a_dead_letter() -> None:
 
 def test_message_whose_dead_letter_queue_is_not_there_is_received_again() -> None:
     host = dead_letter_host()
-    host.ask(DeleteQueue(DEAD))
+    host.ask(ForgetQueue(DEAD))
     send(host, JOBS, message(1))
     receive(host, JOBS, timeout_ms=0)
 
@@ -643,7 +643,7 @@ def test_dead_letter_goes_back_when_it_cannot_be_moved() -> None:
         row, _ = host.payload(letter.offset)
 
         if is_readable:
-            host.ask(DeleteQueue(DEAD))
+            host.ask(ForgetQueue(DEAD))
             move(host, letter)
         else:
             host.ask(MoveMessage(JOBS, 0, 1, DEAD, row.type, row.flags, None, None))
@@ -661,7 +661,7 @@ def test_dead_letter_that_was_deleted_meanwhile_is_not_moved() -> None:
     assert isinstance(hide(host, JOBS, receipt, 5_000), InvalidParameterValue)
     delete(host, JOBS, receipt)
     move(host, letter)
-    host.ask(DeleteQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
     move(host, letter)
 
     assert counts(host, DEAD) == (0, 0, 0)
@@ -1049,8 +1049,8 @@ def test_queue_made_again_under_its_name_is_another_queue(host: Host) -> None:
     host.ask(SetQueue(queue(9, "jobs")))
     assert host.states.queue_of_arn(QueueArn("local", ACCOUNT, "jobs")) == 9
 
-    host.ask(DeleteQueue(JOBS))
-    host.ask(DeleteQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
 
     assert host.states.queue_of_arn(QueueArn("local", ACCOUNT, "jobs")) == 9
     assert counts(host, 9) == (0, 0, 0)
@@ -1066,7 +1066,7 @@ def test_new_attributes_and_deletion_wake_those_who_wait(host: Host) -> None:
     change(host, JOBS, DelaySeconds=1)
     assert found in host.awake
     host.awake.clear()
-    host.ask(DeleteQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
     assert found in host.awake
 
 
@@ -1076,7 +1076,7 @@ def test_only_records_with_a_message_somebody_may_ask_for_are_live(host: Host) -
     delete(host, JOBS, receipts(receive(host, JOBS, 1))[0])
     (taken,) = take_for_task(host, DEAD, JOBS)
     move(host, taken, new_id=identity(9))
-    host.ask(DeleteQueue(STEPS))
+    host.ask(ForgetQueue(STEPS))
 
     rows = [host.payload(offset)[0] for offset in range(host.replica.end_offset)]
 
@@ -1110,7 +1110,7 @@ def test_dirty_partitions_are_those_that_changed(host: Host) -> None:
 def test_a_queue_that_is_deleted_is_not_dirty(host: Host) -> None:
     gone = host.partition(JOBS)
 
-    host.ask(DeleteQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
     gone.note_change()
 
     assert partition_key(JOBS, 0) not in host.states.dirty_keys()
@@ -1159,7 +1159,7 @@ def test_records_for_queues_that_are_gone_are_skipped(host: Host) -> None:
     change(host, JOBS, MessageRetentionPeriod=60)
     host.now_ms += 60_000
     host.ask(ExpireMessages(JOBS, 0))
-    host.ask(DeleteQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
 
     without = QueueStates(MemoryChunks(), retry_window_ms=120_000)
     for row, payload in (host.payload(offset) for offset in range(host.replica.end_offset)):
@@ -1197,7 +1197,7 @@ def test_scan_that_stops_at_its_bound_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 def test_definition_of_a_deleted_queue_can_be_known_again(host: Host) -> None:
     definition: QueueDefinition = host.states.definitions[JOBS]
-    host.ask(DeleteQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
     host.ask(SetQueue(definition))
 
     assert counts(host, JOBS) == (0, 0, 0)
@@ -1209,7 +1209,7 @@ def test_change_of_a_queue_that_the_snapshot_does_not_have_any_more_is_skipped(h
     start = host.replica.end_offset
     change(host, JOBS, DelaySeconds=1)
     send(host, JOBS, message(2))
-    host.ask(DeleteQueue(JOBS))
+    host.ask(ForgetQueue(JOBS))
 
     states = replay(host.batches, start=start)  # as behind a snapshot taken at the end, that began at `start`
 
@@ -1220,7 +1220,7 @@ def test_change_of_a_queue_that_the_snapshot_does_not_have_any_more_is_skipped(h
 def test_name_of_a_queue_in_a_snapshot_outlives_the_replay_of_an_older_queue_of_that_name() -> None:
     host = Host()
     host.ask(SetQueue(queue(8, "again")))
-    host.ask(DeleteQueue(8))
+    host.ask(ForgetQueue(8))
     host.ask(SetQueue(queue(9, "again")))
     found = host.partition(9)
     found.applied = host.replica.end_offset
@@ -1242,7 +1242,7 @@ def test_what_was_kept_of_messages_that_are_gone_is_freed_in_steps(host: Host) -
     send(host, STEPS, *(message(number, group=number) for number in range(1, 11)))
     receive(host, STEPS)
     host.ask(Purge(JOBS))
-    host.ask(DeleteQueue(STEPS))
+    host.ask(ForgetQueue(STEPS))
 
     first = host.states.empty_some(2)
     steps = [host.states.empty_some(1) for _ in range(50)]

@@ -14,11 +14,11 @@ from quaymaster.core.values.commands import (
     CommitTransaction,
     CountMessages,
     Delete,
-    DeleteQueue,
     Done,
     EntriesOutcome,
     Fetch,
     FindOffset,
+    ForgetQueue,
     ListMoveTasks,
     LogBounds,
     NewMessage,
@@ -53,7 +53,7 @@ UNKNOWN = NewMessage(b"c", b"", may_be_retry=False)
         (Delete(1, 0, [RECEIPT]), True),
         (ChangeVisibility(1, 0, [RECEIPT], [0]), True),
         (SetQueue(DEFINITION), True),
-        (DeleteQueue(1), True),
+        (ForgetQueue(1), True),
         (CountMessages(1), True),
         (Peek(1, 0, 0, 1), True),
         (ListMoveTasks(1), True),
@@ -120,4 +120,4 @@ def test_refused_delete_says_that_the_message_is_there() -> None:
     outcome = EntriesOutcome([ReceiptHandleIsInvalid("h")])
 
     assert settle_repeat(Delete(1, 0, [RECEIPT]), outcome) is outcome
-    assert settle_repeat(DeleteQueue(1), Done()) == Done()
+    assert settle_repeat(ForgetQueue(1), Done()) == Done()

@@ -44,10 +44,10 @@ from quaymaster.core.values.commands import (
     CommitTransaction,
     CountMessages,
     Delete,
-    DeleteQueue,
     ExpireMessages,
     Fetch,
     FetchedOffsets,
+    ForgetQueue,
     NewMessage,
     Purge,
     QueueCounts,
@@ -70,7 +70,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.messages import message_id_of, prefix_bytes
 from quaymaster.core.values.queue_definitions import QueueDefinition, replace_definition
-from quaymaster.core.values.records import RecordType, Row
+from quaymaster.core.values.records import RecordRow, RecordType
 
 QUEUE, GROUP = 1, 2
 KINDS: dict[str, dict[str, object]] = {
@@ -144,7 +144,7 @@ def number_of(host: Host, offset: int) -> int:
     return number_in(*host.payload(offset))
 
 
-def number_in(row: Row, payload: bytes) -> int:
+def number_in(row: RecordRow, payload: bytes) -> int:
     return int.from_bytes(message_id_of(payload[prefix_bytes(row.flags & 7) :]), "big")
 
 
@@ -428,7 +428,7 @@ def test_a_duplicate_takes_no_bytes_of_a_log() -> None:
     assert_restarts_the_same(host)
 
 
-def staged_rows(host: Host) -> list[Row]:
+def staged_rows(host: Host) -> list[RecordRow]:
     return [row for row, _, _ in records_of(host.batches) if row.type == RecordType.STAGE]
 
 
@@ -651,7 +651,7 @@ def test_the_index_is_made_anew_from_staged_records_as_it_was() -> None:
     assert find_message(host.partition(3), before) == (0, None)
 
 
-def all_rows(host: Host) -> list[tuple[Row, bytes]]:
+def all_rows(host: Host) -> list[tuple[RecordRow, bytes]]:
     return [(row, payload) for row, payload, _ in records_of(host.batches)]
 
 
@@ -748,7 +748,7 @@ def test_account_has_as_many_open_stages_as_it_may_over_all_its_queues() -> None
             host.ask(full)
     assert stage(host, plain([5]), name="a", first=1) == StagedOutcome(2)  # one that is open takes more
 
-    host.ask(DeleteQueue(9))
+    host.ask(ForgetQueue(9))
     stage(host, plain([6]), name="c")
     with pytest.raises(OverLimit):
         stage(host, plain([7]), name="d")
@@ -771,7 +771,7 @@ def test_a_deleted_queue_takes_its_transactions_along() -> None:
     host = host_of()
     stage(host, plain([1]))
 
-    host.ask(DeleteQueue(QUEUE))
+    host.ask(ForgetQueue(QUEUE))
 
     assert_counts_open_stages(host.states)
     assert not host.states.is_live(staged_rows(host)[0])
@@ -784,7 +784,7 @@ def test_records_of_a_queue_that_is_gone_change_nothing() -> None:
     commit(host, {"0": 1})
     stage(host, plain([2]), batch=2)
     abort(host, batch=2)
-    host.ask(DeleteQueue(QUEUE))
+    host.ask(ForgetQueue(QUEUE))
 
     # A snapshot from behind the deletion knows nothing of the queue.
     start = next(row.offset for row, _ in all_rows(host) if row.type == RecordType.STAGE_BEGIN)

@@ -25,14 +25,14 @@ from quaymaster.core.replication.log_tail import LOG_START, Position
 from quaymaster.core.replication.messages import (
     Append,
     Appended,
+    DiskPressure,
     Envelope,
-    Fetch,
+    FetchBatches,
     Message,
     Mismatch,
     Prepare,
     Promise,
     Resign,
-    Room,
     Stale,
     Tail,
 )
@@ -549,12 +549,12 @@ def test_elect_compares_its_log_with_the_better_one_from_its_commit_on() -> None
 
     found.on_message("c", Promise(3, 2, 5), NOW_MS)
 
-    assert said(found, "c") == [Fetch(3, 4)]
+    assert said(found, "c") == [FetchBatches(3, 4)]
     found.on_message("c", Tail(3, 4, better[4:]), NOW_MS)
     assert found.end == positions_of(old)[-1], "they do not agree there"
-    assert said(found, "c") == [Fetch(3, 0)]
+    assert said(found, "c") == [FetchBatches(3, 0)]
     found.on_message("c", Tail(3, 0, better[:2]), NOW_MS)
-    assert said(found, "c") == [Fetch(3, 2)]
+    assert said(found, "c") == [FetchBatches(3, 2)]
     found.on_message("c", Tail(3, 2, better[2:]), NOW_MS)
     assert found.role == "elected"
     assert found.end == positions_of(better)[-1]
@@ -591,7 +591,7 @@ def test_elect_whose_log_is_longer_than_the_better_one_fetches_from_its_commit_o
 
     found.on_message("c", Tail(3, 4, [], is_gone=True), NOW_MS)
 
-    assert said(found, "c") == [Fetch(3, 0)]
+    assert said(found, "c") == [FetchBatches(3, 0)]
     found.on_message("c", Tail(3, 0, better), NOW_MS)
     assert (found.role, found.end) == ("elected", positions_of(better)[-1])
 
@@ -631,7 +631,7 @@ def test_who_promised_a_log_and_does_not_give_it_is_asked_again(why: str) -> Non
 
     if why == "silent":
         found.on_tick(NOW_MS + FETCH_TIMEOUT_MS - 1)
-        assert said(found, "c") == [Fetch(3, 2)]
+        assert said(found, "c") == [FetchBatches(3, 2)]
         found.on_tick(NOW_MS + FETCH_TIMEOUT_MS)
     else:
         another = batches_of(2, count=2, behind=Position(2, 2, 4711))
@@ -705,9 +705,9 @@ def test_tail_is_given_only_to_whom_the_epoch_was_promised() -> None:
     found.take()
 
     for epoch in (3, 5):
-        found.on_message("a", Fetch(epoch, 0), NOW_MS)
+        found.on_message("a", FetchBatches(epoch, 0), NOW_MS)
         assert found.take().reads == []
-    found.on_message("a", Fetch(4, 1), NOW_MS)
+    found.on_message("a", FetchBatches(4, 1), NOW_MS)
     assert found.take().reads == [ReadLog("a", 1)]
     found.on_read("a", 1, own[0].chain, own[1:], is_gone=False, truncations=0)
     assert said(found, "a") == [Tail(4, 1, own[1:])]
@@ -724,9 +724,9 @@ def test_tail_is_given_from_memory_when_it_is_there() -> None:
     found.on_promise_durable(2)
     found.take()
 
-    found.on_message("c", Fetch(2, 1), NOW_MS)
+    found.on_message("c", FetchBatches(2, 1), NOW_MS)
     assert said(found, "c") == [Tail(2, 1, batches[1:])]
-    found.on_message("c", Fetch(2, 9), NOW_MS)
+    found.on_message("c", FetchBatches(2, 9), NOW_MS)
     assert found.take().reads == [ReadLog("c", 9)]
 
 
@@ -1193,12 +1193,12 @@ def test_no_acknowledged_batch_is_lost_whatever_happens(seed: int) -> None:
                 chosen[choose.randrange(3)] = spare
             cluster.appoint(choose.choice(chosen), members=tuple(chosen))
         elif up:
-            cluster.replicas[choose.choice(up)].room = choose.choice(list(Room))
+            cluster.replicas[choose.choice(up)].room = choose.choice(list(DiskPressure))
         look()
 
     cluster.is_slow = False
     for replica in cluster.replicas.values():
-        replica.room = Room.PLENTY
+        replica.room = DiskPressure.PLENTY
     for name in names:
         if name not in cluster.replicas:
             cluster.start(name)

@@ -6,9 +6,9 @@ import pytest
 from harness.log_cluster import LogCluster
 
 from quaymaster.core.replication.followers import LEASE_MS
-from quaymaster.core.replication.messages import Append, Appended, Room
+from quaymaster.core.replication.messages import Append, Appended, DiskPressure
 
-FULL = [Room.RESERVE, Room.NONE]
+FULL = [DiskPressure.RESERVE, DiskPressure.NONE]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def batches_sent(cluster: LogCluster, receiver: str) -> int:
 
 @pytest.mark.parametrize("room", FULL)
 def test_full_follower_takes_nothing_and_the_others_commit_without_it(
-    cluster: LogCluster, room: Room
+    cluster: LogCluster, room: DiskPressure
 ) -> None:
     cluster.replicas["c"].room = room
     before = cluster.log_of("c")
@@ -54,13 +54,15 @@ def test_full_follower_takes_nothing_and_the_others_commit_without_it(
 
 
 @pytest.mark.parametrize("room", FULL)
-def test_full_follower_goes_on_where_it_was_as_soon_as_there_is_room(cluster: LogCluster, room: Room) -> None:
+def test_full_follower_goes_on_where_it_was_as_soon_as_there_is_room(
+    cluster: LogCluster, room: DiskPressure
+) -> None:
     cluster.replicas["c"].room = room
     for _ in range(5):
         cluster.propose(cluster.leader)
         cluster.pass_time(300)
 
-    cluster.replicas["c"].room = Room.PLENTY
+    cluster.replicas["c"].room = DiskPressure.PLENTY
     cluster.pass_time(500)
 
     assert cluster.log_of("c") == cluster.log_of("a")
@@ -68,7 +70,7 @@ def test_full_follower_goes_on_where_it_was_as_soon_as_there_is_room(cluster: Lo
 
 
 def test_full_follower_is_asked_now_and_then_and_sent_nothing(cluster: LogCluster) -> None:
-    cluster.replicas["c"].room = Room.NONE
+    cluster.replicas["c"].room = DiskPressure.NONE
     cluster.propose(cluster.leader)
     cluster.settle()
 
@@ -80,7 +82,7 @@ def test_full_follower_is_asked_now_and_then_and_sent_nothing(cluster: LogCluste
 
 
 @pytest.mark.parametrize("room", FULL)
-def test_full_follower_promises_and_votes_with_what_it_has(cluster: LogCluster, room: Room) -> None:
+def test_full_follower_promises_and_votes_with_what_it_has(cluster: LogCluster, room: DiskPressure) -> None:
     end = cluster.propose(cluster.leader)
     cluster.settle()
     cluster.replicas["c"].room = room
@@ -91,19 +93,19 @@ def test_full_follower_promises_and_votes_with_what_it_has(cluster: LogCluster, 
     cluster.pass_time(500)
 
     replica = cluster.replicas["b"]
-    assert (replica.role, replica.epoch) == ("activating" if room is Room.NONE else "leading", 2)
+    assert (replica.role, replica.epoch) == ("activating" if room is DiskPressure.NONE else "leading", 2)
     assert cluster.stores["c"].promised_epoch == 2
-    cluster.replicas["c"].room = Room.PLENTY
+    cluster.replicas["c"].room = DiskPressure.PLENTY
     cluster.pass_time(500)
     assert cluster.leader.commit > end
 
 
-@pytest.mark.parametrize("room", [Room.LOW, *FULL])
-def test_sends_are_refused_while_no_majority_has_room(cluster: LogCluster, room: Room) -> None:
+@pytest.mark.parametrize("room", [DiskPressure.LOW, *FULL])
+def test_sends_are_refused_while_no_majority_has_room(cluster: LogCluster, room: DiskPressure) -> None:
     leader = cluster.leader
     seen: list[tuple[bool, bool]] = []
 
-    for name, its_room in (("b", room), ("c", room), ("b", Room.PLENTY)):
+    for name, its_room in (("b", room), ("c", room), ("b", DiskPressure.PLENTY)):
         cluster.replicas[name].room = its_room
         cluster.pass_time(500)
         seen.append((leader.majority_has_room, leader.refuses_sends))
@@ -116,7 +118,7 @@ def test_follower_that_is_not_heard_of_has_no_room_when_another_is_full(cluster:
     cluster.pass_time(LEASE_MS)
     before = cluster.leader.refuses_sends
 
-    cluster.replicas["c"].room = Room.LOW
+    cluster.replicas["c"].room = DiskPressure.LOW
     cluster.pass_time(500)
 
     assert (before, cluster.leader.refuses_sends) == (False, True)
@@ -124,7 +126,7 @@ def test_follower_that_is_not_heard_of_has_no_room_when_another_is_full(cluster:
 
 
 def test_leader_whose_own_disk_is_low_refuses_sends_whatever_the_others_have(cluster: LogCluster) -> None:
-    cluster.leader.room = Room.LOW
+    cluster.leader.room = DiskPressure.LOW
 
     assert cluster.leader.refuses_sends
     assert cluster.leader.majority_has_room
@@ -132,12 +134,12 @@ def test_leader_whose_own_disk_is_low_refuses_sends_whatever_the_others_have(clu
 
 @pytest.mark.parametrize("short", ["a", "b"])
 def test_reserve_is_for_what_comes_while_sends_are_refused(cluster: LogCluster, short: str) -> None:
-    cluster.replicas["c"].room = Room.RESERVE
+    cluster.replicas["c"].room = DiskPressure.RESERVE
     cluster.propose(cluster.leader)
     cluster.pass_time(500)
     assert cluster.leader.lag_of()["c"] == 1
 
-    cluster.replicas[short].room = Room.RESERVE
+    cluster.replicas[short].room = DiskPressure.RESERVE
     end = cluster.propose(cluster.leader)
     cluster.pass_time(500)
 
@@ -147,8 +149,8 @@ def test_reserve_is_for_what_comes_while_sends_are_refused(cluster: LogCluster, 
 
 def test_learner_that_is_full_is_nobody_whose_room_counts(cluster: LogCluster) -> None:
     cluster.start("d")
-    cluster.replicas["d"].room = Room.NONE
-    cluster.replicas["b"].room = Room.LOW
+    cluster.replicas["d"].room = DiskPressure.NONE
+    cluster.replicas["b"].room = DiskPressure.LOW
     cluster.learn("d")
 
     cluster.pass_time(500)
@@ -160,9 +162,9 @@ def test_full_follower_says_how_far_it_is_and_that_it_is_full(cluster: LogCluste
     end = cluster.propose(cluster.leader)
     cluster.settle()
     follower = cluster.replicas["c"]
-    follower.room = Room.NONE
+    follower.room = DiskPressure.NONE
 
     follower.on_message("a", Append(1, end + 7, 123, [], 0, 17), cluster.now_ms)
 
     (said,) = follower.take().messages
-    assert said.message == Appended(1, end, end, 17, Room.NONE)
+    assert said.message == Appended(1, end, end, 17, DiskPressure.NONE)

@@ -14,7 +14,7 @@ from quaymaster.core.values.attributes import (
     COMPUTED,
     SETTABLE,
     QueueFacts,
-    Queues,
+    QueueKinds,
     defaults_of,
     kinds_of,
 )
@@ -68,7 +68,7 @@ def test_a_default_is_what_would_be_kept_of_it(name: str) -> None:
 def test_an_attribute_of_some_queues_says_what_is_told_of_the_others(name: str) -> None:
     attribute = SETTABLE[name]
 
-    if attribute.queues in (Queues.FIFO, Queues.LOG):
+    if attribute.queues in (QueueKinds.FIFO, QueueKinds.LOG):
         assert attribute.elsewhere is not None
         assert name in attribute.elsewhere(name).message
     else:
@@ -78,9 +78,9 @@ def test_an_attribute_of_some_queues_says_what_is_told_of_the_others(name: str) 
 def test_a_queue_has_the_defaults_of_all_its_kinds() -> None:
     fifo_log = kinds_of({"FifoQueue": "true", "RetentionMode": "Log"})
 
-    assert kinds_of({}) == Queues.STANDARD
-    assert fifo_log == Queues.FIFO | Queues.LOG
-    assert defaults_of(fifo_log).keys() - defaults_of(Queues.STANDARD).keys() == {
+    assert kinds_of({}) == QueueKinds.STANDARD
+    assert fifo_log == QueueKinds.FIFO | QueueKinds.LOG
+    assert defaults_of(fifo_log).keys() - defaults_of(QueueKinds.STANDARD).keys() == {
         *("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"),
         *("GroupStart", "LegalHold", "RetentionBytes"),
     }

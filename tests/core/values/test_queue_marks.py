@@ -9,12 +9,12 @@ import pytest
 from quaymaster.core.partition.proposals import Proposal
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
-from quaymaster.core.values.commands import AskMarks, DeleteQueue, MarksOutcome, SetQueue
+from quaymaster.core.values.commands import AskMarks, ForgetQueue, MarksOutcome, SetQueue
 from quaymaster.core.values.errors import QueueIdTaken, QueueRevisionTaken
 from quaymaster.core.values.formats import CellFormat, UnknownFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition, one_partition, replace_definition
 from quaymaster.core.values.queue_marks import QueueMarks, find_contradictions, tell_contradictions
-from quaymaster.core.values.records import Row
+from quaymaster.core.values.records import RecordRow
 
 
 def queue(queue_id: int, name: str = "", **fields: Any) -> QueueDefinition:
@@ -55,7 +55,7 @@ def test_a_journal_knows_the_highest_ids_it_ever_saw_also_of_queues_that_are_gon
 
     journal.tell(SetQueue(queue(7)))
     journal.tell(SetQueue(queue(3)))
-    journal.tell(DeleteQueue(7))
+    journal.tell(ForgetQueue(7))
 
     assert journal.marks == QueueMarks(7, 1007)
 
@@ -71,7 +71,7 @@ def test_an_id_with_another_identity_is_refused_and_changes_nothing(changes: dic
     with pytest.raises(QueueIdTaken, match="under the id 7"):
         journal.tell(SetQueue(other))
     with pytest.raises(QueueIdTaken):
-        journal.tell(DeleteQueue(7, (other.account_id, other.name, other.created_ms)))
+        journal.tell(ForgetQueue(7, (other.account_id, other.name, other.created_ms)))
 
     assert journal.states.definitions == {7: queue(7)}
 
@@ -103,9 +103,9 @@ def test_a_queue_is_deleted_by_its_id_or_by_who_it_is() -> None:
     journal.tell(SetQueue(queue(7)))
     journal.tell(SetQueue(queue(8)))
 
-    assert journal.tell(DeleteQueue(7, ("000000000000", "queue-7", 100)))
-    assert journal.tell(DeleteQueue(8))
-    assert not journal.tell(DeleteQueue(7, ("000000000000", "queue-7", 100)))  # it is gone already
+    assert journal.tell(ForgetQueue(7, ("000000000000", "queue-7", 100)))
+    assert journal.tell(ForgetQueue(8))
+    assert not journal.tell(ForgetQueue(7, ("000000000000", "queue-7", 100)))  # it is gone already
 
     assert not journal.states.definitions
 
@@ -150,7 +150,7 @@ def test_what_one_side_lost_is_named() -> None:
 
 
 def test_a_record_of_a_type_that_is_not_known_is_named() -> None:
-    row = Row(0, 200, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+    row = RecordRow(0, 200, 0, 0, 1, 0, 0, 0, 0, 0, 0)
 
     with pytest.raises(UnknownFormat, match="a record of type 200"):
         Journal().states.apply(row, b"", 1)

@@ -19,8 +19,8 @@ from quaymaster.core.values.records import (
     Batch,
     CorruptBatch,
     Record,
+    RecordRow,
     RecordType,
-    Row,
     chain_after,
     check_batch,
     check_table,
@@ -175,7 +175,7 @@ def test_a_rewritten_batch_keeps_rows_offsets_and_chain(records: list[Record], d
     assert (new.epoch, new.time_ms, new.floor, new.chain) == (4, 123, 3, header.chain)
     kept = list(iterate_rows(rewritten, new))
 
-    def placed_anywhere(rows: list[Row]) -> list[Row]:
+    def placed_anywhere(rows: list[RecordRow]) -> list[RecordRow]:
         return [msgspec.structs.replace(row, position=0) for row in rows]
 
     assert placed_anywhere(kept) == placed_anywhere(keep)

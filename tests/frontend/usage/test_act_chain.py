@@ -28,7 +28,7 @@ from quaymaster.coordination.noted_acts import (
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
 from quaymaster.frontend.usage import act_chain, usage_feed
 from quaymaster.frontend.usage.act_chain import drop_acts
-from quaymaster.frontend.usage.usage_epochs import FrontEndEpochs
+from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import UsageFeed
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.usage.usage_records import UsageRecord
@@ -179,7 +179,7 @@ async def test_an_act_is_in_the_chain_of_one_front_end_of_several(tmp_path: Path
 @on_a_loop
 async def test_what_a_front_end_took_that_is_gone_for_good_is_taken_by_another(tmp_path: Path) -> None:
     store = MemoryCoordination()
-    epochs = FrontEndEpochs(store, now_us=lambda: 1_000_000)
+    epochs = FrontEndIncarnations(store, now_us=lambda: 1_000_000)
     await epochs.claim("gone", after=0)
     await note_act(store, msgspec.structs.replace(DRAINED, taken_by="gone"))
     async with cell_of_one() as (broker, metadata):

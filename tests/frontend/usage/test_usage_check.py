@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frontend.usage.test_usage_spool import open_spool, taken
-from quaymaster.cli.checkup import OK, PROBLEM, WARNING, check_spool
+from quaymaster.cli.doctor import OK, PROBLEM, WARNING, check_spool
 from quaymaster.frontend.usage.usage_check import examine_spool
 from quaymaster.frontend.usage.usage_spool import SEGMENT_SUFFIX, SpoolUnusable
 

@@ -17,7 +17,7 @@ from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.values.commands import Send
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.assembly import make_usage_feed, make_usage_shipper
-from quaymaster.frontend.usage.usage_epochs import FrontEndEpochs
+from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
 from quaymaster.frontend.usage.usage_feed import UsageFeed, ensure_pipeline_key, set_up_pipeline
 from quaymaster.frontend.usage.usage_shipper import UsageShipper
 from quaymaster.messaging.encryption import MessageCipher
@@ -189,8 +189,8 @@ async def test_an_epoch_whose_spool_is_gone_is_sealed_as_lost(tmp_path: Path) ->
 async def test_epochs_do_not_come_again_with_a_store_from_a_backup(tmp_path: Path) -> None:
     restored = MemoryCoordination()
 
-    def epochs(store: MemoryCoordination, now_us: int = 1_000_000_000) -> FrontEndEpochs:
-        return FrontEndEpochs(store, now_us=lambda: now_us)
+    def epochs(store: MemoryCoordination, now_us: int = 1_000_000_000) -> FrontEndIncarnations:
+        return FrontEndIncarnations(store, now_us=lambda: now_us)
 
     first, before = await epochs(restored).claim("fe-1", after=0)
     second, last = await epochs(restored).claim("fe-1", after=0)

@@ -10,7 +10,7 @@ from harness.steps import calls_of
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.metadata.store import mirror as mirror_module
-from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 
 
 def test_many_rows_are_taken_some_at_a_time_and_newer_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_many_rows_are_taken_some_at_a_time_and_newer_ones_stay(monkeypatch: pyt
 def test_forgetting_a_deletion_takes_as_many_steps_with_100_others_as_with_10000() -> None:
     steps = []
     for count in (100, 10_000):
-        table = Table("/rows/", bytes)
+        table = MirrorTable("/rows/", bytes)
         table.apply("passed", None, 5)
         for number in range(count):
             table.apply(str(number), None, 10 + number)
@@ -54,7 +54,7 @@ def test_forgetting_a_deletion_takes_as_many_steps_with_100_others_as_with_10000
 
 
 def test_a_deletion_that_is_told_again_is_forgotten_when_the_later_one_has_passed() -> None:
-    table = Table("/rows/", bytes)
+    table = MirrorTable("/rows/", bytes)
     table.apply("a", None, 5)
     table.apply("b", None, 6)
     table.apply("a", None, 7)
@@ -70,7 +70,7 @@ def test_rows_that_a_listing_does_not_have_go_some_at_a_time(monkeypatch: pytest
     monkeypatch.setattr(mirror_module, "LOOKED_AT_AT_A_TIME", 10)
 
     async def scenario() -> None:
-        table = Table("/rows/", bytes)
+        table = MirrorTable("/rows/", bytes)
         for number in range(100):
             table.apply(str(number), b"old", 5)
 

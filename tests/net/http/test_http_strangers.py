@@ -25,7 +25,7 @@ from quaymaster.net.http.parse import (
     SMALL_CHUNKS_MAX,
     ChunkedBody,
     HeadParser,
-    RequestRefused,
+    UnreadableRequest,
 )
 from quaymaster.net.http.server import HTTPLimits, HTTPRequest, HTTPServer
 from quaymaster.net.http.strangers import LATE_REST, NEWCOMER_REST
@@ -136,7 +136,7 @@ def test_headers_are_counted_before_they_are_parsed() -> None:
     sink = HTTPConnection(HTTPServer(lambda _: None, HTTPLimits(), name="test"))
     limits = HTTPLimits(header_count_max=2)
 
-    with pytest.raises(RequestRefused, match="over 2 headers"):
+    with pytest.raises(UnreadableRequest, match="over 2 headers"):
         Unheard(limits).read(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 3 + b"\r\n", 0, "", 0.0, sink)
 
 
@@ -168,7 +168,7 @@ def test_how_chunks_are_cut_does_not_change_whether_they_are_too_small() -> None
                 unread = unread[body.feed(unread, 0) :]
 
     for step in (1, 7, len(data)):
-        with pytest.raises(RequestRefused):
+        with pytest.raises(UnreadableRequest):
             read(step)
 
 

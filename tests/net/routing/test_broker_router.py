@@ -13,9 +13,9 @@ from quaymaster.core.values.commands import (
     ChangeVisibility,
     CountMessages,
     Delete,
-    DeleteQueue,
     Done,
     EntriesOutcome,
+    ForgetQueue,
     Purge,
     QueueCounts,
     Receipt,
@@ -71,7 +71,7 @@ def test_commands_that_make_and_delete_a_queue_go_to_its_journal() -> None:
         definition = QueueDefinition(7, "0", "q", "active", 1, 0, 0, {}, {}, 0, one_partition(2))
 
         assert await cell.ask(SetQueue(definition)) == Done()
-        assert await cell.ask(DeleteQueue(200)) == Done()
+        assert await cell.ask(ForgetQueue(200)) == Done()
 
     run(scenario)
 
@@ -597,7 +597,7 @@ def test_command_that_must_not_be_done_twice_is_not_repeated(command: Any) -> No
         ChangeVisibility(100, 0, [RECEIPT], [0]),
         Receive(100, 0, 1, attempt=bytes(16)),
         CountMessages(100),
-        DeleteQueue(100),
+        ForgetQueue(100),
     ],
     ids=lambda command: type(command).__name__,
 )

@@ -29,7 +29,7 @@ from quaymaster.core.values.errors import (
     Unreachable,
     UnsupportedOperation,
 )
-from quaymaster.net.rpc import CallHandler, Connection, IncomingCall, RPCClient, RPCLimits, RPCServer
+from quaymaster.net.rpc import CallHandler, IncomingCall, RPCClient, RPCConnection, RPCLimits, RPCServer
 from quaymaster.net.rpc.memory import MemoryNetwork
 from quaymaster.protocol.rpc.frames import (
     GOODBYE,
@@ -298,7 +298,7 @@ def test_notices_arrive_in_order_among_the_calls(run: Run) -> None:
 
 def test_a_server_gives_notices_to_its_clients(run: Run) -> None:
     async def scenario(cell: Cell) -> None:
-        connected: list[Connection] = []
+        connected: list[RPCConnection] = []
         server = RPCServer({"echo": echo}, BROKER, on_connected=connected.append)
         seen: list[tuple[str, bytes, Hello]] = []
         client = cell.client(
@@ -447,6 +447,7 @@ def test_an_asking_coroutine_that_is_cancelled_cancels_its_call(run: Run) -> Non
         await until(lambda: not kept[0].is_waiting)
 
         assert server.calls_active == 0
+        assert kept[0].deadline_ms == 0, "nobody waits, however much time is left"
 
     run(scenario)
 

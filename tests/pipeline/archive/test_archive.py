@@ -37,7 +37,7 @@ from quaymaster_pipeline.archive.live_logs import LiveLog, LiveLogs, LogIsGone
 from quaymaster_pipeline.archive.metrics import METRICS, archive_metrics
 from quaymaster_pipeline.archive.tables import LEDGER, MESSAGES
 from quaymaster_pipeline.warehouse.data_files import DataFile
-from quaymaster_pipeline.warehouse.errors import DiskFull
+from quaymaster_pipeline.warehouse.errors import WarehouseFull
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse, WarehouseBusy
 
 DAY = datetime.timedelta(days=1)
@@ -402,7 +402,7 @@ def test_a_full_disk_stops_the_job_and_it_goes_on_when_there_is_space(
         write(*arguments)
 
     monkeypatch.setattr(files, "_write_group", write_while_there_is_room)
-    with pytest.raises(DiskFull, match=r"archive/messages \(No space left on device\): make room there"):
+    with pytest.raises(WarehouseFull, match=r"archive/messages \(No space left on device\): make room there"):
         site.run()
     assert log.earliest == [0]
     assert list(site.root.glob("**/*.tmp")) == []
@@ -484,7 +484,7 @@ def test_two_jobs_do_not_write_one_ledger(site: Site) -> None:
     one, other = site.ledger(), site.ledger()
     log = site.logs().archived(["orders"])[0]
     assert isinstance(log, LiveLog)
-    stretch = ledger.Stretch(log.queue_id, log.name, log.account_id, 0, 0, 3, "sealed", "path")
+    stretch = ledger.LedgerStretch(log.queue_id, log.name, log.account_id, 0, 0, 3, "sealed", "path")
 
     one.record(stretch, "sealed")
     with pytest.raises(LedgerConflict):
@@ -502,7 +502,7 @@ def test_two_jobs_do_not_write_one_ledger(site: Site) -> None:
 def test_entries_of_one_job_are_all_there_or_none_beside_another(site: Site) -> None:
     log = site.server.make("orders", 25)
     made = [
-        ledger.Stretch(str(log.queue_id), "orders", "0" * 12, 0, first, first + 5, "sealed", "path")
+        ledger.LedgerStretch(str(log.queue_id), "orders", "0" * 12, 0, first, first + 5, "sealed", "path")
         for first in (0, 5, 10)
     ]
     one, other = site.ledger(), site.ledger()
@@ -732,7 +732,7 @@ def erase(
     message_ids: tuple[str, ...] = (),
     is_dry_run: bool = False,
 ) -> erasure.Erased:
-    scope = erasure.Scope((str(site.server.logs["orders"].queue_id),), senders, keys, message_ids)
+    scope = erasure.ErasureScope((str(site.server.logs["orders"].queue_id),), senders, keys, message_ids)
     return erasure.Erasure(Warehouse(site.root), site.ledger()).run(scope, "a request", is_dry_run=is_dry_run)
 
 

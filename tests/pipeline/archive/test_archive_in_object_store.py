@@ -16,7 +16,7 @@ from pyspark_quaymaster.client import Client
 from pyspark_quaymaster.schema import SCHEMA
 from pyspark_quaymaster.source import BatchReader
 from quaymaster_pipeline.archive import job
-from quaymaster_pipeline.archive.erasure import Erasure, Scope
+from quaymaster_pipeline.archive.erasure import Erasure, ErasureScope
 from quaymaster_pipeline.archive.job import ArchiveJob, Policy
 from quaymaster_pipeline.archive.ledger import APP, Ledger, LedgerConflict, compact_ledger
 from quaymaster_pipeline.archive.live_logs import LiveLogs
@@ -113,7 +113,7 @@ def test_what_is_erased_is_in_no_object(fake: FakeServer, store: ObjectStore) ->
     archive(fake, store, Policy(0, 10**12, 0))
     before = data_files(store)
     warehouse = Warehouse(ROOT, store.storage_options)
-    scope = Scope((str(fake.logs["orders"].queue_id),), keys=("g1",))
+    scope = ErasureScope((str(fake.logs["orders"].queue_id),), keys=("g1",))
 
     done = Erasure(warehouse, Ledger(warehouse, lambda: NOW)).run(scope, "a request")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quaymaster_pipeline.billing.periods import Month, Stage, stage_of
+from quaymaster_pipeline.billing.periods import Month, PeriodStage, stage_of
 
 NOVEMBER = Month(2026, 11)
 SECOND = timedelta(seconds=1)
@@ -45,16 +45,16 @@ def test_a_text_that_is_no_month_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("now", "closed_until", "stage"),
     [
-        (NOVEMBER.end - SECOND, NOVEMBER.end - SECOND, Stage.OPEN),
-        (NOVEMBER.end, None, Stage.OPEN),
-        (NOVEMBER.end + timedelta(days=9), NOVEMBER.end - timedelta(hours=1), Stage.OPEN),
-        (NOVEMBER.end, NOVEMBER.end, Stage.GRACE),
-        (NOVEMBER.end + timedelta(days=3) - SECOND, NOVEMBER.end, Stage.GRACE),
-        (NOVEMBER.end + timedelta(days=3), NOVEMBER.end, Stage.DUE),
+        (NOVEMBER.end - SECOND, NOVEMBER.end - SECOND, PeriodStage.OPEN),
+        (NOVEMBER.end, None, PeriodStage.OPEN),
+        (NOVEMBER.end + timedelta(days=9), NOVEMBER.end - timedelta(hours=1), PeriodStage.OPEN),
+        (NOVEMBER.end, NOVEMBER.end, PeriodStage.GRACE),
+        (NOVEMBER.end + timedelta(days=3) - SECOND, NOVEMBER.end, PeriodStage.GRACE),
+        (NOVEMBER.end + timedelta(days=3), NOVEMBER.end, PeriodStage.DUE),
     ],
 )
 def test_a_month_is_due_when_it_is_over_its_hours_are_closed_and_grace_has_passed(
-    now: datetime, closed_until: datetime | None, stage: Stage
+    now: datetime, closed_until: datetime | None, stage: PeriodStage
 ) -> None:
     assert stage_of(NOVEMBER, now, closed_until=closed_until, is_closed=False) is stage
 
@@ -62,5 +62,5 @@ def test_a_month_is_due_when_it_is_over_its_hours_are_closed_and_grace_has_passe
 def test_a_month_with_an_issued_invoice_is_closed() -> None:
     assert (
         stage_of(NOVEMBER, datetime(2026, 11, 1, tzinfo=UTC), closed_until=None, is_closed=True)
-        is Stage.CLOSED
+        is PeriodStage.CLOSED
     )

@@ -14,17 +14,17 @@ from harness.billing import ACCOUNT, BOOK, CHANGED, MILLION, MONTH, fill, used
 
 from quaymaster_pipeline.billing.documents import render_csv, render_json
 from quaymaster_pipeline.billing.invoice_pdf import render_pdf
-from quaymaster_pipeline.billing.periods import Month, Stage
+from quaymaster_pipeline.billing.periods import Month, PeriodStage
 from quaymaster_pipeline.billing.price_files import example_book, parse_toml, render_toml
 from quaymaster_pipeline.billing.prices import PriceBook
-from quaymaster_pipeline.billing.reconciliation import Comparison
+from quaymaster_pipeline.billing.reconciliation import BillingComparison
 from quaymaster_pipeline.billing.service import Billing, Made, NothingToBill, NotIssued, PricesAreClosed
 from quaymaster_pipeline.billing.store import BillingStore, StoreDamaged
 from quaymaster_pipeline.billing.tables import ADJUSTMENTS, CHARGES
 from quaymaster_pipeline.warehouse.tables import Table, Warehouse, WarehouseBusy
 
 OTHER = "210987654321"
-AGREES = (Comparison("all", "rows", (("bronze", 9), ("silver", 9))),)
+AGREES = (BillingComparison("all", "rows", (("bronze", 9), ("silver", 9))),)
 
 
 def billing(
@@ -32,7 +32,7 @@ def billing(
     *,
     now: datetime = MONTH.end + timedelta(days=4),
     closed_until: datetime | None = MONTH.end,
-    compared: Sequence[Comparison] = AGREES,
+    compared: Sequence[BillingComparison] = AGREES,
 ) -> Billing:
     """Billing as a new process has it, four days after the month."""
     store = BillingStore(Warehouse(root))
@@ -54,7 +54,7 @@ def test_a_provisional_invoice_shows_the_month_so_far_and_writes_nothing(tmp_pat
 
     made = billing(tmp_path, now=MONTH.start, closed_until=None).view(MONTH, ACCOUNT)
 
-    assert (made.stage, str(made.invoice.payable)) == (Stage.OPEN, "0.80")
+    assert (made.stage, str(made.invoice.payable)) == (PeriodStage.OPEN, "0.80")
     assert BillingStore(Warehouse(tmp_path)).invoice_rows() == []
 
 
@@ -84,7 +84,7 @@ def test_a_final_invoice_is_the_same_bytes_whenever_it_is_asked_for_again(tmp_pa
     assert render_json(again) == render_json(viewed.invoice) == render_json(issued)
     assert render_csv(again) == render_csv(issued)
     assert render_pdf(again) == render_pdf(issued)
-    assert viewed.stage is Stage.CLOSED
+    assert viewed.stage is PeriodStage.CLOSED
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_month_that_is_over_and_without_usage_has_no_final_invoices(tmp_path: 
 
 def test_an_invoice_is_not_issued_when_layers_differ_and_a_provisional_one_says_so(tmp_path: Path) -> None:
     fill(Warehouse(tmp_path), [used(5)])
-    compared = (Comparison("all", "rows", (("bronze", 9), ("silver", 8))),)
+    compared = (BillingComparison("all", "rows", (("bronze", 9), ("silver", 8))),)
 
     with pytest.raises(NotIssued, match="rows of all: bronze 9, silver 8"):
         billing(tmp_path, compared=compared).close(MONTH, [ACCOUNT])
@@ -347,7 +347,7 @@ def test_an_invoice_that_was_killed_at_any_commit_is_made_again_the_same(
     assert after(december, tmp_path).view(december, ACCOUNT).invoice == final
     assert len(final.corrections) == 1
     assert [quantity for _, quantity, _ in lines_of(tmp_path, december)] == [MILLION, 2 * MILLION]
-    assert after(december.next, tmp_path).view(december, ACCOUNT).stage is Stage.CLOSED
+    assert after(december.next, tmp_path).view(december, ACCOUNT).stage is PeriodStage.CLOSED
 
 
 def test_files_that_no_table_has_any_more_are_deleted_and_invoices_stay(tmp_path: Path) -> None:

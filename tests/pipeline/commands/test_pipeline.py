@@ -19,7 +19,7 @@ from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
 from pyspark_quaymaster.errors import ServerIsUnavailable
-from quaymaster_pipeline.archive.ledger import Ledger, Stretch, archive_lock
+from quaymaster_pipeline.archive.ledger import Ledger, LedgerStretch, archive_lock
 from quaymaster_pipeline.commands import pipeline
 from quaymaster_pipeline.commands.usage_queue import find_usage_queue
 from quaymaster_pipeline.usage import gold
@@ -406,7 +406,7 @@ def test_compact_makes_one_file_of_the_archives_ledger_unless_its_job_is_at_work
     warehouse = Warehouse(tmp_path / "warehouse")
     ledger = Ledger(warehouse, lambda: datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC))
     for first in (0, 5, 10):
-        made = Stretch("101", "orders", "0" * 12, 0, first, first + 5, "sealed", f"p0-{first}")
+        made = LedgerStretch("101", "orders", "0" * 12, 0, first, first + 5, "sealed", f"p0-{first}")
         ledger.record(made, "sealed")
 
     with archive_lock(warehouse):

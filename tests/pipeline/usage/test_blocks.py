@@ -21,7 +21,7 @@ from quaymaster.protocol.usage.usage_records import (
     decode_block,
 )
 from quaymaster_pipeline.usage.blocks import Origin, bronze_rows, open_block, read_block
-from quaymaster_pipeline.warehouse.data_files import FileWriter, Place
+from quaymaster_pipeline.warehouse.data_files import FileWriter, TablePlace
 from quaymaster_pipeline.warehouse.schemas import REQUEST_EVENTS
 
 ORIGIN = Origin(0, 7, 3)
@@ -95,7 +95,7 @@ def test_a_number_that_tables_cannot_hold_is_damage_and_ends_no_task() -> None:
 
 
 def test_numbers_of_a_data_file_are_written_as_differences(tmp_path: object) -> None:
-    writer = FileWriter(Place(f"{tmp_path}/table", {}), REQUEST_EVENTS, "bronze-0", "2026-11-22")
+    writer = FileWriter(TablePlace(f"{tmp_path}/table", {}), REQUEST_EVENTS, "bronze-0", "2026-11-22")
     rows = bronze_rows(open_block(FrontEnd("a").block(4_096)), ORIGIN)
     writer.write(rows)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.pipeline_site import Site, expected_usage
 from harness.usage_blocks import NOON_US, SECOND_US, FrontEnd
 
-from quaymaster.frontend.usage.usage_epochs import Epoch, lost_block
+from quaymaster.frontend.usage.incarnations import Incarnation, lost_block
 from quaymaster.protocol.usage.usage_records import Seal
 from quaymaster_pipeline.usage.bronze import coverage_of
 from quaymaster_pipeline.warehouse.schemas import USAGE_EVENTS
@@ -23,7 +23,7 @@ def test_hours_close_without_a_front_end_that_was_sealed(tmp_path: Path) -> None
     site.run()
     before = closed_until(site)
 
-    site.ship(lost_block("gone", Epoch(2, runs.time_us, seals=1), "eu-west-1").data)
+    site.ship(lost_block("gone", Incarnation(2, runs.time_us, seals=1), "eu-west-1").data)
     site.run()
 
     assert before == gone.time_us
@@ -33,7 +33,7 @@ def test_hours_close_without_a_front_end_that_was_sealed(tmp_path: Path) -> None
 
 def test_what_a_sealed_front_end_still_ships_counts_once_and_late(tmp_path: Path) -> None:
     site, gone, runs = Site(tmp_path), FrontEnd("gone"), FrontEnd("runs", step_us=60 * SECOND_US)
-    lost = lost_block("gone", Epoch(2, NOON_US, seals=1), "eu-west-1").data
+    lost = lost_block("gone", Incarnation(2, NOON_US, seals=1), "eu-west-1").data
     site.ship(gone.block(5), lost, runs.block(200))
     site.run()
 

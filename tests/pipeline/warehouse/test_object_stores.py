@@ -13,7 +13,7 @@ from harness.pipeline_site import InProcess, Site, expected_usage
 from harness.usage_blocks import FrontEnd
 
 from quaymaster_pipeline.usage import gold
-from quaymaster_pipeline.usage.feed import UsageFeed
+from quaymaster_pipeline.usage.feed import BlockSource
 from quaymaster_pipeline.usage.tasks import Answers
 from quaymaster_pipeline.warehouse.errors import CommitConflict, StoreFails
 from quaymaster_pipeline.warehouse.object_stores import (
@@ -190,7 +190,7 @@ def test_of_two_pipelines_one_ends_and_everything_counts_once(tmp_path: Path) ->
     second = site.pipeline(site.warehouse)
 
     class Overtaken(InProcess):
-        def over_blocks(self, feed: UsageFeed, *arguments: Any) -> Answers:
+        def over_blocks(self, feed: BlockSource, *arguments: Any) -> Answers:
             site.run()
             return super().over_blocks(feed, *arguments)
 

@@ -78,7 +78,7 @@ def test_entry_ids_are_distinct() -> None:
 # Receiving
 
 
-def _receive(**members: object) -> validation.Receive:
+def _receive(**members: object) -> validation.ReceiveRequest:
     return validation.check_receive(ReceiveMessageRequest("q", **members))  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     Greet,
     NewDataKey,
     Request,
-    Row,
+    StoreRow,
     Swap,
     Transact,
     Written,
@@ -41,7 +41,7 @@ def test_request_is_read_as_it_was_written(request_: Request) -> None:
 
 
 def test_answer_is_read_as_it_was_written() -> None:
-    changes = Changes([Row("/a", b"1", 5), Row("/b", None, 6)], 6, 40)
+    changes = Changes([StoreRow("/a", b"1", 5), StoreRow("/b", None, 6)], 6, 40)
 
     assert msgspec.msgpack.decode(encode_message(changes), type=Changes) == changes
 

@@ -15,14 +15,14 @@ from quaymaster.core.replication.log_tail import LOG_START, Position
 from quaymaster.core.replication.messages import (
     Append,
     Appended,
+    DiskPressure,
     Envelope,
-    Fetch,
+    FetchBatches,
     Message,
     Mismatch,
     Prepare,
     Promise,
     Resign,
-    Room,
     Stale,
     Tail,
 )
@@ -92,11 +92,11 @@ def tails(draw: st.DrawFn) -> Tail:
     return Tail(draw(NUMBER), behind.end, batches, draw(st.booleans()))
 
 
-PLAIN = [Prepare, Promise, Fetch, Mismatch, Stale, Resign]
+PLAIN = [Prepare, Promise, FetchBatches, Mismatch, Stale, Resign]
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     appends(),
     tails(),
-    st.builds(Appended, NUMBER, NUMBER, NUMBER, NUMBER, st.sampled_from(Room), NUMBER),
+    st.builds(Appended, NUMBER, NUMBER, NUMBER, NUMBER, st.sampled_from(DiskPressure), NUMBER),
     *(st.builds(kind, **dict.fromkeys(kind.__struct_fields__, NUMBER)) for kind in PLAIN),
 )
 ENVELOPES = st.builds(Envelope, NAME, NAME, MESSAGES)
@@ -132,7 +132,7 @@ def test_message_is_read_from_the_middle_of_what_was_received() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ([6, 3, 20, 10, 1_000], Appended(3, 20, 10, 1_000, Room.PLENTY)),
+        ([6, 3, 20, 10, 1_000], Appended(3, 20, 10, 1_000, DiskPressure.PLENTY)),
         ([5, 3, 20, 7, [], 10, 1_000, True], Append(3, 20, 7, [], 10, 1_000, tell_received=True)),
     ],
 )

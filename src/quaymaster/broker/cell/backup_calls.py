@@ -25,7 +25,7 @@ import msgspec
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.held_journals import HeldJournals
-from quaymaster.broker.cell.journal_copy import CopyManifest, CopyRead, CopySource
+from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.cell.backup_cut import BackupBarrier
 from quaymaster.core.values.errors import NotLeader, NotNow, Overloaded

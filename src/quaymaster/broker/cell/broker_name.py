@@ -29,7 +29,7 @@ from quaymaster.coordination.cell_keys import (
     encode_registration,
     registration_key,
 )
-from quaymaster.coordination.contact import Contact
+from quaymaster.coordination.heartbeat import Heartbeat
 from quaymaster.coordination.interface import (
     Coordination,
     KeyValue,
@@ -86,12 +86,12 @@ class BrokerName:
         self._found: KeyValue | None = None
         self._foreign = asyncio.Event()
         self._trouble: str | None = None
-        self._contact = Contact(coordination, registration_key(name), on_found=self._look)
+        self._heartbeat = Heartbeat(coordination, registration_key(name), on_found=self._look)
 
     @property
     def silent_ms(self) -> int:
         """For how long coordination has not answered."""
-        return self._contact.silent_ms
+        return self._heartbeat.silent_ms
 
     def on_who(self, call: IncomingCall) -> None:
         """Answer who this is: the handler of `WHO`."""
@@ -132,15 +132,15 @@ class BrokerName:
 
     async def keep(self) -> None:
         """Look again and again whether the name is still this process's, for as long as it is."""
-        contact = asyncio.create_task(self._contact.run(), name="broker-contact")
+        heartbeat = asyncio.create_task(self._heartbeat.run(), name="broker-heartbeat")
         try:
             while self._is_kept:
                 await self._foreign.wait()
                 self._foreign.clear()
                 await self._defend()
         finally:
-            contact.cancel()
-            await asyncio.gather(contact, return_exceptions=True)
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
 
     def _look(self, found: KeyValue | None) -> None:
         known = None if found is None else decode_registration(found.value)

@@ -1,4 +1,4 @@
-"""How brokers give each other copies of journals: who offers, who fetches, who is read from (`journal_copy`: what).
+"""How brokers give each other copies of journals: who offers, who fetches, who is read from (`snapshot_install`: what).
 
 leader                                                member
 a member lacks what is compacted ──copy.fetch──▶ copy.begin, copy.read …, copy.end (to the leader), adopt
@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.broker.cell import journal_copy
+from quaymaster.broker.cell import snapshot_install
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.held_journals import HeldJournals
-from quaymaster.broker.cell.journal_copy import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.cell.peer_links import PeerLinks
+from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotLeader, NotNow, Overloaded
@@ -199,14 +199,14 @@ class CopyCalls:
                 )
 
             replicated_log = journal.host.replica.log
-            verdict = journal_copy.judge(replicated_log.promised_epoch, replicated_log.end, manifest)
+            verdict = snapshot_install.judge(replicated_log.promised_epoch, replicated_log.end, manifest)
             if verdict == "take":
-                copy = held.directory / f"{number}{journal_copy.COPY_SUFFIX}"
-                await journal_copy.fetch(copy, number, manifest, read)
+                copy = held.directory / f"{number}{snapshot_install.COPY_SUFFIX}"
+                await snapshot_install.fetch(copy, number, manifest, read)
                 client.notify(COPY_END, JOURNAL_ID.pack(number))
                 verdict = await held.exchange(
                     number,
-                    lambda closed: journal_copy.adopt_if_better(
+                    lambda closed: snapshot_install.adopt_if_better(
                         held.directory, number, closed.files, manifest
                     ),
                 )

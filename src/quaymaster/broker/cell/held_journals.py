@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from quaymaster.broker.cell import journal_copy
+from quaymaster.broker.cell import snapshot_install
 from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.replica.journal_service import JournalOptions, JournalService, Peers
 from quaymaster.broker.storage.disk import Disk, is_full
@@ -29,7 +29,7 @@ from quaymaster.broker.storage.snapshots import SnapshotsDamaged
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.cell.cell import BrokerLoad, BrokerReport, ReplicaSeen
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.values.errors import InternalFailure, NotLeader
 from quaymaster.core.values.journal_configuration import JournalConfiguration, named_members
 from quaymaster.monitoring.logs import log_event, log_failure
@@ -77,7 +77,7 @@ class HeldJournals:
     async def recover(self) -> None:
         """Open every replica on the disk; those that are damaged are put aside."""
         self._disk.make_directory(str(self.directory))
-        journal_copy.settle(self.directory)
+        snapshot_install.settle(self.directory)
         for number in sorted(int(name) for name in os.listdir(self.directory) if name.isdigit()):
             async with self._changing:
                 await self._open_if_room(number)
@@ -110,7 +110,7 @@ class HeldJournals:
         number = state.journal_id
         async with self._changing:
             self.check_unknown(number)
-            await run_to_end(journal_copy.adopt_restored, self.directory, state)
+            await run_to_end(snapshot_install.adopt_restored, self.directory, state)
             return await self._open(number)
 
     async def _open(self, number: int) -> JournalService:
@@ -248,7 +248,7 @@ class HeldJournals:
             del self.opened[number]
             await journal.close()
             await asyncio.get_running_loop().run_in_executor(
-                None, journal_copy.remove, self.directory, number
+                None, snapshot_install.remove, self.directory, number
             )
         log_event(log, logging.INFO, "replica dropped", journal=number, epoch=configuration.epoch)
         return True
@@ -261,7 +261,7 @@ class HeldJournals:
             disk_free_bytes=self._disk.free_bytes(str(self.directory)),
             is_disk_low=any(journal.host.writer.disk_low for journal in journals.values()),
             has_space=not self._without_room
-            and all(journal.files.room < Room.RESERVE for journal in journals.values()),
+            and all(journal.files.room < DiskPressure.RESERVE for journal in journals.values()),
             load=BrokerLoad(
                 long_polls=sum(journal.host.waiters.parked for journal in journals.values()),
                 log_bytes=sum(

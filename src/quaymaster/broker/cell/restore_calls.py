@@ -18,7 +18,7 @@ import msgspec
 
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.held_journals import HeldJournals
-from quaymaster.broker.cell.journal_copy import COPY_SUFFIX, CopyManifest, CopyTarget
+from quaymaster.broker.cell.snapshot_install import COPY_SUFFIX, CopyManifest, CopyTarget
 from quaymaster.broker.storage.journal_state import NO_ID, JournalState
 from quaymaster.core.values.errors import InternalFailure
 from quaymaster.monitoring.logs import log_event

@@ -19,8 +19,8 @@ import msgspec
 
 from quaymaster.broker.replica import data_key_lists, record_repair
 from quaymaster.broker.replica.clock import QueueClock, monotonic_ms
-from quaymaster.broker.replica.maintenance import COMPACT_AFTER_MS, Compaction, Expiry, Snapshots
-from quaymaster.broker.replica.moves import Moves
+from quaymaster.broker.replica.maintenance import COMPACT_AFTER_MS, Compaction, MessageExpiry, Snapshots
+from quaymaster.broker.replica.message_moves import MessageMoves
 from quaymaster.broker.replica.queue_places import QueuePlaces
 from quaymaster.broker.replica.record_repair import RECORDS_MAX, FoundRecord
 from quaymaster.broker.replica.recovery import Recovered, rebuild, recover
@@ -145,7 +145,7 @@ class JournalService:
         self.files: JournalFiles
         self.snapshots: Snapshots
         self.compaction: Compaction
-        self._moves: Moves
+        self._moves: MessageMoves
         self.replayed_records = 0
         self.recovery_s = 0.0
         self.rebuilds = 0
@@ -198,7 +198,7 @@ class JournalService:
         places = None
         if peers is not None:
             places = QueuePlaces(options.journal_id, peers.find_queue, options.cell_format)
-        self._moves = Moves(self.host, options.region, places=places, carrier=peers)
+        self._moves = MessageMoves(self.host, options.region, places=places, carrier=peers)
         self.snapshots = Snapshots(
             self.host,
             recovered.snapshots,
@@ -218,7 +218,7 @@ class JournalService:
         if self._peers is not None:
             self.host.tick()
         time_kept = time_file.run(clock.queue_time, monotonic_ms)
-        for work in (Expiry(self.host).run(), self.snapshots.run(), self.compaction.run(), time_kept):
+        for work in (MessageExpiry(self.host).run(), self.snapshots.run(), self.compaction.run(), time_kept):
             self._run(work)
 
     async def close(self) -> None:

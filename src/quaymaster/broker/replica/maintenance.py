@@ -67,7 +67,7 @@ LOOK_AGAIN_AFTER_DAMAGE = 1_000_000
 log = logging.getLogger(__name__)
 
 
-class Expiry:
+class MessageExpiry:
     """Looks at every partition's oldest messages in turn."""
 
     def __init__(self, host: ReplicaHost) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from quaymaster.core.partition.partition_moves import UNKNOWN, Place, QueuesElsewhere
+from quaymaster.core.partition.partition_moves import UNKNOWN, JournalPlace, QueuesElsewhere
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import parse_queue_arn
@@ -32,7 +32,7 @@ class QueuePlaces:
         self._journal_id = journal_id
         self._find_queue = find_queue
 
-    async def locate(self, arn: str) -> Place | None:
+    async def locate(self, arn: str) -> JournalPlace | None:
         """Return where a queue is, None when there is none in another journal that messages may go to.
 
         Raises NotNow when nobody can say.
@@ -45,7 +45,7 @@ class QueuePlaces:
         place = None
         if definition is not None and definition.state == "active" and not definition.keeps_all:
             journal_id = definition.partitions[0].journal_id
-            place = Place(definition.queue_id, journal_id) if journal_id != self._journal_id else None
+            place = JournalPlace(definition.queue_id, journal_id) if journal_id != self._journal_id else None
         self._remember(arn, place)
         return place
 
@@ -55,7 +55,7 @@ class QueuePlaces:
         for arn in [arn for arn, place in places.items() if place is not None and place.queue_id == queue_id]:
             self._remember(arn, None)
 
-    def _remember(self, arn: str, place: Place | None) -> None:
+    def _remember(self, arn: str, place: JournalPlace | None) -> None:
         places = self.elsewhere.places
         if len(places) >= PLACES_MAX:
             places.clear()

@@ -23,7 +23,7 @@ from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.journal_state import JournalClosed, JournalCorrupt
 from quaymaster.broker.storage.segments import RecordGone, RecordUnreadable
 from quaymaster.core.values.errors import CallerError, NotNow
-from quaymaster.core.values.records import Batch, Row, check_batch, decode_header
+from quaymaster.core.values.records import Batch, RecordRow, check_batch, decode_header
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.rpc import RPCClient
 
@@ -143,7 +143,7 @@ async def ask_others(
     return found
 
 
-def choose(row: Row | None, answers: Sequence[FoundRecord], others: int) -> FoundRecord | None:
+def choose(row: RecordRow | None, answers: Sequence[FoundRecord], others: int) -> FoundRecord | None:
     """Return which answer is the record: the one that its own row names, else what most of the others agree on."""
     whole = [answer for answer in answers if crc32c(answer.payload) == answer.crc]
     if row is not None:

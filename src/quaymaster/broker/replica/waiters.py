@@ -54,7 +54,7 @@ class Waiter:
             self.timer = None
 
 
-class _Line:
+class _WaitingLine:
     __slots__ = ("partition", "timer", "timer_at", "waiters")
 
     def __init__(self, partition: Partition) -> None:
@@ -79,7 +79,7 @@ class Waiters:
         self._try_again = try_again
         self._time_ms = time_ms
         self._epoch = epoch
-        self._lines: dict[Partition, _Line] = {}
+        self._lines: dict[Partition, _WaitingLine] = {}
         self._expired: deque[Waiter] = deque()
         self._leaving: deque[Waiter] = deque()
         """Those that are no longer in line, and are to be told so."""
@@ -91,7 +91,7 @@ class Waiters:
         """Put a receive that found nothing in line; one that was woken goes back to the front."""
         line = self._lines.get(partition)
         if line is None:
-            line = self._lines[partition] = _Line(partition)
+            line = self._lines[partition] = _WaitingLine(partition)
             partition.watched = True
         if waiter.partition is None:
             waiter.partition = partition
@@ -207,13 +207,13 @@ class Waiters:
         waiter.finish()
         waiter.reply(ReceiveOutcome(self._epoch(), []))
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: _WaitingLine) -> None:
         if line.timer is not None:
             line.timer.cancel()
         line.partition.watched = False
         self._lines.pop(line.partition, None)
 
-    def _set_timer(self, line: _Line) -> None:
+    def _set_timer(self, line: _WaitingLine) -> None:
         due_ms = line.partition.next_change_ms()
         if due_ms is None:
             return
@@ -227,7 +227,7 @@ class Waiters:
         line.timer_at = at
         line.timer = self._loop.call_at(at, self._on_timer, line)
 
-    def _on_timer(self, line: _Line) -> None:
+    def _on_timer(self, line: _WaitingLine) -> None:
         line.timer = None
         self.wake(line.partition)
         # Whoever was woken finds nothing only if nothing is due: parking again sets the next timer.

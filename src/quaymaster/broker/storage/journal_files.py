@@ -54,13 +54,13 @@ from quaymaster.broker.storage.segments import (
 )
 from quaymaster.broker.storage.space import SPARE_BYTES, JournalLimits
 from quaymaster.core.replication.log_tail import Position
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.values.records import (
     HEADER_BYTES,
     Batch,
     BatchHeader,
     CorruptBatch,
-    Row,
+    RecordRow,
     chain_after,
     decode_header,
 )
@@ -190,13 +190,13 @@ class JournalFiles(JournalReader):
         return self._state.promised_epoch
 
     @property
-    def room(self) -> Room:
+    def room(self) -> DiskPressure:
         """How much room there is for batches, as of the last look."""
         room = self.space.room
-        if room is Room.NONE:
+        if room is DiskPressure.NONE:
             active = self._segments[-1]
             if active.capacity - active.data_end > active.capacity // ACTIVE_LEFT_SHARE:
-                return Room.RESERVE
+                return DiskPressure.RESERVE
         return room
 
     @property
@@ -443,7 +443,7 @@ class JournalFiles(JournalReader):
     # Making room: one background thread.
 
     def compact(
-        self, base_offset: int, keep: Callable[[Row], bool], *, last_base_offset: int | None = None
+        self, base_offset: int, keep: Callable[[RecordRow], bool], *, last_base_offset: int | None = None
     ) -> CompactionResult:
         """Rewrite a sealed segment so that only records stay for which `keep` says so.
 
@@ -462,7 +462,7 @@ class JournalFiles(JournalReader):
             )
 
     def _compact(
-        self, base_offset: int, keep: Callable[[Row], bool], last_base_offset: int
+        self, base_offset: int, keep: Callable[[RecordRow], bool], last_base_offset: int
     ) -> CompactionResult:
         segments = self._segments_between(base_offset, last_base_offset)
         temporary = f"{self._directory}/compaction.tmp"

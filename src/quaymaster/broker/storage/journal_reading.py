@@ -19,7 +19,7 @@ from quaymaster.broker.storage.segments import (
     read_records,
 )
 from quaymaster.core.replication.log_tail import Position
-from quaymaster.core.values.records import Batch, BatchHeader, Row
+from quaymaster.core.values.records import Batch, BatchHeader, RecordRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class JournalReader:
         """Return the payload of each record, in the order asked for; see `read_records`."""
         return [payload for _, payload in self.read_records(offsets)]
 
-    def read_records(self, offsets: Sequence[int]) -> list[tuple[Row, bytes]]:
+    def read_records(self, offsets: Sequence[int]) -> list[tuple[RecordRow, bytes]]:
         """Return row and payload of each record, in the order asked for. Blocks; neighbours share one read.
 
         Raises RecordUnreadable with the offset of the first record that cannot be read whole, RecordGone (a
@@ -141,9 +141,9 @@ class JournalReader:
         found = {entry[0].offset: entry for entry in self._read_sorted(ascending)}
         return [found[offset] for offset in offsets]
 
-    def _read_sorted(self, offsets: Sequence[int]) -> list[tuple[Row, bytes]]:
+    def _read_sorted(self, offsets: Sequence[int]) -> list[tuple[RecordRow, bytes]]:
         segments, bases = self._view
-        found: list[tuple[Row, bytes]] = []
+        found: list[tuple[RecordRow, bytes]] = []
         first = 0
         while first < len(offsets):
             offset = offsets[first]
@@ -166,11 +166,11 @@ class JournalReader:
             first = last
         return found
 
-    def row_of(self, offset: int) -> Row:
+    def row_of(self, offset: int) -> RecordRow:
         """Return a record's row, whether its payload can be read or not; see `read_records` for errors."""
         return self._locate(offset)[2]
 
-    def _locate(self, offset: int) -> tuple[Segment, int, Row]:
+    def _locate(self, offset: int) -> tuple[Segment, int, RecordRow]:
         segments, bases = self._view
         number = bisect_right(bases, offset) - 1
         if number < 0 or offset >= segments[number].end_offset:

@@ -16,7 +16,7 @@ from quaymaster.core.values.records import (
     HEADER_BYTES,
     BatchHeader,
     CorruptBatch,
-    Row,
+    RecordRow,
     check_table,
     decode_header,
     iterate_rows,
@@ -37,7 +37,7 @@ class CompactionResult:
 def copy_kept(
     disk: Disk,
     segments: Sequence[Segment],
-    keep: Callable[[Row], bool],
+    keep: Callable[[RecordRow], bool],
     target: Segment,
     *,
     index_every_bytes: int,
@@ -89,7 +89,7 @@ def damaged_records(disk: Disk, segment: Segment) -> list[int]:
     ]
 
 
-def _check_payloads(segment: Segment, data: memoryview, rows: Sequence[Row]) -> None:
+def _check_payloads(segment: Segment, data: memoryview, rows: Sequence[RecordRow]) -> None:
     for row in rows:
         payload = data[row.position : row.position + row.length]
         if len(payload) != row.length or crc32c(payload) != row.crc:

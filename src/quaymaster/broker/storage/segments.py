@@ -47,7 +47,7 @@ from quaymaster.core.values.records import (
     ROW_BYTES,
     BatchHeader,
     CorruptBatch,
-    Row,
+    RecordRow,
     chain_after,
     check_batch,
     check_table,
@@ -453,7 +453,7 @@ def zero_tail(disk: Disk, segment: Segment, start: int) -> bool:
     return found
 
 
-def read_records(disk: Disk, segment: Segment, offsets: Sequence[int]) -> list[tuple[Row, bytes]]:
+def read_records(disk: Disk, segment: Segment, offsets: Sequence[int]) -> list[tuple[RecordRow, bytes]]:
     """Return row and payload of each offset, in ascending order; all must lie in this segment.
 
     Neighbours share one read. RecordUnreadable when a record cannot be read whole, RecordGone when the
@@ -464,7 +464,7 @@ def read_records(disk: Disk, segment: Segment, offsets: Sequence[int]) -> list[t
     except FileNotFoundError:
         raise RecordGone(offsets[0], "its segment was dropped") from None
     compacted = segment.header.is_compacted
-    found: list[tuple[Row, bytes]] = []
+    found: list[tuple[RecordRow, bytes]] = []
     first = 0
     while first < len(offsets):
         entries = segment.index_offsets
@@ -497,7 +497,7 @@ def read_records(disk: Disk, segment: Segment, offsets: Sequence[int]) -> list[t
     return found
 
 
-def locate_record(disk: Disk, segment: Segment, offset: int) -> tuple[int, Row]:
+def locate_record(disk: Disk, segment: Segment, offset: int) -> tuple[int, RecordRow]:
     """Return where in the file a record's payload is, and its row, whether the payload can be read or not.
 
     RecordUnreadable when the row itself cannot, RecordGone when the segment no longer has it.
@@ -521,7 +521,7 @@ def locate_record(disk: Disk, segment: Segment, offset: int) -> tuple[int, Row]:
 
 
 def _pick_from_stretch(
-    data: bytes, wanted: Sequence[int], found: list[tuple[Row, bytes]], *, check_all: bool
+    data: bytes, wanted: Sequence[int], found: list[tuple[RecordRow, bytes]], *, check_all: bool
 ) -> None:
     """`check_all` also checks batches that are only passed over: where batches may be missing, a damaged one
     must not make a record look as if it had been compacted away."""
@@ -551,7 +551,7 @@ def _pick_from_stretch(
 
 
 def _pick_by_position(
-    disk: Disk, fd: int, position: int, stop: int, wanted: Sequence[int], found: list[tuple[Row, bytes]]
+    disk: Disk, fd: int, position: int, stop: int, wanted: Sequence[int], found: list[tuple[RecordRow, bytes]]
 ) -> None:
     index = 0
     while index < len(wanted):
@@ -578,7 +578,7 @@ def _pick_by_position(
         position += header.length
 
 
-def _find_rows(data: bytes, header: BatchHeader, at: int, wanted: Sequence[int]) -> Iterator[Row]:
+def _find_rows(data: bytes, header: BatchHeader, at: int, wanted: Sequence[int]) -> Iterator[RecordRow]:
     """Yield the rows of `wanted` without decoding those between: a batch may hold thousands."""
     low = 0
     for offset in wanted:
@@ -598,6 +598,6 @@ def _find_rows(data: bytes, header: BatchHeader, at: int, wanted: Sequence[int])
         yield row
 
 
-def _check_payload(row: Row, payload: bytes) -> None:
+def _check_payload(row: RecordRow, payload: bytes) -> None:
     if len(payload) != row.length or crc32c(payload) != row.crc:
         raise RecordUnreadable(row.offset, "the payload does not match its CRC")

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from quaymaster.broker.storage.disk import Disk, FileHandle, is_full, write_file_durably
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 
 PREPARED_NAME = "next-segment-{}.tmp"
 """Numbered: one that was taken keeps its name until it is a segment, and the one after it may be prepared by then."""
@@ -87,13 +87,13 @@ class SpaceKeeper:
         return sum(self._pieces.values())
 
     @property
-    def room(self) -> Room:
+    def room(self) -> DiskPressure:
         """How much room there is, as of the last look."""
         if not self.disk_low:
-            return Room.PLENTY
+            return DiskPressure.PLENTY
         if self._prepared is not None or not (self._is_cramped or self._is_held):
-            return Room.LOW
-        return Room.RESERVE if self._pieces else Room.NONE
+            return DiskPressure.LOW
+        return DiskPressure.RESERVE if self._pieces else DiskPressure.NONE
 
     def next_segment_bytes(self) -> int:
         """How large the next segment will be."""

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from quaymaster.broker.storage.disk import is_full
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.journal_state import JournalClosed
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.values.records import Batch
 from quaymaster.monitoring.logs import log_event
 from quaymaster.monitoring.metrics import Histogram
@@ -96,7 +96,7 @@ class JournalWriter:
         self._failed_lock = threading.Lock()
         self._failed: Exception | None = None
         self._held_since: float | None = None
-        self._told_room = Room.PLENTY
+        self._told_room = DiskPressure.PLENTY
         self._writer = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._keeper = threading.Thread(target=self._keep, name="journal-keeper", daemon=True)
         self.counters = WriterCounters()
@@ -306,7 +306,7 @@ class JournalWriter:
             self._told_room = room
             log_event(
                 log,
-                logging.INFO if room is Room.PLENTY else logging.WARNING,
+                logging.INFO if room is DiskPressure.PLENTY else logging.WARNING,
                 "room on the disk changed",
                 journal=self._journal.journal_id,
                 room=room.name.lower(),

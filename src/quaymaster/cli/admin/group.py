@@ -8,7 +8,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.connection import find_connection
-from quaymaster.cli.failures import Refused
+from quaymaster.cli.failures import CommandRefused
 from quaymaster.cli.output import print_json, print_line, print_table
 from quaymaster.cli.queue import name_of
 
@@ -139,7 +139,7 @@ def delete(
 ) -> None:
     """Delete a consumer group: what it consumed is forgotten. The messages stay."""
     if confirm != group:
-        raise Refused(f"Nothing was deleted. Give --confirm {group} to delete the group {group}.")
+        raise CommandRefused(f"Nothing was deleted. Give --confirm {group} to delete the group {group}.")
     _call(data, admin_url, "DELETE", _group(queue, group))
     if as_json:
         print_json({"group": group, "queue": name_of(queue), "deleted": True})

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from quaymaster.cli.client import JSON_TYPE, TARGET_PREFIX
-from quaymaster.cli.connection import Connection
-from quaymaster.cli.failures import NoServer, Refused
+from quaymaster.cli.connection import ServerConnection
+from quaymaster.cli.failures import CommandRefused, NoServer
 from quaymaster.protocol.sqs.sigv4 import sign
 
 CALL_TIMEOUT_S = 30.0
@@ -69,7 +69,7 @@ class Tally:
 class Load:
     """One run against one queue. `run` returns the figures of each action."""
 
-    def __init__(self, connection: Connection, queue_url: str, plan: LoadPlan) -> None:
+    def __init__(self, connection: ServerConnection, queue_url: str, plan: LoadPlan) -> None:
         self._connection = connection
         self._queue_url = queue_url
         self._plan = plan
@@ -153,9 +153,9 @@ class Load:
         tally.messages += count
         result: dict[str, Any] = json.loads(answer or b"{}")
         if not head.startswith(b"HTTP/1.1 200"):
-            raise Refused(f"{action}: {result.get('message', answer.decode(errors='replace'))}")
+            raise CommandRefused(f"{action}: {result.get('message', answer.decode(errors='replace'))}")
         if result.get("Failed"):
-            raise Refused(f"{action}: {result['Failed'][0].get('Message')}")
+            raise CommandRefused(f"{action}: {result['Failed'][0].get('Message')}")
         return result
 
     def _render_request(self, action: str, body: bytes) -> bytes:

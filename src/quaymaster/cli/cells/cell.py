@@ -15,7 +15,7 @@ from quaymaster.cli.cells import cell_backups
 from quaymaster.cli.cells.brokers import print_brokers
 from quaymaster.cli.cells.cell_links import Managers, ask_status
 from quaymaster.cli.cells.journals import print_journals
-from quaymaster.cli.failures import EXIT_REFUSED, NoServer, Refused
+from quaymaster.cli.failures import EXIT_REFUSED, CommandRefused, NoServer
 from quaymaster.cli.loading import Config, Overrides, load_for
 from quaymaster.cli.output import note, print_json, print_line, print_table
 
@@ -93,7 +93,7 @@ async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dic
             await raise_format(store, number, act_of_user("UpgradeCell", {"format": number}))
         return {"format": await read_format(store), "processes": msgspec.to_builtins(processes)}
     except FormatRefused as error:
-        raise Refused(str(error)) from None
+        raise CommandRefused(str(error)) from None
     except NotNow as error:
         raise NoServer(f"coordination: {error}") from None
     finally:
@@ -122,7 +122,7 @@ def force_store(
         "since work again. If a newer copy of etcd can still be restored, stop here."
     )
     if not yes and not typer.confirm("Continue with this etcd?", err=True):
-        raise Refused("Nothing was changed.")
+        raise CommandRefused("Nothing was changed.")
     asyncio.run(_force_store(settings))
     if as_json:
         print_json({"etcd_prefix": settings.etcd_prefix})

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.loading import Config, Overrides, load_for
 from quaymaster.cli.output import print_done, progress_bar
 
@@ -66,7 +66,7 @@ def cell_restore(
                 )
             )
         except RestoreRefused as error:
-            raise Refused(str(error)) from None
+            raise CommandRefused(str(error)) from None
         except NotNow as error:
             raise NoServer(f"the cell: {error}") from None
     print_done(

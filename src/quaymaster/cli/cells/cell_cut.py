@@ -32,9 +32,9 @@ from quaymaster.broker.cell.backup_calls import (
     encode_read,
     encode_until,
 )
-from quaymaster.broker.cell.journal_copy import CopyManifest, CopyRead
+from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead
 from quaymaster.cli.cells.cell_links import client_of
-from quaymaster.cli.failures import NoServer, Refused
+from quaymaster.cli.failures import CommandRefused, NoServer
 from quaymaster.cli.local.cluster import read_cluster
 from quaymaster.cli.local.plan import CELL, ETCD_PREFIX
 from quaymaster.cli.output import note, print_done, progress_bar
@@ -265,7 +265,7 @@ def run_cell_backup(settings: Settings, destination: Path, *, as_json: bool) -> 
                 )
             )
         except (CallerError, DiskFull, InternalFailure, OSError) as error:
-            raise Refused(str(error)) from None
+            raise CommandRefused(str(error)) from None
         except NotNow as error:
             raise NoServer(f"the cell: {error}") from None
     print_done(

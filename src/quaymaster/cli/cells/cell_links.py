@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.loading import load_for
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def ask(settings: Settings, address: str, role: str, method: str, body: by
     try:
         return await client.ask(method, body, ASK_TIMEOUT_MS)
     except CallerError as error:
-        raise Refused(str(error)) from None
+        raise CommandRefused(str(error)) from None
     except NotNow as error:
         raise NoServer(f"{role} at {address}: {error}") from None
     finally:

@@ -28,7 +28,6 @@ from quaymaster.broker.backup import (
     copy_checked,
     read_manifest,
 )
-from quaymaster.broker.cell.journal_copy import CopiedFile, CopyManifest
 from quaymaster.broker.cell.restore_calls import (
     RESTORE_BEGIN,
     RESTORE_END,
@@ -37,6 +36,7 @@ from quaymaster.broker.cell.restore_calls import (
     RestoreOffer,
     encode_call,
 )
+from quaymaster.broker.cell.snapshot_install import CopiedFile, CopyManifest
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.cli.cells.cell_links import RECOVERIES, client_of
 from quaymaster.coordination.cell_format import FORMAT_KEY, list_processes, read_format

@@ -13,7 +13,7 @@ import typer
 
 from quaymaster.cli import options
 from quaymaster.cli.cells.cell_links import RECOVERIES, Managers, ask, ask_status
-from quaymaster.cli.failures import NoServer, Refused
+from quaymaster.cli.failures import CommandRefused, NoServer
 from quaymaster.cli.loading import Config, Overrides, load_for
 from quaymaster.cli.output import note, print_json, print_line, print_table
 
@@ -72,7 +72,7 @@ def show(
     found = next((one for one in status["journals"] if one["journal"] == journal), None)
     if found is None:
         numbers = ", ".join(str(one["journal"]) for one in status["journals"]) or "none"
-        raise Refused(f"There is no journal {journal}; there are: {numbers}.")
+        raise CommandRefused(f"There is no journal {journal}; there are: {numbers}.")
     if as_json:
         print_json(found)
         return
@@ -143,15 +143,15 @@ async def _recover(settings: Settings, journal: int, broker: str, *, confirmed: 
         row = await store.get(configuration_key(journal))
         registered = await store.get(registration_key(broker))
         if row is None:
-            raise Refused(f"There is no journal {journal}.")
+            raise CommandRefused(f"There is no journal {journal}.")
         if registered is None:
-            raise Refused(f"There is no broker {broker}.")
+            raise CommandRefused(f"There is no broker {broker}.")
         known = decode_configuration(row.value)
         report = await _report_of(settings, decode_registration(registered.value).address)
         replica = report.replicas.get(journal)
         members = set(known.members) | set(known.previous_members)
         if replica is None or replica.member not in members:
-            raise Refused(f"{broker} has no copy of journal {journal} that counts.")
+            raise CommandRefused(f"{broker} has no copy of journal {journal} that counts.")
         reachable = [
             member
             for member in known.members
@@ -159,7 +159,7 @@ async def _recover(settings: Settings, journal: int, broker: str, *, confirmed: 
             and await _is_there(settings, store, broker_of(member), journal, member)
         ]
         if 2 * (len(reachable) + 1) > len(known.members):
-            raise Refused(
+            raise CommandRefused(
                 f"Journal {journal} has a majority: {', '.join((replica.member, *reachable))}. The manager appoints "
                 "a leader by itself; nothing has to be given up."
             )
@@ -171,7 +171,7 @@ async def _recover(settings: Settings, journal: int, broker: str, *, confirmed: 
             "and deletes that are not in it are undone. If one of these disks can still be brought back, stop here."
         )
         if not confirmed and not typer.confirm(f"Go on with the copy of {broker} alone?", err=True):
-            raise Refused("Nothing was changed.")
+            raise CommandRefused("Nothing was changed.")
         epoch = max(known.epoch, replica.promised_epoch) + 1
         alone = JournalConfiguration(epoch, replica.member, (replica.member,), (replica.member,), False)
         event = {
@@ -195,7 +195,7 @@ async def _recover(settings: Settings, journal: int, broker: str, *, confirmed: 
                 ],
             )
         except RevisionMismatch:
-            raise Refused("The journal was changed meanwhile: look again.") from None
+            raise CommandRefused("The journal was changed meanwhile: look again.") from None
         return event
     finally:
         await store.close()

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.local.plan import (
     BLOCK,
     START_STAGES,
@@ -111,7 +111,7 @@ class Cluster:
                 break
             before = [other.name for other in stage]
         if before and not running.keys() & set(before):
-            raise Refused(
+            raise CommandRefused(
                 f"{planned.name} needs {before[0]}, which does not run: start it first, or everything that is "
                 "missing with `quaymaster local up`."
             )
@@ -170,7 +170,7 @@ class Cluster:
         """
         _, process = self.process(name)
         if process is None or not send(process, number):
-            raise Refused(f"{name} does not run.")
+            raise CommandRefused(f"{name} does not run.")
         if number == _SIGKILL:
             wait_until_ended([process], STOP_GRACE_S)
 
@@ -295,7 +295,9 @@ def locked(directory: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
-                    raise Refused(f"Another command is at work on the cluster in {directory}.") from None
+                    raise CommandRefused(
+                        f"Another command is at work on the cluster in {directory}."
+                    ) from None
                 time.sleep(POLL_S)
         yield
     finally:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quaymaster.cli import options
-from quaymaster.cli.connection import Connection, connection_fields
-from quaymaster.cli.failures import NoServer, Refused, WrongUsage
+from quaymaster.cli.connection import ServerConnection, connection_fields
+from quaymaster.cli.failures import CommandRefused, NoServer, WrongUsage
 from quaymaster.cli.output import note, print_json, print_line, print_table, progress_bar
 from quaymaster.node.client_file import CLIENT_FILE
 
@@ -315,15 +315,15 @@ def _check_some_are_missing(cluster: Cluster, asked: ClusterOptions) -> None:
     """Refuse to start a cluster that runs whole, or is to be another one."""
     text = f"The cluster in {cluster.directory} is already running, on {cluster.plan.endpoint_url}."
     if not cluster.missing:
-        raise Refused(text)
+        raise CommandRefused(text)
     if asked != cluster.record.options:
-        raise Refused(f"{text} Stop it with `quaymaster local down` to change it.")
+        raise CommandRefused(f"{text} Stop it with `quaymaster local down` to change it.")
 
 
 # What is shown
 
 
-def _greet(cluster: Cluster, connection: Connection, *, is_first: bool) -> None:
+def _greet(cluster: Cluster, connection: ServerConnection, *, is_first: bool) -> None:
     print_line(f"SQS is served on {connection.endpoint_url}")
     if is_first:
         # The only time: from here on it is in client.json.

@@ -240,7 +240,7 @@ def plan_cluster(
 ) -> ClusterPlan:
     """Return the processes that make the cluster, their commands and files. `directory` is absolute."""
     etcd = EtcdMember("etcd", ports["etcd"], ports["etcd peers"], directory / "etcd")
-    plan = _Planner(directory, options, dict(ports), programs, etcd)
+    plan = _ClusterPlanner(directory, options, dict(ports), programs, etcd)
     front_ends = [
         FrontEndServer(name, ports[name], ports[f"{name} admin"])
         for name in _names("frontend", options.frontends)
@@ -294,7 +294,7 @@ def plan_cluster(
 
 
 @dataclass(frozen=True, slots=True)
-class _Planner:
+class _ClusterPlanner:
     directory: Path
     options: ClusterOptions
     ports: dict[str, int]

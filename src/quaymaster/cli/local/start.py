@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.cli.client import SQSClient
-from quaymaster.cli.connection import Connection, connection_fields, read_client_file
+from quaymaster.cli.connection import ServerConnection, connection_fields, read_client_file
 from quaymaster.cli.failures import CommandFailed, NoServer, WrongUsage
 from quaymaster.cli.local.cluster import POLL_S, START_TIMEOUT_S, Cluster, Progress
 from quaymaster.cli.local.plan import (
@@ -76,7 +76,7 @@ def held_ports(known: ClusterRecord | None) -> Iterator[PortBlock]:
         block.close()
 
 
-def start_cluster(cluster: Cluster, environment: Mapping[str, str], progress: Progress) -> Connection:
+def start_cluster(cluster: Cluster, environment: Mapping[str, str], progress: Progress) -> ServerConnection:
     """Start what does not run; return when a request is served through the front. If that fails, all that is stopped.
 
     Raises:
@@ -115,7 +115,7 @@ def _prepare(plan: ClusterPlan) -> None:
         provider.create()
 
 
-def _wait_until_served(plan: ClusterPlan) -> Connection:
+def _wait_until_served(plan: ClusterPlan) -> ServerConnection:
     """Ask through the front until there is an answer; write down how, and return it."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while True:

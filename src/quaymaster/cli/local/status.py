@@ -45,7 +45,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     state: State
 
 
-class JournalStatus(msgspec.Struct, frozen=True):
+class LocalJournal(msgspec.Struct, frozen=True):
     """A journal and the processes that hold it.
 
     `leader` is None while nobody has taken over; `lag_records`, how far the last of the members is behind, is None
@@ -64,7 +64,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
     endpoint_url: str
     processes: list[ProcessStatus]
-    journals: list[JournalStatus] | None
+    journals: list[LocalJournal] | None
 
 
 async def look(plan: ClusterPlan, running: Mapping[str, ProcessId]) -> ClusterStatus:
@@ -82,7 +82,7 @@ async def are_journals_led(plan: ClusterPlan) -> bool:
     return bool(journals) and all(journal.lag_records is not None for journal in journals or ())
 
 
-async def look_at_journals(plan: ClusterPlan) -> list[JournalStatus] | None:
+async def look_at_journals(plan: ClusterPlan) -> list[LocalJournal] | None:
     """Return every journal, in order; None when etcd does not answer."""
     store = EtcdCoordination(
         EtcdAccess([plan.etcd.endpoint]), root=ETCD_PREFIX, timeout_ms=COORDINATION_TIMEOUT_MS
@@ -109,7 +109,7 @@ async def look_at_journals(plan: ClusterPlan) -> list[JournalStatus] | None:
 
 def journal_status(
     number: int, configuration: JournalConfiguration, reports: Mapping[str, BrokerReport]
-) -> JournalStatus:
+) -> LocalJournal:
     """Return a journal's status from what coordination says of it, and its leader of the others."""
     leader = broker_of(configuration.leader) if configuration.activated else None
     lag_records = None
@@ -118,7 +118,7 @@ def journal_status(
     if replica is not None and replica.role == "leading" and replica.epoch == configuration.epoch:
         lag_records = max((replica.lag.get(member, 0) for member in configuration.members), default=0)
     members = [broker_of(member) for member in configuration.members]
-    return JournalStatus(number, leader, configuration.epoch, members, lag_records)
+    return LocalJournal(number, leader, configuration.epoch, members, lag_records)
 
 
 async def _look_at_process(

@@ -34,14 +34,14 @@ AWAY_MAX = 10_000
 EPOCH_SHIFT = 32
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class JournalPlace(msgspec.Struct, frozen=True, gc=False):
     """Where a queue of another journal is."""
 
     queue_id: int
     journal_id: int
 
 
-UNKNOWN = Place(0, 0)
+UNKNOWN = JournalPlace(0, 0)
 """Nobody has asked yet."""
 
 
@@ -50,14 +50,14 @@ class QueuesElsewhere:
 
     def __init__(self, cell_format: CellFormat) -> None:
         self._cell_format = cell_format
-        self.places: dict[str, Place | None] = {}
+        self.places: dict[str, JournalPlace | None] = {}
 
     @property
     def is_reachable(self) -> bool:
         """Whether messages may go there: all processes of the cell know how that is written."""
         return self._cell_format.version_of(NUMBERED_MOVES) > 0
 
-    def find(self, arn: str) -> Place | None:
+    def find(self, arn: str) -> JournalPlace | None:
         """Return where a queue is, UNKNOWN if that is not known, None if messages cannot go there."""
         return self.places.get(arn, UNKNOWN) if self.is_reachable else None
 
@@ -86,7 +86,7 @@ class MovesIn(msgspec.Struct, array_like=True):
     withdrawn: list[int] = []
 
 
-class _State(msgspec.Struct, array_like=True):
+class _MovesState(msgspec.Struct, array_like=True):
     """Both, for a snapshot. The order of the fields is a format, as that of the classes above."""
 
     out: list[MovesOut]
@@ -152,7 +152,7 @@ class PartitionMoves:
 
     def to_bytes(self) -> bytes:
         """Return everything as it is now, for a snapshot."""
-        return _encode(_State(list(self.out.values()), list(self.into.values())))
+        return _encode(_MovesState(list(self.out.values()), list(self.into.values())))
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, is_live: Callable[[int], bool]) -> PartitionMoves:
@@ -178,4 +178,4 @@ class PartitionMoves:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_State).decode
+_decode = msgspec.msgpack.Decoder(_MovesState).decode

@@ -23,7 +23,7 @@ _COLUMNS: Final = 6
 _BIN_32: Final = b"\xc6"
 
 
-class Stage(Protocol):
+class SnapshotStage(Protocol):
     """The part of a stage that a snapshot has."""
 
     number: int
@@ -79,7 +79,7 @@ class _Column(NamedTuple):
         yield self.tail
 
 
-def freeze(sink: str, batch: int, stage: Stage) -> Parts:
+def freeze(sink: str, batch: int, stage: SnapshotStage) -> Parts:
     """Return the bytes of a stage as it is now; nothing that is large is copied yet."""
     fields = [EncodedStage.__struct_config__.tag, sink, batch, stage.number, stage.name, stage.count]
     scalars = msgspec.msgpack.encode(fields)

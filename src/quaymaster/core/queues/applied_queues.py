@@ -69,7 +69,7 @@ from quaymaster.core.values.queue_definitions import (
 )
 from quaymaster.core.values.queue_marks import QueueMarks
 from quaymaster.core.values.queue_names import QueueArn
-from quaymaster.core.values.records import MESSAGE_TYPES, RecordType, Row
+from quaymaster.core.values.records import MESSAGE_TYPES, RecordRow, RecordType
 
 OWN_DELAY = 8
 """Flag of a SEND whose delay is the message's own, not the queue's. The lower bits are `core/values/messages`'s."""
@@ -140,8 +140,8 @@ class UnknownRecordType(UnknownFormat):
     """A record of a type that this program does not know; a newer one wrote it."""
 
 
-class _ByType(dict[int, Callable[[Row, bytes | memoryview, int], None]]):
-    def __missing__(self, record_type: int) -> Callable[[Row, bytes | memoryview, int], None]:
+class _ByType(dict[int, Callable[[RecordRow, bytes | memoryview, int], None]]):
+    def __missing__(self, record_type: int) -> Callable[[RecordRow, bytes | memoryview, int], None]:
         raise UnknownRecordType(
             f"the journal has a record of type {record_type}; this program knows types up to {max(RecordType)}. "
             "Start the version of Quaymaster that wrote it"
@@ -224,7 +224,7 @@ class AppliedQueues:
         run = staged.runs.find(row_sequence) if staged is not None else None
         return run.sequence if run is not None else 0
 
-    def is_live(self, row: Row) -> bool:
+    def is_live(self, row: RecordRow) -> bool:
         """Return whether a record still has a message that somebody may ask for. Compaction keeps these."""
         if row.type not in MESSAGE_TYPES:
             return False
@@ -279,7 +279,7 @@ class AppliedQueues:
 
     # Applying
 
-    def apply(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def apply(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         """Change the state by one committed record. Idempotent: what a partition has applied it skips.
 
         What takes long is left unfinished. It is finished here before the next record, at the latest.
@@ -288,23 +288,23 @@ class AppliedQueues:
             self.unfinished.finish()
         self._apply[row.type](row, payload, epoch)
 
-    def _to_apply(self, row: Row) -> Partition | None:
+    def _to_apply(self, row: RecordRow) -> Partition | None:
         partition = self.partitions.get(row.queue_id << 16 | row.partition)
         if partition is None or row.offset < partition.applied:
             return None
         return _brought_up(partition, row)
 
-    def _following(self, row: Row) -> list[Partition]:
+    def _following(self, row: RecordRow) -> list[Partition]:
         """Return the consumer groups that are to follow what the record does to their log."""
         log = self.partitions.get(row.queue_id << 16 | row.partition)
         if log is None or not log.groups:
             return []
         return [_brought_up(group, row) for group in log.groups.values() if row.offset >= group.applied]
 
-    def _apply_nothing(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_nothing(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         pass
 
-    def _apply_send(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_send(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             group, dedup, retry = split_prefix(row.flags, payload)
@@ -325,19 +325,19 @@ class AppliedQueues:
             own_delay = bool(row.flags & OWN_DELAY)
             follower.follow_send(row.sequence, row.offset, row.time_ms, row.due_after_ms, own_delay, group)
 
-    def _apply_receive(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_receive(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             attempt = bytes(payload[:16]) if row.flags & HAS_ATTEMPT else None
             messages = list(PAIR.iter_unpack(payload[16:] if attempt is not None else payload))
             partition.apply_receive(messages, row.time_ms, row.due_after_ms, epoch, attempt, taken=False)
 
-    def _apply_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_delete(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             partition.apply_deletion(array("Q", bytes(payload)), row.time_ms)
 
-    def _apply_change_visibility(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_change_visibility(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             delivery_count, receipt_epoch = CHANGE.unpack(payload)
@@ -345,7 +345,7 @@ class AppliedQueues:
                 row.sequence, row.time_ms, row.due_after_ms, delivery_count, receipt_epoch, changed=True
             )
 
-    def _apply_move(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_move(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         sent_ms, first_ms, count, is_task = MOVE_HEAD.unpack_from(payload)
         group, _, _, wrapped = split_payload(row.flags, payload[MOVE_HEAD_BYTES:])
         moved = decode_moved(wrapped)
@@ -368,7 +368,7 @@ class AppliedQueues:
                 target.opened_moves().came(source_key).last = moved.number
             target.apply_move_in(row.sequence, row.offset, row.time_ms, sent_ms, count, first_ms, group)
 
-    def _apply_move_out(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_move_out(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             queue_id, target_partition, journal_id, number, is_redrive = MOVE_OUT.unpack(payload)
@@ -377,7 +377,7 @@ class AppliedQueues:
             partition.apply_move_out(target_key, journal_id, number, move, row.time_ms, taken=False)
             self.sending_away.add(partition.key)
 
-    def _apply_move_withdrawn(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_move_withdrawn(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             queue_id, source_partition = OTHER_END.unpack_from(payload)
@@ -386,7 +386,7 @@ class AppliedQueues:
             source_key = partition_key(queue_id, source_partition)
             partition.apply_move_withdrawn(source_key, settled_below, numbers)
 
-    def _apply_move_end(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_move_end(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             queue_id, target_partition = OTHER_END.unpack_from(payload)
@@ -412,14 +412,14 @@ class AppliedQueues:
             self.sending_away.discard(partition.key)
         return arrived
 
-    def _apply_purge(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_purge(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         for follower in self._following(row):  # first: they look at what the log drops from the index
             self.empty_later(follower.apply_purge(row.sequence, row.time_ms))
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_purge(row.sequence, row.time_ms))
 
-    def _apply_expire(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_expire(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         for follower in self._following(row):
             self.empty_later(follower.apply_delete_below(row.sequence))
         partition = self._to_apply(row)
@@ -427,7 +427,7 @@ class AppliedQueues:
             self.empty_later(partition.apply_delete_below(row.sequence))
             partition.apply_delete(array("Q", bytes(payload)), row.time_ms)
 
-    def _apply_queue_set(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_queue_set(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         starts, definition = split_queue_set(row.flags, payload)
         self.marks.note(definition)
         if definition.group_of and definition.group_of not in self.definitions:
@@ -444,24 +444,24 @@ class AppliedQueues:
             # A snapshot may be ahead of the replay, which has just seen an older queue of this name come and go.
             self._ids_by_name[known.account_id, known.name] = known.queue_id
 
-    def _apply_queue_delete(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_queue_delete(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         self.marks.raise_to(row.queue_id)
         if row.queue_id in self.definitions:
             self._forget(row.queue_id)
 
-    def _apply_group_reset(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_group_reset(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             self.empty_later(partition.apply_reset(row.sequence, row.time_ms))
 
-    def _apply_stage_begin(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_stage_begin(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             sink, batch, name = split_transaction(payload)
             apply_stage_begin(partition, sink, batch, row.sequence, name.decode(), row.time_ms)
             self.open_stages.note(partition)
 
-    def _apply_stage(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_stage(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             group, dedup, _ = split_prefix(row.flags, payload)
@@ -475,7 +475,7 @@ class AppliedQueues:
                 payload_bytes=len(payload),
             )
 
-    def _apply_commit(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_commit(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         log = self.partitions.get(row.queue_id << 16 | row.partition)
         if log is None:
             return
@@ -492,7 +492,7 @@ class AppliedQueues:
         log: Partition,
         groups: list[Partition],
         committed: Committed,
-        row: Row,
+        row: RecordRow,
     ) -> Slices:
         if partition is not None:
             steps = apply_commit(partition, committed, row.sequence, row.due_after_ms, row.time_ms)
@@ -514,14 +514,14 @@ class AppliedQueues:
         self.open_stages.note(partition)
         return outcome
 
-    def _apply_abort(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_abort(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             sink, batch, _ = split_transaction(payload)
             opened_staged(partition).drop(sink, batch)
             self.open_stages.note(partition)
 
-    def _apply_task(self, row: Row, payload: bytes | memoryview, epoch: int) -> None:
+    def _apply_task(self, row: RecordRow, payload: bytes | memoryview, epoch: int) -> None:
         partition = self._to_apply(row)
         if partition is not None:
             partition.apply_task(_task_decoder.decode(payload))
@@ -623,7 +623,7 @@ def _decided(steps: Iterator[None]) -> Slices:
     return None
 
 
-def _brought_up(partition: Partition, row: Row) -> Partition:
+def _brought_up(partition: Partition, row: RecordRow) -> Partition:
     partition.applied = row.offset + 1
     if partition.is_behind(row.time_ms):
         partition.advance(row.time_ms)
@@ -655,7 +655,7 @@ def split_queue_set(
     return starts, decode_queue_definition(payload[at:])
 
 
-def find_message(partition: Partition, row: Row) -> tuple[int, Run | None]:
+def find_message(partition: Partition, row: RecordRow) -> tuple[int, Run | None]:
     """Return the sequence number of the message in a record, and its run if it was staged; 0: it has none."""
     if row.type != RecordType.STAGE:
         return row.sequence, None
@@ -663,7 +663,7 @@ def find_message(partition: Partition, row: Row) -> tuple[int, Run | None]:
     return (run.sequence, run) if run is not None else (0, None)
 
 
-def entry_of_record(row: Row, payload: bytes | memoryview, run: Run | None = None) -> IndexEntry:
+def entry_of_record(row: RecordRow, payload: bytes | memoryview, run: Run | None = None) -> IndexEntry:
     """Return what the index says of a record's message. `due_ms` is `sent_ms` plus the delay.
 
     `run`: that of a message that was staged.

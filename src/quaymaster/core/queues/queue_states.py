@@ -73,7 +73,6 @@ from quaymaster.core.values.commands import (
     DeadLetter,
     Decided,
     Delete,
-    DeleteQueue,
     Done,
     Duplicate,
     EndMoves,
@@ -82,6 +81,7 @@ from quaymaster.core.values.commands import (
     Fetch,
     FindOffset,
     FinishMoveTask,
+    ForgetQueue,
     InternalCommand,
     ListDataKeys,
     ListMoveTasks,
@@ -174,7 +174,7 @@ class QueueStates(AppliedQueues):
             ChangeVisibility: self._change_visibility,
             Purge: self._purge,
             SetQueue: self._set_queue,
-            DeleteQueue: self._delete_queue,
+            ForgetQueue: self._delete_queue,
             CountMessages: self._count,
             Peek: self._peek,
             Fetch: self._fetch,
@@ -648,7 +648,7 @@ class QueueStates(AppliedQueues):
             proposal.awake.add(partition)
         return Done(), Wait.COMMIT
 
-    def _delete_queue(self, command: DeleteQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+    def _delete_queue(self, command: ForgetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         known = self.definitions.get(command.queue_id)
         if command.identity is not None:
             self._check_identity(known, command.identity)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from quaymaster.core.replication.effects import Effects, ReadLog
 from quaymaster.core.replication.log_tail import LogTail
-from quaymaster.core.replication.messages import Appended, Mismatch, Room
+from quaymaster.core.replication.messages import Appended, DiskPressure, Mismatch
 from quaymaster.core.values.records import Batch
 
 LEASE_MS: Final = 1_000
@@ -71,7 +71,7 @@ class Follower:
         """Whether it is unknown where its log and ours agree: one empty message at a time."""
         self.is_reading = False
         self.is_copying = False
-        self.room = Room.PLENTY
+        self.room = DiskPressure.PLENTY
         self.suggested: Mismatch | None = None
         """Where it says its log ends, until that was compared with ours on disk."""
         self.unanswered: deque[tuple[int, int]] = deque()
@@ -203,10 +203,10 @@ class Followers:
     def majority_has_room(self, now_ms: int) -> bool:
         """Tell whether a majority of the members can take sends: a leader that does itself, and whom it hears."""
         followers = [self._followers[member] for member in self.members if member != self._node]
-        if all(follower.room is Room.PLENTY for follower in followers):
+        if all(follower.room is DiskPressure.PLENTY for follower in followers):
             return True  # who is not heard of is another matter
         short = sum(
-            follower.room is not Room.PLENTY or now_ms - follower.heard_ms >= LEASE_MS
+            follower.room is not DiskPressure.PLENTY or now_ms - follower.heard_ms >= LEASE_MS
             for follower in followers
         )
         return 2 * short < len(self.members)

@@ -48,8 +48,8 @@ from quaymaster.core.values.records import (
     BATCH_VERSIONS,
     Batch,
     Record,
+    RecordRow,
     RecordType,
-    Row,
     decode_header,
     encode_batch,
     iterate_rows,
@@ -126,7 +126,7 @@ class _Batches:
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque()
-        self._rows: Iterator[Row] | None = None
+        self._rows: Iterator[RecordRow] | None = None
         """The records of the first one that are left; None: it is not begun."""
         self._epoch = 0
         self.next_offset = 0

@@ -18,7 +18,7 @@ import msgspec
 from quaymaster.core.values.records import Batch
 
 
-class Room(IntEnum):
+class DiskPressure(IntEnum):
     """What a replica's disk has room for. LOW: sends are to be refused. RESERVE: only the reserve is left, for what
     makes room: deletes and receives. NONE: nothing more is taken."""
 
@@ -47,7 +47,7 @@ class Promise(msgspec.Struct, frozen=True, array_like=True, tag=2):
     wall_ms: int = 0
 
 
-class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class FetchBatches(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Give me your log from `start` on: where mine ends, or where what is committed does, on which we agree."""
 
     epoch: int
@@ -94,7 +94,7 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, tag=6):
     received_end: int
     durable_end: int
     sent_ms: int
-    room: Room = Room.PLENTY
+    room: DiskPressure = DiskPressure.PLENTY
     wall_ms: int = 0
 
 
@@ -119,7 +119,7 @@ class Resign(msgspec.Struct, frozen=True, array_like=True, tag=9):
     epoch: int
 
 
-Message = Prepare | Promise | Fetch | Tail | Append | Appended | Mismatch | Stale | Resign
+Message = Prepare | Promise | FetchBatches | Tail | Append | Appended | Mismatch | Stale | Resign
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -36,14 +36,14 @@ from quaymaster.core.replication.log_tail import LogTail, Position
 from quaymaster.core.replication.messages import (
     Append,
     Appended,
+    DiskPressure,
     Envelope,
-    Fetch,
+    FetchBatches,
     Message,
     Mismatch,
     Prepare,
     Promise,
     Resign,
-    Room,
     Stale,
     Tail,
 )
@@ -98,7 +98,7 @@ class LogReplica:
         """As a leader: whether a majority heard it lately, when it last looked."""
         self.configuration: JournalConfiguration | None = None
         """The newest that was seen."""
-        self.room = Room.PLENTY
+        self.room = DiskPressure.PLENTY
         """What the own disk has room for; the host says it."""
         self.time = time or QueueTime(0, now_ms)
         self._durable_promise = promised_epoch
@@ -169,7 +169,7 @@ class LogReplica:
     @property
     def refuses_sends(self) -> bool:
         """Whether a leader's own disk is low, or those of so many others that no majority has room."""
-        return self.room is not Room.PLENTY or not self.majority_has_room
+        return self.room is not DiskPressure.PLENTY or not self.majority_has_room
 
     def lag_of(self) -> dict[str, int]:
         """Return for each follower and learner how many records of the log it has not made durable."""
@@ -284,7 +284,7 @@ class LogReplica:
                 self._on_prepare(sender, message)
             case Promise():
                 self._on_promise(sender, message)
-            case Fetch():
+            case FetchBatches():
                 self._on_fetch(sender, message)
             case Tail():
                 self._on_tail(sender, message)
@@ -520,7 +520,7 @@ class LogReplica:
         assert self._fetching is not None, "a fetching replica fetches from somebody"
         self._fetch_start = start
         self._asked_ms = self._now_ms
-        self._say(self._fetching, Fetch(self.epoch, start))
+        self._say(self._fetching, FetchBatches(self.epoch, start))
 
     def _fetch_again(self) -> None:
         assert self._fetching is not None, "a fetching replica fetches from somebody"
@@ -543,7 +543,7 @@ class LogReplica:
             self._effects.operations.append(PersistPromise(self.epoch))
         self._ask_for_promises()
 
-    def _on_fetch(self, sender: str, message: Fetch) -> None:
+    def _on_fetch(self, sender: str, message: FetchBatches) -> None:
         if message.epoch != self.promised_epoch or self._leads_or_wants():
             return
         batches = None
@@ -689,7 +689,9 @@ class LogReplica:
         self.truncated_to = end if self.truncated_to is None else min(self.truncated_to, end)
 
     def _is_out_of_room(self, message: Append) -> bool:
-        return self.room is Room.NONE or (self.room is Room.RESERVE and not message.sends_refused)
+        return self.room is DiskPressure.NONE or (
+            self.room is DiskPressure.RESERVE and not message.sends_refused
+        )
 
     def _say_mismatch(self, leader: str, message: Append) -> None:
         if self._is_out_of_room(message):
@@ -715,7 +717,9 @@ class LogReplica:
             return
         follower.hear(message)
         self.time.hear_member(sender, 0, message.wall_ms, self._now_ms)
-        if follower.room is Room.NONE or (follower.room is Room.RESERVE and not self.refuses_sends):
+        if follower.room is DiskPressure.NONE or (
+            follower.room is DiskPressure.RESERVE and not self.refuses_sends
+        ):
             follower.ask_from(self.end.end)  # it takes nothing: until it has room, only where its log ends
         if not follower.is_copying:
             self._is_feed_due = True

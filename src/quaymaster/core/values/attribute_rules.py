@@ -22,7 +22,7 @@ from quaymaster.core.values.attributes import (
     RETENTION_MODE,
     SETTABLE,
     SQS_SSE,
-    Queues,
+    QueueKinds,
 )
 from quaymaster.core.values.errors import InvalidAttributeName, InvalidAttributeValue
 from quaymaster.core.values.policies import invalid_redrive_policy
@@ -74,7 +74,7 @@ def _change(queue: QueueArn, current: Mapping[str, str], given: Mapping[str, str
         attribute = SETTABLE.get(name)
         if attribute is None:
             raise InvalidAttributeName.unknown(name)
-        if attribute.queues == Queues.FIFO and attribute.elsewhere is not None and not is_fifo:
+        if attribute.queues == QueueKinds.FIFO and attribute.elsewhere is not None and not is_fifo:
             raise attribute.elsewhere(name)
         if text == "" and attribute.is_removable:
             values.pop(name, None)
@@ -120,7 +120,7 @@ def _check_log(values: Mapping[str, str], given: Mapping[str, str]) -> None:
     if RETENTION_MODE.of(values) == LOG:
         return
     for name, attribute in SETTABLE.items():
-        if attribute.queues == Queues.LOG and attribute.elsewhere is not None and name in given:
+        if attribute.queues == QueueKinds.LOG and attribute.elsewhere is not None and name in given:
             raise attribute.elsewhere(name)
 
 

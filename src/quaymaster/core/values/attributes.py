@@ -58,7 +58,7 @@ class Durability(IntEnum):
     SYNC = 2
 
 
-class Queues(Flag):
+class QueueKinds(Flag):
     """Kinds of queues. Each queue is standard or FIFO, and may be of the others as well.
 
     A consumer group has the attributes of its log, and none of its own.
@@ -72,7 +72,7 @@ class Queues(Flag):
     """It has a KmsMasterKeyId."""
 
 
-_ALL: Final = Queues.STANDARD | Queues.FIFO
+_ALL: Final = QueueKinds.STANDARD | QueueKinds.FIFO
 
 
 class Values(NamedTuple):
@@ -104,7 +104,7 @@ class Attribute(Generic[T]):
     values_of_log: Values | None = None
     read: Callable[[str], T]
     default: str = ""
-    queues: Queues = _ALL
+    queues: QueueKinds = _ALL
     elsewhere: Callable[[str], CallerError] | None = None
     fixed: str = ""
     is_removable: bool = False
@@ -354,7 +354,7 @@ FIFO_QUEUE: Final = Attribute(
     meaning="says again what the suffix `.fifo` of the name says",
     values=_boolean(),
     read=_is_true,
-    queues=Queues.FIFO,
+    queues=QueueKinds.FIFO,
     elsewhere=InvalidAttributeName.unknown,
     fixed="Modifying queue type is not supported.",
 )
@@ -364,7 +364,7 @@ CONTENT_BASED_DEDUPLICATION: Final = Attribute(
     values=_boolean(),
     read=_is_true,
     default="false",
-    queues=Queues.FIFO,
+    queues=QueueKinds.FIFO,
     elsewhere=InvalidAttributeName.unknown,
 )
 DEDUPLICATION_SCOPE: Final = Attribute(
@@ -373,7 +373,7 @@ DEDUPLICATION_SCOPE: Final = Attribute(
     values=_choice("queue", "messageGroup"),
     read=str,
     default="queue",
-    queues=Queues.FIFO,
+    queues=QueueKinds.FIFO,
     elsewhere=_only_with_fifo,
 )
 FIFO_THROUGHPUT_LIMIT: Final = Attribute(
@@ -382,7 +382,7 @@ FIFO_THROUGHPUT_LIMIT: Final = Attribute(
     values=_choice("perQueue", "perMessageGroupId"),
     read=str,
     default="perQueue",
-    queues=Queues.FIFO,
+    queues=QueueKinds.FIFO,
     elsewhere=_only_with_fifo,
 )
 RETENTION_BYTES: Final = Attribute(
@@ -391,7 +391,7 @@ RETENTION_BYTES: Final = Attribute(
     values=_our_number(0, RETENTION_BYTES_MAX, "bytes"),
     read=int,
     default="0",
-    queues=Queues.LOG,
+    queues=QueueKinds.LOG,
     elsewhere=_only_of_logs,
     is_ours=True,
 )
@@ -401,7 +401,7 @@ GROUP_START: Final = Attribute(
     values=_our_choice(EARLIEST, LATEST),
     read=str,
     default=EARLIEST,
-    queues=Queues.LOG,
+    queues=QueueKinds.LOG,
     elsewhere=_only_of_logs,
     is_ours=True,
 )
@@ -411,7 +411,7 @@ RETENTION_PINS: Final = Attribute(
     "that does not exist has consumed nothing",
     values=Values(f"up to {PINS_MAX} names of consumer groups, with commas in between", _parse_pins),
     read=_read_pins,
-    queues=Queues.LOG,
+    queues=QueueKinds.LOG,
     elsewhere=_only_of_logs,
     is_removable=True,
     is_ours=True,
@@ -422,7 +422,7 @@ LEGAL_HOLD: Final = Attribute(
     values=_boolean("It must be true or false."),
     read=_is_true,
     default="false",
-    queues=Queues.LOG,
+    queues=QueueKinds.LOG,
     elsewhere=_only_of_logs,
     is_ours=True,
 )
@@ -439,7 +439,7 @@ KMS_REUSE: Final = Attribute(
     values=_number(60, 86_400),
     read=int,
     default="300",
-    queues=Queues.KMS,
+    queues=QueueKinds.KMS,
 )
 POLICY: Final = Attribute(
     name="Policy",
@@ -524,23 +524,23 @@ ATTRIBUTES: Final[Mapping[str, Attribute[Any] | ComputedAttribute]] = {**COMPUTE
 
 
 @cache
-def defaults_of(queues: Queues) -> Mapping[str, str]:
+def defaults_of(queues: QueueKinds) -> Mapping[str, str]:
     """Return the attributes that queues of these kinds have when nothing was said, as they are spelled."""
     defaults = {
         name: attribute.default
         for name, attribute in SETTABLE.items()
         if attribute.default and attribute.queues & queues
     }
-    if Queues.KMS in queues:
+    if QueueKinds.KMS in queues:
         defaults[SQS_SSE.name] = "false"  # a queue's own key switches the service's off
     return defaults
 
 
-def kinds_of(attributes: Mapping[str, str]) -> Queues:
+def kinds_of(attributes: Mapping[str, str]) -> QueueKinds:
     """Return what kinds of queue one with these attributes is."""
-    kinds = Queues.FIFO if FIFO_QUEUE.of(attributes) else Queues.STANDARD
+    kinds = QueueKinds.FIFO if FIFO_QUEUE.of(attributes) else QueueKinds.STANDARD
     if RETENTION_MODE.of(attributes) == LOG:
-        kinds |= Queues.LOG
+        kinds |= QueueKinds.LOG
     if KMS_KEY.name in attributes:
-        kinds |= Queues.KMS
+        kinds |= QueueKinds.KMS
     return kinds

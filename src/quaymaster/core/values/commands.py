@@ -148,7 +148,7 @@ class SetQueue(msgspec.Struct, gc=False, array_like=True, tag=6):
     definition: QueueDefinition
 
 
-class DeleteQueue(msgspec.Struct, gc=False, array_like=True, tag=7):
+class ForgetQueue(msgspec.Struct, gc=False, array_like=True, tag=7):
     """Forget a queue and every message in it; idempotent.
 
     `identity`: QueueIdTaken if the journal has another queue under this id; None: whichever it has.
@@ -629,7 +629,7 @@ Command = (
     | ChangeVisibility
     | Purge
     | SetQueue
-    | DeleteQueue
+    | ForgetQueue
     | CountMessages
     | Peek
     | StartMoveTask

@@ -51,7 +51,7 @@ T = TypeVar("T")
 QueueState = Literal["creating", "active", "deleting"]
 
 
-class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PartitionPlacement(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One slice of a queue and the journal that holds it whole."""
 
     number: int
@@ -93,7 +93,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True, dict=True):
     attributes: dict[str, str]
     tags: dict[str, str]
     data_key_id: int
-    partitions: tuple[Partition, ...]
+    partitions: tuple[PartitionPlacement, ...]
     group_of: int = 0
     has_keyed_ids: bool = False
 
@@ -205,6 +205,6 @@ def group_definition(group: QueueDefinition, log: QueueDefinition) -> QueueDefin
     )
 
 
-def one_partition(journal_id: int = 0) -> tuple[Partition, ...]:
+def one_partition(journal_id: int = 0) -> tuple[PartitionPlacement, ...]:
     """Return the partitions of a queue that is not split."""
-    return (Partition(0, journal_id),)
+    return (PartitionPlacement(0, journal_id),)

@@ -115,7 +115,7 @@ class Record(msgspec.Struct, gc=False):
     payload: bytes
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class RecordRow(msgspec.Struct, frozen=True, gc=False):
     """One row of a record table, with the record's journal offset worked out.
 
     A restart makes hundreds of thousands: a named tuple takes three times as long to make.
@@ -285,7 +285,7 @@ def check_batch(data: bytes | memoryview, header: BatchHeader, at: int = 0) -> N
             raise CorruptBatch(f"the payload of record {header.base_offset + delta} does not match its CRC")
 
 
-def iterate_rows(data: bytes | memoryview, header: BatchHeader, at: int = 0) -> Iterator[Row]:
+def iterate_rows(data: bytes | memoryview, header: BatchHeader, at: int = 0) -> Iterator[RecordRow]:
     """Yield the rows of the batch at `at` in offset order, without touching payloads."""
     table = data[at + HEADER_BYTES : at + HEADER_BYTES + header.count * ROW_BYTES]
     base = header.base_offset
@@ -303,16 +303,20 @@ def iterate_rows(data: bytes | memoryview, header: BatchHeader, at: int = 0) -> 
         partition,
         _,
     ) in _ROW.iter_unpack(table):
-        yield Row(base + delta, type_, flags, crc, queue, partition, sequence, time_ms, due, position, length)
+        yield RecordRow(
+            base + delta, type_, flags, crc, queue, partition, sequence, time_ms, due, position, length
+        )
 
 
-def row_at(data: bytes | memoryview, header: BatchHeader, number: int, at: int = 0) -> Row:
+def row_at(data: bytes | memoryview, header: BatchHeader, number: int, at: int = 0) -> RecordRow:
     """Return one row of the batch at `at`, without touching payloads."""
     type_, flags, delta, crc, queue, sequence, time_ms, due, position, length, partition, _ = (
         _ROW.unpack_from(data, at + HEADER_BYTES + number * ROW_BYTES)
     )
     base = header.base_offset
-    return Row(base + delta, type_, flags, crc, queue, partition, sequence, time_ms, due, position, length)
+    return RecordRow(
+        base + delta, type_, flags, crc, queue, partition, sequence, time_ms, due, position, length
+    )
 
 
 def record_at(data: bytes, at: int) -> tuple[int, int, int, bytes]:
@@ -347,7 +351,9 @@ def message_places(data: memoryview, header: BatchHeader) -> Iterator[tuple[int,
             yield number, record_type, flags, crc, start, start + size
 
 
-def rewrite_batch(data: bytes | memoryview, header: BatchHeader, keep: Sequence[Row], at: int = 0) -> bytes:
+def rewrite_batch(
+    data: bytes | memoryview, header: BatchHeader, keep: Sequence[RecordRow], at: int = 0
+) -> bytes:
     """Return the batch at `at` with only the rows in `keep`, unchanged but for their payload positions.
 
     Offsets, span, epoch and chain stay as they were first written; the batch is marked compacted. `keep` may be

@@ -598,7 +598,7 @@ def system_attributes(
 
 
 def _render_message(
-    asked: validation.Receive,
+    asked: validation.ReceiveRequest,
     definition: QueueDefinition,
     delivery: Delivery,
     stored: StoredMessage,

@@ -34,7 +34,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
 from quaymaster.protocol.sqs import shapes
 
 
-class QueuePage(Protocol):
+class ListedQueues(Protocol):
     """Some queues in order of their names, and where to go on."""
 
     @property
@@ -49,7 +49,7 @@ class QueueService(Protocol):
     Errors are those of `core/values/errors`.
     """
 
-    async def list_page(self, request: QueueListing) -> QueuePage: ...
+    async def list_page(self, request: QueueListing) -> ListedQueues: ...
 
     async def change(self, request: QueueChange) -> QueueDefinition: ...
 

@@ -59,9 +59,9 @@ from quaymaster.frontend.actions.message_actions import partition_of, uuid_text
 from quaymaster.frontend.actions.queue_actions import QueueService
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
-from quaymaster.frontend.authentication import AccessKey, Signed, Unjudged, too_many_connections
+from quaymaster.frontend.authentication import Signed, Unjudged, VerifyingKey, too_many_connections
+from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.frontend.usage.usage_epochs import Epoch, FrontEndEpochs
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
 from quaymaster.monitoring.health import Health
 from quaymaster.monitoring.logs import log_failure
@@ -107,7 +107,7 @@ class Account(Protocol):
     def created_ms(self) -> int: ...
 
 
-class StoredKey(AccessKey, Protocol):
+class StoredKey(VerifyingKey, Protocol):
     """An access key with what an operator wants to see of it."""
 
     @property
@@ -234,7 +234,7 @@ class AdminCall(msgspec.Struct, frozen=True):
 Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
 
 
-class Route(NamedTuple):
+class AdminRoute(NamedTuple):
     """What answers a request, and which act that is; "" for a look that leaves no audit event."""
 
     handler: Handler
@@ -254,7 +254,7 @@ class Admin:
         health: Health,
         operations: Operations,
         authentication: Signed,
-        epochs: FrontEndEpochs | None = None,
+        epochs: FrontEndIncarnations | None = None,
     ) -> None:
         self._settings = settings
         self._broker = broker
@@ -276,33 +276,33 @@ class Admin:
         self._takes_no_acts = False
         self._backup: dict[str, Any] = {"state": "none"}
         # "*" stands for one part of the path, which the handler gets as `name`.
-        self._routes: dict[tuple[str, ...], Route] = {
-            ("GET", "status"): Route(self._show_status),
-            ("GET", "pauses"): Route(self._show_pauses),
-            ("GET", "settings"): Route(self._show_settings),
-            ("GET", "queues"): Route(self._list_queues),
-            ("DELETE", "queues", "*"): Route(self._delete_queue, "DeleteQueue"),
-            ("GET", "queues", "*", "messages"): Route(self._peek, "PeekMessages"),
-            ("GET", "queues", "*", "groups"): Route(self._list_groups),
-            ("POST", "queues", "*", "groups"): Route(self._create_group, "CreateConsumerGroup"),
-            ("POST", "queues", "*", "reset"): Route(self._reset_group, "ResetConsumerGroup"),
-            ("POST", "queues", "*", "offset"): Route(self._set_group_offset, "SetConsumerGroupOffset"),
-            ("GET", "accounts"): Route(self._list_accounts),
-            ("POST", "accounts"): Route(self._create_account, "CreateAccount"),
-            ("GET", "keys"): Route(self._list_keys, "ListAccessKeys"),
-            ("POST", "keys"): Route(self._create_key, "CreateAccessKey"),
-            ("POST", "keys", "rotate-master"): Route(self._rotate_master_key, "RotateMasterKey"),
-            ("POST", "keys", "rotate-receipts"): Route(self._rotate_receipt_key, "RotateReceiptKey"),
-            ("POST", "keys", "*", "enable"): Route(self._enable_key, "EnableAccessKey"),
-            ("POST", "keys", "*", "disable"): Route(self._disable_key, "DisableAccessKey"),
-            ("POST", "keys", "*", "rotate"): Route(self._rotate_secret, "RotateAccessKey"),
-            ("POST", "keys", "*", "session"): Route(self._create_session, "CreateSession"),
-            ("DELETE", "keys", "*"): Route(self._delete_key, "DeleteAccessKey"),
-            ("POST", "clock", "accept"): Route(self._accept_clock, "AcceptClock"),
-            ("GET", "front-ends"): Route(self._list_front_ends),
-            ("POST", "front-ends", "*", "seal"): Route(self._seal_front_end, "SealFrontEnd"),
-            ("GET", "backup"): Route(self._show_backup),
-            ("POST", "backup"): Route(self._make_backup, "CreateBackup"),
+        self._routes: dict[tuple[str, ...], AdminRoute] = {
+            ("GET", "status"): AdminRoute(self._show_status),
+            ("GET", "pauses"): AdminRoute(self._show_pauses),
+            ("GET", "settings"): AdminRoute(self._show_settings),
+            ("GET", "queues"): AdminRoute(self._list_queues),
+            ("DELETE", "queues", "*"): AdminRoute(self._delete_queue, "DeleteQueue"),
+            ("GET", "queues", "*", "messages"): AdminRoute(self._peek, "PeekMessages"),
+            ("GET", "queues", "*", "groups"): AdminRoute(self._list_groups),
+            ("POST", "queues", "*", "groups"): AdminRoute(self._create_group, "CreateConsumerGroup"),
+            ("POST", "queues", "*", "reset"): AdminRoute(self._reset_group, "ResetConsumerGroup"),
+            ("POST", "queues", "*", "offset"): AdminRoute(self._set_group_offset, "SetConsumerGroupOffset"),
+            ("GET", "accounts"): AdminRoute(self._list_accounts),
+            ("POST", "accounts"): AdminRoute(self._create_account, "CreateAccount"),
+            ("GET", "keys"): AdminRoute(self._list_keys, "ListAccessKeys"),
+            ("POST", "keys"): AdminRoute(self._create_key, "CreateAccessKey"),
+            ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),
+            ("POST", "keys", "rotate-receipts"): AdminRoute(self._rotate_receipt_key, "RotateReceiptKey"),
+            ("POST", "keys", "*", "enable"): AdminRoute(self._enable_key, "EnableAccessKey"),
+            ("POST", "keys", "*", "disable"): AdminRoute(self._disable_key, "DisableAccessKey"),
+            ("POST", "keys", "*", "rotate"): AdminRoute(self._rotate_secret, "RotateAccessKey"),
+            ("POST", "keys", "*", "session"): AdminRoute(self._create_session, "CreateSession"),
+            ("DELETE", "keys", "*"): AdminRoute(self._delete_key, "DeleteAccessKey"),
+            ("POST", "clock", "accept"): AdminRoute(self._accept_clock, "AcceptClock"),
+            ("GET", "front-ends"): AdminRoute(self._list_front_ends),
+            ("POST", "front-ends", "*", "seal"): AdminRoute(self._seal_front_end, "SealFrontEnd"),
+            ("GET", "backup"): AdminRoute(self._show_backup),
+            ("POST", "backup"): AdminRoute(self._make_backup, "CreateBackup"),
         }
         self._untimed: tuple[Handler, ...] = (self._make_backup, self._rotate_master_key)
         """What may take as long as it takes."""
@@ -411,7 +411,7 @@ class Admin:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def _find(self, method: str, parts: list[str]) -> tuple[Route | None, str]:
+    def _find(self, method: str, parts: list[str]) -> tuple[AdminRoute | None, str]:
         exact = self._routes.get((method, *parts))
         if exact is not None:
             return exact, ""
@@ -704,7 +704,7 @@ def make_admin(
     metrics: Metrics,
     health: Health,
     operations: Operations,
-    epochs: FrontEndEpochs | None = None,
+    epochs: FrontEndIncarnations | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Admin:
     """Return what answers the admin port. `now_ms` is the wall clock; `epochs` are of front ends that record usage."""
@@ -769,7 +769,7 @@ def _queue_row(definition: QueueDefinition, counts: QueueCounts) -> dict[str, An
     }
 
 
-def _front_end_row(name: str, row: Epoch) -> dict[str, Any]:
+def _front_end_row(name: str, row: Incarnation) -> dict[str, Any]:
     return {
         "front_end": name,
         "epoch": row.epoch,

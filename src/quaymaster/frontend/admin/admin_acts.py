@@ -23,7 +23,7 @@ from quaymaster.frontend.authentication import Principal
 from quaymaster.frontend.usage.recorder import (
     ADMIN_CHANGES,
     ADMIN_LOOKS,
-    PassTimes,
+    RecordedTimes,
     UsageRecorder,
     bounded_json,
 )
@@ -69,7 +69,7 @@ class Act(msgspec.Struct):
     is_begun: bool = False
     form: None = None
     """It came by the admin port."""
-    times: PassTimes = msgspec.field(default_factory=ActTimes)
+    times: RecordedTimes = msgspec.field(default_factory=ActTimes)
     payload_bytes: int = 0
     message_count: int = 0
     duplicate_count: int = 0

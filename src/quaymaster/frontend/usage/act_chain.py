@@ -21,8 +21,8 @@ from quaymaster.coordination.noted_acts import NotedAct, encode_act, list_acts
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.frontend.authentication import Principal
-from quaymaster.frontend.usage.recorder import NOTED_CHANGES, OTHER_ACT, PassTimes, bounded_json
-from quaymaster.frontend.usage.usage_epochs import Epoch
+from quaymaster.frontend.usage.incarnations import Incarnation
+from quaymaster.frontend.usage.recorder import NOTED_CHANGES, OTHER_ACT, RecordedTimes, bounded_json
 from quaymaster.monitoring.logs import log_event
 
 LOOK_S: Final = 2.0
@@ -71,7 +71,7 @@ class NotedCall(msgspec.Struct):
     """Not that records know: until its event is written the act's row is kept."""
     form: None = None
     """No client asked."""
-    times: PassTimes = msgspec.field(default_factory=NoTimes)
+    times: RecordedTimes = msgspec.field(default_factory=NoTimes)
 
 
 class Chain(Protocol):
@@ -96,7 +96,7 @@ class Chain(Protocol):
         """Remember no longer that an act is in the spool: its row is gone."""
         ...
 
-    async def front_ends(self) -> dict[str, Epoch]:
+    async def front_ends(self) -> dict[str, Incarnation]:
         """Return all front ends there ever were, by name."""
         ...
 
@@ -173,7 +173,7 @@ async def drop_acts(store: Coordination) -> None:
             continue
 
 
-def _has_ended(row: Epoch | None) -> bool:
+def _has_ended(row: Incarnation | None) -> bool:
     """Return whether a front end ended in order, was sealed, or never was."""
     return row is None or row.is_told or row.seals > 0
 

@@ -117,7 +117,7 @@ CELLS: Final = 10
 payload bytes, messages, duplicates, request id. Milliseconds are of `time.monotonic`."""
 
 
-class PassTimes(Protocol):
+class RecordedTimes(Protocol):
     """When the requests of one pass had come how far, in ms of `time.monotonic`."""
 
     submitted_ms: float
@@ -155,7 +155,7 @@ class AnsweredCall(Protocol):
     @property
     def action(self) -> Named: ...
     @property
-    def times(self) -> PassTimes: ...
+    def times(self) -> RecordedTimes: ...
 
 
 class TakenRows(msgspec.Struct):

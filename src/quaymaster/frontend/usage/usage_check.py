@@ -40,7 +40,7 @@ class SpoolReport:
 
 
 @dataclass(slots=True)
-class _Chain:
+class _ExpectedChain:
     """What the next block must go on from."""
 
     epoch: int
@@ -59,7 +59,7 @@ def examine_spool(directory: Path) -> SpoolReport:
         SpoolUnusable: a newer program wrote it. OSError: it cannot be read.
     """
     report = SpoolReport()
-    chain: _Chain | None = None
+    chain: _ExpectedChain | None = None
     paths = sorted(directory.glob(f"*{SEGMENT_SUFFIX}"))
     for path in paths:
         try:
@@ -77,19 +77,23 @@ def examine_spool(directory: Path) -> SpoolReport:
         if chain is not None and (head.previous not in chain.seen or _has_gap(head, chain)):
             report.problems.append(f"{path.name} does not go on from the segment before it")
         report.epochs.setdefault(head.epoch, "")
-        chain = _Chain(head.epoch, head.next_sequence, head.previous, head.audit_hash, {head.previous})
+        chain = _ExpectedChain(
+            head.epoch, head.next_sequence, head.previous, head.audit_hash, {head.previous}
+        )
         _examine_blocks(report, chain, path.name, data, is_last=is_last)
     for path in sorted(directory.glob(f"*{DAMAGED_SUFFIX}")):
         report.remarks.append(f"{path.name} could not be read by a start, and was put aside")
     return report
 
 
-def _has_gap(head: SegmentHead, chain: _Chain) -> bool:
+def _has_gap(head: SegmentHead, chain: _ExpectedChain) -> bool:
     """Return whether records of an epoch are missing between two of its segments."""
     return head.epoch == chain.epoch and head.next_sequence > chain.next_sequence
 
 
-def _examine_blocks(report: SpoolReport, chain: _Chain, name: str, data: bytes, *, is_last: bool) -> None:
+def _examine_blocks(
+    report: SpoolReport, chain: _ExpectedChain, name: str, data: bytes, *, is_last: bool
+) -> None:
     at = segment_head_length(data)
     while at < len(data):
         try:
@@ -116,7 +120,7 @@ def _dropped_in(block: UsageBlock) -> int:
     return dropped.to_sequence - dropped.from_sequence
 
 
-def _judge(block: UsageBlock, chain: _Chain) -> list[str]:
+def _judge(block: UsageBlock, chain: _ExpectedChain) -> list[str]:
     """Return what is wrong with a block after those before it, and go on from it."""
     header = block.header
     found = []

@@ -3,7 +3,7 @@
 start: spool read and mended ─▶ epoch claimed in coordination ─▶ records are taken
 once a second: records ─▶ spool (its thread: encoded, written, fsynced) ─▶ shipper
 once a minute at the latest: a block although there was nothing, so that hours can be closed
-once a minute: the epoch is renewed, and front ends that did not for long are sealed (`usage_epochs`)
+once a minute: the epoch is renewed, and front ends that did not for long are sealed (`incarnations`)
 events cannot be written: no change begins (`audit_gate`), and a write is tried every half second
 stop: last records ─▶ seal ─▶ shipped, if that goes quickly; otherwise by the next start
 """
@@ -24,10 +24,16 @@ from quaymaster.coordination.interface import Coordination, RevisionMismatch
 from quaymaster.core.values.errors import CallerError, NotNow
 from quaymaster.frontend.usage.act_chain import ActChain, NotedCall
 from quaymaster.frontend.usage.audit_gate import PROBE_S, WaitingAnswer, give_all
+from quaymaster.frontend.usage.incarnations import (
+    RENEW_S,
+    FrontEndIncarnations,
+    Incarnation,
+    is_gone,
+    lost_block,
+)
 from quaymaster.frontend.usage.recorder import UsageRecorder
-from quaymaster.frontend.usage.usage_epochs import RENEW_S, Epoch, FrontEndEpochs, is_gone, lost_block
 from quaymaster.frontend.usage.usage_shipper import RETRY_MAX_S, RETRY_MIN_S, UsageShipper
-from quaymaster.frontend.usage.usage_spool import Appended, SpooledBlock, UsageSpool
+from quaymaster.frontend.usage.usage_spool import SpoolAppend, SpooledBlock, UsageSpool
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample
 from quaymaster.monitoring.supervision import supervise
@@ -73,7 +79,7 @@ class UsageFeed:
         self._keeping: asyncio.Task[None] | None = None
         self._shipper: UsageShipper | None = None
         self._is_stopping = False
-        self._epochs: FrontEndEpochs | None = None
+        self._epochs: FrontEndIncarnations | None = None
         self._region = ""
         self._sealed = 0
         """Front ends that this one sealed."""
@@ -102,7 +108,7 @@ class UsageFeed:
         """
         spool = self._spool
         await self._on_thread(spool.open)
-        self._epochs, self._region = FrontEndEpochs(store, now_us=self._now_us), region
+        self._epochs, self._region = FrontEndIncarnations(store, now_us=self._now_us), region
         epoch, last = await self._epochs.claim(spool.front_end, after=spool.epoch)
         lost = last if last is not None and last > spool.epoch else None
         await self._on_thread(lambda: spool.begin(epoch, region, now_us=self._now_us(), lost_epoch=lost))
@@ -166,7 +172,7 @@ class UsageFeed:
         """The name under which records are."""
         return self._spool.front_end
 
-    async def front_ends(self) -> dict[str, Epoch]:
+    async def front_ends(self) -> dict[str, Incarnation]:
         """Return all front ends there ever were, by name. Raises NotNow."""
         assert self._epochs is not None, "started"
         return await self._epochs.rows()
@@ -245,7 +251,7 @@ class UsageFeed:
             pass  # it is sealed once more, when it has been gone for long
 
     async def _tell_sealed(
-        self, epochs: FrontEndEpochs, shipper: UsageShipper, front_end: str, row: Epoch
+        self, epochs: FrontEndIncarnations, shipper: UsageShipper, front_end: str, row: Incarnation
     ) -> None:
         data = lost_block(front_end, row, self._region).data
         await shipper.ship_once(SpooledBlock(data, decode_header(data), 0, 0))
@@ -257,7 +263,7 @@ class UsageFeed:
             epoch=row.seals,
         )
 
-    async def _begin_anew(self, epochs: FrontEndEpochs) -> None:
+    async def _begin_anew(self, epochs: FrontEndIncarnations) -> None:
         """Others have sealed this epoch, or the name is used twice: what comes is recorded under another one."""
         spool = self._spool
         before = spool.epoch
@@ -322,7 +328,7 @@ class UsageFeed:
         if self._shipper is not None:
             self._shipper.wake()
 
-    def _tell(self, appended: Appended) -> None:
+    def _tell(self, appended: SpoolAppend) -> None:
         reason = appended.reason
         if reason is not None:
             self._dropped[reason] = self._dropped.get(reason, 0) + appended.dropped
@@ -368,7 +374,7 @@ class PipelineAccessKey(Protocol):
     def is_enabled(self) -> bool: ...
 
 
-class AccountService(Protocol):
+class PipelineAccounts(Protocol):
     """The part of metadata that owns accounts and their keys."""
 
     def account(self, account_id: str) -> object | None: ...
@@ -377,7 +383,7 @@ class AccountService(Protocol):
     async def create_access_key(self, account_id: str, name: str = "") -> PipelineAccessKey: ...
 
 
-async def ensure_pipeline_key(accounts: AccountService) -> PipelineAccessKey:
+async def ensure_pipeline_key(accounts: PipelineAccounts) -> PipelineAccessKey:
     """Return the key by which the pipeline reads the usage queue; made, with its account, if it is not there.
 
     Raises NotNow. A key that an operator disabled stays so, and is replaced by another.
@@ -406,7 +412,7 @@ def describe_pipeline(key: PipelineAccessKey, *, endpoint_url: str, region: str)
 
 
 async def set_up_pipeline(
-    accounts: AccountService,
+    accounts: PipelineAccounts,
     shipper: UsageShipper,
     write: Callable[[bytes], None],
     *,

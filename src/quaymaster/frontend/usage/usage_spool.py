@@ -109,7 +109,7 @@ class SpooledBlock(msgspec.Struct, frozen=True):
     end: int
 
 
-class Appended(msgspec.Struct):
+class SpoolAppend(msgspec.Struct):
     """What came of an append: records that are durable, and those that were dropped."""
 
     rows: int
@@ -240,7 +240,7 @@ class UsageSpool:
 
     # Writing
 
-    def append(self, taken: TakenRows, *, is_heartbeat: bool = False) -> Appended:
+    def append(self, taken: TakenRows, *, is_heartbeat: bool = False) -> SpoolAppend:
         """Make records durable, or count them as dropped; keep those that are owed until they can be written.
 
         With `is_heartbeat` there is a block even without records. Never fails: what cannot be written is counted.
@@ -299,9 +299,9 @@ class UsageSpool:
         self._keep(kept)
         left = self._owed_count
         rows = taken.count + taken.overflow - lost - left
-        return Appended(rows, lost, reason, left, self._trouble())
+        return SpoolAppend(rows, lost, reason, left, self._trouble())
 
-    def _append_owed_alone(self, taken: TakenRows, error: OSError) -> Appended:
+    def _append_owed_alone(self, taken: TakenRows, error: OSError) -> SpoolAppend:
         """Count what the disk did not take; records that are owed may use what is left to the journals otherwise."""
         if not self._is_told:
             log_event(log, logging.WARNING, "usage records not written", reason=str(error))
@@ -314,7 +314,9 @@ class UsageSpool:
         with suppress(OSError):
             self._write_owed()
         left = self._owed_count
-        return Appended(owed.count - left, rest.count + taken.overflow, "disk_failed", left, self._trouble())
+        return SpoolAppend(
+            owed.count - left, rest.count + taken.overflow, "disk_failed", left, self._trouble()
+        )
 
     def _keep(self, parts: list[TakenRows]) -> None:
         """Keep records that are owed until the next append."""

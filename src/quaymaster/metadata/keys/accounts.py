@@ -28,7 +28,7 @@ from quaymaster.core.values.errors import (
 from quaymaster.metadata.keys.data_keys import secret_purpose, session_token_purpose
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.keys.sessions import Sessions, has_ended
-from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
@@ -96,10 +96,12 @@ class Accounts:
         self._on_missing = on_missing
         self._master_keys = master_keys
         self._now_ms = now_ms
-        self._accounts: Table[AccountRow] = mirror.table(ACCOUNTS, row_decoder(AccountRow), self._on_account)
+        self._accounts: MirrorTable[AccountRow] = mirror.table(
+            ACCOUNTS, row_decoder(AccountRow), self._on_account
+        )
         self._account_ids: list[str] = []
         """In order."""
-        self._rows: Table[AccessKeyRow] = mirror.table(
+        self._rows: MirrorTable[AccessKeyRow] = mirror.table(
             ACCESS_KEYS, row_decoder(AccessKeyRow), self._on_access_key
         )
         self._sessions = Sessions(self._rows.get)

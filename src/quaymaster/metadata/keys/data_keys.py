@@ -20,7 +20,7 @@ from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
 from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeys
 from quaymaster.metadata.store.ids import IdAllocator
-from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     DATA_KEYS,
@@ -68,10 +68,10 @@ class DataKeys:
         """How old a receipt key must be to sign: so long it may take until everybody can verify it."""
         self._on_missing = on_missing
         self._ids = IdAllocator(mirror.store, "data_key")
-        self._data_keys: Table[DataKeyRow] = mirror.table(
+        self._data_keys: MirrorTable[DataKeyRow] = mirror.table(
             DATA_KEYS, row_decoder(DataKeyRow), self._on_data_key, capacity=capacity
         )
-        self._receipt_keys: Table[ReceiptKeyRow] = mirror.table(
+        self._receipt_keys: MirrorTable[ReceiptKeyRow] = mirror.table(
             RECEIPT_KEYS, row_decoder(ReceiptKeyRow), self._on_receipt_keys
         )
         self._is_started = False

@@ -37,7 +37,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from quaymaster.coordination.interface import ABSENT, Compare, Put, RevisionMismatch
-from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.rows import MASTER_KEY, MasterKeyRow, encode_row, row_decoder
 
 log = logging.getLogger(__name__)
@@ -211,7 +211,9 @@ class MasterKeys:
         self._check_new = check_new
         self._retires_with_others = retires_with_others
         self._retiring: set[asyncio.Task[None]] = set()
-        self._table: Table[MasterKeyRow] = mirror.table(MASTER_KEY, row_decoder(MasterKeyRow), self._on_row)
+        self._table: MirrorTable[MasterKeyRow] = mirror.table(
+            MASTER_KEY, row_decoder(MasterKeyRow), self._on_row
+        )
         self._ciphers: dict[str, AESGCM] = {}
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from quaymaster.core.values.attributes import LOG, RETENTION_MODE
 from quaymaster.core.values.errors import InvalidParameterValue, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition, decode_queue_definition
 from quaymaster.core.values.queue_names import QueueArn
-from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import QueueQuotas, Quotas
 from quaymaster.metadata.store.rows import DELETED, QUEUES, DeletedRow, row_decoder
 from quaymaster.protocol.rpc.metadata_messages import ListDeadLetterSources, ListGroups, QueueListing
@@ -44,9 +44,13 @@ class KnownQueues:
     def __init__(self, mirror: Mirror, *, region: str, quotas: Quotas | None = None) -> None:
         self._region = region
         self._quotas = QueueQuotas(quotas or Quotas())
-        self.rows: Table[QueueDefinition] = mirror.table(QUEUES, decode_queue_definition, self._on_queue)
+        self.rows: MirrorTable[QueueDefinition] = mirror.table(
+            QUEUES, decode_queue_definition, self._on_queue
+        )
         """Queues in whatever state."""
-        self.deleted: Table[DeletedRow] = mirror.table(DELETED, row_decoder(DeletedRow), self._on_deleted)
+        self.deleted: MirrorTable[DeletedRow] = mirror.table(
+            DELETED, row_decoder(DeletedRow), self._on_deleted
+        )
         """Queues whose names rest."""
         # Active queues only:
         self._by_name: dict[tuple[str, str], QueueDefinition] = {}

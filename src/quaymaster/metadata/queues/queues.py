@@ -70,7 +70,7 @@ from quaymaster.metadata.queues.known_queues import KnownQueues, journal_ids_of
 from quaymaster.metadata.queues.permissions import add_permission, remove_permission
 from quaymaster.metadata.queues.placement import choose_journal
 from quaymaster.metadata.store.ids import IdAllocator
-from quaymaster.metadata.store.mirror import Mirror, Table
+from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
     ACCOUNT_KEYS,
@@ -184,13 +184,13 @@ class Queues(KnownQueues):
         self._journal: QueueJournal | None = None
         self._ids = IdAllocator(mirror.store, "queue", node)
         self._guard = IdGuard(mirror.store, self._ids, self._ask_marks)
-        self._pending: Table[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
-        self.account_keys: Table[AccountKeyRow] = mirror.table(
+        self._pending: MirrorTable[PendingRow] = mirror.table(PENDING, row_decoder(PendingRow))
+        self.account_keys: MirrorTable[AccountKeyRow] = mirror.table(
             ACCOUNT_KEYS, row_decoder(AccountKeyRow), self._on_account_key
         )
         """The data key of each account's new queues."""
         self._account_with_key: dict[int, str] = {}
-        self._purges: Table[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
+        self._purges: MirrorTable[PurgeRow] = mirror.table(PURGES, row_decoder(PurgeRow))
         self.lost_attributes = LostAttributes()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

@@ -66,7 +66,7 @@ class FollowedStore(RowStore, RowSource, Protocol):
     """A store that is its own source."""
 
 
-class Table(Generic[T]):
+class MirrorTable(Generic[T]):
     """The rows under one prefix, decoded. `on_change` hears each change as (suffix, old, new); None: absent.
 
     With a `capacity`, the rows that came first leave when there are more: absent then does not mean that the store
@@ -164,7 +164,7 @@ class Mirror:
     def __init__(self, store: RowStore, source: RowSource) -> None:
         self.store = store
         self._source = source
-        self._tables: dict[str, Table[Any]] = {}
+        self._tables: dict[str, MirrorTable[Any]] = {}
         self._task: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
         self.position = 0
@@ -178,9 +178,9 @@ class Mirror:
         decode: Callable[[bytes], T],
         on_change: Callable[[str, T | None, T | None], None] | None = None,
         capacity: int | None = None,
-    ) -> Table[T]:
+    ) -> MirrorTable[T]:
         """Add a table. Every row of the store under `prefix` is mirrored in it from `start` on, up to its capacity."""
-        table = Table(prefix, decode, on_change, capacity)
+        table = MirrorTable(prefix, decode, on_change, capacity)
         self._tables[prefix] = table
         return table
 
@@ -229,7 +229,7 @@ class Mirror:
         for item in items:
             self._apply(item.key, item.value, item.revision)
 
-    def _table_of(self, key: str) -> tuple[Table[Any] | None, str]:
+    def _table_of(self, key: str) -> tuple[MirrorTable[Any] | None, str]:
         end = key.find("/", 1) + 1
         prefix = key[:end] if end else key
         return self._tables.get(prefix), key[len(prefix) :]

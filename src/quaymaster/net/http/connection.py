@@ -27,7 +27,7 @@ import msgspec
 
 from quaymaster.net.http.known import Known
 from quaymaster.net.http.message import CONNECTION_CLOSE, HTTPLimits, HTTPRequest
-from quaymaster.net.http.parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, RequestRefused
+from quaymaster.net.http.parse import CHUNKED, PART_COST_BYTES, ChunkedBody, HeadParser, UnreadableRequest
 from quaymaster.net.http.strangers import PeerShare, Strangers
 
 AdmitRequest = Callable[[HTTPRequest], tuple[int, bytes, bytes] | None]
@@ -342,7 +342,9 @@ class HTTPConnection(asyncio.Protocol):
                             position += 2
                             empty_lines += 1
                             if empty_lines > EMPTY_LINES_MAX:
-                                raise RequestRefused(400, "rejected_malformed", "These are only empty lines.")
+                                raise UnreadableRequest(
+                                    400, "rejected_malformed", "These are only empty lines."
+                                )
                             continue
                     if not turns or len(self._pending) >= self._pipeline_max or self._write_paused:
                         self._stalled = True
@@ -362,7 +364,7 @@ class HTTPConnection(asyncio.Protocol):
                 if taken == position:
                     break
                 position = taken
-        except RequestRefused as refusal:
+        except UnreadableRequest as refusal:
             self._refuse(refusal)
             position = size
         if position < size:
@@ -388,7 +390,7 @@ class HTTPConnection(asyncio.Protocol):
         end = head.end
         if length > self._limits.body_bytes_max:
             self._request = request
-            raise RequestRefused(
+            raise UnreadableRequest(
                 413, "rejected_body_too_large", f"The body is over {self._limits.body_bytes_max} bytes."
             )
         body_end = end + length
@@ -462,7 +464,9 @@ class HTTPConnection(asyncio.Protocol):
         bodies[self] = None
         while server.body_bytes > self._limits.body_bytes_total_max:
             stalled = next(iter(bodies))
-            refusal = RequestRefused(503, "rejected_bodies_full", "The server is receiving too many bodies.")
+            refusal = UnreadableRequest(
+                503, "rejected_bodies_full", "The server is receiving too many bodies."
+            )
             if stalled is self:
                 raise refusal
             stalled._refuse(refusal)
@@ -500,7 +504,7 @@ class HTTPConnection(asyncio.Protocol):
             self._server.on_event("handler_failed")
             return 500, *self._server.error_response(500, "The server failed to handle the request.")
 
-    def _refuse(self, refusal: RequestRefused) -> None:
+    def _refuse(self, refusal: UnreadableRequest) -> None:
         self._server.on_event(refusal.event)
         request = self._request
         if request is None:  # its head could not be read
@@ -741,7 +745,7 @@ class HTTPConnection(asyncio.Protocol):
             self.close_for_others()
         else:
             self._refuse(
-                RequestRefused(
+                UnreadableRequest(
                     503, "rejected_unsigned_full", "Too much is coming in that is not known to be signed."
                 )
             )
@@ -789,10 +793,10 @@ class HTTPConnection(asyncio.Protocol):
                 self._close()
         elif doing == _IN_HEAD:
             if elapsed_ms > limits.header_timeout_ms:
-                self._refuse(RequestRefused(408, "timeout_header", "The headers took too long."))
+                self._refuse(UnreadableRequest(408, "timeout_header", "The headers took too long."))
         elif doing == _IN_BODY:
             if elapsed_ms > limits.body_timeout_ms + self._body_time_ms():
-                self._refuse(RequestRefused(408, "timeout_body", "The body took too long."))
+                self._refuse(UnreadableRequest(408, "timeout_body", "The body took too long."))
         elif doing == _LINGERING:
             if elapsed_ms > LINGER_MS:
                 self.abort()

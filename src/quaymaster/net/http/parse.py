@@ -1,6 +1,6 @@
 """From the bytes of a connection to request heads and bodies; no sockets, no clock.
 
-Public: `HeadParser`, `ChunkedBody`, `RequestRefused`.
+Public: `HeadParser`, `ChunkedBody`, `UnreadableRequest`.
 
 ```
     POST /target HTTP/1.1 CRLF      ≤ target_bytes_max, its path ≤ PATH_BYTES_MAX (414)
@@ -59,7 +59,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n")
 
 
-class RequestRefused(Exception):
+class UnreadableRequest(Exception):
     """This request cannot be read on. `event` is the name under which it is counted."""
 
     def __init__(self, status: int, event: str, message: str) -> None:
@@ -69,8 +69,8 @@ class RequestRefused(Exception):
         self.message = message
 
 
-def _malformed(message: str) -> RequestRefused:
-    return RequestRefused(400, "rejected_malformed", message)
+def _malformed(message: str) -> UnreadableRequest:
+    return UnreadableRequest(400, "rejected_malformed", message)
 
 
 class HeadParser:
@@ -155,14 +155,14 @@ class HeadParser:
         # From the request line's own CR: a request without headers ends in the CRLF right behind it.
         end = data.find(b"\r\n\r\n", line_end - 1)
         if (end + 2 if end != -1 else len(data)) - line_end > self._header_bytes_max + 1:
-            raise RequestRefused(
+            raise UnreadableRequest(
                 431, "rejected_header_too_large", f"The headers are over {self._header_bytes_max} bytes."
             )
         if end == -1:
             return None
         # Counted before they are parsed: 8,000 empty headers of 32 KiB take milliseconds.
         if data.count(b"\n", line_end + 1, end + 2) > self._header_count_max:
-            raise RequestRefused(
+            raise UnreadableRequest(
                 431, "rejected_header_too_large", f"There are over {self._header_count_max} headers."
             )
         self.end = end = end + 4
@@ -190,7 +190,7 @@ class HeadParser:
         if is_current and b"host" not in first:
             raise _malformed("The Host header is missing.")
         if method == b"CONNECT":
-            raise RequestRefused(405, "rejected_malformed", "This is no proxy.")
+            raise UnreadableRequest(405, "rejected_malformed", "This is no proxy.")
         length = first.get(b"content-length")
         if b"transfer-encoding" in first:
             self._check_encoding(first, is_current=is_current)
@@ -204,7 +204,7 @@ class HeadParser:
         self.expects_continue = False
         if b"expect" in first:
             if first[b"expect"].lower() != b"100-continue":
-                raise RequestRefused(417, "rejected_malformed", "Only 100-continue can be expected.")
+                raise UnreadableRequest(417, "rejected_malformed", "Only 100-continue can be expected.")
             self.expects_continue = is_current and self.body_length != 0
         if self.body_length and method != BODY_METHOD:
             raise _bodiless(method)
@@ -218,7 +218,7 @@ class HeadParser:
                 line = CONNECTION_KEEP_ALIVE
         path, _, query = (target if target[0] == 47 else _origin_form(target)).partition(b"?")
         if len(path) > PATH_BYTES_MAX:
-            raise RequestRefused(
+            raise UnreadableRequest(
                 414, "rejected_target_too_large", f"The path is over {PATH_BYTES_MAX} bytes."
             )
         return HTTPRequest(method, target, path, query, headers, peer, received_ms, first, line, sink)
@@ -231,23 +231,23 @@ class HeadParser:
         if first[b"transfer-encoding"].lower() != b"chunked":
             raise _unknown_encoding()
 
-    def _target_too_large(self) -> RequestRefused:
-        return RequestRefused(
+    def _target_too_large(self) -> UnreadableRequest:
+        return UnreadableRequest(
             414, "rejected_target_too_large", f"The target is over {self._target_bytes_max} bytes."
         )
 
 
-def _bodiless(method: bytes) -> RequestRefused:
+def _bodiless(method: bytes) -> UnreadableRequest:
     if method in BODILESS_METHODS:
         return _malformed(f"A {method.decode()} request has no body.")
-    return RequestRefused(405, "rejected_malformed", "Only POST requests have a body here.")
+    return UnreadableRequest(405, "rejected_malformed", "Only POST requests have a body here.")
 
 
-def _unknown_encoding() -> RequestRefused:
-    return RequestRefused(501, "rejected_malformed", "The only Transfer-Encoding understood is chunked.")
+def _unknown_encoding() -> UnreadableRequest:
+    return UnreadableRequest(501, "rejected_malformed", "The only Transfer-Encoding understood is chunked.")
 
 
-def _reason_of_failure(headers: list[tuple[bytes, bytes]], error: Exception) -> RequestRefused:
+def _reason_of_failure(headers: list[tuple[bytes, bytes]], error: Exception) -> UnreadableRequest:
     first = dict(headers)
     encoding = first.get(b"transfer-encoding", b"chunked").lower()
     if encoding != b"chunked" and b"content-length" not in first:
@@ -368,7 +368,7 @@ class ChunkedBody:
                 f"{CHUNK_BYTES_MEAN_MIN} bytes on average."
             )
         if self._size > self._body_bytes_max:
-            raise RequestRefused(
+            raise UnreadableRequest(
                 413, "rejected_body_too_large", f"The body is over {self._body_bytes_max} bytes."
             )
         if size:
@@ -395,7 +395,7 @@ class ChunkedBody:
         line_end = data.find(b"\n", position)
         taken = (line_end + 1 if line_end != -1 else len(data)) - position
         if self._trailer_bytes + taken > self._trailer_bytes_max:
-            raise RequestRefused(
+            raise UnreadableRequest(
                 431, "rejected_header_too_large", f"The trailers are over {self._trailer_bytes_max} bytes."
             )
         if line_end == -1:

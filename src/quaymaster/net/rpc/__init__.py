@@ -2,7 +2,8 @@
 
 Public: `RPCServer` (`start`, `drain`, `close`, `address`, `connections`), `IncomingCall` (`method`, `body`, `peer`,
 `deadline_ms`, `reply`, `fail`, `on_cancel`), `RPCClient` (`call`, `ask`, `notify`, `connect`, `close`, `peer`,
-`is_connected`), `OutgoingCall` (`cancel`), `Connection` (`notify`), `RPCLimits`, `CheckPeer`; `RPCMetrics`, `RPCStats`.
+`is_connected`), `OutgoingCall` (`cancel`), `RPCConnection` (`notify`), `RPCLimits`, `CheckPeer`; `RPCMetrics`,
+`RPCStats`.
 
     def on_send(call: IncomingCall) -> None:
         journal.append(call.body, then=lambda offset: call.reply(b"%d" % offset))     # or call.fail(DiskFull())
@@ -36,10 +37,10 @@ from quaymaster.net.rpc.client import OutgoingCall, RPCClient
 from quaymaster.net.rpc.connection import (
     CallHandler,
     CheckPeer,
-    Connection,
     Connector,
     IncomingCall,
     OnReply,
+    RPCConnection,
     RPCLimits,
 )
 from quaymaster.net.rpc.server import BatchHandler, RPCServer
@@ -49,12 +50,12 @@ __all__ = [
     "BatchHandler",
     "CallHandler",
     "CheckPeer",
-    "Connection",
     "Connector",
     "IncomingCall",
     "OnReply",
     "OutgoingCall",
     "RPCClient",
+    "RPCConnection",
     "RPCLimits",
     "RPCMetrics",
     "RPCServer",

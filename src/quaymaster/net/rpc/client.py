@@ -33,10 +33,10 @@ from quaymaster.net.rpc.connection import (
     SILENT_SWEEPS_MAX,
     CallHandler,
     CheckPeer,
-    Connection,
     Connector,
     IncomingCall,
     OnReply,
+    RPCConnection,
     RPCLimits,
     call_back,
 )
@@ -114,7 +114,7 @@ class OutgoingCall:
         self._client.cancel(self)
 
 
-class _ClientConnection(Connection):
+class _ClientConnection(RPCConnection):
     """A connection of a client: calls go out, answers and notices come in."""
 
     def __init__(self, client: RPCClient) -> None:

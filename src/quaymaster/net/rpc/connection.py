@@ -105,7 +105,7 @@ class IncomingCall:
     )
 
     def __init__(
-        self, connection: Connection, call_id: int, header: Any, body: bytes, received_s: float, state: int
+        self, connection: RPCConnection, call_id: int, header: Any, body: bytes, received_s: float, state: int
     ) -> None:
         self.connection = connection
         self.id = call_id
@@ -144,6 +144,8 @@ class IncomingCall:
     @property
     def deadline_ms(self) -> int:
         """How long the caller still waits; 0 when it is too late, or nobody does."""
+        if not self.is_waiting:
+            return 0  # it gave up by its own clock, which began a little earlier
         elapsed_s = self.connection.loop.time() - self._received_s
         return max(0, self._deadline_ms - int(elapsed_s * 1000))
 
@@ -176,7 +178,7 @@ class IncomingCall:
             call_back(self.on_cancel)
 
 
-class Connection(asyncio.Protocol):
+class RPCConnection(asyncio.Protocol):
     """One end of a connection: HELLO, frames in and out, silence. What the frames mean, the subclasses know."""
 
     peer: Hello | None = None

@@ -24,8 +24,8 @@ from quaymaster.net.rpc.connection import (
     WAITING,
     CallHandler,
     CheckPeer,
-    Connection,
     IncomingCall,
+    RPCConnection,
     RPCLimits,
     call_back,
 )
@@ -55,7 +55,7 @@ _OVERLOADED = encode_error(Overloaded("Too many calls of this connection are in 
 _DRAINING = encode_error(Unreachable("The process that was asked is shutting down."))
 
 
-class _ServerConnection(Connection):
+class _ServerConnection(RPCConnection):
     """A connection of a server: calls come in, answers go out."""
 
     def __init__(self, server: RPCServer) -> None:
@@ -153,7 +153,7 @@ class _ServerConnection(Connection):
             self.refuse("too much is being received at once")
 
     def sweep(self) -> None:
-        """See `Connection`; also end the connection of a peer that does not come to the end of a frame."""
+        """See `RPCConnection`; also end the connection of a peer that does not come to the end of a frame."""
         is_late = self._reader.is_torn and not self._is_advancing and not self.is_write_paused
         self._is_advancing = False
         self._torn_sweeps = self._torn_sweeps + 1 if is_late else 0
@@ -259,8 +259,8 @@ class RPCServer:
         batch_handlers: Mapping[str, BatchHandler] | None = None,
         limits: RPCLimits | None = None,
         check_peer: CheckPeer | None = None,
-        on_connected: Callable[[Connection], None] | None = None,
-        on_closed: Callable[[Connection, str], None] | None = None,
+        on_connected: Callable[[RPCConnection], None] | None = None,
+        on_closed: Callable[[RPCConnection, str], None] | None = None,
         metrics: RPCMetrics | None = None,
         callers: Mapping[str, Collection[str]] | None = None,
     ) -> None:
@@ -297,7 +297,7 @@ class RPCServer:
         return method in self.handlers or method in self.batch_handlers
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[RPCConnection]:
         """The connections whose peer is known."""
         return [connection for connection in self.open if connection.peer is not None]
 

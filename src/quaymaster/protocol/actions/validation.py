@@ -108,7 +108,7 @@ def check_batch_entries(entries: Sequence[AnyEntry], entry_name: str) -> None:
 # Receiving and visibility
 
 
-class Receive(msgspec.Struct, frozen=True, gc=False):
+class ReceiveRequest(msgspec.Struct, frozen=True, gc=False):
     """What a ReceiveMessage asks for. None: the queue's own value."""
 
     count_max: int
@@ -124,7 +124,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 _NO_FILTER = AttributeFilter(None)
 
 
-def check_receive(request: ReceiveMessageRequest) -> Receive:
+def check_receive(request: ReceiveMessageRequest) -> ReceiveRequest:
     """Return what `request` asks for. Raises InvalidParameterValue or InvalidAttributeName.
 
     An attempt id is checked on any queue; on a standard one it means nothing.
@@ -147,7 +147,7 @@ def check_receive(request: ReceiveMessageRequest) -> Receive:
     if request.AttributeNames or request.MessageSystemAttributeNames:
         names = _system_attributes(request)
     attribute_names = request.MessageAttributeNames
-    return Receive(
+    return ReceiveRequest(
         count,
         None if timeout_s is None else timeout_s * 1000,
         None if wait_s is None else wait_s * 1000,

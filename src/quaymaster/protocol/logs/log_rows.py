@@ -61,7 +61,7 @@ def columns_of(rows: Rows, names: Iterable[str]) -> Block:
     return builder.block()
 
 
-class _Column(Protocol):
+class _GrowingColumn(Protocol):
     """One column that grows."""
 
     def append(self, rows: Rows) -> None:
@@ -309,7 +309,7 @@ def _add_md5s(column: _Bytes, rows: Rows) -> None:
     column.append_even(data, 32, len(rows.contents))
 
 
-_MAKE: Final[Mapping[str, Callable[[], _Column]]] = {
+_MAKE: Final[Mapping[str, Callable[[], _GrowingColumn]]] = {
     "queue": lambda: _Strings(lambda column, rows: column.append_alike(rows.queue, len(rows.offsets))),
     "partition": lambda: _Numbers("i", lambda rows: [rows.partition] * len(rows.offsets)),
     "offset": lambda: _Numbers("q", lambda rows: rows.offsets),

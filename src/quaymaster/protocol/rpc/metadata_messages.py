@@ -26,7 +26,7 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 """Of the values in one answer: a frame holds it, whatever their number."""
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StoreRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A row of the store as of a revision; `value` None: it is gone."""
 
     key: str
@@ -270,7 +270,7 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True):
 class RowPage(msgspec.Struct, frozen=True, array_like=True):
     """Some rows in order. Changes after `revision` are not all in them; `more`: rows follow the last one."""
 
-    rows: list[Row]
+    rows: list[StoreRow]
     revision: int
     more: bool
 
@@ -279,7 +279,7 @@ class FoundRows(msgspec.Struct, frozen=True, array_like=True):
     """Those of the rows that there are, as of `position`: of the store, or (`age_ms` over 0) of the node's memory,
     which was there `age_ms` ago at the latest."""
 
-    rows: list[Row]
+    rows: list[StoreRow]
     position: int
     age_ms: int
 
@@ -287,7 +287,7 @@ class FoundRows(msgspec.Struct, frozen=True, array_like=True):
 class Changes(msgspec.Struct, frozen=True, array_like=True):
     """All changes up to `position`. `is_lost`: the node does not know them all; list again."""
 
-    rows: list[Row]
+    rows: list[StoreRow]
     position: int
     age_ms: int
     is_lost: bool = False

@@ -22,7 +22,7 @@ from quaymaster.core.replication.messages import (
     Append,
     Appended,
     Envelope,
-    Fetch,
+    FetchBatches,
     Message,
     Mismatch,
     Prepare,
@@ -65,15 +65,15 @@ class _Tail(msgspec.Struct, frozen=True, array_like=True, tag=4):
     is_gone: bool
 
 
-class _Sent(msgspec.Struct, frozen=True, array_like=True):
+class _SentEntry(msgspec.Struct, frozen=True, array_like=True):
     journal_id: int
     sender: str
     receiver: str
-    message: Prepare | Promise | Fetch | _Tail | _Append | Appended | Mismatch | Stale | Resign
+    message: Prepare | Promise | FetchBatches | _Tail | _Append | Appended | Mismatch | Stale | Resign
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Sent)
+_decoder = msgspec.msgpack.Decoder(_SentEntry)
 
 
 def encode_envelope(journal_id: int, envelope: Envelope, *, version: int = REPLICATION_VERSION) -> bytes:
@@ -96,7 +96,7 @@ def encode_envelope(journal_id: int, envelope: Envelope, *, version: int = REPLI
     elif type(message) is Tail:
         batches = [batch.data for batch in message.batches]
         sent = _Tail(message.epoch, message.start, batches, message.is_gone)
-    body = _encoder.encode(_Sent(journal_id, envelope.sender, envelope.receiver, sent))  # type: ignore[arg-type]  # one of its kinds
+    body = _encoder.encode(_SentEntry(journal_id, envelope.sender, envelope.receiver, sent))  # type: ignore[arg-type]  # one of its kinds
     return _HEAD.pack(version, crc32c(body)) + body
 
 
@@ -118,7 +118,7 @@ def decode_envelope(data: bytes | memoryview) -> tuple[int, Envelope]:
 
 
 def _message(
-    sent: Prepare | Promise | Fetch | _Tail | _Append | Appended | Mismatch | Stale | Resign,
+    sent: Prepare | Promise | FetchBatches | _Tail | _Append | Appended | Mismatch | Stale | Resign,
 ) -> Message:
     if type(sent) is _Append:
         batches = _batches(sent.batches, sent.previous_end, sent.previous_chain)

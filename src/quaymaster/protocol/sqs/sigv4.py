@@ -72,7 +72,7 @@ def declared_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
     return declared
 
 
-class Scope(msgspec.Struct):
+class CredentialScope(msgspec.Struct):
     """What stands before the signature: one per client and day.
 
     The two templates are the canonical request (filled with method, path, query, the values of the signed
@@ -99,7 +99,7 @@ class Authorization(msgspec.Struct, frozen=True):
     session token, None when the request has none.
     """
 
-    scope: Scope
+    scope: CredentialScope
     signature: bytes
     time: bytes
     expires_s: int | None
@@ -121,7 +121,7 @@ class SigningKeys:
 
     def __init__(self, capacity: int = 4_096) -> None:
         self.capacity = capacity
-        self._scopes: dict[bytes, Scope] = {}
+        self._scopes: dict[bytes, CredentialScope] = {}
         self._times_ms: dict[bytes, int] = {}
 
     def parse(
@@ -222,7 +222,9 @@ class SigningKeys:
             query,
         )
 
-    def _remember_scope(self, prefix: bytes, signature: bytes, authorization: bytes, scope: Scope) -> None:
+    def _remember_scope(
+        self, prefix: bytes, signature: bytes, authorization: bytes, scope: CredentialScope
+    ) -> None:
         if prefix + b"Signature=" + signature != authorization:
             # The signature was not last, or has something around it: the prefix alone does not tell the rest.
             return
@@ -312,7 +314,9 @@ def _join_duplicates(headers: Headers) -> dict[bytes, bytes]:
     return joined
 
 
-def _parse_header_slowly(authorization: bytes, headers: dict[bytes, bytes]) -> tuple[Scope, bytes, bytes]:
+def _parse_header_slowly(
+    authorization: bytes, headers: dict[bytes, bytes]
+) -> tuple[CredentialScope, bytes, bytes]:
     """Return scope, signature and time of a header not seen before, or raise what is wrong with it."""
     algorithm, _, rest = authorization.strip().partition(b" ")
     if algorithm != ALGORITHM:
@@ -371,7 +375,7 @@ def _hashed(authorization: bytes) -> str:
     return f"(Hashed with SHA-256 and encoded with Base64) Authorization={digest}"
 
 
-def _parse_scope(credential: bytes, signed_headers: bytes) -> Scope:
+def _parse_scope(credential: bytes, signed_headers: bytes) -> CredentialScope:
     text = credential.decode("latin-1")
     parts = text.split("/")
     if len(parts) != 5:
@@ -395,7 +399,7 @@ def _parse_scope(credential: bytes, signed_headers: bytes) -> Scope:
     escaped_names = [name.replace(b"%", b"%%") for name in names]
     lines = [b"%b\n%b\n%b", *(name + b":%b" for name in escaped_names), b"", b";".join(escaped_names), b"%b"]
     scope_text = credential[len(access_key_id) + 1 :].replace(b"%", b"%%")
-    return Scope(
+    return CredentialScope(
         access_key_id,
         date,
         region,
@@ -407,7 +411,9 @@ def _parse_scope(credential: bytes, signed_headers: bytes) -> Scope:
     )
 
 
-def _check_scope(scope: Scope, headers: dict[bytes, bytes], time_text: bytes, region: str | None) -> None:
+def _check_scope(
+    scope: CredentialScope, headers: dict[bytes, bytes], time_text: bytes, region: str | None
+) -> None:
     if time_text[:8] != scope.date_bytes:
         text = time_text.decode("latin-1")
         raise SignatureDoesNotMatch(

@@ -13,7 +13,7 @@ from frontend.support import FakeBroker, until
 from frontend.usage.test_usage_feed import Running, cell_of_one, on_a_loop, running, shipped
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.values.errors import InvalidParameterValue, NotNow, UnsupportedOperation
-from quaymaster.frontend.usage.usage_epochs import EPOCHS, Epoch, FrontEndEpochs, is_gone
+from quaymaster.frontend.usage.incarnations import EPOCHS, FrontEndIncarnations, Incarnation, is_gone
 from quaymaster.metadata.service import MetadataService
 from quaymaster.protocol.usage.usage_records import Seal, UsageBlock
 
@@ -35,7 +35,7 @@ class Clock:
 
 async def crashed(store: MemoryCoordination, clock: Clock, name: str = "gone") -> int:
     """Let a front end start and be heard of no more; return its epoch."""
-    epochs = FrontEndEpochs(store, now_us=clock)
+    epochs = FrontEndIncarnations(store, now_us=clock)
     epoch, _ = await epochs.claim(name, after=0)
     assert await epochs.renew(name, epoch)
     return epoch
@@ -72,7 +72,7 @@ async def test_a_front_end_that_is_gone_for_long_is_sealed_by_another_once(tmp_p
         assert before == []
         assert seals_of(broker, metadata, "gone") == [Seal(epoch, None, "lost")]
         assert one.sample("quaymaster_usage_front_ends_sealed_total") == 1
-        row = (await FrontEndEpochs(store, now_us=clock).rows())["gone"]
+        row = (await FrontEndIncarnations(store, now_us=clock).rows())["gone"]
         assert (row.seals, row.is_told) == (epoch, True)
         assert row.epoch > epoch
 
@@ -84,7 +84,7 @@ async def test_a_seal_that_could_not_be_told_is_told_later_in_the_same_words(tmp
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         use_clock(one, clock)
         clock.pass_s(DAY_S)
-        row = await FrontEndEpochs(store, now_us=clock).seal("gone")
+        row = await FrontEndIncarnations(store, now_us=clock).seal("gone")
         broker.failure = NotNow()
         with pytest.raises(NotNow):
             await one.feed.keep_epochs()
@@ -103,7 +103,7 @@ async def test_who_was_sealed_and_comes_back_records_under_another_epoch(tmp_pat
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         await one.send(2)
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 2)
-        epochs = FrontEndEpochs(store, now_us=one.feed._now_us)
+        epochs = FrontEndIncarnations(store, now_us=one.feed._now_us)
         sealed = await epochs.seal("fe-1", unseen_us=0)
 
         await one.feed.keep_epochs()
@@ -123,7 +123,7 @@ async def test_blocks_and_audit_go_on_where_the_epoch_before_ended(tmp_path: Pat
     store = MemoryCoordination()
     async with cell_of_one() as (broker, metadata), running(tmp_path, broker, metadata, store) as one:
         await one.send()
-        await FrontEndEpochs(store, now_us=one.feed._now_us).seal("fe-1", unseen_us=0)
+        await FrontEndIncarnations(store, now_us=one.feed._now_us).seal("fe-1", unseen_us=0)
         await one.feed.keep_epochs()
         await one.send()
         await until(lambda: one.sample("quaymaster_usage_records_shipped_total") == 2)
@@ -140,24 +140,24 @@ async def test_who_ended_in_order_and_shipped_all_is_not_sealed(tmp_path: Path) 
     async with cell_of_one() as (broker, metadata):
         async with running(tmp_path / "one", broker, metadata, store):
             pass
-        row = (await FrontEndEpochs(store, now_us=clock).rows())["fe-1"]
+        row = (await FrontEndIncarnations(store, now_us=clock).rows())["fe-1"]
 
         assert row.is_told
         assert not is_gone(row, now_us=row.renewed_us + 10**15, abandon_us=1)
-        assert await FrontEndEpochs(store, now_us=clock).seal("fe-1") == row
+        assert await FrontEndIncarnations(store, now_us=clock).seal("fe-1") == row
 
 
 def test_who_never_renews_is_of_an_older_program_and_not_taken_as_gone() -> None:
-    assert not is_gone(Epoch(1, 1_000), now_us=10**15, abandon_us=1)
-    assert is_gone(Epoch(1, 1_000, 2_000), now_us=2_500, abandon_us=500)
-    assert not is_gone(Epoch(1, 1_000, 2_000), now_us=2_499, abandon_us=500)
+    assert not is_gone(Incarnation(1, 1_000), now_us=10**15, abandon_us=1)
+    assert is_gone(Incarnation(1, 1_000, 2_000), now_us=2_500, abandon_us=500)
+    assert not is_gone(Incarnation(1, 1_000, 2_000), now_us=2_499, abandon_us=500)
 
 
 @on_a_loop
 async def test_a_front_end_that_runs_or_never_was_is_not_sealed(tmp_path: Path) -> None:
     store, clock = MemoryCoordination(), Clock()
     await crashed(store, clock, "alive")
-    epochs = FrontEndEpochs(store, now_us=clock)
+    epochs = FrontEndIncarnations(store, now_us=clock)
     clock.pass_s(100)
 
     with pytest.raises(UnsupportedOperation, match=r"'alive' ran 100 s ago; it is gone after 180 s"):
@@ -172,7 +172,7 @@ async def test_a_front_end_whose_clock_was_ahead_is_sealed_once_it_is_gone(tmp_p
     epoch = await crashed(store, clock, "ahead")
     clock.pass_s(-365 * DAY_S)
 
-    row = await FrontEndEpochs(store, now_us=clock).seal("ahead")
+    row = await FrontEndIncarnations(store, now_us=clock).seal("ahead")
 
     assert row.seals == epoch
 
@@ -182,8 +182,8 @@ async def test_rows_of_programs_before_are_read(tmp_path: Path) -> None:
     store = MemoryCoordination()
     await store.compare_and_swap(EPOCHS + "old", 0, b'{"epoch":7,"started_us":5}')
 
-    assert await FrontEndEpochs(store, now_us=lambda: 0).rows() == {"old": Epoch(7, 5)}
-    assert not await FrontEndEpochs(store, now_us=lambda: 0).renew("old", 6)
+    assert await FrontEndIncarnations(store, now_us=lambda: 0).rows() == {"old": Incarnation(7, 5)}
+    assert not await FrontEndIncarnations(store, now_us=lambda: 0).renew("old", 6)
 
 
 def rows_of(blocks: list[UsageBlock]) -> dict[int, int]:

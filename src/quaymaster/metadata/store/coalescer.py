@@ -22,7 +22,7 @@ PAUSE_S: Final = 0.005
 T = TypeVar("T")
 
 
-class Together(Generic[T]):
+class Coalescer(Generic[T]):
     """A piece of work, shared. Within one event loop."""
 
     def __init__(self, work: Callable[[], Awaitable[T]], *, pause_s: float = PAUSE_S) -> None:
@@ -70,17 +70,17 @@ class StoreReads:
     def __init__(self, store: Coordination) -> None:
         self._store = store
         self._wanted: set[str] = set()
-        self._together = Together(self._read_wanted)
+        self._coalesced = Coalescer(self._read_wanted)
 
     async def read(self, keys: Collection[str]) -> tuple[dict[str, KeyValue], int]:
         """Return those of the rows that there are, and a revision of the store as of which they are."""
         self._wanted.update(keys)
-        rows, revision = await self._together()
+        rows, revision = await self._coalesced()
         return {key: rows[key] for key in keys if key in rows}, revision
 
     async def close(self) -> None:
         """Read no more."""
-        await self._together.close()
+        await self._coalesced.close()
 
     async def _read_wanted(self) -> tuple[dict[str, KeyValue], int]:
         wanted, self._wanted = self._wanted, set()

@@ -29,7 +29,7 @@ ALIVE_US: Final = 180_000_000
 """Who renewed within this is not gone."""
 
 
-class Epoch(msgspec.Struct, frozen=True):
+class Incarnation(msgspec.Struct, frozen=True):
     """What coordination keeps of a front end: the epoch of its last start, and when that was.
 
     `renewed_us`: when it last said that it runs; 0 where its program does not. `seals`: the epoch was taken by another
@@ -44,7 +44,7 @@ class Epoch(msgspec.Struct, frozen=True):
     is_told: bool = False
 
 
-class FrontEndEpochs:
+class FrontEndIncarnations:
     """Reads and changes the rows. All methods may raise NotNow."""
 
     def __init__(self, store: Coordination, *, now_us: Callable[[], int]) -> None:
@@ -62,7 +62,7 @@ class FrontEndEpochs:
             now_us = self._now_us()
             last = None if row is None else row.epoch
             epoch = max(last or 0, after, now_us // 1_000_000 - 1) + 1
-            if await self._write(front_end, revision, Epoch(epoch, now_us, now_us)):
+            if await self._write(front_end, revision, Incarnation(epoch, now_us, now_us)):
                 return epoch, last
 
     async def renew(self, front_end: str, epoch: int) -> bool:
@@ -75,12 +75,12 @@ class FrontEndEpochs:
             if await self._write(front_end, revision, renewed):
                 return True
 
-    async def rows(self) -> dict[str, Epoch]:
+    async def rows(self) -> dict[str, Incarnation]:
         """Return all front ends there ever were."""
         found, _ = await self._store.list_all(EPOCHS)
         return {one.key.removeprefix(EPOCHS): _decode(one.value) for one in found}
 
-    async def seal(self, front_end: str, *, unseen_us: int = ALIVE_US) -> Epoch:
+    async def seal(self, front_end: str, *, unseen_us: int = ALIVE_US) -> Incarnation:
         """End the epoch of a front end that is gone, and return its row; of one that was sealed, its row as it is.
 
         Raises:
@@ -101,7 +101,7 @@ class FrontEndEpochs:
                     f"The front end {front_end!r} ran {ago_s} s ago; it is gone after {unseen_us // 1_000_000} s."
                 )
             epoch = max(row.epoch, now_us // 1_000_000 - 1) + 1
-            sealed = Epoch(epoch, now_us, row.renewed_us, row.epoch)
+            sealed = Incarnation(epoch, now_us, row.renewed_us, row.epoch)
             if await self._write(front_end, revision, sealed):
                 return sealed
 
@@ -111,17 +111,17 @@ class FrontEndEpochs:
         if row is not None and row.epoch == epoch:
             await self._write(front_end, revision, msgspec.structs.replace(row, is_told=True))
 
-    async def mark_told(self, front_end: str, row: Epoch) -> None:
+    async def mark_told(self, front_end: str, row: Incarnation) -> None:
         """Note that the usage queue has the seal."""
         found, revision = await self._read(front_end)
         if found == row:
             await self._write(front_end, revision, msgspec.structs.replace(row, is_told=True))
 
-    async def _read(self, front_end: str) -> tuple[Epoch | None, int]:
+    async def _read(self, front_end: str) -> tuple[Incarnation | None, int]:
         found = await self._store.get(EPOCHS + front_end)
         return (None, ABSENT) if found is None else (_decode(found.value), found.revision)
 
-    async def _write(self, front_end: str, revision: int, row: Epoch) -> bool:
+    async def _write(self, front_end: str, revision: int, row: Incarnation) -> bool:
         """Return False when somebody else was faster."""
         with suppress(RevisionMismatch):
             await self._store.compare_and_swap(EPOCHS + front_end, revision, msgspec.json.encode(row))
@@ -129,12 +129,12 @@ class FrontEndEpochs:
         return False
 
 
-def is_gone(row: Epoch, *, now_us: int, abandon_us: int) -> bool:
+def is_gone(row: Incarnation, *, now_us: int, abandon_us: int) -> bool:
     """Return whether a front end did not renew for so long, of those that do, and did not end in order."""
     return not row.seals and not row.is_told and row.renewed_us > 0 and row.renewed_us + abandon_us <= now_us
 
 
-def lost_block(front_end: str, row: Epoch, region: str) -> EncodedBlock:
+def lost_block(front_end: str, row: Incarnation, region: str) -> EncodedBlock:
     """Return the block by which a row of a sealed front end is told: the same bytes, whoever tells it."""
     return encode_block(
         front_end,
@@ -149,5 +149,5 @@ def lost_block(front_end: str, row: Epoch, region: str) -> EncodedBlock:
     )
 
 
-def _decode(value: bytes) -> Epoch:
-    return msgspec.json.decode(value, type=Epoch)
+def _decode(value: bytes) -> Incarnation:
+    return msgspec.json.decode(value, type=Incarnation)

@@ -17,7 +17,7 @@ from quaymaster.core.values.errors import NotNow
 INTERVAL_S: Final = 1.0
 
 
-class Contact:
+class Heartbeat:
     """Asks for a key again and again. `run` is a task of the owner."""
 
     def __init__(

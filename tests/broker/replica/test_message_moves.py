@@ -22,15 +22,15 @@ from harness.broker_support import (
 )
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.replica import moves
+from quaymaster.broker.replica import message_moves
 from quaymaster.broker.storage.segments import RecordUnreadable
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.values.commands import (
     CancelMoveTask,
     CountMessages,
     Delete,
-    DeleteQueue,
     FinishMoveTask,
+    ForgetQueue,
     ListMoveTasks,
     MoveMessage,
     MoveTask,
@@ -154,7 +154,7 @@ def test_a_receive_gets_what_is_behind_dead_letters(tmp_path: Path) -> None:
 def test_so_many_dead_letters_are_on_their_way_at_once_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "MOVES_AT_ONCE_MAX", 4)
+    monkeypatch.setattr(message_moves, "MOVES_AT_ONCE_MAX", 4)
 
     async def run() -> int:
         most = under_way = 0
@@ -205,7 +205,7 @@ def test_a_dead_letter_stays_where_it_is_when_its_target_is_gone(tmp_path: Path)
             await make_queues(tester)
             await tester.send(SOURCE, message(7))
             await tester.receive(SOURCE, timeout_ms=0)
-            await tester.ask(DeleteQueue(DEAD))
+            await tester.ask(ForgetQueue(DEAD))
             return numbers(await tester.receive(SOURCE))
 
     assert asyncio.run(run()) == [7]
@@ -250,7 +250,7 @@ def test_an_unreadable_dead_letter_holds_nothing_else_up(
 def test_a_dead_letter_that_can_be_read_again_is_moved_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.05)
+    monkeypatch.setattr(message_moves, "UNREADABLE_RETRY_S", 0.05)
 
     async def run() -> list[int]:
         async with running(tmp_path, body_cache_bytes=1) as tester:
@@ -361,7 +361,7 @@ def test_a_task_fails_when_its_target_is_deleted(tmp_path: Path) -> None:
                 await tester.send(DEAD, message(number))
             await start_task(tester, OTHER, rate_per_s=20)
             await under_way(tester)
-            await tester.ask(DeleteQueue(OTHER))
+            await tester.ask(ForgetQueue(OTHER))
             task = await ended(tester)
             return task, await waiting(tester, DEAD) + task.moved
 
@@ -475,7 +475,7 @@ def refuse(tester: BrokerTester, kind: type, times: int) -> None:
 def test_a_task_goes_on_when_its_leader_hears_a_majority_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
-    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+    monkeypatch.setattr(message_moves, "AWAY_RETRY_S", 0.01)
 
     async def run() -> tuple[MoveTask, int]:
         async with running(tmp_path) as tester:
@@ -493,7 +493,7 @@ def test_a_task_goes_on_when_its_leader_hears_a_majority_again(
 def test_a_dead_letter_moves_when_its_leader_hears_a_majority_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.01)
+    monkeypatch.setattr(message_moves, "UNREADABLE_RETRY_S", 0.01)
 
     async def run() -> int:
         async with running(tmp_path) as tester:
@@ -506,7 +506,7 @@ def test_a_dead_letter_moves_when_its_leader_hears_a_majority_again(
 
 
 def test_dead_letters_wait_while_the_disk_is_low(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+    monkeypatch.setattr(message_moves, "AWAY_RETRY_S", 0.01)
 
     async def run() -> tuple[int, list[int]]:
         async with running(tmp_path) as tester:
@@ -533,7 +533,7 @@ def test_dead_letters_wait_while_the_disk_is_low(tmp_path: Path, monkeypatch: py
 def test_a_task_waits_while_the_disk_is_low_and_gives_back_what_it_has_taken_when_it_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+    monkeypatch.setattr(message_moves, "AWAY_RETRY_S", 0.01)
 
     async def run() -> tuple[str, list[int], int]:
         async with running(tmp_path) as tester:
@@ -560,7 +560,7 @@ def test_a_task_waits_while_the_disk_is_low_and_gives_back_what_it_has_taken_whe
 def test_what_a_task_has_taken_is_not_left_aside_when_its_leader_hears_no_majority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "AWAY_RETRY_S", 0.01)
+    monkeypatch.setattr(message_moves, "AWAY_RETRY_S", 0.01)
 
     async def run() -> tuple[MoveTask, int]:
         async with running(tmp_path) as tester:
@@ -596,16 +596,18 @@ async def redriven(directory: Path) -> tuple[MoveTask, int]:
 def test_a_task_goes_on_after_what_journal_or_disk_refused_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    monkeypatch.setattr(moves, "UNREADABLE_RETRY_S", 0.01)
+    monkeypatch.setattr(message_moves, "UNREADABLE_RETRY_S", 0.01)
     failures = iter([failure])
-    take = moves.Moves._take
+    take = message_moves.MessageMoves._take
 
-    async def failing_once(self: moves.Moves, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
+    async def failing_once(
+        self: message_moves.MessageMoves, queue_id: int, task: MoveTask, count: int
+    ) -> TakenForTask:
         for failure in failures:
             raise failure
         return await take(self, queue_id, task, count)
 
-    monkeypatch.setattr(moves.Moves, "_take", failing_once)
+    monkeypatch.setattr(message_moves.MessageMoves, "_take", failing_once)
 
     task, count = asyncio.run(redriven(tmp_path))
 
@@ -615,10 +617,12 @@ def test_a_task_goes_on_after_what_journal_or_disk_refused_once(
 def test_a_bug_in_a_task_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[Exception] = []
 
-    async def broken(self: moves.Moves, queue_id: int, task: MoveTask, count: int) -> TakenForTask:
+    async def broken(
+        self: message_moves.MessageMoves, queue_id: int, task: MoveTask, count: int
+    ) -> TakenForTask:
         raise AssertionError("a bug")
 
-    monkeypatch.setattr(moves.Moves, "_take", broken)
+    monkeypatch.setattr(message_moves.MessageMoves, "_take", broken)
 
     async def run() -> None:
         listen_for_failures(asyncio.get_running_loop(), ended.append)
@@ -639,14 +643,14 @@ def test_a_task_that_starts_again_while_its_work_is_about_to_be_left_to_the_next
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_first = iter([True])
-    work_on = moves.Moves._run
+    work_on = message_moves.MessageMoves._run
 
-    async def run_or_leave(self: moves.Moves, key: int, task: MoveTask) -> None:
+    async def run_or_leave(self: message_moves.MessageMoves, key: int, task: MoveTask) -> None:
         if next(left_first, False):
             return  # as when it was not leading a moment ago, and leads again before this is noted
         await work_on(self, key, task)
 
-    monkeypatch.setattr(moves.Moves, "_run", run_or_leave)
+    monkeypatch.setattr(message_moves.MessageMoves, "_run", run_or_leave)
 
     task, count = asyncio.run(redriven(tmp_path))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from harness.managed_cell import Store
 
-from quaymaster.coordination.contact import Contact
+from quaymaster.coordination.heartbeat import Heartbeat
 
 SILENT_MS = 50
 
@@ -20,7 +20,7 @@ async def until(holds: Callable[[], bool]) -> None:
 def test_silence_is_counted_from_the_last_question_that_was_answered() -> None:
     async def scenario() -> None:
         store = Store()
-        contact = Contact(store, "a-key-that-nobody-wrote", interval_s=0.001)
+        contact = Heartbeat(store, "a-key-that-nobody-wrote", interval_s=0.001)
         asking = asyncio.create_task(contact.run())
         store.is_away = True
         await until(lambda: contact.silent_ms >= SILENT_MS)
@@ -42,7 +42,7 @@ def test_a_question_without_an_answer_is_silence() -> None:
 
     async def scenario() -> None:
         store = Deaf()
-        contact = Contact(store, "key", interval_s=0.001)
+        contact = Heartbeat(store, "key", interval_s=0.001)
         asking = asyncio.create_task(contact.run())
 
         await until(lambda: contact.silent_ms >= SILENT_MS)

@@ -14,7 +14,7 @@ from quaymaster.broker.replica.elections import PHASES
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.partition.partition import Partition
-from quaymaster.core.replication.messages import Room
+from quaymaster.core.replication.messages import DiskPressure
 from quaymaster.core.replication.queue_time import say_held
 from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 
@@ -87,7 +87,7 @@ def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | Non
     yield Sample("quaymaster_journals", len(journals) - len(led), ("follower",))
     yield Sample("quaymaster_journals", len(led), ("leader",))
     rooms = Counter(journal.files.room for journal in journals)
-    for room in Room:
+    for room in DiskPressure:
         yield Sample("quaymaster_journals_by_room", rooms[room], (room.name.lower(),))
     yield Sample("quaymaster_journal_leader_changes_total", sum(journal.leaderships for journal in journals))
     yield Sample(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness.command_line import PlayedServer, Run, write_client_file
 
-from quaymaster.cli import checkup
-from quaymaster.cli.checkup import OK, PROBLEM, WARNING, Finding
+from quaymaster.cli import doctor
+from quaymaster.cli.doctor import OK, PROBLEM, WARNING, Finding
 from quaymaster.settings import Settings, load_settings, parse_address
 
 
@@ -18,7 +18,7 @@ def settings_of(data: Path, **flags: object) -> Settings:
 
 
 def disk_findings(data: Path, **flags: object) -> dict[str, Finding]:
-    return {finding.check: finding for finding in checkup.check_disk(settings_of(data, **flags))}
+    return {finding.check: finding for finding in doctor.check_disk(settings_of(data, **flags))}
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,16 @@ def disk_findings(data: Path, **flags: object) -> dict[str, Finding]:
     ],
 )
 def test_kernels_that_lose_write_errors_are_a_problem(system: str, release: str, result: str) -> None:
-    assert checkup.check_kernel(system, release).result == result
+    assert doctor.check_kernel(system, release).result == result
 
 
 def test_a_clock_behind_what_was_written_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    good = next(checkup.check_clock(tmp_path))
+    good = next(doctor.check_clock(tmp_path))
     an_hour_ahead_s = time.time() + 3600
     os.utime(tmp_path / "file", (an_hour_ahead_s, an_hour_ahead_s))
 
-    bad = next(checkup.check_clock(tmp_path))
+    bad = next(doctor.check_clock(tmp_path))
 
     assert good.result == OK
     assert (bad.result, bool(bad.advice)) == (PROBLEM, True)
@@ -69,7 +69,7 @@ def test_disk_checks_look_at_the_place_where_a_missing_directory_will_be(tmp_pat
 def test_fsync_is_judged_by_its_median(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, median_ms: float, result: str
 ) -> None:
-    monkeypatch.setattr(checkup, "measure_fsync_ms", lambda place: [0.0005, median_ms, median_ms * 3])
+    monkeypatch.setattr(doctor, "measure_fsync_ms", lambda place: [0.0005, median_ms, median_ms * 3])
 
     assert disk_findings(tmp_path)["fsync"].result == result
 
@@ -78,7 +78,7 @@ def test_a_disk_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch:
     def refuse(place: Path) -> list[float]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(checkup, "measure_fsync_ms", refuse)
+    monkeypatch.setattr(doctor, "measure_fsync_ms", refuse)
 
     finding = disk_findings(tmp_path)["fsync"]
 
@@ -87,7 +87,7 @@ def test_a_disk_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch:
 
 
 def test_fsync_is_measured_on_real_files_and_leaves_none_behind(tmp_path: Path) -> None:
-    times_ms = checkup.measure_fsync_ms(tmp_path, tries=3)
+    times_ms = doctor.measure_fsync_ms(tmp_path, tries=3)
 
     assert len(times_ms) == 3
     assert min(times_ms) > 0
@@ -101,14 +101,14 @@ def test_a_data_directory_others_can_read_is_a_problem(tmp_path: Path) -> None:
     key.touch(mode=0o600)
     for path, mode in ((data, 0o700), (data / "keys", 0o700)):
         path.chmod(mode)
-    private = checkup.check_permissions(data)
+    private = doctor.check_permissions(data)
     metrics = data / "metrics.prom"  # for a node exporter
     metrics.touch(mode=0o644)
     metrics.chmod(0o644)
-    with_metrics = checkup.check_permissions(data)
+    with_metrics = doctor.check_permissions(data)
     key.chmod(0o640)
 
-    readable = checkup.check_permissions(data)
+    readable = doctor.check_permissions(data)
 
     assert private.result == with_metrics.result == OK
     assert readable.result == PROBLEM
@@ -116,31 +116,31 @@ def test_a_data_directory_others_can_read_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_missing_data_directory_is_fine_where_it_can_be_made(tmp_path: Path) -> None:
-    assert checkup.check_permissions(tmp_path / "new" / "data").result == OK
+    assert doctor.check_permissions(tmp_path / "new" / "data").result == OK
 
 
 def test_a_file_in_the_place_of_the_data_directory_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
 
-    assert checkup.check_permissions(tmp_path / "data").result == PROBLEM
+    assert doctor.check_permissions(tmp_path / "data").result == PROBLEM
 
 
 def test_too_few_file_descriptors_for_the_connections_are_a_warning() -> None:
     few = load_settings(flags={"http_connections_max": 1, "admin_connections_max": 1}, environment={})
     many = load_settings(flags={"http_connections_max": 1 << 40}, environment={})
 
-    assert checkup.check_file_limit(few).result == OK
-    assert checkup.check_file_limit(many).result == WARNING
+    assert doctor.check_file_limit(few).result == OK
+    assert doctor.check_file_limit(many).result == WARNING
 
 
 def test_too_little_memory_for_the_caches_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gib = 1 << 30
-    monkeypatch.setattr(checkup, "_memory_available_bytes", lambda: 2 * gib)
+    monkeypatch.setattr(doctor, "_memory_available_bytes", lambda: 2 * gib)
 
-    assert checkup.check_memory(settings_of(tmp_path, body_cache_bytes=gib)).result == OK
-    assert checkup.check_memory(settings_of(tmp_path, body_cache_bytes=2 * gib)).result == WARNING
+    assert doctor.check_memory(settings_of(tmp_path, body_cache_bytes=gib)).result == OK
+    assert doctor.check_memory(settings_of(tmp_path, body_cache_bytes=2 * gib)).result == WARNING
 
 
 def test_a_free_port_is_fine_and_a_taken_one_a_problem(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_a_free_port_is_fine_and_a_taken_one_a_problem(tmp_path: Path) -> None:
         taken.listen()
         address = parse_address(f"127.0.0.1:{taken.getsockname()[1]}")
 
-        finding = checkup.check_port("listen", address, tmp_path)
+        finding = doctor.check_port("listen", address, tmp_path)
 
     assert finding.result == PROBLEM
     assert "--listen" in finding.advice
-    assert checkup.check_port("listen", address, tmp_path).result == OK
+    assert doctor.check_port("listen", address, tmp_path).result == OK
 
 
 def test_a_port_taken_by_our_own_server_is_fine(data: Path, server: PlayedServer) -> None:
@@ -161,7 +161,7 @@ def test_a_port_taken_by_our_own_server_is_fine(data: Path, server: PlayedServer
     server.answers["GET /health/live"] = {}
     server.is_verified = False
 
-    assert checkup.check_port("admin", address, data).result == OK
+    assert doctor.check_port("admin", address, data).result == OK
 
 
 def test_a_port_taken_by_the_server_of_other_data_is_a_problem(
@@ -169,7 +169,7 @@ def test_a_port_taken_by_the_server_of_other_data_is_a_problem(
 ) -> None:
     address = parse_address(server.url.removeprefix("http://"))
 
-    assert checkup.check_port("admin", address, tmp_path / "other").result == PROBLEM
+    assert doctor.check_port("admin", address, tmp_path / "other").result == PROBLEM
 
 
 def test_what_a_running_server_tells_operators_is_shown(data: Path, server: PlayedServer) -> None:
@@ -180,7 +180,7 @@ def test_what_a_running_server_tells_operators_is_shown(data: Path, server: Play
         {"status": "not ready", "reason": "The process is draining."},
     ]
 
-    (fine,), (held,), (away,) = (list(checkup.check_server(data)) for _ in range(3))
+    (fine,), (held,), (away,) = (list(doctor.check_server(data)) for _ in range(3))
 
     assert fine.result == OK
     assert (held.result, held.found) == (
@@ -192,12 +192,12 @@ def test_what_a_running_server_tells_operators_is_shown(data: Path, server: Play
 
 
 def test_of_a_server_that_does_not_run_nothing_is_said(tmp_path: Path) -> None:
-    assert list(checkup.check_server(tmp_path / "new")) == []
+    assert list(doctor.check_server(tmp_path / "new")) == []
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and nobody listens
         write_client_file(tmp_path, *[f"http://127.0.0.1:{silent.getsockname()[1]}"] * 2)
 
-        assert list(checkup.check_server(tmp_path)) == []
+        assert list(doctor.check_server(tmp_path)) == []
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:many", "http://[::1", "http://127.0.0.1:99999"])
@@ -208,16 +208,16 @@ def test_of_a_server_whose_address_cannot_be_read_nothing_is_said(tmp_path: Path
         other.listen()
         address = parse_address(f"127.0.0.1:{other.getsockname()[1]}")
 
-        assert list(checkup.check_server(tmp_path)) == []
-        assert checkup.check_port("listen", address, tmp_path).result == PROBLEM
+        assert list(doctor.check_server(tmp_path)) == []
+        assert doctor.check_port("listen", address, tmp_path).result == PROBLEM
 
 
 def test_file_that_goes_while_it_is_looked_at_is_no_matter(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
 
-    assert next(checkup.check_clock(tmp_path)).result == OK
-    assert checkup.check_permissions(tmp_path).result == OK
+    assert next(doctor.check_clock(tmp_path)).result == OK
+    assert doctor.check_permissions(tmp_path).result == OK
 
 
 def test_directory_that_may_not_be_looked_at_is_a_problem(
@@ -230,7 +230,7 @@ def test_directory_that_may_not_be_looked_at_is_a_problem(
 
     monkeypatch.setattr(Path, "stat", refuse)
 
-    problems = [finding for finding in checkup.check_up(settings_of(data)) if finding.result == PROBLEM]
+    problems = [finding for finding in doctor.check_up(settings_of(data)) if finding.result == PROBLEM]
 
     assert [(finding.check, "Permission denied" in finding.found) for finding in problems] == [
         ("permissions", True)

@@ -14,9 +14,9 @@ from harness.broker_support import message
 
 from broker.cell.test_cell_broker import JOURNAL, Cell, run, until
 from broker.replica.test_record_repair import flip, sends_of
-from quaymaster.broker.cell import journal_copy
+from quaymaster.broker.cell import snapshot_install
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN, COPY_END, COPY_READ
-from quaymaster.broker.cell.journal_copy import CopyManifest, CopyRead
+from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead
 from quaymaster.broker.replica import journal_service, maintenance
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.storage.segments import DATA_AT
@@ -197,7 +197,7 @@ def test_journal_whose_disk_failed_does_not_live_on_in_a_copy(tmp_path: Path) ->
 
         def adopt(closed: JournalService) -> str:
             closed.files.failure = OSError("fsync failed")
-            return journal_copy.adopt_if_better(held.directory, JOURNAL, closed.files, better)
+            return snapshot_install.adopt_if_better(held.directory, JOURNAL, closed.files, better)
 
         closed_promise = cell.brokers["c"].journals[JOURNAL].files._state
         cell.brokers["c"].journals[JOURNAL].files._state = replace(closed_promise, promised_epoch=99)
@@ -233,10 +233,10 @@ def test_replica_whose_deletion_a_crash_ended_is_not_opened_again(
 
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", lambda path, **_: None)
-        journal_copy.remove(tmp_path, 7)
+        snapshot_install.remove(tmp_path, 7)
 
     assert [path.name for path in tmp_path.iterdir()] == ["7.dropped"]
-    journal_copy.settle(tmp_path)
+    snapshot_install.settle(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -251,7 +251,7 @@ async def fetched(client: RPCClient, directory: Path, *, flipped: tuple[str, int
             data[flipped[1] // 8 - position] ^= 1 << flipped[1] % 8
         return bytes(data)
 
-    await journal_copy.fetch(directory, JOURNAL, manifest, read)
+    await snapshot_install.fetch(directory, JOURNAL, manifest, read)
 
 
 def test_a_copy_that_was_damaged_on_the_way_is_refused_and_nothing_is_left_of_it(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_copy_that_was_damaged_on_the_way_is_refused_and_nothing_is_left_of_it
 def test_a_leader_whose_copy_is_refused_mends_what_is_damaged_and_gives_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_copy, "judge", lambda *_: "take")  # also by one that lacks nothing
+    monkeypatch.setattr(snapshot_install, "judge", lambda *_: "take")  # also by one that lacks nothing
 
     async def story(cell: Cell) -> None:
         await cell.send("a", 1, 60)

@@ -9,7 +9,7 @@ import pytest
 
 from quaymaster.coordination.interface import Put
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.metadata.store.together import StoreReads, Together
+from quaymaster.metadata.store.coalescer import Coalescer, StoreReads
 
 
 def test_who_asks_while_a_run_is_under_way_is_answered_by_the_next_one() -> None:
@@ -25,7 +25,7 @@ def test_who_asks_while_a_run_is_under_way_is_answered_by_the_next_one() -> None
             await may_end.wait()
             return number
 
-        together = Together(work, pause_s=0)
+        together = Coalescer(work, pause_s=0)
         first = [asyncio.create_task(together()) for _ in range(3)]
         await has_begun.wait()
         later = [asyncio.create_task(together()) for _ in range(3)]
@@ -46,7 +46,7 @@ def test_who_gives_up_takes_nothing_from_the_others_and_a_failure_is_told_to_all
             await may_end.wait()
             raise RuntimeError("no")
 
-        together = Together(work)
+        together = Coalescer(work)
         impatient, patient = (asyncio.create_task(together()) for _ in range(2))
         await asyncio.sleep(0)
         impatient.cancel()
@@ -76,7 +76,7 @@ def test_a_failure_of_a_run_that_nobody_waits_for_any_more_is_nobodys_matter() -
             await may_end.wait()
             raise RuntimeError("no")
 
-        together = Together(work)
+        together = Coalescer(work)
         impatient = asyncio.create_task(together())
         await asyncio.sleep(0)
         impatient.cancel()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from quaymaster.broker.replica.moves_out import MovesAway
-from quaymaster.core.partition.partition_moves import UNKNOWN, Place
+from quaymaster.core.partition.partition_moves import UNKNOWN, JournalPlace
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, PREFIX_FLAGS, partition_key, parts_of_key
 from quaymaster.core.queues.move_tasks import looks_in_vain_max
 from quaymaster.core.values.commands import (
@@ -79,7 +79,7 @@ NO_TARGET = "AWS.SimpleQueueService.NonExistentQueue"
 log = logging.getLogger(__name__)
 
 
-class Moves:
+class MessageMoves:
     """Carries messages from queue to queue for one journal's leader; to other journals, if there are any."""
 
     def __init__(
@@ -220,7 +220,11 @@ class Moves:
         self._wake(partition_key(letter.queue_id, letter.partition))
 
     def _propose_dead_letter(
-        self, letter: DeadLetter, body: Body | None, done: Callable[[], None], place: Place | None = None
+        self,
+        letter: DeadLetter,
+        body: Body | None,
+        done: Callable[[], None],
+        place: JournalPlace | None = None,
     ) -> None:
         """Propose that a message moves, to another journal if `place` says so; without `body`: back."""
         definition = self._host.replica.queues.definitions.get(letter.queue_id)
@@ -360,7 +364,7 @@ class Moves:
         commands: list[MoveMessage] = []
         for message in taken:
             body = bodies.get(message.offset)
-            target = Place(0, HERE)
+            target = JournalPlace(0, HERE)
             if body is not None and failure is None:
                 found = await self._target_of(key, task, body)
                 if isinstance(found, str):
@@ -406,7 +410,7 @@ class Moves:
                 self._away.begun(partition_key(command.queue_id, command.partition), outcome)
             return
 
-    async def _target_of(self, key: int, task: MoveTask, body: Body) -> Place | str:
+    async def _target_of(self, key: int, task: MoveTask, body: Body) -> JournalPlace | str:
         """Return where a task moves a message, or why it cannot go on. HERE is this journal."""
         target_id, arn = task.target_queue_id, task.target_arn
         if target_id is None:
@@ -416,7 +420,7 @@ class Moves:
             target_id, arn = origin
         known = self._host.replica.queues.definitions.get(target_id)
         if known is not None:
-            return INTO_A_LOG if known.keeps_all else Place(target_id, HERE)
+            return INTO_A_LOG if known.keeps_all else JournalPlace(target_id, HERE)
         if self._places is None:
             return NO_TARGET
         if arn is None:
