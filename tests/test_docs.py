@@ -153,7 +153,7 @@ def test_every_queue_attribute_has_a_row_in_the_reference() -> None:
 def test_every_request_of_the_admin_api_is_documented() -> None:
     page = (DOCS / "reference" / "admin.md").read_text(encoding="utf-8")
     source = (ROOT / "src" / "quaymaster" / "frontend" / "admin" / "admin.py").read_text(encoding="utf-8")
-    routes = re.findall(r'^ +\(("[A-Z]+"(?:, "[^"]+")+)\): Route\(self\._', source, re.MULTILINE)
+    routes = re.findall(r'^ +\(("[A-Z]+"(?:, "[^"]+")+)\): AdminRoute\(self\._', source, re.MULTILINE)
     served = set()
     for route in routes:
         method, *parts = re.findall(r'"([^"]+)"', route)
