@@ -11,12 +11,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quaymaster.core.partition.partition_transactions import split_commit
-from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, MOVE_OUT
+from quaymaster.core.queues.applied_queues import HAS_ATTEMPT, MOVE_HEAD_BYTES, MOVE_OUT, PAIR
 from quaymaster.core.replication.log_tail import Position
 from quaymaster.core.replication.messages import Appended, Envelope, Promise
 from quaymaster.core.replication.queue_time import SLEW
 from quaymaster.core.values.attributes import Durability
-from quaymaster.core.values.commands import Command, CommittedOutcome, CommitTransaction, MoveIn, Send
+from quaymaster.core.values.commands import (
+    Command,
+    CommittedOutcome,
+    CommitTransaction,
+    MoveIn,
+    Send,
+    TakenOutcome,
+)
 from quaymaster.core.values.messages import decode_moved, split_payload
 from quaymaster.core.values.records import Batch, RecordRow, RecordType, decode_header, iterate_rows
 from sim.kernel import MS, START_MS, Kernel, Violation
@@ -236,12 +243,13 @@ class LogChecker:
         if offset >= node.log.commit:
             raise Violation("I2", f"{node.member} hands out what is not committed, at {offset}", offset)
 
-    def on_received(self, node: Replica, epoch: int) -> None:
+    def on_received(self, node: Replica, queue_id: int, outcome: TakenOutcome) -> None:
         """A leader answers a receive, with messages or without: not once another has led for a while.
 
         One that leads several epochs in succession may answer what it decided in the first: nobody else decided since.
+        And whoever waited for the record of a receive may hear late that it is committed: all later leaders know of it.
         """
-        key = self.key
+        key, epoch = self.key, outcome.epoch
         if not key.configuration.activated:
             return
         others = [
@@ -250,11 +258,27 @@ class LogChecker:
             if later > epoch and key.by_epoch[later].leader != node.member
         ]
         since_us = self.kernel.now_us - max(key.changed_us, node.host.resumed_us)
-        if others and since_us > DEPOSED_US:
+        if not others or since_us <= DEPOSED_US:
+            return
+        taken = {one.sequence for one in outcome.taken}
+        if not taken or not taken <= self._received(node, queue_id, epoch):
             raise Violation(
                 "I27",
                 f"{node.member} answers a receive in epoch {epoch}, long after epoch {min(others)} began",
             )
+
+    def _received(self, node: Replica, queue_id: int, epoch: int) -> set[int]:
+        """Return the messages that were received in an epoch, by committed records that a replica has."""
+        found: set[int] = set()
+        for batch in node.batches:
+            if batch.epoch != epoch or batch.next_offset > self.commit:
+                continue
+            for row in iterate_rows(batch.data, decode_header(batch.data)):
+                if row.type == RecordType.RECEIVE and row.queue_id == queue_id:
+                    start = row.position + (16 if row.flags & HAS_ATTEMPT else 0)
+                    pairs = batch.data[start : row.position + row.length]
+                    found.update(sequence for sequence, _ in PAIR.iter_unpack(pairs))
+        return found
 
     def on_reply(self, node: Replica, command: Command, outcome: object) -> None:
         """A client is answered: an acknowledged send is on a majority of disks, and stays there without power."""

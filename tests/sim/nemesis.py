@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 NEMESIS = "nemesis"
+STATE_ASKED_AGAIN_US = 4 * SECOND
 
 
 class Nemesis:
@@ -207,6 +208,8 @@ class Nemesis:
             cell.restart(host)
         for name in sorted(self._asked_for_state):
             self._drain_no_more(name)
+            # A manager that was held up until now may write a state that it was asked for before.
+            self._kernel.after(STATE_ASKED_AGAIN_US, self._drain_no_more, name)
 
     # The faults
 

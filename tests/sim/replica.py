@@ -721,7 +721,7 @@ class Replica:
         """Read what was taken, as a receive gives it."""
         command = asked.command
         assert isinstance(command, Receive), "only a receive takes"
-        self.checker.on_received(self, taken.epoch)
+        self.checker.on_received(self, command.queue_id, taken)
         timeout_ms = command.visibility_timeout_ms
         if timeout_ms < 0:
             timeout_ms = self.journal.queues.definitions[command.queue_id].visibility_timeout_ms

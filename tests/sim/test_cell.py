@@ -14,7 +14,10 @@ from typing import cast
 
 import pytest
 
+from quaymaster.core.queues.applied_queues import PAIR
+from quaymaster.core.values.commands import Taken, TakenOutcome
 from quaymaster.core.values.journal_configuration import JournalConfiguration
+from quaymaster.core.values.records import Record, RecordType, encode_batch
 from sim.__main__ import main
 from sim.bugs import BUGS
 from sim.cell import Outcome, run_seed, tell
@@ -31,6 +34,7 @@ BLOCKS = 9
 SEEDS = int(os.environ.get("SOAK_RUNS", "0")) or 2
 """Seeds of each block. A number, not a time: what is tried must not depend on how fast the machine is."""
 MEMBERS = ("a@1", "b@2", "c@3")
+QUEUE = 5
 HUNTED_SEEDS = 30
 """From the kept seed on, until one catches the bug: another draw anywhere makes another run of every seed."""
 
@@ -143,7 +147,10 @@ def test_a_message_may_outlive_its_retention_only_while_its_leader_lets_nothing_
             received_after(age_ms)
 
 
-def test_a_receive_may_be_answered_late_unless_another_broker_has_led_since() -> None:
+def test_a_receive_is_not_answered_late_when_another_broker_has_led_unless_its_record_is_committed() -> None:
+    def receive(epoch: int) -> TakenOutcome:
+        return TakenOutcome(epoch, [Taken(7, 1, 0, 0, 0)], [], unfinished=False)
+
     def lead(*epochs: tuple[int, str]) -> LogChecker:
         key = JournalKey(1)
         key.put(JournalConfiguration(1, "a@1", MEMBERS, MEMBERS, activated=True), 1)
@@ -153,12 +160,29 @@ def test_a_receive_may_be_answered_late_unless_another_broker_has_led_since() ->
         kernel = cast(Kernel, SimpleNamespace(now_us=DEPOSED_US + 1))
         return LogChecker(kernel, key, clock_error_ms=0, clock_drift=0.0, is_measured=True)
 
-    a = cast(Replica, SimpleNamespace(member="a@1", host=SimpleNamespace(resumed_us=0)))
+    def with_record(queue_id: int) -> Replica:
+        record = Record(RecordType.RECEIVE, 0, queue_id, 0, 0, 0, 0, PAIR.pack(7, 1))
+        batch = encode_batch([record], epoch=1, base_offset=0, time_ms=0, floor=0, previous_chain=0)
+        return cast(
+            Replica, SimpleNamespace(member="a@1", host=SimpleNamespace(resumed_us=0), batches=[batch])
+        )
 
-    lead().on_received(a, 1)
-    lead((2, "a@1")).on_received(a, 1)
-    lead((2, "b@2"), (3, "a@1")).on_received(a, 3)
+    a = with_record(QUEUE + 1)
+
+    lead().on_received(a, QUEUE, receive(1))
+    lead((2, "a@1")).on_received(a, QUEUE, receive(1))
+    lead((2, "b@2"), (3, "a@1")).on_received(a, QUEUE, receive(3))
 
     for epochs in ([(2, "b@2")], [(2, "b@2"), (3, "a@1")], [(2, "a@1"), (3, "b@2")]):
-        with pytest.raises(Violation, match="I27: a@1 answers a receive in epoch 1, long after epoch"):
-            lead(*epochs).on_received(a, 1)
+        checker = lead(*epochs)
+        checker.ends, checker.chains = [1], [0]
+        checker.on_received(with_record(QUEUE), QUEUE, receive(1))
+        for node, outcome in (
+            (a, receive(1)),
+            (with_record(QUEUE), TakenOutcome(1, [], [], unfinished=False)),
+        ):
+            with pytest.raises(Violation, match="I27: a@1 answers a receive in epoch 1, long after epoch"):
+                checker.on_received(node, QUEUE, outcome)
+        checker.ends, checker.chains = [], []
+        with pytest.raises(Violation, match="I27"):
+            checker.on_received(with_record(QUEUE), QUEUE, receive(1))
