@@ -9,14 +9,14 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import quaymaster
 from quaymaster.cli.commands import whole_command
 from quaymaster.frontend.usage.recorder import NOTED_CHANGES, OTHER_ACT
-from quaymaster.node.cell_process import Role
+from quaymaster.node.roles import CELL_ROLES
 from quaymaster.protocol.actions.table import ACTIONS
 
 SOURCES = Path(quaymaster.__file__).parents[1]
@@ -35,7 +35,7 @@ ASKED = {
 CLIENTS = "quaymaster.cli.client"
 """How SQS and the admin API are asked: what for, the commands say."""
 CHANGING_METHODS = {"POST", "PUT", "DELETE"}
-PROCESSES = {("serve",), *(("run", role) for role in get_args(Role)), ("bench",)}
+PROCESSES = {("serve",), *(("run", role) for role in CELL_ROLES), ("bench",)}
 """They run until they are stopped: what they do is done by those who ask them, or is no act."""
 ELSEWHERE = ("ca", "local", "profile", "pipeline", "billing", "archive", "audit")
 """Groups that change files of their own: certificates, processes of this machine, profiles, tables of the pipeline.

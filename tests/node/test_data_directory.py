@@ -18,8 +18,9 @@ from harness.waiting import INTERVAL_S, PATIENCE_S
 from quaymaster.cli.server import force_start
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.node.client_file import CLIENT_FILE
-from quaymaster.node.compose import Server
 from quaymaster.node.data_directory import DataDirectoryUnusable, prepare_data_directory, raise_format_of
+from quaymaster.node.node import run_on
+from quaymaster.node.roles import ROLES, SERVER
 from quaymaster.node.stores import open_store
 from quaymaster.settings import Settings, load_settings
 
@@ -125,7 +126,7 @@ def settings_for(data: Path) -> Settings:
 
 async def start_until_ready(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
-        running = asyncio.create_task(Server(settings).run(stack))
+        running = asyncio.create_task(run_on(stack, settings, ROLES[SERVER]))
         async with asyncio.timeout(PATIENCE_S):
             while not (settings.data_directory / CLIENT_FILE).exists():
                 assert not running.done(), running

@@ -31,8 +31,8 @@ from quaymaster.net.certificates import CertificateAuthority
 from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.net.tls import TransportSecurityError
-from quaymaster.node.compose import wall_ms
 from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
+from quaymaster.node.node import wall_ms
 from quaymaster.node.stores import open_etcd
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 from quaymaster.settings import Settings, load_settings

@@ -21,8 +21,8 @@ from quaymaster.metadata.keys.accounts import AccessKey
 from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.net.routing.metadata_client import when_known
-from quaymaster.node.compose import wall_ms
 from quaymaster.node.metadata_roles import start_remote_metadata
+from quaymaster.node.node import wall_ms
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"

@@ -51,9 +51,9 @@ def serve(
     """
     settings = settings_to_serve(config, data, listen, admin, overrides)
 
-    from quaymaster.node.compose import run_server
+    from quaymaster.node.roles import SERVER, run_role
 
-    run_process(run_server(settings))
+    run_process(run_role(settings, SERVER))
 
 
 def env(

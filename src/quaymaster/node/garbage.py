@@ -16,6 +16,7 @@ and else when it has doubled. So the time that this takes is a small share of wh
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
 from collections.abc import Callable
@@ -79,6 +80,12 @@ class GarbageCollection:
                 self._has_set_aside = False
                 if self._aside <= ALL_OBJECTS_CHEAP or self._aside >= 2 * self._aside_at_last:
                     self._look_at_all()
+
+    async def look_for_ever(self) -> None:
+        """Look now and then."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.look()
 
     def _look_at_all(self) -> None:
         gc.unfreeze()

@@ -14,7 +14,8 @@ from quaymaster.coordination.noted_acts import act_of_user, encode_act
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.metadata.keys.master_keys import KeysUnusable, MasterKeyMissing
 from quaymaster.metadata.service import MetadataService
-from quaymaster.node.compose import key_provider, wall_ms
+from quaymaster.node.journal_settings import key_provider
+from quaymaster.node.node import wall_ms
 from quaymaster.settings import Settings
 
 KEYS_WANTED = (

@@ -19,8 +19,8 @@ from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.remote import RemoteMetadata, RemoteQueues
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.node.broker_routing import route_to_brokers
-from quaymaster.node.compose import wall_ms
 from quaymaster.node.metadata_roles import hello_of, start_metadata_node, start_remote_metadata
+from quaymaster.node.node import wall_ms
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, QueueChange, SetAttributes
 from quaymaster.settings import load_settings
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from quaymaster.cli import options
 from quaymaster.cli.loading import (
     Admin,
@@ -14,9 +12,6 @@ from quaymaster.cli.loading import (
     run_process,
     settings_to_serve,
 )
-
-if TYPE_CHECKING:
-    from quaymaster.node.cell_process import Role
 
 app = options.new_group("Run one process of a cell.")
 
@@ -58,10 +53,10 @@ def frontend(
 
 
 def _run(
-    role: Role, data: ServedData, listen: Listen, admin: Admin, config: Config, overrides: Overrides
+    role: str, data: ServedData, listen: Listen, admin: Admin, config: Config, overrides: Overrides
 ) -> None:
     settings = settings_to_serve(config, data, listen, admin, overrides)
 
-    from quaymaster.node.cell_process import run_role
+    from quaymaster.node.roles import run_role
 
     run_process(run_role(settings, role))

@@ -31,6 +31,8 @@ SPACING_S_MAX: Final = 1.0
 """Longest wait between two renderings."""
 _GET_ONLY: Final = 405, b"Content-Type: text/plain\r\nAllow: GET, HEAD\r\n", b"GET only\n"
 
+STARTING: Final = "The process is starting."
+
 log = logging.getLogger(__name__)
 
 
@@ -72,6 +74,8 @@ class ProbePort:
             _respond(request, 200 if reason is None else 503, answer)
         elif path == b"/metrics":
             self._scrape(request)
+        elif path.startswith(b"/admin/") and self._health.state == "starting":
+            _respond(request, 503, {"error": {"code": "ServiceUnavailable", "message": STARTING}})
         else:
             request.respond(404, b"Content-Type: text/plain\r\n", b"nothing is here\n")
 

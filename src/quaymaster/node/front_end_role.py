@@ -1,0 +1,204 @@
+"""The front end of a server, or of a cell: the SQS port, and what records its requests and those of operators.
+
+usage feed ─▶ front end ─▶ SQS port ─▶ usage shipper ─▶ client.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from quaymaster.broker.storage.disk import RealDisk, write_file_durably
+from quaymaster.coordination.interface import Coordination
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.frontend.admin.admin import Admin
+from quaymaster.frontend.assembly import Metadata, make_front_end, make_usage_feed, make_usage_shipper
+from quaymaster.frontend.logs.sealed_blocks import SealedLogs
+from quaymaster.frontend.logs.sealing import Sealing
+from quaymaster.frontend.usage.incarnations import FrontEndIncarnations
+from quaymaster.frontend.usage.usage_feed import PIPELINE_FILE, UsageFeed, set_up_pipeline
+from quaymaster.messaging.encryption import MessageCipher
+from quaymaster.metadata.keys.accounts import AccessKey
+from quaymaster.monitoring.metrics import Sample
+from quaymaster.monitoring.supervision import supervise
+from quaymaster.net.http.server import HTTPServer
+from quaymaster.net.routing.broker_client import BrokerClient
+from quaymaster.node.client_file import CLIENT_FILE
+from quaymaster.node.file_limit import sqs_limits
+from quaymaster.node.node import Node, listen_on, wall_ms
+from quaymaster.settings import Address, Settings
+
+PIPELINE_WAIT_S = 2.0
+SEALED_DIRECTORY = "sealed"
+SEALING_ROOM = 4
+"""Blocks are written while so many times the space is free below which sends are refused: they must not be why."""
+
+
+class Behind(NamedTuple):
+    """What a front end stands on."""
+
+    store: Coordination
+    metadata: Metadata
+    broker: BrokerClient
+
+
+async def serve_sqs(
+    node: Node,
+    behind: Behind,
+    admin: Admin,
+    *,
+    sealed: SealedLogs | None = None,
+    on_log_read: Callable[[QueueDefinition], None] = lambda log: None,
+) -> Address:
+    """Start a front end, what records its requests and those of operators, and its port; return the address."""
+    settings, stack, metrics = node.settings, node.stack, node.metrics
+    feed = await _start_usage(node, behind.store) if settings.usage else None
+    if feed is not None:
+        node.health.add_notices(feed.notices)
+        await feed.chain_acts(behind.store, settings.account_id)
+    front_end = make_front_end(
+        settings,
+        broker=behind.broker,
+        metadata=behind.metadata,
+        metrics=metrics,
+        now_ms=wall_ms,
+        usage=None if feed is None else feed.recorder,
+        sealed=sealed,
+        on_log_read=on_log_read,
+    )
+    front_end.start()
+    stack.push_async_callback(front_end.stop)
+    server = HTTPServer(
+        *(front_end.handle, sqs_limits(settings)),
+        name="sqs",
+        admit=front_end.admit,
+        on_event=metrics.count_http_event,
+        unsigned_time=node.admin.unsigned_time,
+    )
+    address = await listen_on(server, settings.listen_address, "listen")
+    stack.push_async_callback(server.drain, settings.drain_grace_s)
+    node.health.add_check(server.why_not_ready)
+    metrics.add_source(
+        lambda: [
+            Sample("quaymaster_http_connections", server.connections),
+            Sample("quaymaster_http_connections_held", server.connections_held),
+            Sample("quaymaster_http_connections_unsigned", len(server.strangers)),
+            Sample("quaymaster_http_unsigned_bytes", server.strangers.kept_bytes),
+        ]
+    )
+    if feed is not None:
+        await _ship_usage(node, feed, behind, address)
+        admin.record_acts(feed.recorder)
+        stack.push_async_callback(admin.stop_acts)
+    return address
+
+
+def usage_incarnations(settings: Settings, store: Coordination) -> FrontEndIncarnations | None:
+    """Return which front ends record usage, for the admin API; None where none does."""
+    return FrontEndIncarnations(store, now_us=lambda: time.time_ns() // 1000) if settings.usage else None
+
+
+async def _start_usage(node: Node, store: Coordination) -> UsageFeed:
+    """Start to record requests; what they are is kept on disk until they are shipped."""
+    feed = make_usage_feed(node.settings, node.data, node=socket.gethostname())
+    try:
+        await feed.start(store, node.settings.region)
+    except BaseException:
+        feed.abandon()
+        raise
+    # After the front end has stopped, and before the broker does.
+    node.stack.push_async_callback(feed.stop)
+    node.metrics.add_source(feed.samples)
+    return feed
+
+
+async def _ship_usage(node: Node, feed: UsageFeed, behind: Behind, address: Address) -> None:
+    """Begin to bring records into the usage queue, and write how the pipeline reads it."""
+    settings = node.settings
+    shipper = make_usage_shipper(settings, feed, broker=behind.broker, metadata=behind.metadata)
+
+    def write(described: bytes) -> None:
+        disk = RealDisk()
+        disk.make_directory(str(node.data / "keys"))
+        write_file_durably(disk, str(node.data / "keys"), PIPELINE_FILE, described)
+
+    feed.ship(shipper)
+    setting_up = asyncio.create_task(
+        set_up_pipeline(
+            behind.metadata.accounts,
+            shipper,
+            write,
+            endpoint_url=endpoint_of(settings, address),
+            region=settings.region,
+        ),
+        name="usage-pipeline",
+    )
+    node.stack.callback(setting_up.cancel)
+    # Usually at once: who finds the server ready finds the pipeline's file. Otherwise it follows.
+    await asyncio.wait({setting_up}, timeout=PIPELINE_WAIT_S)
+
+
+def start_sealing(
+    node: Node, behind: Behind, logs: Callable[[], Sequence[QueueDefinition]]
+) -> SealedLogs | None:
+    """Start to seal `logs` in the background, and return where their blocks are.
+
+    None when that is switched off.
+    """
+    settings, data, metadata = node.settings, node.data, behind.metadata
+    if not settings.seal_interval_s:
+        return None
+    sealed = SealedLogs(data / SEALED_DIRECTORY, metadata.data_key)
+
+    def has_room() -> bool:
+        usage = shutil.disk_usage(data)
+        return usage.free > SEALING_ROOM * settings.disk_low_limit(usage.total)
+
+    sealing = Sealing(
+        behind.broker,
+        MessageCipher(metadata.data_key),
+        sealed,
+        logs=logs,
+        data_key=metadata.data_key,
+        has_room=has_room,
+        interval_s=settings.seal_interval_s,
+    )
+    task = supervise(asyncio.get_running_loop().create_task(sealing.run()))
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    node.stack.push_async_callback(end)
+    return sealed
+
+
+def endpoint_of(settings: Settings, address: Address) -> str:
+    """Return the URL by which clients on this machine reach the SQS API."""
+    return settings.public_url or f"http://{reachable(address)}"
+
+
+def reachable(address: Address) -> Address:
+    """Return an address a client on this machine can connect to."""
+    return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host), address.port)  # noqa: S104
+
+
+async def write_client_file(node: Node, key: AccessKey | None, address: Address) -> None:
+    """Write how to reach this process, for `quaymaster env` and the other commands; mode 0600."""
+    fields = {
+        "endpoint_url": endpoint_of(node.settings, address),
+        "admin_url": f"http://{reachable(node.admin_address)}",
+        "region": node.settings.region,
+        "account_id": node.settings.account_id,
+        "access_key_id": key.access_key_id if key else "",
+        "secret_access_key": key.secret if key else "",
+    }
+    written = json.dumps(fields, indent=2).encode() + b"\n"
+    await asyncio.get_running_loop().run_in_executor(
+        None, write_file_durably, RealDisk(), str(node.data), CLIENT_FILE, written
+    )

@@ -1,0 +1,56 @@
+"""What the settings say to those that keep data: journals, and the keys that encrypt."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from quaymaster.broker.replica.journal_service import JournalOptions
+from quaymaster.broker.storage.space import JournalLimits
+from quaymaster.metadata.keys.master_keys import EnvironmentKeyProvider, FileKeyProvider, KeyProvider
+from quaymaster.node.stores import JOURNALS_DIRECTORY
+from quaymaster.settings import Settings
+
+JOURNAL_ID = 0
+"""The one journal of a server."""
+COMMIT_BYTES_MAX = 4 << 20
+"""Most bytes that one write and fsync take together."""
+SEGMENT_BYTES_LEAST = 2 << 20
+"""On a small disk segments are at most a sixteenth of it, but not smaller than this."""
+
+
+def journal_options(settings: Settings, data: Path) -> JournalOptions:
+    """Return what a journal in a data directory needs to know."""
+    disk = os.statvfs(data)
+    disk_bytes = disk.f_blocks * disk.f_frsize
+    return JournalOptions(
+        directory=data / JOURNALS_DIRECTORY,
+        region=settings.region,
+        journal_id=JOURNAL_ID,
+        limits=JournalLimits(
+            segment_bytes_max=min(settings.segment_bytes_max, max(SEGMENT_BYTES_LEAST, disk_bytes // 16)),
+            disk_low_bytes=settings.disk_low_limit(disk_bytes),
+            group_bytes_max=COMMIT_BYTES_MAX,
+            reserve_segments=settings.disk_reserve_segments,
+        ),
+        body_cache_bytes=settings.body_cache_bytes,
+        snapshot_interval_s=settings.snapshot_interval_s,
+        snapshot_records=settings.snapshot_records,
+        compaction_live_ratio=settings.compaction_live_ratio,
+        retry_window_ms=settings.retry_window_ms,
+        retry_ids_max=settings.retry_ids_max,
+        in_flight_max=settings.in_flight_max,
+        account_stages_max=settings.account_stages_max,
+        compaction_age_min_ms=settings.compaction_age_min_s * 1000,
+    )
+
+
+def key_provider(settings: Settings, data: Path) -> KeyProvider:
+    """Return where the master keys of this data directory are."""
+    if settings.master_key_source == "environment":
+        assert settings.master_key is not None, "the settings were checked"
+        previous = settings.master_key_previous
+        return EnvironmentKeyProvider(
+            settings.master_key.get_secret_value(), previous.get_secret_value() if previous else None
+        )
+    return FileKeyProvider(settings.keys_directory or data / "keys")

@@ -1,0 +1,93 @@
+"""A process in its cell: the store by which the cell agrees, and whether that store is to be believed.
+
+coordination (etcd) ─▶ witness: has it gone back? ─▶ member of the cell: what is written there?
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from quaymaster import __version__
+from quaymaster.coordination.cell_format import CellMember, ProcessRegistration
+from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.coordination.store_witness import StoreWitness
+from quaymaster.core.cell.store_history import Verdict
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import CellFormat
+from quaymaster.node.data_directory import raise_format_of
+from quaymaster.node.node import Node
+from quaymaster.node.stores import DataWitness, open_etcd
+
+
+class Membership(NamedTuple):
+    """What a process of a cell has of the cell. `cell_format` is what is written in it, at any time."""
+
+    store: Coordination
+    witness: StoreWitness
+    cell_format: CellFormat
+
+
+async def join_cell(node: Node) -> Membership:
+    """Join the cell of the settings; waits for its store as long as it takes.
+
+    Raises StoreUnusable when the store went back, or holds what this program cannot read.
+    """
+    store = open_etcd(node.settings)
+    node.stack.push_async_callback(store.close)
+    has_memory = node.role in ("broker", "metadata")
+    witness = StoreWitness(
+        store,
+        f"{node.role} {node.name}",
+        DataWitness(node.data) if has_memory else None,
+        keeps_data=node.role == "broker",
+    )
+    node.stack.push_async_callback(witness.close)
+    _tell_of_store(node, store, witness)
+    if node.role in ("metadata", "frontend"):
+        await witness.wait_until_accepted()
+    else:
+        await witness.look_at_start()
+    witness.start(lambda problem: on_store_problem(node, witness, problem))
+    member = CellMember(
+        store,
+        ProcessRegistration(node.role, node.name, __version__),
+        on_unreadable=node.fail,
+        before_raise=lambda number: raise_format_of(node.data, number),
+    )
+    node.stack.push_async_callback(member.close)
+    await member.join()
+    return Membership(store, witness, member.cell_format)
+
+
+async def look_again(node: Node, cell: Membership) -> None:
+    """End a process that has just started if the store went back meanwhile, and no operator decided since."""
+    node.has_started = True
+    witness = cell.witness
+    if witness.problem is not None:
+        with suppress(NotNow, StoreUnusable):
+            await witness.look()
+    if witness.problem is not None:
+        on_store_problem(node, witness, StoreUnusable(witness.problem))
+
+
+def on_store_problem(node: Node, witness: StoreWitness, problem: StoreUnusable) -> None:
+    """End a process that serves what the store says. Brokers serve their own records, managers what those promised."""
+    if node.role == "broker":
+        must_end = witness.verdict is Verdict.DIRECTORY_WENT_BACK
+    else:
+        must_end = node.has_started and node.role != "manager"
+    if must_end:
+        node.fail(problem)
+
+
+def _tell_of_store(node: Node, store: Coordination, witness: StoreWitness) -> None:
+    """Let readiness say when the store is not to be believed, and operators when it is not asked any more."""
+    if node.role == "manager":
+        return  # it acts on what the brokers promised; its status tells what others found
+    node.health.add_check(witness.why_not_ready)
+    if node.role == "frontend":
+        # What it has in memory is newer than the store, and right.
+        node.health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
+    else:
+        node.health.add_check(lambda: store.why_refused)

@@ -1,0 +1,227 @@
+"""One process: what each has, whatever its role, and how it starts, serves and ends.
+
+    lock data directory ─▶ admin port ─▶ the role ─▶ ready
+    SIGTERM ─▶ not ready ─▶ the role, and so on, the other way round ─▶ 0
+
+The admin port is there first: a long recovery can be watched, and is alive though not ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quaymaster import __version__
+from quaymaster.broker.broker import JournalWentBack, NotActivated
+from quaymaster.broker.cell.broker_name import NameTaken
+from quaymaster.broker.storage.disk import DirectoryInUse
+from quaymaster.broker.storage.journal_state import JournalCorrupt
+from quaymaster.broker.storage.snapshots import SnapshotsDamaged
+from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN, UnknownFormat
+from quaymaster.frontend.admin.admin import Admin
+from quaymaster.frontend.usage.usage_spool import SpoolUnusable
+from quaymaster.metadata.keys.master_keys import KeysUnusable
+from quaymaster.metadata.queues.declared_queues import DeclaredQueuesError
+from quaymaster.monitoring.health import Health
+from quaymaster.monitoring.logs import configure_logs, log_event, log_failure
+from quaymaster.monitoring.loop_watch import LoopWatch
+from quaymaster.monitoring.metrics import Metrics
+from quaymaster.monitoring.supervision import listen_for_failures
+from quaymaster.net.http.probe_port import ProbePort
+from quaymaster.net.http.server import HTTPServer, one_by_one
+from quaymaster.net.rpc import RPCMetrics
+from quaymaster.net.tls import TransportSecurityError
+from quaymaster.node.data_directory import DataDirectoryUnusable, DirectoryLock, prepare_data_directory
+from quaymaster.node.file_limit import admin_limits
+from quaymaster.node.garbage import GarbageCollection
+from quaymaster.node.settling import DataContradicts
+from quaymaster.settings import Address, Settings
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 3
+"""The data directory, a setting or a port cannot be used; nothing was changed, and trying again will not help."""
+
+CANNOT_START = (
+    DataDirectoryUnusable,
+    DirectoryInUse,
+    JournalCorrupt,
+    SnapshotsDamaged,
+    UnknownFormat,
+    StoreUnusable,
+    KeysUnusable,
+    TransportSecurityError,
+    NotActivated,
+    JournalWentBack,
+    DataContradicts,
+    NotNow,
+    DeclaredQueuesError,
+    NameTaken,
+    SpoolUnusable,
+    OSError,
+)
+"""What a start raises that an operator can do something about. Anything else is a bug, and told with its traceback."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Node:
+    """What every process has. `stack` ends things in the opposite order."""
+
+    settings: Settings
+    role: str
+    data: Path
+    stack: AsyncExitStack
+    health: Health
+    metrics: Metrics
+    watch: LoopWatch
+    admin: HTTPServer
+    admin_address: Address
+    rpc: RPCMetrics = field(default_factory=RPCMetrics)
+    has_started: bool = False
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: Exception | None = None
+    greet: Callable[[], None] | None = None
+    """Says that it serves, instead of a line in the log."""
+
+    @property
+    def name(self) -> str:
+        """This process's name in its cell."""
+        return self.settings.node or socket.gethostname()
+
+    def fail(self, error: Exception) -> None:
+        """Stop the process: it cannot go on."""
+        self.failure = error
+        self.stopped.set()
+
+    def serve_admin(self, admin: Admin) -> None:
+        """Answer the whole admin API on the admin port from now on, not probes only."""
+        self.stack.push_async_callback(admin.stop)
+        self.admin.handler = one_by_one(admin.handle)
+        self.admin.admit = admin.admit
+
+
+class Role(NamedTuple):
+    """What a process is for. `has_all`: it is a server, with all parts of a cell in it."""
+
+    name: str
+    start: Callable[[Node], Coroutine[Any, Any, None]]
+    has_all: bool = False
+
+    def lock(self, settings: Settings, data: Path) -> DirectoryLock:
+        """Take the data directory; see `prepare_data_directory`."""
+        if not self.has_all:
+            return prepare_data_directory(data, FORMAT_MIN)  # raised to what the cell writes
+        return prepare_data_directory(data, FORMAT_MAX, has_store=settings.coordination == "sqlite")
+
+    def log(self, level: int, what: str, **fields: object) -> None:
+        """Write a line about a process of this role."""
+        if self.has_all:
+            log_event(log, level, f"server {what}", **fields)
+        else:
+            log_event(log, level, f"process {what}", role=self.name, **fields)
+
+
+async def run_node(settings: Settings, role: Role) -> int:
+    """Run a process until SIGTERM or SIGINT; return its exit code."""
+    configure_logs(settings.log_level, settings.log_format)
+    try:
+        async with AsyncExitStack() as stack:
+            return await run_on(stack, settings, role)
+    except CANNOT_START as error:
+        role.log(logging.ERROR, "not started", reason=str(error))
+        return EXIT_UNUSABLE
+
+
+async def run_on(stack: AsyncExitStack, settings: Settings, role: Role) -> int:
+    """Start everything on `stack`, and return an exit code when the process is to end. Raises CANNOT_START."""
+    loop = asyncio.get_running_loop()
+    garbage = GarbageCollection()
+    garbage.pause()
+    stack.callback(garbage.stop)
+    node = await _begin(stack, settings, role)
+    starting = loop.create_task(role.start(node))
+    ended = loop.create_task(node.stopped.wait())
+    await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if node.stopped.is_set():
+        # Whatever a start says that was under way: the process was told to end, or cannot go on.
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return _exit_code(node, role)
+    starting.result()
+    node.has_started = True
+    garbage.resume()
+    looking = loop.create_task(garbage.look_for_ever())
+    stack.callback(looking.cancel)
+    node.health.set_state("serving")
+    if node.greet is None:
+        role.log(logging.INFO, "started", node=node.name, data=node.data)
+    else:
+        node.greet()
+    await ended
+    node.health.set_state("draining")
+    return _exit_code(node, role)
+
+
+async def _begin(stack: AsyncExitStack, settings: Settings, role: Role) -> Node:
+    """Take the data directory, and let the admin port answer probes."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    data = settings.data_directory.absolute()
+    lock = await loop.run_in_executor(None, partial(role.lock, settings, data))
+    stack.callback(lock.release)
+    health, metrics = Health(), Metrics(__version__)
+    watch = LoopWatch(settings.loop_watch_ms / 1000)
+    metrics.event_loop_pauses = watch.pauses.durations
+    metrics.add_source(watch.samples)
+    if settings.loop_watch_ms:
+        watch.start()
+    stack.callback(watch.stop)
+    probes = ProbePort(metrics, health)
+    stack.push_async_callback(probes.stop)
+    admin = HTTPServer(one_by_one(probes.handle), admin_limits(settings), name="admin", admit=probes.admit)
+    address = await listen_on(admin, settings.admin_address, "admin")
+    stack.push_async_callback(admin.drain, 1.0)
+    node = Node(settings, role.name, data, stack, health, metrics, watch, admin, address, stopped=stopped)
+    listen_for_failures(loop, node.fail)
+    metrics.add_source(node.rpc.samples)
+    metrics.add_histograms(node.rpc.histograms)
+    return node
+
+
+def _exit_code(node: Node, role: Role) -> int:
+    """Return how the process ended; why, if it failed, is said in the log."""
+    if node.failure is None:
+        return EXIT_OK
+    log_failure(log, "server stopped" if role.has_all else "process stopped", node.failure)
+    return EXIT_FAILED
+
+
+async def listen_on(server: HTTPServer, wanted: Address, setting: str) -> Address:
+    """Let a server listen; an OSError names the setting."""
+    try:
+        host, port = await server.start(wanted.host, wanted.port)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {wanted} (setting {setting!r}): {error.strerror or error}"
+        ) from error
+    return Address(host, port)
+
+
+def wall_ms() -> int:
+    """Return the wall clock in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,183 @@
+"""What a process is for: `serve` has all roles, `run ROLE` one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.coordination.interface import StoreUnusable
+from quaymaster.core.values.errors import NotNow
+from quaymaster.frontend.admin.admin import make_admin
+from quaymaster.frontend.logs.recent_logs import RecentLogs
+from quaymaster.metadata.remote import RemoteMetadata
+from quaymaster.metadata.store.rows import QueueRows
+from quaymaster.net.tls import security_for
+from quaymaster.node.broker_metrics import cell_broker_histograms, cell_broker_samples, held_expiry
+from quaymaster.node.broker_routing import route_to_brokers
+from quaymaster.node.front_end_role import (
+    Behind,
+    serve_sqs,
+    start_sealing,
+    usage_incarnations,
+    write_client_file,
+)
+from quaymaster.node.journal_settings import journal_options, key_provider
+from quaymaster.node.manager_role import start_manager
+from quaymaster.node.membership import Membership, join_cell, look_again
+from quaymaster.node.metadata_roles import (
+    FRONT_END_ROLE,
+    METADATA_ROLE,
+    hello_of,
+    start_metadata_node,
+    start_remote_metadata,
+)
+from quaymaster.node.node import Node, Role, run_node, wall_ms
+from quaymaster.node.operations import FrontEndOperations
+from quaymaster.node.server_role import start_server
+from quaymaster.node.stores import declaring
+from quaymaster.settings import Settings
+
+StartRole = Callable[[Node, Membership], Coroutine[Any, Any, None]]
+
+
+async def run_role(settings: Settings, name: str) -> int:
+    """Run a process until SIGTERM or SIGINT, and return its exit code. `name` is one of ROLES, or SERVER."""
+    return await run_node(settings, ROLES[name])
+
+
+async def _start_in_cell(start: StartRole, node: Node) -> None:
+    if node.settings.coordination != "etcd":
+        raise StoreUnusable('the processes of a cell agree through etcd; set coordination = "etcd"')
+    cell = await join_cell(node)
+    await start(node, cell)
+    await look_again(node, cell)
+
+
+async def _start_broker(node: Node, cell: Membership) -> None:
+    settings = node.settings
+    listen = settings.broker_listen_address
+    security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
+    broker = CellBroker(
+        CellBrokerOptions(
+            node.name,
+            settings.zone,
+            settings.cell,
+            listen.host,
+            listen.port,
+            settings.broker_advertise or f"{listen.host}:{listen.port}",
+            replace(journal_options(settings, node.data), cell_format=cell.cell_format),
+            security=security,
+            rpc=node.rpc,
+        ),
+        cell.store,
+        on_stopped=node.fail,
+        find_queue=QueueRows(cell.store).find,
+    )
+    await broker.start()
+    node.stack.push_async_callback(broker.close)
+    node.metrics.add_source(lambda: cell_broker_samples(broker, node.data))
+    node.metrics.add_histograms(lambda: cell_broker_histograms(broker))
+    node.health.add_check(broker.why_not_ready)
+    node.health.add_notices(
+        lambda: held_expiry({number: journal.host.clock for number, journal in broker.journals.items()})
+    )
+
+
+async def _start_metadata(node: Node, cell: Membership) -> None:
+    settings, stack = node.settings, node.stack
+    hello = hello_of(settings, METADATA_ROLE)
+    metadata, _ = await start_metadata_node(
+        settings,
+        stack,
+        cell.store,
+        connect_brokers=lambda journal_of: route_to_brokers(
+            *(settings, stack, cell.store, hello, journal_of), cell_format=cell.cell_format, rpc=node.rpc
+        ),
+        now_ms=wall_ms,
+        rpc=node.rpc,
+        cell_format=cell.cell_format,
+        on_unusable=node.fail,
+    )
+    node.metrics.add_source(metadata.samples)
+    node.health.add_check(metadata.why_not_ready)
+    node.health.add_notices(metadata.queues.lost_attributes.notices)
+
+
+async def _start_manager(node: Node, cell: Membership) -> None:
+    witness = cell.witness
+    manager, _ = await start_manager(
+        node.settings,
+        node.stack,
+        cell.store,
+        node.metrics,
+        on_failure=node.fail,
+        rpc=node.rpc,
+        problems=lambda: (witness.problem,) if witness.problem else (),
+    )
+    node.health.add_notices(manager.clock_notices)
+
+
+async def _start_front_end(node: Node, cell: Membership) -> None:
+    settings, stack = node.settings, node.stack
+    metadata = await _know_metadata(node, cell)
+    node.metrics.add_source(metadata.samples)
+    node.health.add_check(metadata.why_not_ready)
+    hello = hello_of(settings, FRONT_END_ROLE)
+    router = route_to_brokers(
+        *(settings, stack, cell.store, hello, metadata.queues.journal_of),
+        cell_format=cell.cell_format,
+        rpc=node.rpc,
+    )
+    node.metrics.add_source(router.samples)
+    admin = make_admin(
+        settings,
+        broker=router,
+        metadata=metadata,
+        metrics=node.metrics,
+        health=node.health,
+        operations=FrontEndOperations(node),
+        epochs=usage_incarnations(settings, cell.store),
+    )
+    node.serve_admin(admin)
+    recent = RecentLogs(metadata.find_queue)
+    behind = Behind(cell.store, metadata, router)
+    sealed = start_sealing(node, behind, recent.logs)
+    address = await serve_sqs(node, behind, admin, sealed=sealed, on_log_read=recent.note)
+    await write_client_file(node, metadata.default_access_key, address)
+
+
+async def _know_metadata(node: Node, cell: Membership) -> RemoteMetadata:
+    """Return what the cell's metadata nodes tell, once they do."""
+    settings = node.settings
+    keys = key_provider(settings, node.data)
+    while True:
+        try:
+            return await start_remote_metadata(
+                settings,
+                node.stack,
+                keys,
+                now_ms=wall_ms,
+                rpc=node.rpc,
+                cell_format=cell.cell_format,
+                note=declaring(settings.queues_file, cell.store),
+            )
+        except NotNow:
+            if cell.witness.problem is None:
+                raise
+            await cell.witness.wait_until_accepted()  # metadata nodes wait for the same
+
+
+SERVER: Final = "server"
+CELL_ROLES: Final = {
+    "broker": _start_broker,
+    "metadata": _start_metadata,
+    "manager": _start_manager,
+    "frontend": _start_front_end,
+}
+ROLES: Final = {
+    SERVER: Role(SERVER, start_server, has_all=True),
+    **{name: Role(name, partial(_start_in_cell, start)) for name, start in CELL_ROLES.items()},
+}

@@ -1,0 +1,149 @@
+"""A server: all roles in one process, which hand each other what they have without a network.
+
+coordination (SQLite, etcd) ─▶ metadata ─▶ broker (recovers its journal) ─▶ declared queues ─▶ front end ─▶ client.json
+and in the end the other way round: front end ─▶ broker (last snapshot) ─▶ metadata ─▶ coordination
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from quaymaster import __version__
+from quaymaster.broker.broker import Broker
+from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.coordination.store_witness import StoreWitness
+from quaymaster.frontend.admin.admin import make_admin
+from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.frontend.usage.act_chain import drop_acts
+from quaymaster.metadata.service import MetadataService
+from quaymaster.metadata.store.quotas import Quotas
+from quaymaster.monitoring.logs import log_event
+from quaymaster.node.broker_metrics import broker_samples, held_expiry
+from quaymaster.node.front_end_role import (
+    Behind,
+    reachable,
+    serve_sqs,
+    start_sealing,
+    usage_incarnations,
+    write_client_file,
+)
+from quaymaster.node.journal_settings import JOURNAL_ID, journal_options, key_provider
+from quaymaster.node.node import Node, wall_ms
+from quaymaster.node.operations import ServerOperations
+from quaymaster.node.settling import is_to_settle, settle
+from quaymaster.node.stores import DataWitness, declaring, open_store
+from quaymaster.settings import Address
+
+log = logging.getLogger(__name__)
+
+
+async def start_server(node: Node) -> None:
+    """Start all that a server has."""
+    settings, stack, data, health = node.settings, node.stack, node.data, node.health
+    takes_all = is_to_settle(data)
+    store = await open_store(settings, data, on_stopped=node.fail, takes_any_store=takes_all)
+    stack.push_async_callback(store.close)
+    if settings.coordination == "etcd":
+        await _watch_etcd(node, store)
+    metadata = MetadataService(
+        store,
+        key_provider(settings, data),
+        region=settings.region,
+        account_id=settings.account_id,
+        now_ms=wall_ms,
+        purge_interval_s=settings.purge_interval_s,
+        queue_name_reuse_s=settings.queue_name_reuse_s,
+        quotas=Quotas(**settings.account_quotas()),
+        journal_id=JOURNAL_ID,
+    )
+    broker = Broker(journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all)
+    admin = make_admin(
+        settings,
+        broker=broker,
+        metadata=metadata,
+        metrics=node.metrics,
+        health=health,
+        operations=ServerOperations(node, broker, store.backup),
+        epochs=usage_incarnations(settings, store),
+    )
+    node.serve_admin(admin)
+    node.metrics.add_source(metadata.data_key_sweep.samples)
+    await metadata.start()
+    stack.push_async_callback(metadata.close)
+    health.add_check(
+        lambda: f"The metadata store cannot be followed: {metadata.failure}" if metadata.failure else None
+    )
+    await broker.start()
+    stack.push_async_callback(broker.close)
+    # Again, so that they end before what they ask does; a backup under way is given up.
+    stack.push_async_callback(admin.stop)
+    stack.push_async_callback(node.admin.drain, 1.0)
+    health.add_check(lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None)
+    health.add_notices(lambda: held_expiry({0: broker.host.clock}))
+    health.add_notices(metadata.queues.lost_attributes.notices)
+    await _agree(node, store, metadata, broker)
+    node.metrics.log_fsync = broker.host.writer.counters.fsync_durations
+    node.metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
+    behind = Behind(store, metadata, broker)
+    sealed = start_sealing(node, behind, metadata.queues.active_logs)
+    address = await serve_sqs(node, behind, admin, sealed=sealed)
+    await write_client_file(node, metadata.default_access_key, address)
+    node.greet = partial(_greet, node, address)
+
+
+async def _agree(node: Node, store: Coordination, metadata: MetadataService, broker: Broker) -> None:
+    """Let metadata and journal tell the same of queues, those included that a file declares."""
+    settings = node.settings
+    journal = BrokerQueueJournal(broker)
+    metadata.attach_journal(journal)
+    await settle(node.data, store, metadata, broker, journal)
+    if not settings.usage:
+        await drop_acts(store)
+    await metadata.reconcile()
+    if settings.queues_file is not None:
+        changed = await metadata.load_queues_file(
+            settings.queues_file, note=declaring(settings.queues_file, store)
+        )
+        log_event(log, logging.INFO, "declared queues loaded", changed=changed)
+
+
+async def _watch_etcd(node: Node, store: Coordination) -> None:
+    """Make sure, now and as long as the server runs, that etcd was not restored from an older copy.
+
+    Raises StoreUnusable when it was, and no operator decided to continue with it.
+    """
+    witness = StoreWitness(store, "server", DataWitness(node.data), keeps_data=True)
+    await witness.look_at_start()
+    if witness.problem is not None:
+        raise StoreUnusable(witness.problem)
+    witness.start(node.fail)
+    node.stack.push_async_callback(witness.close)
+    node.health.add_notices(lambda: [store.why_refused] if store.why_refused else [])
+
+
+def _greet(node: Node, address: Address) -> None:
+    settings, data = node.settings, node.data
+    log_event(
+        log,
+        logging.INFO,
+        "server started",
+        version=__version__,
+        endpoint=f"http://{reachable(address)}",
+        admin=f"http://{reachable(node.admin_address)}",
+        data=data,
+        authentication=settings.authentication,
+        pid=os.getpid(),
+    )
+    if settings.authentication == "open" and not settings.admin_address.is_loopback:
+        log_event(log, logging.WARNING, "admin port is open to others", admin=settings.admin_listen)
+    if sys.stdout.isatty():
+        where = "" if data == Path("quaymaster-data").absolute() else f" --data {settings.data_directory}"
+        print(  # the one thing a person at a terminal needs to know
+            f"Quaymaster {__version__} serves SQS on http://{reachable(address)}\n"
+            f'Point any AWS SDK at it:  eval "$(quaymaster env{where})"',
+            flush=True,
+        )
