@@ -30,7 +30,7 @@ from typing import Any
 import uvloop
 
 from bench.watched import Figures, report
-from quaymaster.broker.broker import Broker
+from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.memory import MemoryCoordination
@@ -53,7 +53,7 @@ MakeMessage = Callable[[int], NewMessage]
 class BrokerAlone:
     """A broker on a directory of its own, and the load, in one event loop."""
 
-    def __init__(self, broker: Broker, watch: LoopWatch) -> None:
+    def __init__(self, broker: LoneLeader, watch: LoopWatch) -> None:
         self._broker = broker
         self._watch = watch
         self.cases: list[Figures] = []
@@ -115,7 +115,7 @@ class BrokerAlone:
 
     def alive(self, queue_id: int) -> int:
         """Return how many messages a queue has."""
-        return self._broker.host.replica.queues.partition(queue_id, 0).alive
+        return self._broker.journal.host.replica.queues.partition(queue_id, 0).alive
 
     @asynccontextmanager
     async def case(self, name: str) -> AsyncIterator[Figures]:
@@ -245,7 +245,7 @@ async def run(name: str, messages: int) -> list[Figures]:
     garbage = GarbageCollection()
     garbage.pause()
     watch = LoopWatch(0.001)
-    broker = Broker(
+    broker = LoneLeader(
         JournalOptions(
             directory=directory,
             region="local",

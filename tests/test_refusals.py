@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quaymaster.broker.cell import held_journals
+from quaymaster.broker import broker
 from quaymaster.broker.replica import journal_service, message_moves, moves_out
 from quaymaster.broker.storage import writer
 from quaymaster.coordination import etcd, watched_prefix
@@ -17,7 +17,7 @@ SECOND = 1.0
 WAITS_S = {
     "a write that found no room": writer.FULL_DISK_RETRY_S,
     "free space, the reserve and the next segment": writer.KEEPER_INTERVAL_S,
-    "a replica that found no room to open": held_journals.ROOM_LOOK_S,
+    "a replica that found no room to open": broker.ROOM_LOOK_S,
     "queues that found no room to be made again": journal_service.REBUILD_RETRY_S,
     "a broker that was silent": circuit_breaker.OPEN_MS / 1000,
     "a metadata node that failed": metadata_client.REST_MAX_S,

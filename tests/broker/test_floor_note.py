@@ -12,8 +12,8 @@ from harness.broker_support import define, message, options, running
 from harness.waiting import PATIENCE_S
 
 from quaymaster.broker import floor_note
-from quaymaster.broker.broker import Broker, JournalWentBack
 from quaymaster.broker.floor_note import FloorNote, read_floor
+from quaymaster.broker.lone_leader import JournalWentBack, LoneLeader
 from quaymaster.broker.storage.segments import segment_name
 from quaymaster.coordination.cell_keys import JOURNAL_FLOORS, configuration_key
 from quaymaster.coordination.interface import Compare, CoordinationUnavailable, Put
@@ -58,7 +58,7 @@ def test_a_last_batch_that_was_acknowledged_and_is_damaged_is_no_torn_write(tmp_
 
         refusals = []  # what was raised keeps everything alive that it passed: the directory is free nevertheless
         for _ in range(2):
-            broker = Broker(options(tmp_path / "killed"), store, on_stopped=lambda error: None)
+            broker = LoneLeader(options(tmp_path / "killed"), store, on_stopped=lambda error: None)
             with pytest.raises(
                 JournalWentBack, match=r"were durable but cannot be read .*force-start"
             ) as refused:
@@ -66,7 +66,7 @@ def test_a_last_batch_that_was_acknowledged_and_is_damaged_is_no_torn_write(tmp_
             refusals.append(refused.value)
         assert contents(tmp_path / "killed") == before
 
-        decided = Broker(
+        decided = LoneLeader(
             options(tmp_path / "killed"), store, on_stopped=lambda error: None, takes_any_journal=True
         )
         await decided.start()
@@ -87,7 +87,7 @@ def test_a_journal_that_was_decided_for_is_taken_by_the_start_after_a_kill_too(t
         assert await read_floor(store, 0) > 1
 
         (tmp_path / "data").rename(tmp_path / "gone")
-        decided = Broker(
+        decided = LoneLeader(
             options(tmp_path / "data"), store, on_stopped=lambda error: None, takes_any_journal=True
         )
         await decided.start()
@@ -113,7 +113,7 @@ def test_an_older_copy_of_the_same_epoch_is_refused(tmp_path: Path) -> None:
             await tester.send(1, message(2))
 
         with pytest.raises(JournalWentBack, match="an older copy was put back"):
-            await Broker(options(tmp_path / "older"), store, on_stopped=lambda error: None).start()
+            await LoneLeader(options(tmp_path / "older"), store, on_stopped=lambda error: None).start()
 
         async with running(tmp_path / "data", coordination=store) as tester:
             assert (await tester.ask(CountMessages(1))).visible == 2
@@ -184,6 +184,6 @@ def test_metadata_older_than_the_journal_is_refused(tmp_path: Path) -> None:
             pass
 
         with pytest.raises(JournalWentBack, match="The metadata is an older copy: it knows epoch 1"):
-            await Broker(options(tmp_path), older, on_stopped=lambda error: None).start()
+            await LoneLeader(options(tmp_path), older, on_stopped=lambda error: None).start()
 
     asyncio.run(story())

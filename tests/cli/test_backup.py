@@ -10,7 +10,7 @@ import pytest
 from harness.command_line import Run
 from harness.process import QuaymasterProcess
 
-from quaymaster.broker.backup import restore
+from quaymaster.broker.copies.backup import restore
 
 pytestmark = pytest.mark.slow
 

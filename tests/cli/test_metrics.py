@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quaymaster.core.values.commands import StageMessages
 from quaymaster.monitoring.metrics import METRICS
-from quaymaster.node.broker_metrics import broker_samples
+from quaymaster.node.broker_metrics import journal_samples
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_stopped_journal_is_durable_nowhere(tmp_path: Path) -> None:
             return [before, figures(tester)]
 
     def figures(tester: BrokerTester) -> dict[str, float]:
-        samples = broker_samples(tester.broker, tmp_path, per_queue=False)
+        samples = journal_samples(tester.broker, tmp_path, per_queue=False)
         return {sample.name: sample.value for sample in samples if sample is not None}
 
     before, after = asyncio.run(scenario())
@@ -89,7 +89,7 @@ def test_messages_that_are_staged_are_counted_apart(tmp_path: Path, per_queue: b
             for queue_id in (1, 2):
                 messages = [message(number) for number in range(queue_id)]
                 await tester.ask(StageMessages(queue_id, 0, "sink", 1, "0", 0, messages))
-            samples = broker_samples(tester.broker, tmp_path, per_queue=per_queue)
+            samples = journal_samples(tester.broker, tmp_path, per_queue=per_queue)
             return {sample.name: sample.value for sample in samples if sample is not None}
 
     values = asyncio.run(scenario())

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from quaymaster.broker.broker import Broker
-from quaymaster.broker.replica.journal_service import JournalOptions
+from quaymaster.broker.lone_leader import LoneLeader
+from quaymaster.broker.replica.journal_service import JournalOptions, JournalService
 from quaymaster.broker.storage.disk import Disk
 from quaymaster.broker.storage.space import JournalLimits
 from quaymaster.coordination.interface import Coordination
@@ -141,9 +141,9 @@ def options(directory: Path, **changes: Any) -> JournalOptions:
 
 
 class BrokerTester:
-    """A started broker and commands that can be awaited."""
+    """A started broker's one journal, and commands that can be awaited."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: JournalService) -> None:
         self.broker = broker
 
     async def ask(self, command: Command) -> Any:
@@ -198,14 +198,14 @@ async def running(
     **changes: Any,
 ) -> AsyncIterator[BrokerTester]:
     """Start a broker over a directory, and close it at the end."""
-    broker = Broker(
+    leader = LoneLeader(
         options(directory, **changes),
         coordination or MemoryCoordination(),
         on_stopped=lambda error: stopped.append(error) if stopped is not None else None,
         disk=disk,
     )
-    await broker.start()
+    journal = await leader.start()
     try:
-        yield BrokerTester(broker)
+        yield BrokerTester(journal)
     finally:
-        await broker.close()
+        await leader.close()

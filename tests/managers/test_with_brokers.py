@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.broker_support import options
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.coordination.cell_keys import BROKERS, registration_key
 from quaymaster.coordination.memory import MemoryCoordination
 from quaymaster.core.cell.cell import PlacementSettings
@@ -26,7 +26,7 @@ class Cell:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.coordination = MemoryCoordination()
-        self.brokers: dict[str, CellBroker] = {}
+        self.brokers: dict[str, BrokerService] = {}
         self.failures: list[Exception] = []
         self.manager = InClusterManager(
             "m1",
@@ -39,8 +39,8 @@ class Cell:
 
     async def start(self, name: str) -> None:
         """Start a broker over its directory."""
-        broker = CellBroker(
-            CellBrokerOptions(
+        broker = BrokerService(
+            BrokerServiceOptions(
                 name, f"zone-{name}", "test", "127.0.0.1", 0, "127.0.0.1:0", options(self.directory / name)
             ),
             self.coordination,

@@ -1,6 +1,6 @@
 """One host of a simulated cell: a broker's process that is started and ends, over disks that stay.
 
-It is to its replicas what `broker/cell/cell_broker` is: it opens them, hands them what arrives, registers, follows
+It is to its replicas what `broker/cell/broker_service` is: it opens them, hands them what arrives, registers, follows
 coordination, and does what managers ask for.
 """
 

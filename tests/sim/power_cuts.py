@@ -28,7 +28,7 @@ import quaymaster.core.structures.fifo_order as fifo_order
 import quaymaster.core.structures.index as index
 import quaymaster.core.structures.recent_ids as recent_ids
 import quaymaster.core.structures.standard_order as standard_order
-from quaymaster.broker.broker import Broker, JournalWentBack, NotActivated
+from quaymaster.broker.lone_leader import JournalWentBack, LoneLeader, NotActivated
 from quaymaster.broker.replica import maintenance, message_moves
 from quaymaster.broker.replica.journal_service import JournalOptions
 from quaymaster.broker.replica.recovery import INDEX_NAME, recover
@@ -223,7 +223,7 @@ class Life:
         """Since when the disk has had room again, after it had none."""
         self.hiccups = Random(f"{run.seed}-{run.lives}-hiccups")  # its own: other draws stay what they were
         self.circles = Random(f"{run.seed}-{run.lives}-circles")
-        self.broker = Broker(
+        self.broker = LoneLeader(
             JournalOptions(
                 directory=DIRECTORY,
                 region="local",
@@ -632,7 +632,7 @@ class Life:
         self.submit(ForgetQueue(queue_id), answered)
 
     def snapshot(self) -> None:
-        task = self.world.loop.create_task(self.broker.snapshots.write())
+        task = self.world.loop.create_task(self.broker.journal.snapshots.write())
         self.run.tasks.append(task)
 
     async def move_task(self) -> None:
@@ -692,7 +692,7 @@ class Life:
 
     def check_room(self) -> None:
         """Sends are not refused any more once the disk has had room for a while."""
-        since_s, host = self.roomy_since_s, self.broker.host
+        since_s, host = self.roomy_since_s, self.broker.journal.host
         is_up = not (self.is_over or self.world.is_dead or self.is_failing) and host.stopped is None
         if is_up and since_s is not None and self.world.loop.now_s - since_s >= ROOM_NOTICED_S:
             try:
@@ -707,7 +707,7 @@ class Life:
             return
         try:
             for queue_id in (WORK_DEAD, STEPS_DEAD):
-                partition = self.broker.host.replica.queues.partitions.get(queue_id << 16)
+                partition = self.broker.journal.host.replica.queues.partitions.get(queue_id << 16)
                 for task in partition.tasks if partition is not None else ():
                     where = f"a task of queue {queue_id} moved {task.moved} messages"
                     require(task.moved < task.stop, f"{where}, of at most {task.stop - 1} that were there")
@@ -727,7 +727,7 @@ class Life:
         """Compare what the broker holds after its start with the model, and resolve what was in doubt."""
         model = self.model
         now_ms = self.world.time_ms()
-        known = self.broker.host.replica.queues.definitions
+        known = self.broker.journal.host.replica.queues.definitions
         missing = self.check_definitions(known)
         model.receipts = [entry for entry in model.receipts if entry[0] in known]
         found: dict[int, tuple[int, int]] = {}
@@ -831,7 +831,7 @@ class Life:
                 raise Violation(f"peek: {page!r}")
             messages += page.messages
             start = page.next_sequence
-        partition = self.broker.host.replica.queues.partition(queue_id, 0)
+        partition = self.broker.journal.host.replica.queues.partition(queue_id, 0)
         require(
             len(messages) == partition.alive, f"{len(messages)} of {partition.alive} messages can be read"
         )
@@ -839,18 +839,18 @@ class Life:
 
     def check_full_replay(self) -> None:
         """What was recovered is what a replay of the whole journal gives, where it is still whole."""
-        files = self.broker.files
+        files = self.broker.journal.files
         if files.start_offset or any(segment.is_compacted for segment in files.segments()):
             return
         replayed = replay_all(files)
         time_ms = self.world.time_ms()
-        recovered = self.broker.host.replica.queues.state_hash(time_ms)
+        recovered = self.broker.journal.host.replica.queues.state_hash(time_ms)
         require(recovered == replayed.state_hash(time_ms), "snapshot and tail differ from a full replay")
         self.run.full_replays += 1
 
     async def check_live_is_replayed(self) -> None:
         """A recovery of a copy gives the state that is live here."""
-        host = self.broker.host
+        host = self.broker.journal.host
         deadline = 2_000
         while host.replica.commit < host.replica.end_offset or any(
             partition.moving for partition in host.replica.queues.partitions.values()
@@ -874,7 +874,7 @@ class Life:
         expected = {number for number, message in model.messages.items() if not message.is_gone}
         drained: set[int] = set()
         last: dict[tuple[int, int], int] = defaultdict(int)
-        host = self.broker.host
+        host = self.broker.journal.host
         for _ in range(400):
             self.world.skew_ms += 1_000
             await asyncio.sleep(0.3)
@@ -1026,7 +1026,7 @@ class Run:
                 for definition in _definitions(has_circles=self.has_circles):
                     life.put_queue(definition)
                 await life.settle()
-                life.broker.host.stopped = None
+                life.broker.journal.host.stopped = None
                 await life.broker.close()
                 life.broker = Life(self, world, life.disk).broker
             await life.work(self.rng.choice((40, 120, 250)))

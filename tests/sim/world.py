@@ -24,7 +24,7 @@ from uuid import UUID
 
 from harness.sim_disk import PowerLost, SimDisk
 
-from quaymaster.broker import broker
+from quaymaster.broker import lone_leader
 from quaymaster.broker.replica import journal_service, maintenance, message_moves, replica
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.time_file import Boot
@@ -420,7 +420,7 @@ class World:
                 (module, "threading", sim_threading)
                 for module in (writer, journal_files, space, chunk_store, maintenance)
             ],
-            *[(module, "time", sim_time) for module in (writer, maintenance, broker, journal_service)],
+            *[(module, "time", sim_time) for module in (writer, maintenance, lone_leader, journal_service)],
             *[(module, "monotonic_ms", self.time_ms) for module in (replica, journal_service)],
             (writer, "SimpleQueue", partial(SimQueue, self)),
             (journal_service, "read_boot", self.boot),

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from quaymaster.broker.broker import Broker
-from quaymaster.broker.cell.cell_broker import CellBroker
 from quaymaster.broker.replica.clock import QueueClock
 from quaymaster.broker.replica.elections import PHASES
 from quaymaster.broker.replica.journal_service import JournalService
@@ -21,13 +20,13 @@ from quaymaster.monitoring.metrics import Histogram, HistogramSample, Sample
 QUEUES_AT_A_TIME = 1_000
 
 
-def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[Sample | None]:
-    """Yield samples of journal, cache, disk and queues, and None between many queues.
+def journal_samples(journal: JournalService, data: Path, *, per_queue: bool) -> Iterable[Sample | None]:
+    """Yield samples of a server's one journal, cache, disk and queues, and None between many queues.
 
     States are as of each queue's last request.
     """
-    host = broker.host
-    segments = broker.files.segments()
+    host = journal.host
+    segments = journal.files.segments()
     counters = host.writer.counters
     queues = host.replica.queues
     # One node leads its journal from its start (which waits for the activation) to its end.
@@ -36,7 +35,7 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     yield Sample("quaymaster_journal_durable_replicas", int(is_durable))
     yield from _of_clocks([host.clock])
     yield Sample("quaymaster_log_append_bytes_total", counters.appended_bytes)
-    yield Sample("quaymaster_log_append_records_total", broker.records_appended)
+    yield Sample("quaymaster_log_append_records_total", journal.records_appended)
     yield Sample("quaymaster_log_segments", len(segments))
     yield Sample("quaymaster_log_bytes", sum(segment.data_bytes for segment in segments))
     yield Sample("quaymaster_log_end_offset", host.replica.end_offset)
@@ -79,7 +78,7 @@ def broker_samples(broker: Broker, data: Path, *, per_queue: bool) -> Iterable[S
     yield Sample("quaymaster_staged_messages", staged)
 
 
-def cell_broker_samples(broker: CellBroker, data: Path) -> Iterable[Sample | None]:
+def broker_samples(broker: Broker, data: Path) -> Iterable[Sample | None]:
     """Yield samples of all journals of a broker together; of queues, those of the journals that it leads."""
     journals = list(broker.journals.values())
     led = [journal for journal in journals if journal.host.replica.is_leading]
@@ -153,7 +152,7 @@ def _of_each_journal(journals: Iterable[JournalService]) -> Iterator[Sample]:
     yield Sample("quaymaster_journal_elections_total", elections)
 
 
-def cell_broker_histograms(broker: CellBroker) -> Iterator[HistogramSample]:
+def broker_histograms(broker: Broker) -> Iterator[HistogramSample]:
     """Yield how long the phases of elections took, on all journals of a broker together."""
     for phase in dict.fromkeys(PHASES.values()):
         durations = [journal.host.elections.durations[phase] for journal in broker.journals.values()]

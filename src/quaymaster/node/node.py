@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quaymaster import __version__
-from quaymaster.broker.broker import JournalWentBack, NotActivated
 from quaymaster.broker.cell.broker_name import NameTaken
+from quaymaster.broker.lone_leader import JournalWentBack, NotActivated
 from quaymaster.broker.storage.disk import DirectoryInUse
 from quaymaster.broker.storage.journal_state import JournalCorrupt
 from quaymaster.broker.storage.snapshots import SnapshotsDamaged

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from quaymaster.broker.backup import STORE_NAME, BackupUnusable, restore
+from quaymaster.broker.copies.backup import STORE_NAME, BackupUnusable, restore
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.coordination.noted_acts import act_of_user, encode_act
 from quaymaster.coordination.sqlite import SQLiteCoordination

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.coordination.interface import StoreUnusable
 from quaymaster.core.values.errors import NotNow
 from quaymaster.frontend.admin.admin import make_admin
@@ -15,7 +15,7 @@ from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.store.rows import QueueRows
 from quaymaster.net.tls import security_for
-from quaymaster.node.broker_metrics import cell_broker_histograms, cell_broker_samples, held_expiry
+from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
 from quaymaster.node.broker_routing import route_to_brokers
 from quaymaster.node.front_end_role import (
     Behind,
@@ -60,8 +60,8 @@ async def _start_broker(node: Node, cell: Membership) -> None:
     settings = node.settings
     listen = settings.broker_listen_address
     security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
-    broker = CellBroker(
-        CellBrokerOptions(
+    service = BrokerService(
+        BrokerServiceOptions(
             node.name,
             settings.zone,
             settings.cell,
@@ -76,11 +76,12 @@ async def _start_broker(node: Node, cell: Membership) -> None:
         on_stopped=node.fail,
         find_queue=QueueRows(cell.store).find,
     )
-    await broker.start()
-    node.stack.push_async_callback(broker.close)
-    node.metrics.add_source(lambda: cell_broker_samples(broker, node.data))
-    node.metrics.add_histograms(lambda: cell_broker_histograms(broker))
-    node.health.add_check(broker.why_not_ready)
+    await service.start()
+    node.stack.push_async_callback(service.close)
+    broker = service.broker
+    node.metrics.add_source(lambda: broker_samples(broker, node.data))
+    node.metrics.add_histograms(lambda: broker_histograms(broker))
+    node.health.add_check(service.why_not_ready)
     node.health.add_notices(
         lambda: held_expiry({number: journal.host.clock for number, journal in broker.journals.items()})
     )

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from quaymaster import __version__
-from quaymaster.broker.broker import Broker
+from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.frontend.admin.admin import make_admin
@@ -22,7 +22,7 @@ from quaymaster.frontend.usage.act_chain import drop_acts
 from quaymaster.metadata.service import MetadataService
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.monitoring.logs import log_event
-from quaymaster.node.broker_metrics import broker_samples, held_expiry
+from quaymaster.node.broker_metrics import held_expiry, journal_samples
 from quaymaster.node.front_end_role import (
     Behind,
     reachable,
@@ -60,14 +60,16 @@ async def start_server(node: Node) -> None:
         quotas=Quotas(**settings.account_quotas()),
         journal_id=JOURNAL_ID,
     )
-    broker = Broker(journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all)
+    leader = LoneLeader(
+        journal_options(settings, data), store, on_stopped=node.fail, takes_any_journal=takes_all
+    )
     admin = make_admin(
         settings,
-        broker=broker,
+        broker=leader,
         metadata=metadata,
         metrics=node.metrics,
         health=health,
-        operations=ServerOperations(node, broker, store.backup),
+        operations=ServerOperations(node, leader, store.backup),
         epochs=usage_incarnations(settings, store),
     )
     node.serve_admin(admin)
@@ -77,30 +79,30 @@ async def start_server(node: Node) -> None:
     health.add_check(
         lambda: f"The metadata store cannot be followed: {metadata.failure}" if metadata.failure else None
     )
-    await broker.start()
-    stack.push_async_callback(broker.close)
+    journal = await leader.start()
+    stack.push_async_callback(leader.close)
     # Again, so that they end before what they ask does; a backup under way is given up.
     stack.push_async_callback(admin.stop)
     stack.push_async_callback(node.admin.drain, 1.0)
-    health.add_check(lambda: f"The journal stopped: {broker.host.stopped}" if broker.host.stopped else None)
-    health.add_notices(lambda: held_expiry({0: broker.host.clock}))
+    health.add_check(leader.broker.why_stopped)
+    health.add_notices(lambda: held_expiry({JOURNAL_ID: journal.host.clock}))
     health.add_notices(metadata.queues.lost_attributes.notices)
-    await _agree(node, store, metadata, broker)
-    node.metrics.log_fsync = broker.host.writer.counters.fsync_durations
-    node.metrics.add_source(lambda: broker_samples(broker, data, per_queue=settings.metrics_per_queue))
-    behind = Behind(store, metadata, broker)
+    await _agree(node, store, metadata, leader)
+    node.metrics.log_fsync = journal.host.writer.counters.fsync_durations
+    node.metrics.add_source(lambda: journal_samples(journal, data, per_queue=settings.metrics_per_queue))
+    behind = Behind(store, metadata, leader)
     sealed = start_sealing(node, behind, metadata.queues.active_logs)
     address = await serve_sqs(node, behind, admin, sealed=sealed)
     await write_client_file(node, metadata.default_access_key, address)
     node.greet = partial(_greet, node, address)
 
 
-async def _agree(node: Node, store: Coordination, metadata: MetadataService, broker: Broker) -> None:
+async def _agree(node: Node, store: Coordination, metadata: MetadataService, leader: LoneLeader) -> None:
     """Let metadata and journal tell the same of queues, those included that a file declares."""
     settings = node.settings
-    journal = BrokerQueueJournal(broker)
+    journal = BrokerQueueJournal(leader)
     metadata.attach_journal(journal)
-    await settle(node.data, store, metadata, broker, journal)
+    await settle(node.data, store, metadata, leader, journal)
     if not settings.usage:
         await drop_acts(store)
     await metadata.reconcile()

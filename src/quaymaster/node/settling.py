@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from quaymaster.broker.backup import RESTORED_NAME
-from quaymaster.broker.broker import Broker
+from quaymaster.broker.copies.backup import RESTORED_NAME
+from quaymaster.broker.lone_leader import LoneLeader
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.noted_acts import NotedAct, decode_act, encode_act, note_act
@@ -60,10 +60,14 @@ class DataContradicts(Exception):
 
 
 async def settle(
-    data: Path, store: Coordination, metadata: MetadataService, broker: Broker, journal: BrokerQueueJournal
+    data: Path,
+    store: Coordination,
+    metadata: MetadataService,
+    leader: LoneLeader,
+    journal: BrokerQueueJournal,
 ) -> None:
     """Make sure that journal and metadata tell the same of queues; DataContradicts when somebody must decide."""
-    queues = broker.host.replica.queues
+    queues = leader.journal.host.replica.queues
     stored, unsettled = metadata.queues.what_is_settled()
     known = dict(queues.definitions)
     if not is_to_settle(data):

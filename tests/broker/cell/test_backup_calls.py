@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import PATIENCE_S
 
-from broker.cell.test_cell_broker import until
+from broker.cell.test_broker_service import until
 from broker.cell.test_moves_between_journals import (
     DEAD,
     JOBS,
@@ -20,7 +20,6 @@ from broker.cell.test_moves_between_journals import (
     messages,
     two_journals,
 )
-from quaymaster.broker.backup import JournalDamaged, backup, read_manifest
 from quaymaster.broker.cell import backup_calls
 from quaymaster.broker.cell.backup_calls import (
     BACKUP_BEGIN,
@@ -32,7 +31,8 @@ from quaymaster.broker.cell.backup_calls import (
     decode_barrier,
     encode_read,
 )
-from quaymaster.broker.cell.snapshot_install import CopyRead, fetch
+from quaymaster.broker.copies.backup import JournalDamaged, backup, read_manifest
+from quaymaster.broker.copies.snapshot_install import CopyRead, fetch
 from quaymaster.broker.storage.segments import DATA_AT, segment_name
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.cli.cells import cell_cut

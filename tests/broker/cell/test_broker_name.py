@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import PATIENCE_S
 
-from broker.cell.test_cell_broker import Cell, until
+from broker.cell.test_broker_service import Cell, until
 from quaymaster.broker.cell import broker_name
 from quaymaster.broker.cell.broker_name import WHO, NameTaken
 from quaymaster.coordination.cell_keys import (

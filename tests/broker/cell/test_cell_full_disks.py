@@ -13,7 +13,7 @@ import pytest
 from harness.broker_support import SMALL_LIMITS, message, number_of
 from harness.full_disk import FullDisk
 
-from broker.cell.test_cell_broker import JOURNAL, Cell, cell_of, until
+from broker.cell.test_broker_service import JOURNAL, Cell, cell_of, until
 from quaymaster.broker.replica import replica
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.replication.messages import DiskPressure

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import PATIENCE_S
 
-from broker.cell.test_cell_broker import JOURNAL, Cell, cell_of
+from broker.cell.test_broker_service import JOURNAL, Cell, cell_of
 from quaymaster.core.values.commands import CountMessages, QueueCounts
 from quaymaster.core.values.errors import CallerError, NotNow, QueueDoesNotExist
 from quaymaster.core.values.queue_definitions import QueueDefinition

@@ -13,7 +13,7 @@ import pytest
 from harness.broker_support import define, identity, message, number_of, options
 from harness.waiting import PATIENCE_S
 
-from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.broker.replica import data_key_lists
 from quaymaster.coordination.cell_keys import configuration_key, decode_configuration, encode_configuration
 from quaymaster.coordination.leader_watch import LeaderWatch
@@ -51,7 +51,7 @@ class Cell:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.coordination = MemoryCoordination()
-        self.brokers: dict[str, CellBroker] = {}
+        self.brokers: dict[str, BrokerService] = {}
         self.table = LeaderTable()
         self.watch = LeaderWatch(self.coordination, self.table)
         self.router = BrokerRouter(
@@ -70,10 +70,10 @@ class Cell:
         await self.coordination.compare_and_swap(configuration_key(JOURNAL), 0, encode_configuration(first))
 
     async def start_broker(self, name: str) -> None:
-        cell_options = CellBrokerOptions(
+        cell_options = BrokerServiceOptions(
             name, f"zone-{name}", "test", "127.0.0.1", 0, "127.0.0.1:0", options(self.directory / name)
         )
-        self.brokers[name] = CellBroker(cell_options, self.coordination, on_stopped=lambda error: None)
+        self.brokers[name] = BrokerService(cell_options, self.coordination, on_stopped=lambda error: None)
         await self.brokers[name].start()
 
     async def _prepare(self, name: str) -> str:

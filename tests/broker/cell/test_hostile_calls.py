@@ -13,7 +13,7 @@ from harness.waiting import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.cell.test_cell_broker import JOURNAL, Cell, cell_of
+from broker.cell.test_broker_service import JOURNAL, Cell, cell_of
 from quaymaster.broker.cell import backup_calls, cell_calls, copy_calls, restore_calls
 from quaymaster.broker.cell.cell_calls import COMMAND
 from quaymaster.broker.cell.peer_links import REPLICATE

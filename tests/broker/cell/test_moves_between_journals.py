@@ -13,8 +13,8 @@ import pytest
 from harness.broker_support import arn, define, message, number_of, options, redrive_to
 from harness.waiting import PATIENCE_S
 
-from broker.cell.test_cell_broker import Cell, until
-from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
+from broker.cell.test_broker_service import Cell, until
+from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.broker.cell.cell_calls import COMMAND
 from quaymaster.broker.replica import message_moves, moves_out, queue_places
 from quaymaster.broker.replica.journal_service import JournalService
@@ -67,10 +67,10 @@ class TwoJournals(Cell):
             raise NotNow
         return self.queues.get(name)
 
-    async def start(self, name: str) -> CellBroker:
+    async def start(self, name: str) -> BrokerService:
         journal = replace(options(self.directory / name), cell_format=self.cell_format)
-        broker = CellBroker(
-            CellBrokerOptions(name, f"zone-{name}", "test", "127.0.0.1", 0, "127.0.0.1:0", journal),
+        broker = BrokerService(
+            BrokerServiceOptions(name, f"zone-{name}", "test", "127.0.0.1", 0, "127.0.0.1:0", journal),
             self.coordination,
             on_stopped=self.stopped.append,
             find_queue=self.find_queue,

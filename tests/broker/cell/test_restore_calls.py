@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from harness.broker_support import BrokerTester, define, message, running
 
-from broker.cell.test_cell_broker import JOURNAL, Cell, until
+from broker.cell.test_broker_service import JOURNAL, Cell, until
 from quaymaster.broker.cell.restore_calls import (
     RESTORE_BEGIN,
     RESTORE_END,
@@ -20,7 +20,7 @@ from quaymaster.broker.cell.restore_calls import (
     RestoreOffer,
     encode_call,
 )
-from quaymaster.broker.cell.snapshot_install import CopiedFile, CopyManifest, CopySource
+from quaymaster.broker.copies.snapshot_install import CopiedFile, CopyManifest, CopySource
 from quaymaster.coordination.cell_keys import configuration_key, encode_configuration
 from quaymaster.core.cell.restored_cell import restored_configuration
 from quaymaster.core.values.commands import Receive, ReceiveOutcome
@@ -36,7 +36,7 @@ async def a_copy(directory: Path) -> tuple[CopyManifest, Files]:
     """Return a journal of a server with two messages, as a backup has it."""
     async with running(directory, journal_id=JOURNAL) as tester:
         await filled(tester)
-        source = CopySource(tester.broker.journal, directory / str(JOURNAL), reader="backup", idle_s=None)
+        source = CopySource(tester.broker, directory / str(JOURNAL), reader="backup", idle_s=None)
         manifest = await source.begin()
         files = {file.name: (await source.read(file.name, 0))[: file.size] for file in manifest.files}
         await source.end()

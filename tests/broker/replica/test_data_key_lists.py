@@ -167,7 +167,7 @@ def test_answer_says_that_it_is_not_whole_when_there_was_too_much_to_read_and_co
             await tester.set_queue(define(1))
             for number in range(1, 8):
                 await tester.send(1, sealed_with(number, number))
-            files, disk = tester.broker.files, tester.broker.journal._disk
+            files, disk = tester.broker.files, tester.broker._disk
 
             assert list_data_keys(files, disk, 0, reading_s=0) == DataKeysOutcome([], 0, is_whole=False)
             assert list_data_keys(files, disk, 0, page_max=3) == DataKeysOutcome([1, 2, 3], 3)
@@ -220,7 +220,7 @@ def test_segment_that_is_sealed_while_it_is_read_is_read_again(
         async with running(tmp_path) as tester:
             await tester.set_queue(define(1))
             await tester.send(1, sealed_with(5, 1))
-            files, disk = tester.broker.files, tester.broker.journal._disk
+            files, disk = tester.broker.files, tester.broker._disk
             loop = asyncio.get_running_loop()
 
             def slowly(disk: Any, segment: Segment) -> set[int]:

@@ -719,7 +719,7 @@ def test_a_task_is_cancelled_while_it_turns_quickly(tmp_path: Path) -> None:
             while not (await task_of(tester)).moved:  # noqa: ASYNC110 -- asked as a client asks
                 await asyncio.sleep(0)
             cancelled = (await tester.ask(CancelMoveTask(DEAD, TASK))).tasks[0]
-            while tester.broker.journal._moves._tasks:  # noqa: ASYNC110 -- work that tells nobody
+            while tester.broker._moves._tasks:  # noqa: ASYNC110 -- work that tells nobody
                 await asyncio.sleep(0.01)
             return cancelled, await task_of(tester), await waiting(tester, DEAD)
 
@@ -780,7 +780,7 @@ def test_neither_a_task_nor_a_new_leader_looks_through_all_partitions(tmp_path: 
             watched = queues.partitions = Watched(queues.partitions)
             await start_task(tester, OTHER)
             task = await ended(tester)
-            tester.broker.journal._moves.leads(True)
+            tester.broker._moves.leads(True)
             await tester.ask(CountMessages(DEAD))
             return task, set(watched.walkers)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness.waiting import PATIENCE_S
 
-from broker.cell.test_cell_broker import JOURNAL, Cell, run, until
+from broker.cell.test_broker_service import JOURNAL, Cell, run, until
 from quaymaster.broker.replica import journal_service, recovery
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.storage.journal_state import JournalCorrupt

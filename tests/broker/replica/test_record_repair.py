@@ -12,7 +12,7 @@ from harness.batches import BatchSource, payloads_of
 from harness.broker_support import SMALL_LIMITS, body_of, message, number_of
 from harness.sim_disk import PowerLost, SimDisk
 
-from broker.cell.test_cell_broker import JOURNAL, Cell, run, until
+from broker.cell.test_broker_service import JOURNAL, Cell, run, until
 from quaymaster.broker.replica.record_repair import FoundRecord, choose
 from quaymaster.broker.storage.journal_files import JournalFiles
 from quaymaster.broker.storage.segments import RecordGone, RecordUnreadable

@@ -23,9 +23,9 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
-from quaymaster.broker.cell.held_journals import HeldJournals
-from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead, CopySource
+from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.cell.backup_cut import BackupBarrier
 from quaymaster.core.values.errors import NotLeader, NotNow, Overloaded
@@ -83,8 +83,8 @@ _untils = msgspec.msgpack.Decoder(CopyUntil)
 class BackupCalls:
     """The backups that one broker gives: one of each journal at a time."""
 
-    def __init__(self, held: HeldJournals, tasks: BrokerTasks) -> None:
-        self._held = held
+    def __init__(self, broker: Broker, tasks: BrokerTasks) -> None:
+        self._broker = broker
         self._tasks = tasks
         self._sources: dict[int, CopySource] = {}
 
@@ -121,7 +121,7 @@ class BackupCalls:
         number = _journal_of(call)
 
         async def stand_by() -> None:
-            await self._hold_snapshots(call, number, self._held.get(number))
+            await self._hold_snapshots(call, number, self._broker.get(number))
             call.reply()
 
         self._tasks.answer(call, stand_by())
@@ -134,7 +134,7 @@ class BackupCalls:
             await before.end()
         source = self._sources[number] = CopySource(
             journal,
-            self._held.directory / str(number),
+            self._broker.directory / str(number),
             reader=call.peer.node,
             idle_s=IDLE_S,
             frees_snapshots=True,
@@ -180,7 +180,7 @@ class BackupCalls:
 
         async def copy() -> None:
             source = self._source(request.journal, call)
-            if self._held.get(request.journal).host.replica.commit < request.until:
+            if self._broker.get(request.journal).host.replica.commit < request.until:
                 raise NotNow("The replica does not know yet that the journal is committed so far.")
             call.reply(encode_answer(await source.begin(request.until)))
 
@@ -211,14 +211,14 @@ class BackupCalls:
         source = self._sources.get(number)
         if source is not None and source.reader == call.peer.node:
             del self._sources[number]
-            journal = self._held.opened.get(number)
+            journal = self._broker.journals.get(number)
             if journal is not None:
                 journal.release_moves()
             self._tasks.run(source.end())
         call.reply()
 
     def _led(self, number: int) -> JournalService:
-        journal = self._held.get(number)
+        journal = self._broker.get(number)
         if not journal.host.replica.is_leading:
             raise NotLeader
         return journal

@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
-from quaymaster.broker.cell.held_journals import HeldJournals
 from quaymaster.broker.cell.peer_links import REPLICATE
 from quaymaster.broker.replica import record_repair
 from quaymaster.broker.replica.record_repair import RECORD, STRETCH
@@ -65,14 +65,14 @@ class CellCalls:
 
     def __init__(
         self,
-        held: HeldJournals,
+        broker: Broker,
         tasks: BrokerTasks,
         *,
         leader_hint: Callable[[int], str | None],
         make_report: Callable[[], BrokerReport],
         note: Callable[[NotedAct], Awaitable[None]],
     ) -> None:
-        self._held = held
+        self._broker = broker
         self._tasks = tasks
         self._leader_hint = leader_hint
         self._make_report = make_report
@@ -99,7 +99,7 @@ class CellCalls:
 
     def _on_command(self, call: IncomingCall) -> None:
         (number,) = JOURNAL_ID.unpack_from(call.body)
-        journal = self._held.opened.get(number)
+        journal = self._broker.journals.get(number)
         if journal is None:
             raise NotLeader(self._leader_hint(number))
         command = decode_command(memoryview(call.body)[JOURNAL_ID.size :])
@@ -135,7 +135,7 @@ class CellCalls:
                 continue
             received.setdefault(number, []).append(envelope)
         for number, envelopes in received.items():
-            journal = self._held.opened.get(number)
+            journal = self._broker.journals.get(number)
             if journal is not None:
                 journal.host.receive(envelopes)
 
@@ -143,7 +143,7 @@ class CellCalls:
         asked = record_repair.decode_asked(call.body)
 
         async def read() -> None:
-            journal = self._held.get(asked.journal)
+            journal = self._broker.get(asked.journal)
             call.reply(
                 await asyncio.get_running_loop().run_in_executor(
                     None,
@@ -160,7 +160,7 @@ class CellCalls:
         asked = record_repair.decode_stretch_asked(call.body)
 
         async def read() -> None:
-            journal = self._held.get(asked.journal)
+            journal = self._broker.get(asked.journal)
             commit = journal.host.replica.commit
             call.reply(
                 await asyncio.get_running_loop().run_in_executor(
@@ -185,7 +185,7 @@ class CellCalls:
         self._tasks.answer(call, accept())
 
     def _accept_clock(self, peer: str) -> None:
-        for number, journal in self._held.opened.items():
+        for number, journal in self._broker.journals.items():
             log_event(
                 log,
                 logging.WARNING,
@@ -200,7 +200,7 @@ class CellCalls:
         (number,) = JOURNAL_ID.unpack_from(call.body)
 
         async def prepare() -> None:
-            journal = await self._held.open(number)
+            journal = await self._broker.open(number)
             call.reply(journal.member.encode())
 
         self._tasks.answer(call, prepare())
@@ -209,8 +209,8 @@ class CellCalls:
         request = decode_transfer(call.body)
 
         async def transfer() -> None:
-            journal = self._held.get(request.journal)
-            call.reply(_encode(await self._held.transfer(journal, request.member, TRANSFER_TIMEOUT_S)))
+            journal = self._broker.get(request.journal)
+            call.reply(_encode(await self._broker.transfer(journal, request.member, TRANSFER_TIMEOUT_S)))
 
         self._tasks.answer(call, transfer())
 
@@ -218,6 +218,6 @@ class CellCalls:
         request = decode_drop(call.body)
 
         async def drop() -> None:
-            call.reply(_encode(await self._held.drop(request)))
+            call.reply(_encode(await self._broker.drop(request)))
 
         self._tasks.answer(call, drop())

@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
-from quaymaster.broker.cell import snapshot_install
+from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
-from quaymaster.broker.cell.held_journals import HeldJournals
 from quaymaster.broker.cell.peer_links import PeerLinks
-from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead, CopySource
+from quaymaster.broker.copies import snapshot_install
+from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead, CopySource
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.errors import CallerError, InternalFailure, NotLeader, NotNow, Overloaded
@@ -61,9 +61,8 @@ _copy_reads = msgspec.msgpack.Decoder(CopyRead)
 class CopyCalls:
     """The copies that one broker gives and takes: one of each journal at a time."""
 
-    def __init__(self, name: str, held: HeldJournals, links: PeerLinks, tasks: BrokerTasks) -> None:
-        self._name = name
-        self._held = held
+    def __init__(self, broker: Broker, links: PeerLinks, tasks: BrokerTasks) -> None:
+        self._broker = broker
         self._links = links
         self._tasks = tasks
         self._fetching: set[int] = set()
@@ -97,7 +96,7 @@ class CopyCalls:
 
     def needed(self, journal_id: int, members: list[str]) -> None:
         """See `Peers.copy_needed`."""
-        journal = self._held.opened.get(journal_id)
+        journal = self._broker.journals.get(journal_id)
         if journal is None:
             return  # it is being closed
         epoch = journal.host.replica.epoch
@@ -107,7 +106,7 @@ class CopyCalls:
 
     async def _offer(self, journal: JournalService, member: str, epoch: int) -> None:
         """Have a member copy the journal from here, again and again until it has, or somebody else leads."""
-        body = _encode(CopyOffer(journal.journal_id, member, self._name, epoch))
+        body = _encode(CopyOffer(journal.journal_id, member, self._broker.name, epoch))
         replica = journal.host.replica
         is_whole, refused = False, 0
         while replica.role in COPIED_BY and replica.epoch == epoch and member in replica.log.lag_of():
@@ -134,7 +133,7 @@ class CopyCalls:
         (number,) = JOURNAL_ID.unpack_from(call.body)
 
         async def begin() -> None:
-            journal = self._held.get(number)
+            journal = self._broker.get(number)
             if journal.host.replica.role not in COPIED_BY:
                 raise NotLeader
             before = self._sources.get(number)
@@ -142,7 +141,7 @@ class CopyCalls:
                 if before.reader != call.peer.node:
                     raise Overloaded("Another broker is copying this journal.")
                 await before.end()
-            directory = self._held.directory / str(number)
+            directory = self._broker.directory / str(number)
             source = self._sources[number] = CopySource(journal, directory, reader=call.peer.node)
             call.reply(_encode(await source.begin()))
 
@@ -181,8 +180,8 @@ class CopyCalls:
 
     async def _fetch(self, offer: CopyOffer) -> None:
         """Copy a journal from its leader, and put it in the place of what is here."""
-        number, held = offer.journal, self._held
-        journal = held.opened.get(number)
+        number, broker = offer.journal, self._broker
+        journal = broker.journals.get(number)
         client = self._links.client(offer.source)
         if journal is None or client is None or journal.member != offer.member:
             raise NotLeader
@@ -201,13 +200,13 @@ class CopyCalls:
             replicated_log = journal.host.replica.log
             verdict = snapshot_install.judge(replicated_log.promised_epoch, replicated_log.end, manifest)
             if verdict == "take":
-                copy = held.directory / f"{number}{snapshot_install.COPY_SUFFIX}"
+                copy = broker.directory / f"{number}{snapshot_install.COPY_SUFFIX}"
                 await snapshot_install.fetch(copy, number, manifest, read)
                 client.notify(COPY_END, JOURNAL_ID.pack(number))
-                verdict = await held.exchange(
+                verdict = await broker.exchange(
                     number,
                     lambda closed: snapshot_install.adopt_if_better(
-                        held.directory, number, closed.files, manifest
+                        broker.directory, number, closed.files, manifest
                     ),
                 )
             else:

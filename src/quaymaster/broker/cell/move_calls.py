@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
+from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
-from quaymaster.broker.cell.held_journals import HeldJournals
 from quaymaster.broker.cell.peer_links import PeerLinks
 from quaymaster.core.cell.cell import broker_of
 from quaymaster.core.values.commands import MoveIn, MoveInOutcome
@@ -34,9 +34,8 @@ _outcomes = msgspec.msgpack.Decoder(MoveInOutcome)
 class MoveCalls:
     """Both ends, for one broker. See `MoveCarrier`."""
 
-    def __init__(self, broker: str, held: HeldJournals, links: PeerLinks, tasks: BrokerTasks) -> None:
+    def __init__(self, broker: Broker, links: PeerLinks, tasks: BrokerTasks) -> None:
         self._broker = broker
-        self._held = held
         self._links = links
         self._tasks = tasks
 
@@ -47,11 +46,11 @@ class MoveCalls:
 
     async def move(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
         """Have a journal's leader take messages; raises NotNow when that may not have happened."""
-        configuration = self._held.configurations.get(journal_id)
+        configuration = self._broker.configurations.get(journal_id)
         if configuration is None:
             raise NotLeader
         leader = broker_of(configuration.leader)
-        if leader == self._broker:
+        if leader == self._broker.name:
             return await self._take(journal_id, command)
         client = self._links.client(leader)
         if client is None:
@@ -60,7 +59,7 @@ class MoveCalls:
         return _outcomes.decode(await client.ask(MOVE, body, MOVE_TIMEOUT_MS))
 
     async def _take(self, journal_id: int, command: MoveIn) -> MoveInOutcome:
-        journal = self._held.get(journal_id)
+        journal = self._broker.get(journal_id)
         try:
             async with asyncio.timeout(MOVE_TIMEOUT_MS / 1000):
                 return await journal.take_moved(command)

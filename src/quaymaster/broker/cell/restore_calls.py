@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import msgspec
 
+from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
-from quaymaster.broker.cell.held_journals import HeldJournals
-from quaymaster.broker.cell.snapshot_install import COPY_SUFFIX, CopyManifest, CopyTarget
+from quaymaster.broker.copies.snapshot_install import COPY_SUFFIX, CopyManifest, CopyTarget
 from quaymaster.broker.storage.journal_state import NO_ID, JournalState
 from quaymaster.core.values.errors import InternalFailure
 from quaymaster.monitoring.logs import log_event
@@ -60,8 +60,8 @@ _pieces = msgspec.msgpack.Decoder(RestoredPiece)
 class RestoreCalls:
     """The journals that one broker is given."""
 
-    def __init__(self, held: HeldJournals, tasks: BrokerTasks) -> None:
-        self._held = held
+    def __init__(self, broker: Broker, tasks: BrokerTasks) -> None:
+        self._broker = broker
         self._tasks = tasks
         self._targets: dict[int, CopyTarget] = {}
 
@@ -78,9 +78,9 @@ class RestoreCalls:
         offer = _offers.decode(call.body)
 
         async def begin() -> None:
-            number, held = offer.journal, self._held
-            held.check_unknown(number)
-            target = CopyTarget(held.directory / f"{number}{COPY_SUFFIX}", number, offer.copy)
+            number, broker = offer.journal, self._broker
+            broker.check_unknown(number)
+            target = CopyTarget(broker.directory / f"{number}{COPY_SUFFIX}", number, offer.copy)
             await target.begin()
             self._targets[number] = target
             call.reply()
@@ -106,7 +106,7 @@ class RestoreCalls:
                 await target.finish()
                 copy = target.manifest
                 state = JournalState(number, uuid4().bytes, NO_ID, copy.epoch, copy.start_offset, copy.end)
-                journal = await self._held.restore(state)
+                journal = await self._broker.restore(state)
             except BaseException:
                 await target.give_up()
                 raise

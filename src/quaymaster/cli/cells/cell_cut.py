@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from quaymaster.broker.backup import STORE_NAME, JournalCopy, JournalDamaged, backup
 from quaymaster.broker.cell.backup_calls import (
     BACKUP_BEGIN,
     BACKUP_CHECK,
@@ -32,7 +31,8 @@ from quaymaster.broker.cell.backup_calls import (
     encode_read,
     encode_until,
 )
-from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead
+from quaymaster.broker.copies.backup import STORE_NAME, JournalCopy, JournalDamaged, backup
+from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead
 from quaymaster.cli.cells.cell_links import client_of
 from quaymaster.cli.failures import CommandRefused, NoServer
 from quaymaster.cli.local.cluster import read_cluster

@@ -18,7 +18,15 @@ from typing import Any
 
 import msgspec
 
-from quaymaster.broker.backup import (
+from quaymaster.broker.cell.restore_calls import (
+    RESTORE_BEGIN,
+    RESTORE_END,
+    RESTORE_WRITE,
+    RestoredPiece,
+    RestoreOffer,
+    encode_call,
+)
+from quaymaster.broker.copies.backup import (
     JOURNALS_NAME,
     STORE_NAME,
     BackedUpFile,
@@ -28,15 +36,7 @@ from quaymaster.broker.backup import (
     copy_checked,
     read_manifest,
 )
-from quaymaster.broker.cell.restore_calls import (
-    RESTORE_BEGIN,
-    RESTORE_END,
-    RESTORE_WRITE,
-    RestoredPiece,
-    RestoreOffer,
-    encode_call,
-)
-from quaymaster.broker.cell.snapshot_install import CopiedFile, CopyManifest
+from quaymaster.broker.copies.snapshot_install import CopiedFile, CopyManifest
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.cli.cells.cell_links import RECOVERIES, client_of
 from quaymaster.coordination.cell_format import FORMAT_KEY, list_processes, read_format

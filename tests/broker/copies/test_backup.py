@@ -15,7 +15,7 @@ import pytest
 from crc32c import crc32c
 from harness.broker_support import BrokerTester, define, message, numbers, running
 
-from quaymaster.broker.backup import (
+from quaymaster.broker.copies.backup import (
     BACKUP_FORMAT,
     MANIFEST_NAME,
     BackedUpFile,
@@ -26,7 +26,7 @@ from quaymaster.broker.backup import (
     read_manifest,
     restore,
 )
-from quaymaster.broker.cell.snapshot_install import CopySource
+from quaymaster.broker.copies.snapshot_install import CopySource
 from quaymaster.broker.storage.disk import RealDisk
 from quaymaster.broker.storage.journal_state import read_state, write_state
 from quaymaster.broker.storage.segments import DATA_AT, segment_name
@@ -156,9 +156,7 @@ def test_nothing_is_left_of_a_backup_that_fails_and_snapshots_go_on(tmp_path: Pa
 def test_copy_that_a_backup_reads_lasts_until_it_ends(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path / "journals") as tester:
-            source = CopySource(
-                tester.broker.journal, tmp_path / "journals" / "0", reader="backup", idle_s=None
-            )
+            source = CopySource(tester.broker, tmp_path / "journals" / "0", reader="backup", idle_s=None)
             await source.begin()
             assert source._timer is None
             await source.end()

@@ -30,10 +30,10 @@ from uuid import uuid4
 import msgspec
 from crc32c import crc32c
 
-from quaymaster.broker.broker import Broker
-from quaymaster.broker.cell import snapshot_install
-from quaymaster.broker.cell.copied_journal import adopt_copy
-from quaymaster.broker.cell.snapshot_install import CopyManifest, CopySource
+from quaymaster.broker.copies import snapshot_install
+from quaymaster.broker.copies.copied_journal import adopt_copy
+from quaymaster.broker.copies.snapshot_install import CopyManifest, CopySource
+from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.broker.storage.journal_state import NO_ID, JournalState, read_state
 from quaymaster.broker.storage.threads import run_to_end
@@ -134,11 +134,11 @@ class ServerCut:
     cell = ""
 
     def __init__(
-        self, broker: Broker, copy_metadata: Callable[[Path], Awaitable[object]], data: Path
+        self, journal: JournalService, copy_metadata: Callable[[Path], Awaitable[object]], data: Path
     ) -> None:
-        self._journal_id = broker.files.journal_id
+        self._journal_id = journal.journal_id
         self._source = CopySource(
-            broker.journal,
+            journal,
             data / JOURNALS_NAME / str(self._journal_id),
             reader=READER,
             idle_s=None,

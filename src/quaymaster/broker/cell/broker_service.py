@@ -1,7 +1,7 @@
-"""A broker of a cell: the replicas of many journals, fed by coordination and by the other brokers, led or following.
+"""A broker as its cell has it: told by coordination whom to follow, reached by others over the network.
 
     coordination ──journals/, brokers/──▶ configurations, addresses
-    other brokers, front ends, managers ──calls──▶ cell_calls, copy_calls ──▶ held_journals
+    other brokers, front ends, managers ──calls──▶ cell_calls, copy_calls ──▶ Broker
     journals ──messages──▶ peer_links ──▶ other brokers
 
 What it holds is what is on its disk: each directory below `journals/` is a replica. It begins a new one only when the
@@ -18,6 +18,7 @@ from functools import partial
 
 import msgspec
 
+from quaymaster.broker.broker import Broker
 from quaymaster.broker.cell import (
     backup_calls,
     broker_name,
@@ -31,7 +32,6 @@ from quaymaster.broker.cell.broker_name import WHO, BrokerName, NameTaken
 from quaymaster.broker.cell.broker_tasks import BrokerTasks
 from quaymaster.broker.cell.cell_calls import CellCalls
 from quaymaster.broker.cell.copy_calls import CopyCalls
-from quaymaster.broker.cell.held_journals import HeldJournals
 from quaymaster.broker.cell.move_calls import MoveCalls
 from quaymaster.broker.cell.peer_links import PeerLinks
 from quaymaster.broker.cell.restore_calls import RestoreCalls
@@ -39,7 +39,7 @@ from quaymaster.broker.replica import record_repair
 from quaymaster.broker.replica.journal_service import JournalOptions, JournalService
 from quaymaster.broker.replica.queue_places import FindQueue
 from quaymaster.broker.replica.record_repair import FoundRecord
-from quaymaster.broker.storage.disk import Disk, RealDisk
+from quaymaster.broker.storage.disk import Disk
 from quaymaster.coordination.cell_keys import (
     BROKERS,
     JOURNALS,
@@ -62,6 +62,16 @@ from quaymaster.net.rpc import IncomingCall, RPCClient, RPCLimits, RPCMetrics, R
 from quaymaster.net.tls import TransportSecurity
 from quaymaster.protocol.rpc.frames import Hello
 
+CALLER_ROLES = ("broker", "frontend", "manager", "metadata", "operator")
+CALLERS = (
+    cell_calls.CALLERS
+    | copy_calls.CALLERS
+    | move_calls.CALLERS
+    | backup_calls.CALLERS
+    | restore_calls.CALLERS
+    | broker_name.CALLERS
+)
+"""Who may make which call."""
 DRAIN_MS = 1_000
 RETRY_S = 0.5
 """Coordination that is away is asked again after so long at most: an appointment may be waiting there."""
@@ -71,7 +81,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class CellBrokerOptions:
+class BrokerServiceOptions:
     """What a broker of a cell needs to know. `journal` holds for each of its journals; the id in it does not count.
 
     `advertise` is the host:port that the others reach it by; its port 0 stands for the one it listens on.
@@ -93,15 +103,15 @@ async def _none_elsewhere(account_id: str, name: str) -> QueueDefinition | None:
     return None
 
 
-class CellBroker:
-    """One broker process. `start` returns when it takes part; it leads what it is appointed for.
+class BrokerService:
+    """A broker in its cell. `start` returns when it takes part; it leads what it is appointed for.
 
     `find_queue` finds queues of other journals, for messages that move there.
     """
 
     def __init__(
         self,
-        options: CellBrokerOptions,
+        options: BrokerServiceOptions,
         coordination: Coordination,
         *,
         on_stopped: Callable[[Exception], None],
@@ -121,25 +131,20 @@ class CellBroker:
             cell_format=options.journal.cell_format,
             stats=options.rpc.of("client", self._hello.role),
         )
-        self._held = HeldJournals(
-            options.journal,
-            options.name,
-            coordination,
-            peers=self,
-            disk=disk or RealDisk(),
-            on_stopped=on_stopped,
+        self.broker = Broker(
+            options.journal, options.name, coordination, peers=self, disk=disk, on_stopped=on_stopped
         )
-        self._copies = CopyCalls(options.name, self._held, self._links, self._tasks)
+        self._copies = CopyCalls(self.broker, self._links, self._tasks)
         calls = CellCalls(
-            self._held,
+            self.broker,
             self._tasks,
             leader_hint=self._leader_hint,
             make_report=self.report,
             note=partial(note_act, coordination),
         )
-        self._moves = MoveCalls(options.name, self._held, self._links, self._tasks)
-        self._backups = BackupCalls(self._held, self._tasks)
-        restores = RestoreCalls(self._held, self._tasks)
+        self._moves = MoveCalls(self.broker, self._links, self._tasks)
+        self._backups = BackupCalls(self.broker, self._tasks)
+        restores = RestoreCalls(self.broker, self._tasks)
         self._server = RPCServer(
             {
                 **calls.handlers,
@@ -152,16 +157,9 @@ class CellBroker:
             self._hello,
             batch_handlers=calls.batch_handlers,
             limits=options.limits,
-            check_peer=None
-            if options.security is None
-            else options.security.check_peer("broker", "frontend", "manager", "metadata", "operator"),
+            check_peer=None if options.security is None else options.security.check_peer(*CALLER_ROLES),
             metrics=options.rpc,
-            callers=cell_calls.CALLERS
-            | copy_calls.CALLERS
-            | move_calls.CALLERS
-            | backup_calls.CALLERS
-            | restore_calls.CALLERS
-            | broker_name.CALLERS,
+            callers=CALLERS,
         )
         self._watches = [
             WatchedPrefix(coordination, prefix, on_row, retry_max_s=RETRY_S)
@@ -181,12 +179,12 @@ class CellBroker:
     @property
     def journals(self) -> dict[int, JournalService]:
         """The replicas that are open, by the number of their journal."""
-        return self._held.opened
+        return self.broker.journals
 
     @property
     def configurations(self) -> dict[int, JournalConfiguration]:
         """The newest configurations that were seen, of all journals of the cell."""
-        return self._held.configurations
+        return self.broker.configurations
 
     @property
     def copies_given(self) -> int:
@@ -202,8 +200,8 @@ class CellBroker:
         this name runs.
         """
         options = self._options
-        await self._held.recover()
-        self._tasks.run(self._held.open_when_room())
+        await self.broker.recover()
+        self._tasks.run(self.broker.open_when_room())
         if options.security is not None:
             options.security.require_own(self._hello)
         tls = None if options.security is None else options.security.server_context()
@@ -229,12 +227,12 @@ class CellBroker:
 
     async def close(self) -> None:
         """Hand over what is led as far as that goes at once, close every journal, stop listening."""
-        await self._held.hand_over_all(LAST_TRANSFER_TIMEOUT_S)
+        await self.broker.hand_over_all(LAST_TRANSFER_TIMEOUT_S)
         await asyncio.gather(*(watch.close() for watch in self._watches))
         await self._tasks.close()
         await self._copies.close()
         await self._backups.close()
-        await self._held.close()
+        await self.broker.close()
         await self._server.drain(DRAIN_MS)
         await self._links.close()
 
@@ -269,7 +267,7 @@ class CellBroker:
             self.configurations.pop(number, None)
         else:
             self.configurations[number] = decode_configuration(value)
-        self._held.tell(number)
+        self.broker.tell(number)
 
     def _leader_hint(self, number: int) -> str | None:
         configuration = self.configurations.get(number)
@@ -290,7 +288,7 @@ class CellBroker:
 
     def stuck(self, journal_id: int) -> None:
         """See `Peers`."""
-        self._tasks.run(self._held.reopen(journal_id))
+        self._tasks.run(self.broker.reopen(journal_id))
 
     async def records(self, journal_id: int, offsets: list[int]) -> tuple[list[FoundRecord], int]:
         """See `Peers`."""
@@ -332,7 +330,7 @@ class CellBroker:
 
     def report(self) -> BrokerReport:
         """Return how this broker and each of its replicas is, as the manager wants to know it."""
-        report = self._held.report()
+        report = self.broker.report()
         replicas = {
             number: msgspec.structs.replace(replica, copied_bytes=self._copies.bytes_given(number))
             for number, replica in report.replicas.items()
@@ -341,4 +339,4 @@ class CellBroker:
 
     def why_not_ready(self) -> str | None:
         """Return why this broker cannot do its part, None if it can."""
-        return self._name.why_not_ready() or self._held.why_stopped()
+        return self._name.why_not_ready() or self.broker.why_stopped()

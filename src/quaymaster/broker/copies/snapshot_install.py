@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from quaymaster.broker.cell.copied_journal import adopt_copy, check_copy
+from quaymaster.broker.copies.copied_journal import adopt_copy, check_copy
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.replica.recovery import INDEX_NAME
 from quaymaster.broker.storage.disk import RealDisk

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from harness.broker_support import message
 
-from broker.cell.test_cell_broker import JOURNAL, Cell, run, until
+from broker.cell.test_broker_service import JOURNAL, Cell, run, until
 from broker.replica.test_record_repair import flip, sends_of
-from quaymaster.broker.cell import snapshot_install
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN, COPY_END, COPY_READ
-from quaymaster.broker.cell.snapshot_install import CopyManifest, CopyRead
+from quaymaster.broker.copies import snapshot_install
+from quaymaster.broker.copies.snapshot_install import CopyManifest, CopyRead
 from quaymaster.broker.replica import journal_service, maintenance
 from quaymaster.broker.replica.journal_service import JournalService
 from quaymaster.broker.storage.segments import DATA_AT
@@ -192,7 +192,7 @@ def test_member_whose_log_is_longer_and_was_never_committed_takes_the_copy(
 
 def test_journal_whose_disk_failed_does_not_live_on_in_a_copy(tmp_path: Path) -> None:
     async def story(cell: Cell) -> str:
-        held = cell.brokers["c"]._held
+        held = cell.brokers["c"].broker
         better = CopyManifest(99, 0, 1_000_000, 99, 0, [])
 
         def adopt(closed: JournalService) -> str:

@@ -22,7 +22,7 @@ from quaymaster.broker.cell import (
     restore_calls,
 )
 from quaymaster.broker.cell.broker_name import WHO
-from quaymaster.broker.cell.cell_broker import CellBroker, CellBrokerOptions
+from quaymaster.broker.cell.broker_service import BrokerService, BrokerServiceOptions
 from quaymaster.broker.cell.cell_calls import COMMAND
 from quaymaster.broker.cell.copy_calls import COPY_BEGIN, COPY_END, COPY_READ, FETCH_COPY
 from quaymaster.broker.cell.move_calls import MOVE
@@ -102,7 +102,7 @@ class Cell:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.coordination = Store()
-        self.brokers: dict[str, CellBroker] = {}
+        self.brokers: dict[str, BrokerService] = {}
         self.clients: dict[str, RPCClient] = {}
         self.managers: dict[str, RPCClient] = {}
         self.stopped: list[Exception] = []
@@ -110,10 +110,10 @@ class Cell:
         """Those that are not the machine's."""
         self.options: dict[str, Any] = {}
 
-    async def start(self, name: str) -> CellBroker:
+    async def start(self, name: str) -> BrokerService:
         """Start a broker over its directory."""
-        broker = CellBroker(
-            CellBrokerOptions(
+        broker = BrokerService(
+            BrokerServiceOptions(
                 name,
                 f"zone-{name}",
                 "test",
@@ -615,7 +615,7 @@ def test_a_replica_is_not_dropped_by_a_configuration_older_than_its_promise(tmp_
         broker.configurations[JOURNAL] = msgspec.structs.replace(known, members=others)
         await asyncio.to_thread(replica.files.persist_promise, known.epoch + 1)
         request = DropRequest(JOURNAL, replica.member, known.epoch)
-        answer = await broker._held.drop(request)
+        answer = await broker.broker.drop(request)
         assert JOURNAL in broker.journals
         return b"dropped" if answer else b"kept"
 
