@@ -11,11 +11,8 @@ from harness.waiting import PATIENCE_S
 from quaymaster.coordination import cell_format
 from quaymaster.coordination.cell_format import (
     FORMAT_KEY,
-    PROCESSES,
     CellMember,
     FormatRefused,
-    ProcessRegistration,
-    list_processes,
     raise_format,
     read_format,
 )
@@ -27,6 +24,7 @@ from quaymaster.coordination.cell_keys import (
 )
 from quaymaster.coordination.interface import CoordinationUnavailable, OutcomeUnknown, Put, StoreUnusable
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.presence import ALIVE, Presence, PresenceRow, list_alive
 from quaymaster.core.values.formats import FORMAT_MAX
 
 LEASE_MS = 1_000
@@ -75,9 +73,9 @@ def member_of(
     format_max: int = 2,
     failures: list[Exception] | None = None,
 ) -> CellMember:
-    registration = ProcessRegistration(role, node, "0.2.0", 1, format_max)
+    registration = PresenceRow(role, node, "0.2.0", 1, format_max)
     taken = failures if failures is not None else []
-    return CellMember(store, registration, on_unreadable=taken.append, lease_ms=LEASE_MS)
+    return CellMember(store, Presence(store, registration, lease_ms=LEASE_MS), on_unreadable=taken.append)
 
 
 async def register_broker(store: Store, name: str) -> None:
@@ -140,13 +138,13 @@ def test_a_raised_format_is_written_by_all_who_have_joined() -> None:
         assert raised
         assert not again
         assert late.cell_format.number == 2
-        assert {one.key for one in await list_processes(store)} == {
-            "processes/broker/a",
-            "processes/frontend/b",
+        assert {one.key for one in await list_alive(store)} == {
+            "alive/broker/a",
+            "alive/frontend/b",
         }
         await member.close()
         await late.close()
-        assert not await list_processes(store)
+        assert not await list_alive(store)
 
     run(scenario)
 
@@ -193,7 +191,7 @@ def test_a_process_that_cannot_read_the_format_does_not_start_or_stops() -> None
 
         assert "Start a newer version" in str(failures[0])
         assert member.cell_format.number == 1
-        assert {one.node for one in await list_processes(store)} == {"a"}
+        assert {one.node for one in await list_alive(store)} == {"a"}
         await member.close()
 
     run(scenario)
@@ -204,9 +202,9 @@ def test_a_process_whose_lease_was_lost_says_again_what_it_reads() -> None:
         member = member_of(store)
         await member.join()
         await store.revoke_lease(1)
-        assert not await list_processes(store)
-        async for _ in store.watch(PROCESSES, 0):
-            if await list_processes(store):
+        assert not await list_alive(store)
+        async for _ in store.watch(ALIVE, 0):
+            if await list_alive(store):
                 break
         store.is_away = True
         await asyncio.sleep(LEASE_MS / 2_000)

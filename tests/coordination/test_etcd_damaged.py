@@ -16,7 +16,7 @@ from harness.etcd import EtcdCluster
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination import etcd as etcd_module
-from quaymaster.coordination.cell_format import CellMember, ProcessRegistration
+from quaymaster.coordination.cell_format import CellMember
 from quaymaster.coordination.etcd import EtcdCoordination
 from quaymaster.coordination.etcd_gateway import EtcdAccess
 from quaymaster.coordination.interface import (
@@ -27,6 +27,7 @@ from quaymaster.coordination.interface import (
     Put,
     StoreUnusable,
 )
+from quaymaster.coordination.presence import Presence, PresenceRow
 from quaymaster.coordination.store_witness import StoreWitness
 
 PASSWORD = "root-password-1"
@@ -314,7 +315,7 @@ def test_processes_that_start_with_a_damaged_etcd_end_instead_of_waiting_for_it(
                 await StoreWitness(store, "frontend one").wait_until_accepted()
         async with opened(etcd, root) as store:
             member = CellMember(
-                store, ProcessRegistration("broker", "one", "1"), on_unreadable=lambda error: None
+                store, Presence(store, PresenceRow("broker", "one", "1")), on_unreadable=lambda error: None
             )
             with pytest.raises(StoreUnusable, match=r"is damaged at the key '.*/format'"):
                 await member.join()

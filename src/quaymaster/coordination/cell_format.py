@@ -1,7 +1,7 @@
 """Which format a cell writes, and which its processes read: how versions live side by side (`core/values/formats`).
 
-    format                     number, as text            the newest when the cell begins, then `raise_format`'s
-    processes/<role>/<node>    ProcessRegistration        written by each process, bound to its lease
+    format                 number, as text    the newest when the cell begins, then `raise_format`'s
+    alive/<role>/<node>    PresenceRow        what each process reads (`coordination/presence`)
 
 A process says what it reads before it looks at the format, and follows the format as long as it runs. One that cannot
 read what the cell writes does not start, or stops, and says why; what it has on its disk stays as it is.
@@ -15,8 +15,6 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from quaymaster.coordination.cell_keys import BROKERS, JOURNALS, decode_registration
 from quaymaster.coordination.interface import (
     ABSENT,
@@ -29,43 +27,22 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
 )
 from quaymaster.coordination.noted_acts import NotedAct, put_act
+from quaymaster.coordination.presence import Presence, list_alive
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.values.errors import NotNow
-from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN, CellFormat, why_unreadable
+from quaymaster.core.values.formats import FORMAT_MIN, CellFormat, why_unreadable
 from quaymaster.monitoring.logs import log_event
-from quaymaster.monitoring.supervision import supervise
 
 FORMAT_KEY: Final = "format"
-PROCESSES: Final = "processes/"
 FIRST_FORMAT: Final = 1
 """That of a cell without the key: it was begun when there was one format, and never raised."""
-LEASE_MS: Final = 10_000
 RETRY_S: Final = 0.5
 
 log = logging.getLogger(__name__)
 
 
-class ProcessRegistration(msgspec.Struct, frozen=True):
-    """A running process of the cell, and the formats that it reads."""
-
-    role: str
-    node: str
-    version: str
-    format_min: int = FORMAT_MIN
-    format_max: int = FORMAT_MAX
-
-    @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return f"{PROCESSES}{self.role}/{self.node}"
-
-
 class FormatRefused(Exception):
     """The format stays as it is; the message says why."""
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_registrations = msgspec.msgpack.Decoder(ProcessRegistration)
 
 
 class CellMember:
@@ -74,10 +51,9 @@ class CellMember:
     def __init__(
         self,
         store: Coordination,
-        registration: ProcessRegistration,
+        presence: Presence,
         *,
         on_unreadable: Callable[[Exception], None],
-        lease_ms: int = LEASE_MS,
         before_raise: Callable[[int], None] = lambda number: None,
     ) -> None:
         """`on_unreadable` is called when the cell begins to write what this process cannot read: it must stop.
@@ -87,11 +63,8 @@ class CellMember:
         self._before_raise = before_raise
         self.cell_format = CellFormat(FORMAT_MIN)
         self._store = store
-        self._registration = registration
+        self._presence = presence
         self._on_unreadable = on_unreadable
-        self._lease_ms = lease_ms
-        self._lease_id = 0
-        self._keeper: asyncio.Task[None] | None = None
         self._watch = WatchedPrefix(store, FORMAT_KEY, self._on_row)
 
     async def join(self) -> None:
@@ -101,7 +74,7 @@ class CellMember:
         """
         while True:
             try:
-                await self._register()
+                await self._presence.register()
                 await self._begin()
                 number = await read_format(self._store)
                 break
@@ -111,25 +84,17 @@ class CellMember:
                 await asyncio.sleep(RETRY_S)
         reason = why_unreadable(number)
         if reason is not None:
-            await self._leave()
+            await self._presence.close()
             raise StoreUnusable(reason)
         self._before_raise(number)
         self.cell_format.raise_to(number)
-        self._keeper = supervise(asyncio.create_task(self._keep(), name="cell-member"))
+        self._presence.keep()
         self._watch.start()
 
     async def close(self) -> None:
         """Leave the cell, as far as the store can be reached."""
         await self._watch.close()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        await self._leave()
-
-    async def _register(self) -> None:
-        self._lease_id = await self._store.grant_lease(self._lease_ms)
-        registration = self._registration
-        await self._store.transaction([], [Put(registration.key, _encode(registration), self._lease_id)])
+        await self._presence.close()
 
     async def _begin(self) -> None:
         """Let a cell that has no broker and no journal yet write the newest format that all who are there read."""
@@ -139,25 +104,9 @@ class CellMember:
         for prefix in (BROKERS, JOURNALS):
             if (await store.list_all(prefix))[0]:
                 return
-        newest = min(one.format_max for one in await list_processes(store))
+        newest = min(one.format_max for one in await list_alive(store))
         with contextlib.suppress(RevisionMismatch):  # somebody else was first
             await store.compare_and_swap(FORMAT_KEY, ABSENT, str(newest).encode())
-
-    async def _leave(self) -> None:
-        with contextlib.suppress(NotNow, TimeoutError):
-            async with asyncio.timeout(self._lease_ms / 10_000):
-                await self._store.revoke_lease(self._lease_id)
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_ms / 3_000)
-            try:
-                await self._store.keep_alive(self._lease_id)
-            except LeaseExpired:
-                with contextlib.suppress(NotNow, LeaseExpired):
-                    await self._register()
-            except NotNow:
-                pass  # looked at again in a moment
 
     def _on_row(self, key: str, value: bytes | None) -> None:
         if key != FORMAT_KEY or value is None:
@@ -178,12 +127,6 @@ async def read_format(store: Coordination) -> int:
     return FIRST_FORMAT if found is None else int(found.value)
 
 
-async def list_processes(store: Coordination) -> list[ProcessRegistration]:
-    """Return the processes that run, and those that have ended a moment ago."""
-    items, _ = await store.list_all(PROCESSES)
-    return [_registrations.decode(item.value) for item in items]
-
-
 async def raise_format(store: Coordination, wanted: int, act: NotedAct | None = None) -> bool:
     """Let the cell write another format from now on; false when it does so already. There is no way back.
 
@@ -198,7 +141,7 @@ async def raise_format(store: Coordination, wanted: int, act: NotedAct | None = 
         return False
     if wanted < now:
         raise FormatRefused(f"The cell writes format {now}, and what it has written stays so.")
-    processes = await list_processes(store)
+    processes = await list_alive(store)
     old = [one for one in processes if not one.format_min <= wanted <= one.format_max]
     if old:
         listed = ", ".join(

@@ -48,6 +48,7 @@ from quaymaster.coordination.interface import (
     Put,
     RevisionMismatch,
 )
+from quaymaster.coordination.leadership import LEASE_TTL_MS, Leadership
 from quaymaster.coordination.noted_acts import NotedAct, put_act
 from quaymaster.coordination.watched_prefix import WatchedPrefix
 from quaymaster.core.cell.cell import (
@@ -74,7 +75,6 @@ from quaymaster.core.values.errors import CallerError, NotNow, ResourceNotFound,
 from quaymaster.core.values.journal_configuration import JournalConfiguration
 from quaymaster.managers.broker_link import BrokerLink, Connect
 from quaymaster.managers.cell_status import CellStatus, status_of
-from quaymaster.managers.leader import LEASE_TTL_MS, Leadership
 from quaymaster.managers.watched_broker import WatchedBroker
 from quaymaster.monitoring.logs import log_event, log_failure
 from quaymaster.monitoring.metrics import Sample

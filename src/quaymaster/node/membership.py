@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from quaymaster import __version__
-from quaymaster.coordination.cell_format import CellMember, ProcessRegistration
+from quaymaster.coordination.cell_format import CellMember
 from quaymaster.coordination.interface import Coordination, StoreUnusable
+from quaymaster.coordination.presence import Presence, PresenceRow
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.core.cell.store_history import Verdict
 from quaymaster.core.values.errors import NotNow
@@ -49,9 +50,10 @@ async def join_cell(node: Node) -> Membership:
     else:
         await witness.look_at_start()
     witness.start(lambda problem: on_store_problem(node, witness, problem))
+    row = PresenceRow(node.role, node.name, __version__, zone=node.settings.zone)
     member = CellMember(
         store,
-        ProcessRegistration(node.role, node.name, __version__),
+        Presence(store, row),
         on_unreadable=node.fail,
         before_raise=lambda number: raise_format_of(node.data, number),
     )

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from quaymaster.cli.cells.cell_restoring import _brokers_of_new_cell
-from quaymaster.coordination.cell_format import FORMAT_KEY, ProcessRegistration
+from quaymaster.coordination.cell_format import FORMAT_KEY
 from quaymaster.coordination.cell_keys import BrokerRegistration, encode_registration
 from quaymaster.coordination.interface import KeyValue, Put
 from quaymaster.coordination.memory import MemoryCoordination
+from quaymaster.coordination.presence import PresenceRow
 from quaymaster.core.values.formats import FORMAT_MAX
 from quaymaster.node.restoring import RestoreRefused
 
@@ -19,7 +20,7 @@ BROKER = Put("brokers/b1", encode_registration(BrokerRegistration("b1", "z", "10
 
 
 def process(role: str) -> Put:
-    return Put(f"processes/{role}/n1", msgspec.msgpack.encode(ProcessRegistration(role, "n1", "1")))
+    return Put(f"alive/{role}/n1", msgspec.msgpack.encode(PresenceRow(role, "n1", "1")))
 
 
 def brokers_of(*puts: Put, rows: list[KeyValue] | None = None) -> dict[str, str]:

@@ -26,7 +26,7 @@ def test_each_queue_is_told_to_its_journal_once_more() -> None:
 def test_what_processes_say_of_themselves_stays_behind() -> None:
     gone = [
         *(
-            "processes/broker/b1",
+            "alive/broker/b1",
             "brokers/b1",
             "journals/0",
             "managers/in_cluster",
@@ -62,6 +62,6 @@ def test_rows_are_written_in_transactions_that_every_store_takes() -> None:
 
 
 def test_store_with_more_than_brokers_in_it_is_not_that_of_a_new_cell() -> None:
-    assert unexpected_key(["brokers/b1", "format", "processes/broker/b1"]) is None
+    assert unexpected_key(["brokers/b1", "format", "alive/broker/b1"]) is None
     assert unexpected_key(["brokers/b1", "/queues/000000000000/a"]) == "/queues/000000000000/a"
     assert unexpected_key(["journals/0"]) == "journals/0"

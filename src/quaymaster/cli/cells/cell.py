@@ -79,15 +79,16 @@ def cell_upgrade(
 async def _upgrade(settings: Settings, wanted: int | None, dry_run: bool) -> dict[str, Any]:
     import msgspec
 
-    from quaymaster.coordination.cell_format import FormatRefused, list_processes, raise_format, read_format
+    from quaymaster.coordination.cell_format import FormatRefused, raise_format, read_format
     from quaymaster.coordination.noted_acts import act_of_user
+    from quaymaster.coordination.presence import list_alive
     from quaymaster.core.values.errors import NotNow
     from quaymaster.core.values.formats import FORMAT_MAX
     from quaymaster.node.stores import open_etcd
 
     store = open_etcd(settings)
     try:
-        processes = await list_processes(store)
+        processes = await list_alive(store)
         if not dry_run:
             number = FORMAT_MAX if wanted is None else wanted
             await raise_format(store, number, act_of_user("UpgradeCell", {"format": number}))

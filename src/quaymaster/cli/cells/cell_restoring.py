@@ -39,7 +39,7 @@ from quaymaster.broker.copies.backup import (
 from quaymaster.broker.copies.snapshot_install import CopiedFile, CopyManifest
 from quaymaster.broker.storage.threads import run_to_end
 from quaymaster.cli.cells.cell_links import RECOVERIES, client_of
-from quaymaster.coordination.cell_format import FORMAT_KEY, list_processes, read_format
+from quaymaster.coordination.cell_format import FORMAT_KEY, read_format
 from quaymaster.coordination.cell_keys import (
     BROKERS,
     JOURNALS,
@@ -58,6 +58,7 @@ from quaymaster.coordination.interface import (
     StoreUnusable,
 )
 from quaymaster.coordination.noted_acts import act_of_user, put_act
+from quaymaster.coordination.presence import list_alive
 from quaymaster.coordination.sqlite import SQLiteCoordination
 from quaymaster.core.cell.restored_cell import assign_journals, restored_configuration
 from quaymaster.core.values.errors import CallerError
@@ -148,7 +149,7 @@ async def _brokers_of_new_cell(store: Coordination, rows: list[KeyValue]) -> dic
             f"The cell is not new: its store has the key {key!r}. Restore into another etcd_prefix, or empty this "
             "one and the brokers' data directories."
         )
-    others = sorted(f"{one.role} {one.node}" for one in await list_processes(store) if one.role != "broker")
+    others = sorted(f"{one.role} {one.node}" for one in await list_alive(store) if one.role != "broker")
     if others:
         raise RestoreRefused(
             f"Only brokers may run while a cell is restored; stop {', '.join(others)}, and start them afterwards."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from quaymaster.coordination.cell_format import FORMAT_KEY, PROCESSES
+from quaymaster.coordination.cell_format import FORMAT_KEY
 from quaymaster.coordination.cell_keys import BROKERS, JOURNAL_FLOORS, JOURNALS
 from quaymaster.coordination.interface import (
     TRANSACTION_BYTES_MAX,
@@ -19,15 +19,16 @@ from quaymaster.coordination.interface import (
     transaction_bytes,
 )
 from quaymaster.coordination.noted_acts import ACTS
+from quaymaster.coordination.presence import ALIVE
 from quaymaster.coordination.store_witness import STORE
 from quaymaster.core.values.queue_definitions import decode_queue_definition
 from quaymaster.metadata.store.rows import NODES, PENDING, QUEUES, READERS, PendingRow, encode_row
 
-OF_PROCESSES: Final = (PROCESSES, BROKERS, JOURNALS, JOURNAL_FLOORS, "managers/", NODES, READERS, ACTS, STORE)
+OF_PROCESSES: Final = (ALIVE, BROKERS, JOURNALS, JOURNAL_FLOORS, "managers/", NODES, READERS, ACTS, STORE)
 """Who is there, who has which journal, which store it is: that is for the new cell to say. Acts are in the chains of
 the old one."""
 OF_ONE_SERVER: Final = ("directory", FORMAT_KEY)
-EXPECTED: Final = (PROCESSES, BROKERS, FORMAT_KEY, ACTS, STORE)
+EXPECTED: Final = (ALIVE, BROKERS, FORMAT_KEY, ACTS, STORE)
 """What the store of a cell has that was not begun yet, but for its brokers."""
 ROWS_AT_ONCE_MAX: Final = TRANSACTION_OPERATIONS_MAX // 2
 

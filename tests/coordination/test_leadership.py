@@ -9,8 +9,8 @@ import pytest
 from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import CoordinationUnavailable
+from quaymaster.coordination.leadership import Leadership
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.managers.leader import Leadership
 
 KEY = "managers/test"
 TTL_MS = 1_000

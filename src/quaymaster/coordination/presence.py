@@ -1,0 +1,90 @@
+"""Which processes of a cell run: each writes one row, bound to its lease, and takes it away when it ends.
+
+    alive/<role>/<node>    PresenceRow
+
+A process that is killed is seen to be gone once its lease has ended. One whose lease ended while it lives (the store
+was away for longer) writes its row again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import msgspec
+
+from quaymaster.coordination.interface import Coordination, LeaseExpired, Put
+from quaymaster.core.values.errors import NotNow
+from quaymaster.core.values.formats import FORMAT_MAX, FORMAT_MIN
+from quaymaster.monitoring.supervision import supervise
+
+ALIVE: Final = "alive/"
+LEASE_MS: Final = 10_000
+
+
+class PresenceRow(msgspec.Struct, frozen=True):
+    """A running process, and the formats that it reads. `address` is where others reach it, "" for nowhere."""
+
+    role: str
+    node: str
+    version: str
+    format_min: int = FORMAT_MIN
+    format_max: int = FORMAT_MAX
+    zone: str = ""
+    address: str = ""
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"{ALIVE}{self.role}/{self.node}"
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_rows = msgspec.msgpack.Decoder(PresenceRow)
+
+
+class Presence:
+    """The row of this process, from `register` to `close`."""
+
+    def __init__(self, store: Coordination, row: PresenceRow, *, lease_ms: int = LEASE_MS) -> None:
+        self.row = row
+        self._store = store
+        self._lease_ms = lease_ms
+        self._lease_id = 0
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def register(self) -> None:
+        """Write the row. Raises NotNow, LeaseExpired."""
+        self._lease_id = await self._store.grant_lease(self._lease_ms)
+        await self._store.transaction([], [Put(self.row.key, _encode(self.row), self._lease_id)])
+
+    def keep(self) -> None:
+        """Keep the row there from now on."""
+        self._keeper = supervise(asyncio.create_task(self._keep(), name="presence"))
+
+    async def close(self) -> None:
+        """Take the row away, as far as the store can be reached; else it ends with its lease."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        with contextlib.suppress(NotNow, TimeoutError):
+            async with asyncio.timeout(self._lease_ms / 10_000):
+                await self._store.revoke_lease(self._lease_id)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_ms / 3_000)
+            try:
+                await self._store.keep_alive(self._lease_id)
+            except LeaseExpired:
+                with contextlib.suppress(NotNow, LeaseExpired):
+                    await self.register()
+            except NotNow:
+                pass  # looked at again in a moment
+
+
+async def list_alive(store: Coordination) -> list[PresenceRow]:
+    """Return the processes that run, and those that have ended a moment ago."""
+    items, _ = await store.list_all(ALIVE)
+    return [_rows.decode(item.value) for item in items]
