@@ -28,6 +28,7 @@ from quaymaster.managers.rpc_server import CALLS_MAX, ManagerCalls
 from quaymaster.monitoring.metrics import Metrics
 from quaymaster.net.rpc import RPCClient
 from quaymaster.node.manager_role import placement_settings, start_manager
+from quaymaster.node.transport import Transport
 from quaymaster.protocol.rpc.frames import Hello
 from quaymaster.protocol.rpc.manager_calls import (
     SET_BROKER_STATE,
@@ -58,8 +59,9 @@ def serve(scenario: Callable[[Served], Awaitable[None]]) -> None:
             metrics = Metrics("0")
             settings = load_settings(flags={"manager_listen": "127.0.0.1:0", "node": "m1"})
             manager, address = await start_manager(
-                settings, stack, store, metrics, on_failure=failures.append
+                Transport(settings, "manager"), stack, store, on_failure=failures.append
             )
+            metrics.add_source(manager.samples)
             client = RPCClient((address.host, address.port), Hello(cell="default", role="operator", node="o"))
             stack.push_async_callback(client.close)
             await scenario(Served(manager, client, store, metrics))

@@ -32,8 +32,8 @@ from quaymaster.net.routing.broker_client import Reply
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.net.tls import TransportSecurityError
 from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
-from quaymaster.node.node import wall_ms
 from quaymaster.node.stores import open_etcd
+from quaymaster.node.transport import Transport
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue
 from quaymaster.settings import Settings, load_settings
 
@@ -92,11 +92,10 @@ class Parts:
         settings = self.settings(node=name, metadata_listen=f"127.0.0.1:{port}", **flags)
         await add_journals(store)
         node, address = await start_metadata_node(
-            settings,
+            Transport(settings, "metadata"),
             self.stack,
             store,
             connect_brokers=self.brokers.connect,
-            now_ms=wall_ms,
         )
         self.nodes.append(node)
         self.addresses.append(str(address))
@@ -109,7 +108,7 @@ class Parts:
             shutil.copytree(first, keys)
         settings = self.settings(node=name, metadata_nodes=",".join(self.addresses), **flags)
         return await start_remote_metadata(
-            settings, self.stack, FileKeyProvider(keys), now_ms=wall_ms, wait_s=wait_s
+            Transport(settings, "frontend"), self.stack, FileKeyProvider(keys), wait_s=wait_s
         )
 
 

@@ -22,7 +22,7 @@ from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.net.routing.metadata_client import when_known
 from quaymaster.node.metadata_roles import start_remote_metadata
-from quaymaster.node.node import wall_ms
+from quaymaster.node.transport import Transport
 from quaymaster.settings import load_settings
 
 ACCOUNT = "000000000000"
@@ -97,7 +97,7 @@ def test_front_end_goes_on_whichever_node_is_killed_or_stopped(tmp_path: Path) -
                 environment={},
             )
             provider = FileKeyProvider(tmp_path / "keys")
-            front_end = await start_remote_metadata(settings, stack, provider, now_ms=wall_ms)
+            front_end = await start_remote_metadata(Transport(settings, "frontend"), stack, provider)
             made = []
             for node in nodes:
                 await asyncio.to_thread(node.end, signal.SIGKILL)
@@ -134,13 +134,15 @@ def test_key_created_at_one_front_end_is_known_at_once_at_another_that_asks_anot
             provider = FileKeyProvider(tmp_path / "keys")
             one, two = [
                 await start_remote_metadata(
-                    load_settings(
-                        flags={"node": f"f{node.port}", "metadata_nodes": f"127.0.0.1:{node.port}"},
-                        environment={},
+                    Transport(
+                        load_settings(
+                            flags={"node": f"f{node.port}", "metadata_nodes": f"127.0.0.1:{node.port}"},
+                            environment={},
+                        ),
+                        "frontend",
                     ),
                     stack,
                     provider,
-                    now_ms=wall_ms,
                 )
                 for node in nodes
             ]

@@ -14,47 +14,33 @@ from quaymaster.core.cell.leader_table import LeaderTable
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.net.routing.broker_pool import PoolLimits
 from quaymaster.net.routing.broker_router import BrokerRouter, RouterLimits
-from quaymaster.net.rpc import RPCClient, RPCMetrics
-from quaymaster.net.tls import TransportSecurity
-from quaymaster.protocol.rpc.frames import Hello
+from quaymaster.node.transport import Transport
 from quaymaster.settings import Settings
 
 BROKER_ROLE = "broker"
 
 
 def route_to_brokers(
-    settings: Settings,
+    transport: Transport,
     stack: AsyncExitStack,
     store: Coordination,
-    hello: Hello,
     journal_of: Callable[[int, int], int | None],
-    *,
     cell_format: CellFormat | None = None,
-    rpc: RPCMetrics | None = None,
 ) -> BrokerRouter:
     """Return what sends commands to the leaders of their journals; those wait until a leader is known.
 
     Raises TransportSecurityError when the certificates cannot be used.
     """
-    security = None if settings.tls_directory is None else TransportSecurity(settings.tls_directory)
-
-    stats = (rpc or RPCMetrics()).of("client", BROKER_ROLE)
-
-    def connect(address: tuple[str, int]) -> RPCClient:
-        if security is None:
-            return RPCClient(address, hello, stats=stats)
-        return RPCClient(
-            address,
-            hello,
-            check_peer=security.check_peer(BROKER_ROLE),
-            tls=security.client_context,
-            stats=stats,
-        )
-
+    transport.check_peer(BROKER_ROLE)  # now, not with the first connection
     table = LeaderTable()
     watch = LeaderWatch(store, table)
     router = BrokerRouter(
-        table, journal_of, connect, limits=_limits(settings), on_doubt=watch.refresh, cell_format=cell_format
+        table,
+        journal_of,
+        lambda address: transport.connect(address, BROKER_ROLE),
+        limits=_limits(transport.settings),
+        on_doubt=watch.refresh,
+        cell_format=cell_format,
     )
     watch.start()
     stack.push_async_callback(watch.close)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.broker.storage.disk import RealDisk, write_file_durably
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.queue_definitions import QueueDefinition
@@ -30,7 +31,7 @@ from quaymaster.net.http.server import HTTPServer
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.node.client_file import CLIENT_FILE
 from quaymaster.node.file_limit import sqs_limits
-from quaymaster.node.node import Node, listen_on, wall_ms
+from quaymaster.node.node import Node, listen_on
 from quaymaster.settings import Address, Settings
 
 PIPELINE_WAIT_S = 2.0

@@ -4,7 +4,7 @@
                                  ▲
     operators ──RPC on `manager_listen`
 
-Whoever starts the process hands in the store, the metrics, and the stack that ends everything in the opposite order.
+Whoever starts the process hands in the store, and the stack that ends everything in the opposite order.
 """
 
 from __future__ import annotations
@@ -19,16 +19,12 @@ from quaymaster.managers.broker_link import rpc_links
 from quaymaster.managers.in_cluster import InClusterManager
 from quaymaster.managers.rpc_server import ManagerCalls
 from quaymaster.monitoring.logs import log_event
-from quaymaster.monitoring.metrics import Metrics
-from quaymaster.net.rpc import RPCMetrics, RPCServer
-from quaymaster.net.tls import security_for
-from quaymaster.node.metadata_roles import hello_of
+from quaymaster.node.transport import Transport
 from quaymaster.settings import Address, Settings
 
 MANAGER_ROLE = "manager"
 BROKER_ROLE = "broker"
 OPERATOR_ROLE = "operator"
-DRAIN_MS = 1_000
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +41,11 @@ def placement_settings(settings: Settings) -> PlacementSettings:
 
 
 async def start_manager(
-    settings: Settings,
+    transport: Transport,
     stack: AsyncExitStack,
     store: Coordination,
-    metrics: Metrics,
     *,
     on_failure: Callable[[Exception], None],
-    rpc: RPCMetrics | None = None,
     problems: Callable[[], tuple[str, ...]] = tuple,
 ) -> tuple[InClusterManager, Address]:
     """Start a manager, and return it with the address it listens on. The store need not be there yet.
@@ -62,35 +56,22 @@ async def start_manager(
         TransportSecurityError: others could reach the address without certificates, or those cannot be used.
         OSError: the address cannot be listened on.
     """
-    listen = settings.manager_listen_address
-    security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
-    hello = hello_of(settings, MANAGER_ROLE)
-    rpc = rpc or RPCMetrics()
-    stats = rpc.of("client", BROKER_ROLE)
-    if security is None:
-        links = rpc_links(hello, stats=stats)
-    else:
-        security.require_own(hello)
-        links = rpc_links(
-            hello, tls=security.client_context, check_peer=security.check_peer(BROKER_ROLE), stats=stats
-        )
+    settings = transport.settings
+    security = transport.secure(settings.manager_listen_address)
+    links = rpc_links(
+        transport.hello,
+        tls=None if security is None else security.client_context,
+        check_peer=transport.check_peer(BROKER_ROLE),
+        stats=transport.rpc.of("client", BROKER_ROLE),
+    )
+    name = transport.hello.node
     manager = InClusterManager(
-        hello.node, store, links, settings=placement_settings(settings), on_failure=on_failure
+        name, store, links, settings=placement_settings(settings), on_failure=on_failure
     )
     calls = ManagerCalls(manager, problems)
-    server = RPCServer(
-        calls.handlers(),
-        hello,
-        check_peer=None if security is None else security.check_peer(OPERATOR_ROLE),
-        metrics=rpc,
-    )
-    host, port = await server.start(
-        listen.host, listen.port, tls=None if security is None else security.server_context()
-    )
-    stack.push_async_callback(server.drain, DRAIN_MS)
+    address = await transport.listen(stack, settings.manager_listen_address, calls.handlers(), OPERATOR_ROLE)
     stack.push_async_callback(calls.close)
     manager.start()
     stack.push_async_callback(manager.close)
-    metrics.add_source(manager.samples)
-    log_event(log, logging.INFO, "manager listens", manager=hello.node, address=f"{host}:{port}")
-    return manager, Address(host, port)
+    log_event(log, logging.INFO, "manager listens", manager=name, address=str(address))
+    return manager, address

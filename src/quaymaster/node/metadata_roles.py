@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination
 from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
@@ -31,14 +31,11 @@ from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.monitoring.logs import log_event
 from quaymaster.net.routing.broker_client import BrokerClient
 from quaymaster.net.routing.metadata_client import FullNodes, MetadataClient, Node
-from quaymaster.net.rpc import RPCClient, RPCMetrics, RPCServer, RPCStats
-from quaymaster.net.tls import TransportSecurity, security_for
-from quaymaster.protocol.rpc.frames import Hello
-from quaymaster.settings import Address, Settings
+from quaymaster.node.transport import Transport
+from quaymaster.settings import Address
 
 METADATA_ROLE = "metadata"
 FRONT_END_ROLE = "frontend"
-DRAIN_MS = 1_000
 START_WAIT_S = 30.0
 START_RETRY_S = 0.25
 
@@ -48,22 +45,15 @@ JournalOf = Callable[[int, int], int | None]
 log = logging.getLogger(__name__)
 
 
-def hello_of(settings: Settings, role: str) -> Hello:
-    """Return how this process names itself to others of its cell."""
-    return Hello(settings.cell, role, settings.node or socket.gethostname())
-
-
 async def start_metadata_node(
-    settings: Settings,
+    transport: Transport,
     stack: AsyncExitStack,
     store: Coordination,
     *,
     connect_brokers: Callable[[JournalOf], BrokerClient],
-    now_ms: Callable[[], int],
-    wait_s: float = START_WAIT_S,
-    rpc: RPCMetrics | None = None,
     cell_format: CellFormat | None = None,
     on_unusable: Callable[[Exception], None] = lambda error: None,
+    wait_s: float = START_WAIT_S,
 ) -> tuple[MetadataNode, Address]:
     """Start a metadata node, and return it with the address it listens on.
 
@@ -76,18 +66,16 @@ async def start_metadata_node(
         NotNow: the store cannot be reached within `wait_s`.
         OSError: the address cannot be listened on.
     """
-    listen = settings.metadata_listen_address
-    security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
-    hello = hello_of(settings, METADATA_ROLE)
-    if security is not None:
-        security.require_own(hello)
+    settings = transport.settings
+    transport.secure(settings.metadata_listen_address)
     journals = CellJournals(store)
+    name = transport.hello.node
     node = MetadataNode(
         store,
-        name=hello.node,
+        name=name,
         region=settings.region,
         account_id=settings.account_id,
-        now_ms=now_ms,
+        now_ms=wall_ms,
         monotonic_ms=lambda: time.monotonic() * 1000,
         journals=journals,
         purge_interval_s=settings.purge_interval_s,
@@ -104,30 +92,21 @@ async def start_metadata_node(
     stack.push_async_callback(journals.close)
     calls = MetadataCalls(node)
     stack.push_async_callback(calls.close)
-    server = RPCServer(
-        calls.handlers(),
-        hello,
-        check_peer=None if security is None else security.check_peer(FRONT_END_ROLE),
-        metrics=rpc,
+    address = await transport.listen(
+        stack, settings.metadata_listen_address, calls.handlers(), FRONT_END_ROLE
     )
-    host, port = await server.start(
-        listen.host, listen.port, tls=None if security is None else security.server_context()
-    )
-    stack.push_async_callback(server.drain, DRAIN_MS)
-    log_event(log, logging.INFO, "metadata node started", node=hello.node, address=f"{host}:{port}")
-    return node, Address(host, port)
+    log_event(log, logging.INFO, "metadata node started", node=name, address=str(address))
+    return node, address
 
 
 async def start_remote_metadata(
-    settings: Settings,
+    transport: Transport,
     stack: AsyncExitStack,
     key_provider: KeyProvider,
     *,
-    now_ms: Callable[[], int],
-    wait_s: float = START_WAIT_S,
-    rpc: RPCMetrics | None = None,
     cell_format: CellFormat | None = None,
     note: Callable[[], Awaitable[None]] = note_nothing,
+    wait_s: float = START_WAIT_S,
 ) -> RemoteMetadata:
     """Start what a front end of a cell knows of queues and keys, fed by the cell's metadata nodes.
 
@@ -140,23 +119,20 @@ async def start_remote_metadata(
         DeclaredQueuesError: the file of declared queues cannot be used.
         NotNow: no node can be reached within `wait_s`.
     """
-    hello = hello_of(settings, FRONT_END_ROLE)
-    stats = (rpc or RPCMetrics()).of("client", METADATA_ROLE)
+    settings = transport.settings
     nodes = []
     for address in settings.metadata_node_list:
-        security = security_for(address, settings.tls_directory, force_plaintext=settings.force_plaintext)
-        if security is not None:
-            security.require_own(hello)
-        client = _connect(address, hello, security, stats)
+        transport.secure(address)
+        client = transport.connect((address.host, address.port), METADATA_ROLE)
         stack.push_async_callback(client.close)
         nodes.append(Node(str(address), client))
     metadata = RemoteMetadata(
         MetadataClient(FullNodes(nodes)),
         key_provider,
-        name=hello.node,
+        name=transport.hello.node,
         region=settings.region,
         account_id=settings.account_id,
-        now_ms=now_ms,
+        now_ms=wall_ms,
         rows_max=settings.metadata_rows_max,
         change_ms=settings.metadata_timeout_ms,
         staleness_ms=settings.metadata_staleness_ms,
@@ -185,20 +161,6 @@ async def _patiently(start: Callable[[], Awaitable[None]], wait_s: float, missin
                 log_event(log, logging.WARNING, f"waiting for {missing}", reason=str(error))
                 is_told = True
         await asyncio.sleep(START_RETRY_S)
-
-
-def _connect(
-    address: Address, hello: Hello, security: TransportSecurity | None, stats: RPCStats
-) -> RPCClient:
-    if security is None:
-        return RPCClient((address.host, address.port), hello, stats=stats)
-    return RPCClient(
-        (address.host, address.port),
-        hello,
-        check_peer=security.check_peer(METADATA_ROLE),
-        tls=security.client_context,
-        stats=stats,
-    )
 
 
 async def _declare(metadata: RemoteMetadata, file: Path, note: Callable[[], Awaitable[None]]) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import signal
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -220,8 +219,3 @@ async def listen_on(server: HTTPServer, wanted: Address, setting: str) -> Addres
             f"cannot listen on {wanted} (setting {setting!r}): {error.strerror or error}"
         ) from error
     return Address(host, port)
-
-
-def wall_ms() -> int:
-    """Return the wall clock in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

@@ -14,9 +14,8 @@ from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.logs.recent_logs import RecentLogs
 from quaymaster.metadata.remote import RemoteMetadata
 from quaymaster.metadata.store.rows import QueueRows
-from quaymaster.net.tls import security_for
 from quaymaster.node.broker_metrics import broker_histograms, broker_samples, held_expiry
-from quaymaster.node.broker_routing import route_to_brokers
+from quaymaster.node.broker_routing import BROKER_ROLE, route_to_brokers
 from quaymaster.node.front_end_role import (
     Behind,
     serve_sqs,
@@ -25,19 +24,19 @@ from quaymaster.node.front_end_role import (
     write_client_file,
 )
 from quaymaster.node.journal_settings import journal_options, key_provider
-from quaymaster.node.manager_role import start_manager
+from quaymaster.node.manager_role import MANAGER_ROLE, start_manager
 from quaymaster.node.membership import Membership, join_cell, look_again
 from quaymaster.node.metadata_roles import (
     FRONT_END_ROLE,
     METADATA_ROLE,
-    hello_of,
     start_metadata_node,
     start_remote_metadata,
 )
-from quaymaster.node.node import Node, Role, run_node, wall_ms
+from quaymaster.node.node import Node, Role, run_node
 from quaymaster.node.operations import FrontEndOperations
 from quaymaster.node.server_role import start_server
 from quaymaster.node.stores import declaring
+from quaymaster.node.transport import Transport
 from quaymaster.settings import Settings
 
 StartRole = Callable[[Node, Membership], Coroutine[Any, Any, None]]
@@ -59,7 +58,7 @@ async def _start_in_cell(start: StartRole, node: Node) -> None:
 async def _start_broker(node: Node, cell: Membership) -> None:
     settings = node.settings
     listen = settings.broker_listen_address
-    security = security_for(listen, settings.tls_directory, force_plaintext=settings.force_plaintext)
+    transport = Transport(settings, BROKER_ROLE, node.rpc)
     service = BrokerService(
         BrokerServiceOptions(
             node.name,
@@ -69,7 +68,7 @@ async def _start_broker(node: Node, cell: Membership) -> None:
             listen.port,
             settings.broker_advertise or f"{listen.host}:{listen.port}",
             replace(journal_options(settings, node.data), cell_format=cell.cell_format),
-            security=security,
+            security=transport.secure(listen),
             rpc=node.rpc,
         ),
         cell.store,
@@ -88,17 +87,14 @@ async def _start_broker(node: Node, cell: Membership) -> None:
 
 
 async def _start_metadata(node: Node, cell: Membership) -> None:
-    settings, stack = node.settings, node.stack
-    hello = hello_of(settings, METADATA_ROLE)
+    transport = Transport(node.settings, METADATA_ROLE, node.rpc)
     metadata, _ = await start_metadata_node(
-        settings,
-        stack,
+        transport,
+        node.stack,
         cell.store,
         connect_brokers=lambda journal_of: route_to_brokers(
-            *(settings, stack, cell.store, hello, journal_of), cell_format=cell.cell_format, rpc=node.rpc
+            transport, node.stack, cell.store, journal_of, cell.cell_format
         ),
-        now_ms=wall_ms,
-        rpc=node.rpc,
         cell_format=cell.cell_format,
         on_unusable=node.fail,
     )
@@ -110,28 +106,23 @@ async def _start_metadata(node: Node, cell: Membership) -> None:
 async def _start_manager(node: Node, cell: Membership) -> None:
     witness = cell.witness
     manager, _ = await start_manager(
-        node.settings,
+        Transport(node.settings, MANAGER_ROLE, node.rpc),
         node.stack,
         cell.store,
-        node.metrics,
         on_failure=node.fail,
-        rpc=node.rpc,
         problems=lambda: (witness.problem,) if witness.problem else (),
     )
+    node.metrics.add_source(manager.samples)
     node.health.add_notices(manager.clock_notices)
 
 
 async def _start_front_end(node: Node, cell: Membership) -> None:
     settings, stack = node.settings, node.stack
-    metadata = await _know_metadata(node, cell)
+    transport = Transport(settings, FRONT_END_ROLE, node.rpc)
+    metadata = await _know_metadata(node, cell, transport)
     node.metrics.add_source(metadata.samples)
     node.health.add_check(metadata.why_not_ready)
-    hello = hello_of(settings, FRONT_END_ROLE)
-    router = route_to_brokers(
-        *(settings, stack, cell.store, hello, metadata.queues.journal_of),
-        cell_format=cell.cell_format,
-        rpc=node.rpc,
-    )
+    router = route_to_brokers(transport, stack, cell.store, metadata.queues.journal_of, cell.cell_format)
     node.metrics.add_source(router.samples)
     admin = make_admin(
         settings,
@@ -150,20 +141,17 @@ async def _start_front_end(node: Node, cell: Membership) -> None:
     await write_client_file(node, metadata.default_access_key, address)
 
 
-async def _know_metadata(node: Node, cell: Membership) -> RemoteMetadata:
+async def _know_metadata(node: Node, cell: Membership, transport: Transport) -> RemoteMetadata:
     """Return what the cell's metadata nodes tell, once they do."""
-    settings = node.settings
-    keys = key_provider(settings, node.data)
+    keys = key_provider(node.settings, node.data)
     while True:
         try:
             return await start_remote_metadata(
-                settings,
+                transport,
                 node.stack,
                 keys,
-                now_ms=wall_ms,
-                rpc=node.rpc,
                 cell_format=cell.cell_format,
-                note=declaring(settings.queues_file, cell.store),
+                note=declaring(node.settings.queues_file, cell.store),
             )
         except NotNow:
             if cell.witness.problem is None:

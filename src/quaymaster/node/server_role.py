@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quaymaster import __version__
 from quaymaster.broker.lone_leader import LoneLeader
+from quaymaster.broker.replica.clock import wall_ms
 from quaymaster.coordination.interface import Coordination, StoreUnusable
 from quaymaster.coordination.store_witness import StoreWitness
 from quaymaster.frontend.admin.admin import make_admin
@@ -32,7 +33,7 @@ from quaymaster.node.front_end_role import (
     write_client_file,
 )
 from quaymaster.node.journal_settings import JOURNAL_ID, journal_options, key_provider
-from quaymaster.node.node import Node, wall_ms
+from quaymaster.node.node import Node
 from quaymaster.node.operations import ServerOperations
 from quaymaster.node.settling import is_to_settle, settle
 from quaymaster.node.stores import DataWitness, declaring, open_store

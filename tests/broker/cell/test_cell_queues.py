@@ -19,8 +19,8 @@ from quaymaster.metadata.keys.master_keys import FileKeyProvider
 from quaymaster.metadata.remote import RemoteMetadata, RemoteQueues
 from quaymaster.net.routing.broker_client import BrokerClient, ask
 from quaymaster.node.broker_routing import route_to_brokers
-from quaymaster.node.metadata_roles import hello_of, start_metadata_node, start_remote_metadata
-from quaymaster.node.node import wall_ms
+from quaymaster.node.metadata_roles import start_metadata_node, start_remote_metadata
+from quaymaster.node.transport import Transport
 from quaymaster.protocol.rpc.metadata_messages import CreateQueue, DeleteQueue, QueueChange, SetAttributes
 from quaymaster.settings import load_settings
 
@@ -35,24 +35,20 @@ async def metadata_over(cell: Cell, directory: Path) -> AsyncIterator[tuple[Remo
             settings = load_settings(
                 flags={"cell": "test", "node": name, "metadata_listen": "127.0.0.1:0"}, environment={}
             )
-            hello = hello_of(settings, "metadata")
+            transport = Transport(settings, "metadata")
             _, address = await start_metadata_node(
-                settings,
+                transport,
                 stack,
                 cell.coordination,
-                connect_brokers=partial(route_to_brokers, settings, stack, cell.coordination, hello),
-                now_ms=wall_ms,
+                connect_brokers=partial(route_to_brokers, transport, stack, cell.coordination),
             )
             addresses.append(str(address))
         settings = load_settings(
             flags={"cell": "test", "node": "a", "metadata_nodes": ",".join(addresses)}, environment={}
         )
-        metadata = await start_remote_metadata(
-            settings, stack, FileKeyProvider(directory / "keys"), now_ms=wall_ms
-        )
-        router = route_to_brokers(
-            settings, stack, cell.coordination, hello_of(settings, "frontend"), metadata.journal_of
-        )
+        transport = Transport(settings, "frontend")
+        metadata = await start_remote_metadata(transport, stack, FileKeyProvider(directory / "keys"))
+        router = route_to_brokers(transport, stack, cell.coordination, metadata.journal_of)
         yield metadata, router
 
 
