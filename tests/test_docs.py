@@ -152,7 +152,8 @@ def test_every_queue_attribute_has_a_row_in_the_reference() -> None:
 
 def test_every_request_of_the_admin_api_is_documented() -> None:
     page = (DOCS / "reference" / "admin.md").read_text(encoding="utf-8")
-    source = (ROOT / "src" / "quaymaster" / "frontend" / "admin" / "admin.py").read_text(encoding="utf-8")
+    modules = sorted((ROOT / "src" / "quaymaster" / "frontend" / "admin").glob("*.py"))
+    source = "".join(module.read_text(encoding="utf-8") for module in modules)
     routes = re.findall(r'^ +\(("[A-Z]+"(?:, "[^"]+")+)\): AdminRoute\(self\._', source, re.MULTILINE)
     served = set()
     for route in routes:

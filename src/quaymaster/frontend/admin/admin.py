@@ -30,10 +30,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -45,7 +45,6 @@ from quaymaster.core.values.errors import (
     InternalFailure,
     InvalidParameterValue,
     MalformedInput,
-    MissingParameter,
     NotNow,
     NotYetKnown,
     Overloaded,
@@ -57,9 +56,11 @@ from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_names import group_name
 from quaymaster.frontend.actions.message_actions import partition_of, uuid_text
 from quaymaster.frontend.actions.queue_actions import QueueService
+from quaymaster.frontend.admin.account_admin import AccountAdmin, AccountService
 from quaymaster.frontend.admin.admin_acts import Act, AdminActs
+from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, AdminRoute, Handler
 from quaymaster.frontend.admin.group_admin import GroupAdmin, traffic_of
-from quaymaster.frontend.authentication import Signed, Unjudged, VerifyingKey, too_many_connections
+from quaymaster.frontend.authentication import Signed, Unjudged, too_many_connections
 from quaymaster.frontend.usage.incarnations import FrontEndIncarnations, Incarnation
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.messaging.encryption import MessageCipher, MessageDamaged
@@ -78,72 +79,18 @@ from quaymaster.settings import Settings, effective_settings
 API: Final = "/admin/v1/"
 REQUESTS_MAX: Final = 64
 PAGE_DEFAULT: Final = 100
-PAGE_MAX: Final = 1_000
 PEEK_DEFAULT: Final = 10
 PEEK_MAX: Final = 1_000
 PEEK_PER_COMMAND: Final = 16
 """Messages asked of the broker together: of 1 MiB each they still take little memory."""
 PEEK_BYTES_MAX: Final = 8 << 20
 """Bytes of messages in one answer, as JSON; more than the largest message takes."""
-SESSION_DEFAULT_S: Final = 3_600
-NUMBER_DIGITS_MAX: Final = 20
-"""More than any number of a query has; int() refuses thousands with an error that is no answer."""
 
 _JSON_HEADERS: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-class Account(Protocol):
-    """An account as metadata keeps it."""
-
-    @property
-    def account_id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def created_ms(self) -> int: ...
-
-
-class StoredKey(VerifyingKey, Protocol):
-    """An access key with what an operator wants to see of it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def created_ms(self) -> int: ...
-    @property
-    def parent_id(self) -> str | None: ...
-
-
-class AccountService(Protocol):
-    """The part of the metadata service that owns accounts and keys. Errors are those of `core.errors`."""
-
-    def list_accounts(self, after: str = "", count_max: int = PAGE_MAX) -> Sequence[Account]: ...
-
-    def count_accounts(self) -> int: ...
-
-    async def create_account(self, name: str, account_id: str | None = None) -> Account: ...
-
-    def access_key(self, access_key_id: str) -> StoredKey | None: ...
-
-    def list_access_keys(self, account_id: str) -> Sequence[StoredKey]: ...
-
-    def list_sessions(self, account_id: str) -> Sequence[StoredKey]: ...
-
-    async def create_access_key(self, account_id: str, name: str = "") -> StoredKey: ...
-
-    async def create_session(self, access_key_id: str, duration_ms: int) -> StoredKey: ...
-
-    async def set_enabled(
-        self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
-    ) -> StoredKey: ...
-
-    async def rotate_secret(self, access_key_id: str) -> StoredKey: ...
-
-    async def delete_access_key(self, access_key_id: str, *, not_last_of: str | None = None) -> None: ...
 
 
 class AdminMetadata(Protocol):
@@ -194,53 +141,6 @@ class Operations(Protocol):
         ...
 
 
-class AdminCall(msgspec.Struct, frozen=True):
-    """A request of the admin API, taken apart."""
-
-    name: str
-    query: dict[str, str]
-    fields: dict[str, Any]
-    account_id: str
-
-    def number(self, parameter: str, default: int, *, largest: int, smallest: int = 1) -> int:
-        """Return a parameter of the query as a number within its limits; InvalidParameterValue otherwise."""
-        text = self.query.get(parameter)
-        if not text:
-            return default
-        is_number = text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS_MAX
-        if not is_number or not smallest <= int(text) <= largest:
-            raise InvalidParameterValue.of(parameter, text, f"Must be between {smallest} and {largest}.")
-        return int(text)
-
-    def integer(self, field: str, default: int | None = None) -> int:
-        """Return a number of the body, not below 0; MissingParameter when there is none and no default."""
-        value = self.fields.get(field, default)
-        if value is None:
-            raise MissingParameter(field)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-            raise InvalidParameterValue.of(field, value, "Must be a whole number, not negative.")
-        return value
-
-    def text(self, field: str, default: str | None = None) -> str:
-        """Return a text of the body; MissingParameter when there is none and no default."""
-        value = self.fields.get(field, default)
-        if value is None:
-            raise MissingParameter(field)
-        if not isinstance(value, str):
-            raise InvalidParameterValue.of(field, value, "Must be a text.")
-        return value
-
-
-Handler = Callable[[AdminCall], Awaitable[Mapping[str, Any]]]
-
-
-class AdminRoute(NamedTuple):
-    """What answers a request, and which act that is; "" for a look that leaves no audit event."""
-
-    handler: Handler
-    act: str = ""
-
-
 class Admin:
     """Answers the requests of the admin port. Give `handle` and `admit` to an HTTP server."""
 
@@ -287,17 +187,9 @@ class Admin:
             ("POST", "queues", "*", "groups"): AdminRoute(self._create_group, "CreateConsumerGroup"),
             ("POST", "queues", "*", "reset"): AdminRoute(self._reset_group, "ResetConsumerGroup"),
             ("POST", "queues", "*", "offset"): AdminRoute(self._set_group_offset, "SetConsumerGroupOffset"),
-            ("GET", "accounts"): AdminRoute(self._list_accounts),
-            ("POST", "accounts"): AdminRoute(self._create_account, "CreateAccount"),
-            ("GET", "keys"): AdminRoute(self._list_keys, "ListAccessKeys"),
-            ("POST", "keys"): AdminRoute(self._create_key, "CreateAccessKey"),
+            **AccountAdmin(metadata.accounts, settings.account_id).routes(),
             ("POST", "keys", "rotate-master"): AdminRoute(self._rotate_master_key, "RotateMasterKey"),
             ("POST", "keys", "rotate-receipts"): AdminRoute(self._rotate_receipt_key, "RotateReceiptKey"),
-            ("POST", "keys", "*", "enable"): AdminRoute(self._enable_key, "EnableAccessKey"),
-            ("POST", "keys", "*", "disable"): AdminRoute(self._disable_key, "DisableAccessKey"),
-            ("POST", "keys", "*", "rotate"): AdminRoute(self._rotate_secret, "RotateAccessKey"),
-            ("POST", "keys", "*", "session"): AdminRoute(self._create_session, "CreateSession"),
-            ("DELETE", "keys", "*"): AdminRoute(self._delete_key, "DeleteAccessKey"),
             ("POST", "clock", "accept"): AdminRoute(self._accept_clock, "AcceptClock"),
             ("GET", "front-ends"): AdminRoute(self._list_front_ends),
             ("POST", "front-ends", "*", "seal"): AdminRoute(self._seal_front_end, "SealFrontEnd"),
@@ -580,63 +472,6 @@ class Admin:
             raise QueueDoesNotExist
         return definition
 
-    # Accounts and access keys
-
-    async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:
-        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
-        accounts = self._accounts.list_accounts(call.query.get("next_token", ""), limit + 1)
-        rows = [_account_row(account) for account in accounts[:limit]]
-        return {"accounts": rows, "next_token": rows[-1]["account_id"] if len(accounts) > limit else None}
-
-    async def _create_account(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.fields.get("account_id")
-        account = await self._accounts.create_account(
-            call.text("name"), None if account_id is None else call.text("account_id")
-        )
-        key = await self._accounts.create_access_key(account.account_id, "default")
-        return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
-
-    async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
-        account_id = call.query.get("account_id") or call.account_id
-        keys = [*self._accounts.list_access_keys(account_id), *self._accounts.list_sessions(account_id)]
-        return {"keys": [_key_row(key) for key in keys]}
-
-    async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
-        key = await self._accounts.create_access_key(
-            call.text("account_id", call.account_id), call.text("name", "")
-        )
-        return {**_key_row(key), "secret_access_key": key.secret}
-
-    async def _enable_key(self, call: AdminCall) -> Mapping[str, Any]:
-        return _key_row(await self._accounts.set_enabled(call.name, enabled=True))
-
-    # Keep the way in open: without an enabled key of the default account nobody could use this API.
-
-    async def _disable_key(self, call: AdminCall) -> Mapping[str, Any]:
-        key = await self._accounts.set_enabled(
-            call.name, enabled=False, not_last_of=self._settings.account_id
-        )
-        return _key_row(key)
-
-    async def _delete_key(self, call: AdminCall) -> Mapping[str, Any]:
-        await self._accounts.delete_access_key(call.name, not_last_of=self._settings.account_id)
-        return {"access_key_id": call.name, "deleted": True}
-
-    async def _rotate_secret(self, call: AdminCall) -> Mapping[str, Any]:
-        key = await self._accounts.rotate_secret(call.name)
-        return {**_key_row(key), "secret_access_key": key.secret}
-
-    async def _create_session(self, call: AdminCall) -> Mapping[str, Any]:
-        duration_s = call.fields.get("duration_s", SESSION_DEFAULT_S)
-        if not isinstance(duration_s, int):
-            raise InvalidParameterValue.of("duration_s", duration_s, "Must be a number of seconds.")
-        key = await self._accounts.create_session(call.name, duration_s * 1000)
-        return {
-            **_key_row(key),
-            "secret_access_key": key.secret,
-            "session_token": key.session_token,
-        }
-
     # The server's own keys, backup
 
     async def _rotate_master_key(self, call: AdminCall) -> Mapping[str, Any]:
@@ -777,22 +612,6 @@ def _front_end_row(name: str, row: Incarnation) -> dict[str, Any]:
         "seen_ms": max(row.started_us if not row.seals else 0, row.renewed_us) // 1000,
         "sealed_epoch": row.seals or None,
         "is_told": row.is_told,
-    }
-
-
-def _account_row(account: Account) -> dict[str, Any]:
-    return {"account_id": account.account_id, "name": account.name, "created_ms": account.created_ms}
-
-
-def _key_row(key: StoredKey) -> dict[str, Any]:
-    return {
-        "access_key_id": key.access_key_id,
-        "account_id": key.account_id,
-        "name": key.name,
-        "enabled": key.is_enabled,
-        "created_ms": key.created_ms,
-        "parent_id": key.parent_id,
-        "expires_ms": key.expires_ms,
     }
 
 

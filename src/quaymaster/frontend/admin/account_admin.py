@@ -1,0 +1,153 @@
+"""What operators do with accounts, their access keys and sessions: routes of the admin API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from quaymaster.core.values.errors import InvalidParameterValue
+from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, Route
+from quaymaster.frontend.authentication import VerifyingKey
+
+SESSION_DEFAULT_S: Final = 3_600
+
+
+class Account(Protocol):
+    """An account as metadata keeps it."""
+
+    @property
+    def account_id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+
+
+class StoredKey(VerifyingKey, Protocol):
+    """An access key with what an operator wants to see of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def created_ms(self) -> int: ...
+    @property
+    def parent_id(self) -> str | None: ...
+
+
+class AccountService(Protocol):
+    """The part of the metadata service that owns accounts and keys. Errors are those of `core.errors`."""
+
+    def list_accounts(self, after: str = "", count_max: int = PAGE_MAX) -> Sequence[Account]: ...
+
+    def count_accounts(self) -> int: ...
+
+    async def create_account(self, name: str, account_id: str | None = None) -> Account: ...
+
+    def access_key(self, access_key_id: str) -> StoredKey | None: ...
+
+    def list_access_keys(self, account_id: str) -> Sequence[StoredKey]: ...
+
+    def list_sessions(self, account_id: str) -> Sequence[StoredKey]: ...
+
+    async def create_access_key(self, account_id: str, name: str = "") -> StoredKey: ...
+
+    async def create_session(self, access_key_id: str, duration_ms: int) -> StoredKey: ...
+
+    async def set_enabled(
+        self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
+    ) -> StoredKey: ...
+
+    async def rotate_secret(self, access_key_id: str) -> StoredKey: ...
+
+    async def delete_access_key(self, access_key_id: str, *, not_last_of: str | None = None) -> None: ...
+
+
+class AccountAdmin:
+    """Answers requests about accounts and keys. Operators have keys of the account `default_account`."""
+
+    def __init__(self, accounts: AccountService, default_account: str) -> None:
+        self._accounts = accounts
+        self._default_account = default_account
+
+    def routes(self) -> dict[tuple[str, ...], Route]:
+        """Return what answers each request, as `Admin` has them."""
+        return {
+            ("GET", "accounts"): Route(self._list_accounts),
+            ("POST", "accounts"): Route(self._create_account, "CreateAccount"),
+            ("GET", "keys"): Route(self._list_keys, "ListAccessKeys"),
+            ("POST", "keys"): Route(self._create_key, "CreateAccessKey"),
+            ("POST", "keys", "*", "enable"): Route(self._enable_key, "EnableAccessKey"),
+            ("POST", "keys", "*", "disable"): Route(self._disable_key, "DisableAccessKey"),
+            ("POST", "keys", "*", "rotate"): Route(self._rotate_secret, "RotateAccessKey"),
+            ("POST", "keys", "*", "session"): Route(self._create_session, "CreateSession"),
+            ("DELETE", "keys", "*"): Route(self._delete_key, "DeleteAccessKey"),
+        }
+
+    async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:
+        limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
+        accounts = self._accounts.list_accounts(call.query.get("next_token", ""), limit + 1)
+        rows = [_account_row(account) for account in accounts[:limit]]
+        return {"accounts": rows, "next_token": rows[-1]["account_id"] if len(accounts) > limit else None}
+
+    async def _create_account(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.fields.get("account_id")
+        account = await self._accounts.create_account(
+            call.text("name"), None if account_id is None else call.text("account_id")
+        )
+        key = await self._accounts.create_access_key(account.account_id, "default")
+        return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
+
+    async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
+        account_id = call.query.get("account_id") or call.account_id
+        keys = [*self._accounts.list_access_keys(account_id), *self._accounts.list_sessions(account_id)]
+        return {"keys": [_key_row(key) for key in keys]}
+
+    async def _create_key(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.create_access_key(
+            call.text("account_id", call.account_id), call.text("name", "")
+        )
+        return {**_key_row(key), "secret_access_key": key.secret}
+
+    async def _enable_key(self, call: AdminCall) -> Mapping[str, Any]:
+        return _key_row(await self._accounts.set_enabled(call.name, enabled=True))
+
+    # Keep the way in open: without an enabled key of the default account nobody could use this API.
+
+    async def _disable_key(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.set_enabled(call.name, enabled=False, not_last_of=self._default_account)
+        return _key_row(key)
+
+    async def _delete_key(self, call: AdminCall) -> Mapping[str, Any]:
+        await self._accounts.delete_access_key(call.name, not_last_of=self._default_account)
+        return {"access_key_id": call.name, "deleted": True}
+
+    async def _rotate_secret(self, call: AdminCall) -> Mapping[str, Any]:
+        key = await self._accounts.rotate_secret(call.name)
+        return {**_key_row(key), "secret_access_key": key.secret}
+
+    async def _create_session(self, call: AdminCall) -> Mapping[str, Any]:
+        duration_s = call.fields.get("duration_s", SESSION_DEFAULT_S)
+        if not isinstance(duration_s, int):
+            raise InvalidParameterValue.of("duration_s", duration_s, "Must be a number of seconds.")
+        key = await self._accounts.create_session(call.name, duration_s * 1000)
+        return {
+            **_key_row(key),
+            "secret_access_key": key.secret,
+            "session_token": key.session_token,
+        }
+
+
+def _account_row(account: Account) -> dict[str, Any]:
+    return {"account_id": account.account_id, "name": account.name, "created_ms": account.created_ms}
+
+
+def _key_row(key: StoredKey) -> dict[str, Any]:
+    return {
+        "access_key_id": key.access_key_id,
+        "account_id": key.account_id,
+        "name": key.name,
+        "enabled": key.is_enabled,
+        "created_ms": key.created_ms,
+        "parent_id": key.parent_id,
+        "expires_ms": key.expires_ms,
+    }
