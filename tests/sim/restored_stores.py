@@ -34,6 +34,7 @@ from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.values.records import Record, RecordRow, RecordType
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.queues.id_guard import StoreWentBack
 from quaymaster.metadata.queues.queues import Queues
 from quaymaster.metadata.store.mirror import Mirror
@@ -182,6 +183,7 @@ class World:
             cell_format = CellFormat() if self.has_marks else CellFormat(FORMAT_WITHOUT_MARKS)
             queues = Queues(
                 mirror,
+                accounts=KnownAccounts(mirror),
                 region=REGION,
                 now_ms=lambda: self.now_ms,
                 new_data_key=self.new_data_key,

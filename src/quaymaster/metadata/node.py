@@ -36,6 +36,7 @@ from quaymaster.core.values.errors import AccessDenied, NotNow, Overloaded
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import decode_queue_definition, encode_queue_definition
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.queues.known_queues import QueuePage
 from quaymaster.metadata.queues.queues import (
     JOURNAL_TIMEOUT_MS,
@@ -142,6 +143,7 @@ class MetadataNode:
         self._mirror = Mirror(store, self.feed)
         self.queues = Queues(
             self._mirror,
+            accounts=KnownAccounts(self._mirror),
             region=region,
             now_ms=now_ms,
             journals=journals,

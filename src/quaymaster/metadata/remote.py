@@ -644,6 +644,7 @@ class RemoteMetadata:
         self._now_ms = now_ms
         self._provider = key_provider
         self._upkeep_interval_ms = upkeep_interval_ms
+        cell_format = cell_format or CellFormat()
         self.lookups = CacheLoader(
             client,
             unknown_ms=unknown_ms,
@@ -673,6 +674,7 @@ class RemoteMetadata:
             now_ms,
             on_missing=self._miss_access_key,
             keys_max=(quotas or Quotas()).account_access_keys_max,
+            cell_format=cell_format,
         )
         self.queues = RemoteQueues(
             client,
@@ -682,7 +684,7 @@ class RemoteMetadata:
             rows_max=rows_max,
             deadline_ms=change_ms,
             staleness_ms=staleness_ms,
-            cell_format=cell_format or CellFormat(),
+            cell_format=cell_format,
         )
         self._rotation = MasterKeyRotation(self._mirror, self.master_keys)
         self._default_key: AccessKey | None = None

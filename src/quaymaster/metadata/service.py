@@ -75,6 +75,7 @@ class MetadataService:
         )
         self.queues = Queues(
             self._mirror,
+            accounts=self.accounts,
             region=region,
             now_ms=now_ms,
             new_data_key=self.data_keys.new_data_key,

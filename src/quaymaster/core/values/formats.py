@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 FORMAT_MIN: Final = 1
-FORMAT_MAX: Final = 4
+FORMAT_MAX: Final = 5
 
 
 class UnknownFormat(Exception):
@@ -38,6 +38,8 @@ REVISIONS_COMPARED: Final[Versions] = {1: 0, 4: 1}
 """Since which cell format a journal refuses attributes that are not newer than those it has."""
 KEYED_IDS: Final[Versions] = {1: 0, 4: 1}
 """Since which cell format new queues have deduplication ids hashed with a key."""
+ACCOUNT_STATES: Final[Versions] = {1: 0, 5: 1}
+"""Since which cell format accounts can be disabled and deleted: older programs serve those as well."""
 
 
 class CellFormat:

@@ -1,14 +1,16 @@
 """Accounts, their access keys, and session credentials. Secrets are stored wrapped and shown in no repr.
 
 access key ──create_session──▶ session ──its end, or the key's disabling, new secret or deletion──▶ gone
+
+While an account is disabled, its keys and sessions are refused, whatever their own state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -25,7 +27,9 @@ from quaymaster.core.values.errors import (
     ResourceNotFound,
     UnsupportedOperation,
 )
+from quaymaster.core.values.formats import ACCOUNT_STATES, CellFormat
 from quaymaster.metadata.keys.data_keys import secret_purpose, session_token_purpose
+from quaymaster.metadata.keys.known_accounts import Account, KnownAccounts
 from quaymaster.metadata.keys.master_keys import MasterKeys
 from quaymaster.metadata.keys.sessions import Sessions, has_ended
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
@@ -33,14 +37,13 @@ from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import (
     ACCESS_KEYS,
     ACCOUNTS,
+    MASTER_KEY,
     AccessKeyRow,
-    AccountRow,
     encode_row,
     row_decoder,
 )
 
 ACCOUNT_DIGITS: Final = 12
-ACCOUNTS_PAGE_MAX: Final = 1_000
 NAME_CHARS_MAX: Final = 128
 SESSION_MIN_MS: Final = 60_000
 SESSION_MAX_MS: Final = 36 * 3_600_000
@@ -49,8 +52,6 @@ LOOKED_AT_AT_A_TIME: Final = 1_000
 SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
 """Sessions ended together; the rest of the transaction is their key's."""
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-
-Account = AccountRow
 
 
 class AccessKey(msgspec.Struct, frozen=True):
@@ -79,8 +80,8 @@ class AccessKey(msgspec.Struct, frozen=True):
     __str__ = __repr__
 
 
-class Accounts:
-    """Who may ask. `access_key` and `account` answer from RAM."""
+class Accounts(KnownAccounts):
+    """Who may ask: accounts that can be changed, and their keys. `access_key` answers from RAM."""
 
     def __init__(
         self,
@@ -90,17 +91,15 @@ class Accounts:
         *,
         on_missing: Callable[[str], None] | None = None,
         keys_max: int = Quotas().account_access_keys_max,
+        cell_format: CellFormat | None = None,
     ) -> None:
+        super().__init__(mirror)
+        self._cell_format = cell_format or CellFormat()
         self._keys_max = keys_max
         self._mirror = mirror
         self._on_missing = on_missing
         self._master_keys = master_keys
         self._now_ms = now_ms
-        self._accounts: MirrorTable[AccountRow] = mirror.table(
-            ACCOUNTS, row_decoder(AccountRow), self._on_account
-        )
-        self._account_ids: list[str] = []
-        """In order."""
         self._rows: MirrorTable[AccessKeyRow] = mirror.table(
             ACCESS_KEYS, row_decoder(AccessKeyRow), self._on_access_key
         )
@@ -113,26 +112,6 @@ class Accounts:
         """What another clock said last: a session is deleted when it has ended by both. None: there is no other."""
 
     # Accounts
-
-    def account(self, account_id: str) -> Account | None:
-        """Return an account, or None."""
-        return self._accounts.get(account_id)
-
-    def list_accounts(self, after: str = "", count_max: int = ACCOUNTS_PAGE_MAX) -> list[Account]:
-        """Return accounts in order of their ids: the first behind `after`, so many at most."""
-        start = bisect_right(self._account_ids, after)
-        rows = map(self._accounts.get, self._account_ids[start : start + count_max])
-        return [row for row in rows if row is not None]
-
-    def count_accounts(self) -> int:
-        """Return how many accounts there are."""
-        return len(self._account_ids)
-
-    def _on_account(self, account_id: str, old: AccountRow | None, new: AccountRow | None) -> None:
-        if old is None:
-            insort(self._account_ids, account_id)
-        elif new is None:
-            del self._account_ids[bisect_left(self._account_ids, account_id)]
 
     async def create_account(self, name: str, account_id: str | None = None) -> Account:
         """Make an account, of 12 random digits unless they are given; InvalidParameterValue if it exists."""
@@ -151,6 +130,41 @@ class Accounts:
                     continue
                 raise InvalidParameterValue.of("AccountId", chosen, "Already exists.") from None
             return account
+
+    async def set_account_enabled(self, account_id: str, *, enabled: bool) -> Account:
+        """Switch an account off or on. Off, its keys and sessions are refused, and stay as they are.
+
+        ResourceNotFound when there is no such account; UnsupportedOperation in a cell of an older format.
+        """
+        if not enabled:
+            self._check_format()
+        while True:
+            account = self._present(account_id)
+            changed = msgspec.structs.replace(account, is_enabled=enabled)
+            # Also where it is so already: whoever is at deleting the account notices.
+            with suppress(RevisionMismatch):
+                await self._put_account(changed, self._accounts.compare(account_id))
+                return changed
+
+    async def _put_account(self, account: Account, unchanged: Compare) -> Compare:
+        """Store an account if it is as it was; return the condition that it stays as it then is."""
+        revision = await self._mirror.transact([unchanged], [Put(unchanged.key, encode_row(account))])
+        return Compare(unchanged.key, revision)
+
+    def _present(self, account_id: str) -> Account:
+        account = self._accounts.get(account_id)
+        if account is None:
+            raise ResourceNotFound(f"The account {account_id} does not exist.")
+        if account.deleted_ms is not None:
+            raise ResourceNotFound(f"The account {account_id} was deleted.")
+        return account
+
+    def _check_format(self) -> None:
+        if not self._cell_format.version_of(ACCOUNT_STATES):
+            raise UnsupportedOperation(
+                "Accounts can be disabled and deleted once all processes of this cell run this version: "
+                "`quaymaster cell upgrade`."
+            )
 
     async def ensure_default(self, account_id: str) -> AccessKey | None:
         """Make the default account and its first access key, if they are not there; return the key to show.
@@ -183,7 +197,10 @@ class Accounts:
     # Access keys
 
     def access_key(self, access_key_id: str) -> AccessKey | None:
-        """Return an access key, or None; whether it is enabled and not expired is for the caller to judge."""
+        """Return an access key, or None, also where its account is disabled or deleted.
+
+        Whether the key is enabled and not expired is for the caller to judge.
+        """
         key = self._keys.get(access_key_id)
         if key is None:
             row = self._rows.get(access_key_id)
@@ -192,7 +209,7 @@ class Accounts:
                     self._on_missing(ACCESS_KEYS + access_key_id)
                 return None
             key = self._keys[access_key_id] = self._unwrap(row)
-        return key
+        return None if key.account_id in self._closed else key
 
     def list_access_keys(self, account_id: str) -> list[AccessKey]:
         """Return an account's keys, oldest first, session credentials left out."""
@@ -212,11 +229,14 @@ class Accounts:
     ) -> AccessKey:
         """Make a key for a user of an account (a new user unless `principal_id` says which)."""
         _check_name("Name", name)
-        await self._make_room(account_id)
-        self._check_room(account_id)
-        key = self._new_key(account_id, name, principal_id)
-        await self._store_new(key)
-        return key
+        while True:
+            await self._make_room(account_id)
+            self._check_room(account_id)
+            unchanged = [self._accounts.compare(account_id)]
+            key = self._new_key(account_id, name, principal_id)
+            with suppress(RevisionMismatch):
+                await self._store_new(key, unchanged)
+                return key
 
     def _new_key(self, account_id: str, name: str, principal_id: str | None) -> AccessKey:
         now_ms = self._now_ms()
@@ -234,7 +254,8 @@ class Accounts:
     async def create_session(self, access_key_id: str, duration_ms: int) -> AccessKey:
         """Make temporary credentials of the same user as a key: they need their session token, and end.
 
-        UnsupportedOperation for a key that is disabled or itself temporary: a session must not outlive its key.
+        UnsupportedOperation for a key that is disabled or itself temporary, since a session must not outlive its key,
+        and for one of a disabled account.
         """
         if not SESSION_MIN_MS <= duration_ms <= SESSION_MAX_MS:
             raise InvalidParameterValue.of(
@@ -252,6 +273,8 @@ class Accounts:
             if not parent.is_enabled:
                 raise UnsupportedOperation(f"The access key {access_key_id} is disabled.")
             self._check_room(parent.account_id)
+            if parent.account_id in self._closed:
+                raise UnsupportedOperation(f"The account {parent.account_id} is disabled.")
             now_ms = self._now_ms()
             session = AccessKey(
                 access_key_id=_random_id("ASIA", 16),
@@ -266,14 +289,11 @@ class Accounts:
                 expires_ms=now_ms + duration_ms,
                 parent_id=access_key_id,
             )
-            # Whoever changes the key ends the sessions there are: none may be added behind his back.
-            try:
-                await self._store_new(session, [self._rows.compare(access_key_id)])
-            except RevisionMismatch as mismatch:
-                if mismatch.key == ACCESS_KEYS + access_key_id:
-                    continue
-                raise
-            return session
+            # Whoever changes the key, or the account, ends the sessions there are: none may be added behind his back.
+            unchanged = [self._rows.compare(access_key_id), self._accounts.compare(parent.account_id)]
+            with suppress(RevisionMismatch):
+                await self._store_new(session, unchanged)
+                return session
 
     async def set_enabled(
         self, access_key_id: str, *, enabled: bool, not_last_of: str | None = None
@@ -330,7 +350,7 @@ class Accounts:
         await self._end(list(expired))
         return len(expired)
 
-    async def _store_new(self, key: AccessKey, compares: Sequence[Compare] = ()) -> None:
+    async def _store_new(self, key: AccessKey, compares: Sequence[Compare]) -> None:
         while True:
             try:
                 await self._mirror.transact(
@@ -338,9 +358,9 @@ class Accounts:
                     [Put(ACCESS_KEYS + key.access_key_id, encode_row(self._wrap(key)))],
                 )
             except RevisionMismatch as mismatch:
-                if mismatch.key.startswith(ACCESS_KEYS):
+                if mismatch.key != MASTER_KEY:
                     raise
-                continue  # the master key was rotated meanwhile
+                continue  # it was rotated meanwhile
             return
 
     async def _change(
@@ -421,8 +441,7 @@ class Accounts:
             await self._end([ACCESS_KEYS + row.access_key_id for row in ended])
 
     def _check_room(self, account_id: str) -> None:
-        if self.account(account_id) is None:
-            raise ResourceNotFound(f"The account {account_id} does not exist.")
+        self._present(account_id)
         if len(self._ids_of.get(account_id, ())) >= self._keys_max:
             raise LimitExceeded(
                 f"Cannot exceed quota for AccessKeysPerAccount: {self._keys_max} (account_access_keys_max), "

@@ -65,6 +65,7 @@ from quaymaster.core.values.queue_definitions import (
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.core.values.queue_names import check_group_name, split_group
 from quaymaster.core.values.written_times import CLOCKS_DIFFER_MAX_MS, has_passed
+from quaymaster.metadata.keys.known_accounts import KnownAccounts
 from quaymaster.metadata.queues.id_guard import MARKS_ASKED, IdGuard, LostAttributes
 from quaymaster.metadata.queues.known_queues import KnownQueues, journal_ids_of
 from quaymaster.metadata.queues.permissions import add_permission, remove_permission
@@ -160,6 +161,7 @@ class Queues(KnownQueues):
         self,
         mirror: Mirror,
         *,
+        accounts: KnownAccounts,
         region: str,
         now_ms: Callable[[], int],
         new_data_key: Callable[[], Awaitable[NewDataKey]] | None = None,
@@ -174,6 +176,7 @@ class Queues(KnownQueues):
         """`node`: the name of whoever changes queues, among all who do."""
         super().__init__(mirror, region=region, quotas=quotas)
         self._mirror = mirror
+        self._accounts = accounts
         self._now_ms = now_ms
         self._purge_interval_s = purge_interval_s
         self._reuse_s = queue_name_reuse_s
@@ -261,6 +264,7 @@ class Queues(KnownQueues):
 
         Raises:
             QueueDoesNotExist: there is no such queue.
+            InvalidClientTokenId: the account is disabled or deleted.
             DataKeyStale: a new data key is needed; the one given was wrapped before the master key was rotated.
             QueueNameExists: what is to be created has another value for an attribute, which the error names.
             OverLimit: the account, or the queue, has as many of something as it may have.
@@ -323,6 +327,7 @@ class Queues(KnownQueues):
                 # From the same moment as what is decided on it: other nodes go on while ids are fetched.
                 unchanged = [self.rows.compare(suffix), self.deleted.compare(suffix)]
                 if existing is None:
+                    unchanged.append(self._accounts.check_open(account_id))
                     self._check_dead_letter_target(account_id, name, attributes, given)
                     self._check_name_has_rested(suffix)
                     if not is_internal(account_id, name):

@@ -5,7 +5,7 @@
     /deleted/ACCOUNT/NAME       DeletedRow: the name was in use lately
     /deleted/QUEUE-ID           DeletedRow: the same, when the name was used again since
     /purges/QUEUE-ID            PurgeRow: when the queue was purged last
-    /accounts/ID                AccountRow
+    /accounts/ID                AccountRow; of a deleted account, too
     /access_keys/ID             AccessKeyRow                           secrets wrapped
     /data_keys/ID               DataKeyRow                             key wrapped; deleted when unused
     /account_keys/ACCOUNT       AccountKeyRow: the data key of the account's new queues
@@ -26,7 +26,7 @@ ROW_VERSION and keep decoding the old one. Ids in keys are 16 hexadecimal digits
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -60,6 +60,9 @@ _UNCOUNTED: Final = (NODES, READERS, IDS, PENDING, KEY_SWEEP, ACCEPTED)
 def is_counted(key: str) -> bool:
     """Tell whether a store that lost the last change of a key has lost what somebody was told is so."""
     return key.startswith(ROOT) and not key.startswith(_UNCOUNTED)
+
+
+AccountState = Literal["enabled", "disabled", "deleted"]
 
 
 class QueueRows:
@@ -96,11 +99,24 @@ class PurgeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AccountRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who owns queues: 12 digits, and a name for people."""
+    """Who owns queues: 12 digits, and a name for people.
+
+    Rows of older programs have no state: these accounts are enabled. Only cells of format 5 have other states, since
+    older programs overlook them.
+    """
 
     account_id: str
     name: str
     created_ms: int
+    is_enabled: bool = True
+    deleted_ms: int | None = None
+
+    @property
+    def state(self) -> AccountState:
+        """What the account is now."""
+        if self.deleted_ms is not None:
+            return "deleted"
+        return "enabled" if self.is_enabled else "disabled"
 
 
 class AccessKeyRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
