@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ from harness.waiting import PATIENCE_S
 
 from quaymaster.coordination.interface import Coordination
 from quaymaster.coordination.memory import MemoryCoordination
-from quaymaster.core.values.errors import QueueIdTaken, QueueRevisionTaken
+from quaymaster.core.values.errors import CallerError, QueueIdTaken, QueueRevisionTaken
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.core.values.queue_marks import QueueIdentity, QueueMarks, identity_of
 from quaymaster.metadata.keys.master_keys import FileKeyProvider, KeyProvider
@@ -121,6 +121,24 @@ class World:
             yield service
         finally:
             await service.close()
+
+
+class ActingStore(MemoryCoordination):
+    """A store in which something else happens right before the n-th transaction from now on."""
+
+    has_acted = True
+
+    def act_before(self, step: int, act: Callable[[], Awaitable[object]]) -> None:
+        self.has_acted, self._left, self._act = False, step, act
+
+    async def transaction(self, compares, puts=(), deletes=()):  # type: ignore[no-untyped-def]
+        if not self.has_acted:
+            self._left -= 1
+            if self._left < 0:
+                self.has_acted = True
+                with suppress(CallerError):
+                    await self._act()
+        return await super().transaction(compares, puts, deletes)
 
 
 def run(scenario: Callable[[World], Awaitable[None]], keys: Path) -> None:

@@ -86,6 +86,15 @@ async def use_keys(pair: Pair) -> None:
     await accounts.delete_access_key(key.access_key_id)
 
 
+async def use_accounts(pair: Pair) -> None:
+    accounts = pair.front_end.accounts
+    await accounts.create_account("old", "888888888888")
+    await accounts.create_access_key("888888888888")
+    await accounts.set_account_enabled("888888888888", enabled=False)
+    await accounts.set_account_enabled("888888888888", enabled=True)
+    await accounts.delete_account("888888888888")
+
+
 async def list_rows(pair: Pair) -> None:
     """Ask for a few rows that stand behind most others."""
     page: Any = await pair.node.answer(ListRows(f"{QUEUES}{ACCOUNT}/"))
@@ -116,6 +125,7 @@ STEPS: list[Step] = [
     ("BeginPurge and CancelPurge", purge),
     ("look-ups of each request", look_up),
     ("keys and sessions", use_keys),
+    ("accounts", use_accounts),
     ("ListRows", list_rows),
     ("GetChanges", follow),
     ("a front end's upkeep", lambda pair: pair.front_end.run_upkeep()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import get_args
 
@@ -72,6 +73,11 @@ async def use_accounts(service: MetadataService) -> None:
     await accounts.create_account("new", "999999999999")
     assert len(accounts.list_accounts("100000000000", 50)) == 50
     assert accounts.count_accounts() > FEW
+    await accounts.create_access_key("999999999999")
+    await accounts.set_account_enabled("999999999999", enabled=False)
+    await accounts.set_account_enabled("999999999999", enabled=True)
+    await accounts.delete_account("999999999999")
+    assert len(accounts.list_accounts("100000000000", 50, deleted=True)) == 50
 
 
 STEPS: list[Step] = [
@@ -112,10 +118,10 @@ def add_others(service: MetadataService, count: int) -> None:
 def steps_with(directory: Path, count: int) -> dict[str, int]:
     found: dict[str, int] = {}
     loop = asyncio.new_event_loop()
+    stack = AsyncExitStack()
 
     async def started() -> MetadataService:
-        context = World(directory).service()
-        service = await context.__aenter__()
+        service = await stack.enter_async_context(World(directory).service())
         for task in service._tasks:  # upkeep is asked for
             task.cancel()
         await asyncio.gather(*service._tasks, return_exceptions=True)
@@ -130,8 +136,9 @@ def steps_with(directory: Path, count: int) -> dict[str, int]:
                 await step(service)
 
             found[name] = calls_of(lambda work=do: loop.run_until_complete(work()))  # type: ignore[misc]
-        loop.run_until_complete(service.close())
+        assert service.failure is None
     finally:
+        loop.run_until_complete(stack.aclose())
         loop.close()
     return found
 

@@ -72,6 +72,7 @@ from quaymaster.protocol.rpc.metadata_messages import (
     Answer,
     ChangedQueue,
     Changes,
+    CountQueues,
     FindRows,
     FoundRows,
     GetChanges,
@@ -319,6 +320,10 @@ class MetadataNode:
                     await self._see_everything()
                 await self._catch_up(request.at_least)
                 return _queue_list(await self.queues.list_page(request))
+            case CountQueues():
+                await self._see_everything()
+                await self._catch_up(request.at_least)
+                return self.queues.count(request.account_id)
         return await self._change(request)
 
     async def _changes(self, request: GetChanges) -> Changes:

@@ -24,6 +24,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -89,6 +90,8 @@ from quaymaster.net.routing.metadata_client import MetadataClient, known, looked
 from quaymaster.protocol.rpc.metadata_messages import (
     CancelPurge,
     ChangedQueue,
+    CountedQueues,
+    CountQueues,
     CreateGroup,
     CreateQueue,
     DeleteQueue,
@@ -615,6 +618,12 @@ class RemoteQueues:
             self._by_id[new.queue_id] = new
 
 
+async def _count_queues(
+    client: MetadataClient, deadline_ms: int, account_id: str, at_least: int
+) -> CountedQueues:
+    return await client.ask(CountQueues(account_id, at_least), CountedQueues, deadline_ms=deadline_ms)
+
+
 class RemoteMetadata:
     """What a front end of a cell asks of metadata; the same to it as `MetadataService`. Has the master keys."""
 
@@ -672,6 +681,7 @@ class RemoteMetadata:
             self._mirror,
             self.master_keys,
             now_ms,
+            count_queues=partial(_count_queues, client, change_ms),
             on_missing=self._miss_access_key,
             keys_max=(quotas or Quotas()).account_access_keys_max,
             cell_format=cell_format,
@@ -831,6 +841,7 @@ class RemoteMetadata:
             {row.name: row.seen_ms for _, row in self._readers.items() if row.name != self.name}
         )
         await self.accounts.drop_expired_sessions()
+        await self.accounts.drop_keys_of_deleted_accounts()
 
     async def _note_reader(self) -> None:
         key_ids = tuple(await asyncio.to_thread(self._provider.key_ids))

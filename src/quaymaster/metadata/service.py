@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from quaymaster.coordination.interface import Coordination
+from quaymaster.core.values.errors import NotNow
 from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.queue_definitions import QueueDefinition
 from quaymaster.metadata.data_key_sweep import LOOK_INTERVAL_MS, DataKeySweep
@@ -37,12 +38,15 @@ from quaymaster.metadata.store.mirror import Mirror
 from quaymaster.metadata.store.quotas import Quotas
 from quaymaster.metadata.store.rows import ROOT
 from quaymaster.monitoring.supervision import supervise
+from quaymaster.protocol.rpc.metadata_messages import CountedQueues
 from quaymaster.protocol.sqs.receipts import ReceiptHandles
 
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL_MS: Final = 30_000
 PENDING_TOO_LONG_MS: Final = 60_000
+CATCH_UP_MS: Final = 2_000
+"""How long is waited for the watch to bring what this process has written."""
 
 
 class MetadataService:
@@ -71,7 +75,11 @@ class MetadataService:
         self.master_keys = MasterKeys(key_provider, self._mirror)
         self.data_keys = DataKeys(self._mirror, self.master_keys, now_ms)
         self.accounts = Accounts(
-            self._mirror, self.master_keys, now_ms, keys_max=quotas.account_access_keys_max
+            self._mirror,
+            self.master_keys,
+            now_ms,
+            count_queues=self._count_queues,
+            keys_max=quotas.account_access_keys_max,
         )
         self.queues = Queues(
             self._mirror,
@@ -191,8 +199,17 @@ class MetadataService:
         await self._rotation.finish()
         await self.data_keys.drop_old_receipt_keys()
         await self.accounts.drop_expired_sessions()
+        await self.accounts.drop_keys_of_deleted_accounts()
         if self.queues.has_journal:
             await self.queues.reconcile(older_than_ms=PENDING_TOO_LONG_MS)
+
+    async def _count_queues(self, account_id: str, at_least: int) -> CountedQueues:
+        try:
+            async with asyncio.timeout(CATCH_UP_MS / 1000):
+                await self._mirror.reached(at_least)
+        except TimeoutError:
+            raise NotNow("The tables do not show yet which queues there are.") from None
+        return self.queues.count(account_id)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_ms: int) -> None:
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from metadata.cell import Cell, run_cell
-from metadata.support import World, eventually, run
+from metadata.support import ActingStore, World, eventually, run
 from quaymaster.coordination.interface import Put
 from quaymaster.core.values.errors import InvalidClientTokenId, ResourceNotFound, UnsupportedOperation
 from quaymaster.core.values.formats import CellFormat
@@ -200,20 +200,45 @@ def test_key_made_elsewhere_for_a_disabled_account_is_refused_where_it_is_looked
     run_cell(scenario, tmp_path)
 
 
-def test_queue_created_while_its_account_is_disabled_is_there_before_or_not_at_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", range(6))
+def test_queue_is_not_created_once_its_account_is_disabled(tmp_path: Path, step: int) -> None:
     async def scenario(world: World) -> None:
-        async with world.service() as one, world.service() as two:
-            await one.accounts.create_account("shop", SHOP)
-            await eventually(lambda: two.accounts.account(SHOP) is not None)
+        store = ActingStore()
+        world.store = store
+        async with world.service() as service:
+            await service.accounts.create_account("shop", SHOP)
+            rows: list[object] = []
 
-            created, disabled = await asyncio.gather(
-                two.queues.change(CreateQueue(SHOP, "orders")),
-                one.accounts.set_account_enabled(SHOP, enabled=False),
-                return_exceptions=True,
-            )
+            async def disable() -> None:
+                await service.accounts.set_account_enabled(SHOP, enabled=False)
+                rows.append(await store.get(f"/queues/{SHOP}/orders"))
 
-            assert not isinstance(disabled, BaseException)
-            row = await world.store.get(f"/queues/{SHOP}/orders")
-            assert isinstance(created, InvalidClientTokenId) == (row is None)
+            store.act_before(step, disable)
+            is_created = False
+            with suppress(InvalidClientTokenId):
+                await service.queues.change(CreateQueue(SHOP, "orders"))
+                is_created = True
+
+            # What was begun before is finished.
+            assert is_created == (rows != [None])
+            assert is_created == (await store.get(f"/queues/{SHOP}/orders") is not None)
+
+    run(scenario, tmp_path)
+
+
+def test_session_is_not_made_once_its_account_is_disabled(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        store = ActingStore()
+        world.store = store
+        async with world.service() as service:
+            accounts = service.accounts
+            await accounts.create_account("shop", SHOP)
+            key = await accounts.create_access_key(SHOP)
+            store.act_before(0, partial(accounts.set_account_enabled, SHOP, enabled=False))
+
+            with pytest.raises(UnsupportedOperation, match="disabled"):
+                await accounts.create_session(key.access_key_id, HOUR_MS)
+
+            assert accounts.list_sessions(SHOP) == []
 
     run(scenario, tmp_path)

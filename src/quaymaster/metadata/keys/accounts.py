@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -22,8 +22,10 @@ from quaymaster.coordination.interface import (
     RevisionMismatch,
 )
 from quaymaster.core.values.errors import (
+    CallerError,
     InvalidParameterValue,
     LimitExceeded,
+    NotNow,
     ResourceNotFound,
     UnsupportedOperation,
 )
@@ -39,9 +41,11 @@ from quaymaster.metadata.store.rows import (
     ACCOUNTS,
     MASTER_KEY,
     AccessKeyRow,
+    AccountRow,
     encode_row,
     row_decoder,
 )
+from quaymaster.protocol.rpc.metadata_messages import CountedQueues
 
 ACCOUNT_DIGITS: Final = 12
 NAME_CHARS_MAX: Final = 128
@@ -52,6 +56,10 @@ LOOKED_AT_AT_A_TIME: Final = 1_000
 SESSIONS_PER_TRANSACTION: Final = TRANSACTION_OPERATIONS_MAX // 2
 """Sessions ended together; the rest of the transaction is their key's."""
 _BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+
+
+CountQueues = Callable[[str, int], Awaitable[CountedQueues]]
+"""Tells how many queues and consumer groups an account has at a revision of the store or later; NotNow."""
 
 
 class AccessKey(msgspec.Struct, frozen=True):
@@ -89,12 +97,14 @@ class Accounts(KnownAccounts):
         master_keys: MasterKeys,
         now_ms: Callable[[], int],
         *,
+        count_queues: CountQueues,
         on_missing: Callable[[str], None] | None = None,
         keys_max: int = Quotas().account_access_keys_max,
         cell_format: CellFormat | None = None,
     ) -> None:
         super().__init__(mirror)
         self._cell_format = cell_format or CellFormat()
+        self._count_queues = count_queues
         self._keys_max = keys_max
         self._mirror = mirror
         self._on_missing = on_missing
@@ -105,7 +115,9 @@ class Accounts(KnownAccounts):
         )
         self._sessions = Sessions(self._rows.get)
         self._ids_of: dict[str, set[str]] = {}
-        """The access keys of each account."""
+        """The access keys and sessions of each account."""
+        self._deleted_with_keys: set[str] = set()
+        """Accounts that were deleted while keys of theirs are left."""
         # Unwrapped once each: bounded by the keys that exist.
         self._keys: dict[str, AccessKey] = {}
         self.other_ms: int | None = None
@@ -128,7 +140,12 @@ class Accounts(KnownAccounts):
             except RevisionMismatch:
                 if account_id is None:
                     continue
-                raise InvalidParameterValue.of("AccountId", chosen, "Already exists.") from None
+                existing = self._accounts.get(chosen)
+                if existing is None or existing.deleted_ms is None:
+                    raise InvalidParameterValue.of("AccountId", chosen, "Already exists.") from None
+                raise InvalidParameterValue.of(
+                    "AccountId", chosen, "It was deleted, and its usage and invoices stay: choose another id."
+                ) from None
             return account
 
     async def set_account_enabled(self, account_id: str, *, enabled: bool) -> Account:
@@ -145,6 +162,68 @@ class Accounts(KnownAccounts):
             with suppress(RevisionMismatch):
                 await self._put_account(changed, self._accounts.compare(account_id))
                 return changed
+
+    async def delete_account(self, account_id: str) -> None:
+        """Delete an account that has no queues, for good, with its keys and sessions. Its id is never given again.
+
+        Creations of queues, keys and sessions compare the account's row, and none is made in a disabled account. So
+        an enabled one is disabled first. From that revision on it gets no queue, and what is counted later is all.
+
+        Raises:
+            ResourceNotFound: there is no such account.
+            UnsupportedOperation: it has queues, or the cell is of an older format.
+            NotNow: the queues cannot be counted now.
+        """
+        self._check_format()
+        while True:
+            account = self._present(account_id)
+            unchanged = self._accounts.compare(account_id)
+            await self._check_has_no_queues(account_id, 0)
+            try:
+                if account.is_enabled:
+                    disabled = msgspec.structs.replace(account, is_enabled=False)
+                    unchanged = await self._put_account(disabled, unchanged)
+                try:
+                    await self._check_has_no_queues(account_id, unchanged.revision)
+                except (CallerError, NotNow):
+                    if account.is_enabled:
+                        await self._put_account(account, unchanged)
+                    raise
+                deleted = msgspec.structs.replace(account, is_enabled=False, deleted_ms=self._now_ms())
+                await self._put_account(deleted, unchanged)
+            except RevisionMismatch:
+                continue  # somebody else changed it: what it is now counts
+            break
+        await self._delete_keys_of(account_id)
+
+    async def _check_has_no_queues(self, account_id: str, at_least: int) -> None:
+        found = await self._count_queues(account_id, at_least)
+        numbers = ((found.queues, "queue"), (found.groups, "consumer group"))
+        had = [f"{number} {noun}{'s' if number > 1 else ''}" for number, noun in numbers if number]
+        if had:
+            raise UnsupportedOperation(
+                f"The account {account_id} has {' and '.join(had)}; those being deleted count. Delete its queues first."
+            )
+
+    async def drop_keys_of_deleted_accounts(self) -> None:
+        """Delete the keys and sessions that were left when accounts were deleted: by a crash, or as they were new."""
+        for account_id in tuple(self._deleted_with_keys):
+            await self._delete_keys_of(account_id)
+
+    async def _delete_keys_of(self, account_id: str) -> None:
+        await self._end([ACCESS_KEYS + key for key in self._ids_of.get(account_id, ())])
+
+    def _on_account(self, account_id: str, old: AccountRow | None, new: AccountRow | None) -> None:
+        super()._on_account(account_id, old, new)
+        self._note_keys(account_id)
+
+    def _note_keys(self, account_id: str) -> None:
+        """Keep in mind whether a deleted account has keys."""
+        account = self._accounts.get(account_id)
+        if account is not None and account.deleted_ms is not None and account_id in self._ids_of:
+            self._deleted_with_keys.add(account_id)
+        else:
+            self._deleted_with_keys.discard(account_id)
 
     async def _put_account(self, account: Account, unchanged: Compare) -> Compare:
         """Store an account if it is as it was; return the condition that it stays as it then is."""
@@ -456,8 +535,10 @@ class Accounts(KnownAccounts):
             ids.discard(access_key_id)
             if not ids:
                 del self._ids_of[old.account_id]
+            self._note_keys(old.account_id)
         elif new is not None:
             self._ids_of.setdefault(new.account_id, set()).add(access_key_id)
+            self._note_keys(new.account_id)
 
     def _wrap(self, key: AccessKey) -> AccessKeyRow:
         wrap = self._master_keys.wrap

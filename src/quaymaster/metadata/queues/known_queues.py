@@ -22,7 +22,12 @@ from quaymaster.core.values.queue_names import QueueArn
 from quaymaster.metadata.store.mirror import Mirror, MirrorTable
 from quaymaster.metadata.store.quotas import QueueQuotas, Quotas
 from quaymaster.metadata.store.rows import DELETED, QUEUES, DeletedRow, row_decoder
-from quaymaster.protocol.rpc.metadata_messages import ListDeadLetterSources, ListGroups, QueueListing
+from quaymaster.protocol.rpc.metadata_messages import (
+    CountedQueues,
+    ListDeadLetterSources,
+    ListGroups,
+    QueueListing,
+)
 from quaymaster.protocol.sqs.internal_queues import is_internal
 
 PAGE_MAX: Final = 1_000
@@ -134,6 +139,10 @@ class KnownQueues:
     def queues_with_key(self, data_key_id: int) -> int:
         """Return how many queues, consumer groups included, have a data key."""
         return self._queues_with_key.get(data_key_id, 0)
+
+    def count(self, account_id: str) -> CountedQueues:
+        """Return how many queues and consumer groups an account has, in any state."""
+        return self._quotas.count(account_id)
 
     # Listing
 

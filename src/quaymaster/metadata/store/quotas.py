@@ -12,6 +12,7 @@ from typing import NamedTuple
 from quaymaster.core.values.attributes import POLICY
 from quaymaster.core.values.errors import OverLimit
 from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.protocol.rpc.metadata_messages import CountedQueues
 from quaymaster.protocol.sqs.internal_queues import is_internal
 
 
@@ -42,6 +43,10 @@ class QueueQuotas:
             _add(self._groups if definition.group_of else self._queues, account_id, step)
             if POLICY.name in definition.attributes and not definition.group_of:
                 _add(self._policies, account_id, step)
+
+    def count(self, account_id: str) -> CountedQueues:
+        """Return how many queues and consumer groups an account has."""
+        return CountedQueues(self._queues[account_id], self._groups[account_id])
 
     def check_queue(self, account_id: str, *, has_policy: bool) -> None:
         """Raise OverLimit unless the account may have another queue."""

@@ -2,7 +2,7 @@
 
     rows        ListRows, FindRows, GetRow, GetChanges, Transact        the store's, secrets wrapped
     queues      CreateQueue, SetAttributes, ... DeleteQueue             answered when metadata and journal are durable
-    lists       ListQueues, ListDeadLetterSources
+    lists       ListQueues, ListDeadLetterSources, ListGroups, CountQueues
 
 Nothing secret is in them in the clear: access key secrets, data keys and receipt keys travel as they are stored,
 wrapped by a master key that metadata nodes do not have.
@@ -238,6 +238,16 @@ class ListGroups(msgspec.Struct, frozen=True, array_like=True, tag=34):
     at_least: int = 0
 
 
+class CountQueues(msgspec.Struct, frozen=True, array_like=True, tag=35):
+    """How many queues and consumer groups an account has, in any state; `at_least` as in `QueueChange`.
+
+    From cell format 5 on.
+    """
+
+    account_id: str
+    at_least: int = 0
+
+
 QueueChange = (
     CreateQueue
     | SetAttributes
@@ -254,7 +264,9 @@ QueueChange = (
 node to: what can be asked of queues is declared here and nowhere else. `at_least`: whoever is asked must know what
 there is up to this revision."""
 QueueListing = ListQueues | ListDeadLetterSources | ListGroups
-Request = Greet | ListRows | FindRows | GetRow | GetChanges | Transact | QueueChange | QueueListing
+Request = (
+    Greet | ListRows | FindRows | GetRow | GetChanges | Transact | QueueChange | QueueListing | CountQueues
+)
 
 
 # Answers
@@ -318,7 +330,14 @@ class QueueList(msgspec.Struct, frozen=True, array_like=True):
     next_token: str | None
 
 
-Answer = Greeting | RowPage | FoundRows | Changes | Transacted | ChangedQueue | QueueList
+class CountedQueues(msgspec.Struct, frozen=True, array_like=True):
+    """How many queues and consumer groups there are, those included that are being created or deleted."""
+
+    queues: int
+    groups: int
+
+
+Answer = Greeting | RowPage | FoundRows | Changes | Transacted | ChangedQueue | QueueList | CountedQueues
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
