@@ -17,6 +17,7 @@ from frontend.support import ACCOUNT, Client, FakeBroker, Service, now_ms, servi
 from quaymaster.frontend import server as server_module
 from quaymaster.frontend.admin.admin import make_admin
 from quaymaster.frontend.queue_journal import BrokerQueueJournal
+from quaymaster.metadata.store.rows import ACCOUNTS
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
 from quaymaster.protocol.rpc.metadata_messages import FindRows
@@ -61,6 +62,11 @@ async def heard(pair: Pair, name: str) -> None:
     await until(lambda: all(node.queues.find(ACCOUNT, name) for node in pair.cell.nodes.values()))
 
 
+async def hear(pair: Pair) -> None:
+    """Have the second front end hear of the accounts as they are in the store."""
+    await pair.metadata._mirror.refresh_all(ACCOUNTS)
+
+
 def asked_rows(pair: Pair) -> Counter[str]:
     """Count what the second front end has asked nodes for, by key."""
     requests = [request for link in pair.metadata.links.values() for request in link.asked]
@@ -91,6 +97,41 @@ def test_queue_and_key_made_at_one_front_end_serve_at_another_that_has_not_heard
             assert asked[f"/access_keys/{key.access_key_id}"] == 1
             # All together, then the two that say how the queue is now.
             assert asked[f"/queues/{ACCOUNT}/orders"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_account_disabled_at_one_front_end_is_refused_at_the_other_once_it_has_heard() -> None:
+    async def scenario() -> None:
+        async with serving_pair() as pair:
+            accounts = pair.one.metadata.accounts
+            await accounts.create_account("shop", "111122223333")
+            key = await accounts.create_access_key("111122223333")
+            session = await accounts.create_session(key.access_key_id, 3_600_000)
+            port = pair.two.client.port
+            client = Client(port, key.access_key_id, key.secret)
+            temporary = Client(port, session.access_key_id, session.secret)
+            token = {"x-amz-security-token": session.session_token or ""}
+
+            async def answers() -> list[tuple[int, str]]:
+                found = [await client.json("ListQueues", {}), await temporary.json("ListQueues", {}, token)]
+                return [
+                    (one.status, one.headers.get("x-amzn-query-error", "").partition(";")[0]) for one in found
+                ]
+
+            before = await answers()
+            await accounts.set_account_enabled("111122223333", enabled=False)
+            created = await client.json("CreateQueue", {"QueueName": "jobs"})
+            await hear(pair)
+            while_disabled = await answers()
+            await accounts.set_account_enabled("111122223333", enabled=True)
+            await hear(pair)
+
+            assert before == await answers() == [(200, "")] * 2
+            # The front end has not heard of it; the metadata nodes have.
+            assert created.status == 403
+            assert "InvalidClientTokenId" in created.headers["x-amzn-query-error"]
+            assert while_disabled == [(403, "InvalidClientTokenId")] * 2
 
     asyncio.run(scenario())
 

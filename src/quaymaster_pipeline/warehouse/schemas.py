@@ -325,6 +325,8 @@ _OPERATORS_ACTS = (
     # Of operators, past every front end.
     *("ActivateBroker", "DrainBroker", "ForceRecover", "ForceStart", "ForceStore", "RestoreBackup"),
     *("DeclareQueues", "StopBroker", "UpgradeCell", "OtherAct"),
+    # Of the admin API, since there are states of accounts.
+    *("DisableAccount", "EnableAccount", "DeleteAccount"),
 )
 """Their `op` counts up from _OPERATORS_OP; the list only grows, up to the next number that an action has."""
 _BY_OP |= enumerate(_OPERATORS_ACTS, _OPERATORS_OP)

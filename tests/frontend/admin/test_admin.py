@@ -15,10 +15,13 @@ from harness.waiting import PATIENCE_S
 
 from frontend.support import ACCOUNT, Answer, Client, Service, serving_recorded, until
 from quaymaster.core.values.errors import UnsupportedOperation
+from quaymaster.frontend.admin.account_admin import AccountAdmin
 from quaymaster.frontend.admin.admin import PEEK_BYTES_MAX, Admin, make_admin
+from quaymaster.frontend.admin.admin_calls import AdminCall
 from quaymaster.frontend.usage.recorder import UsageRecorder
 from quaymaster.monitoring.health import Health
 from quaymaster.net.http.server import HTTPLimits, HTTPServer, one_by_one
+from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
 
 
 class FakeOperations:
@@ -354,6 +357,126 @@ def test_accounts_are_created_with_a_key_that_works() -> None:
             assert used.json["QueueUrl"].endswith("/111111111111/theirs")
             assert error_of(twice) == (400, "InvalidParameterValue")
             assert error_of(nameless) == (400, "MissingParameter")
+
+    asyncio.run(scenario())
+
+
+TEAM = "111111111111"
+
+
+async def team_with_client(port: Port) -> Client:
+    """Make another account, and return a client with its key."""
+    created = await port.call("POST", "accounts", {"name": "team", "account_id": TEAM})
+    return Client(port.service.client.port, created.json["access_key_id"], created.json["secret_access_key"])
+
+
+def test_requests_of_a_disabled_account_are_refused_as_those_of_a_disabled_key() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            client = await team_with_client(port)
+            url = (await client.json("CreateQueue", {"QueueName": "jobs"})).json["QueueUrl"]
+            await client.json("SendMessage", {"QueueUrl": url, "MessageBody": "hello"})
+            session = (await port.call("POST", f"keys/{client.key_id}/session", {})).json
+            temporary = Client(client.port, session["access_key_id"], session["secret_access_key"])
+            token = {"x-amz-security-token": session["session_token"]}
+            assert (await temporary.json("ListQueues", {}, token)).status == 200
+
+            disabled = await port.call("POST", f"accounts/{TEAM}/disable")
+            refused = [
+                await client.json("ReceiveMessage", {"QueueUrl": url}),
+                await client.query("ListQueues", {}),
+                await temporary.json("ListQueues", {}, token),
+            ]
+            keys = (await port.call("GET", f"keys?account_id={TEAM}")).json["keys"]
+            peeked = await port.call("GET", f"queues/jobs/messages?account_id={TEAM}")
+            listed = await port.call("GET", "accounts")
+            enabled = await port.call("POST", f"accounts/{TEAM}/enable")
+            received = await client.json("ReceiveMessage", {"QueueUrl": url})
+            again = await temporary.json("ListQueues", {}, token)
+            await port.call("POST", f"keys/{client.key_id}/disable")
+            of_key = await client.json("ReceiveMessage", {"QueueUrl": url})
+
+            assert disabled.json == {**enabled.json, "state": "disabled"}
+            assert {answer.status for answer in refused} == {403}
+            assert refused[0].json == of_key.json
+            assert "InvalidClientTokenId" in refused[0].headers["x-amzn-query-error"]
+            assert [key["enabled"] for key in keys] == [True, True]
+            assert [message["body"] for message in peeked.json["messages"]] == ["hello"]
+            assert [account["state"] for account in listed.json["accounts"]] == ["enabled", "disabled"]
+            assert received.json["Messages"][0]["Body"] == "hello"
+            assert again.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_account_is_deleted_once_its_queues_are() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            client = await team_with_client(port)
+            await client.json("CreateQueue", {"QueueName": "jobs"})
+
+            full = await port.call("DELETE", f"accounts/{TEAM}")
+            still = await client.json("ListQueues", {})
+            await port.call("POST", f"accounts/{TEAM}/disable")
+            await port.call("DELETE", f"queues/jobs?account_id={TEAM}")
+            deleted = await port.call("DELETE", f"accounts/{TEAM}")
+            refused = await client.json("ListQueues", {})
+            twice = await port.call("DELETE", f"accounts/{TEAM}")
+            anew = await port.call("POST", "accounts", {"name": "team", "account_id": TEAM})
+            keys = await port.call("GET", f"keys?account_id={TEAM}")
+            listed = (await port.call("GET", "accounts")).json["accounts"]
+            with_deleted = (await port.call("GET", "accounts?deleted=true")).json["accounts"]
+            first = await port.call("GET", "accounts?deleted=true&limit=1")
+
+            assert error_of(full)[0] == 400
+            assert f"The account {TEAM} has 1 queue;" in full.json["error"]["message"]
+            assert still.status == 200
+            assert (deleted.status, deleted.json) == (200, {"account_id": TEAM, "deleted": True})
+            assert refused.status == 403
+            assert twice.status == 404
+            assert "was deleted" in twice.json["error"]["message"]
+            assert error_of(anew) == (400, "InvalidParameterValue")
+            assert keys.json["keys"] == []
+            assert [account["account_id"] for account in listed] == [ACCOUNT]
+            assert [(account["account_id"], account["state"]) for account in with_deleted] == [
+                (ACCOUNT, "enabled"),
+                (TEAM, "deleted"),
+            ]
+            assert with_deleted[1]["name"] == "team"
+            assert with_deleted[1]["deleted_ms"] >= with_deleted[1]["created_ms"]
+            assert first.json["next_token"] == ACCOUNT
+            assert error_of(await port.call("GET", "accounts?deleted=perhaps"))[0] == 400
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("method", "verb"), [("POST", "disable"), ("DELETE", "")])
+def test_accounts_that_the_server_needs_stay_enabled(method: str, verb: str) -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            accounts = port.service.metadata.accounts
+            answer = await port.call(method, f"accounts/{ACCOUNT}/{verb}".rstrip("/"))
+            path = (method, "accounts", "*", *verb.split())
+            elsewhere = AccountAdmin(accounts, default_account=TEAM).routes()[path]
+
+            assert error_of(answer) == (400, "AWS.SimpleQueueService.UnsupportedOperation")
+            assert answer.json["error"]["message"] == (
+                f"The account {ACCOUNT} cannot be disabled or deleted: its keys operate the admin API."
+            )
+            with pytest.raises(UnsupportedOperation, match="it has the server's own queues"):
+                await elsewhere.handler(AdminCall(INTERNAL_ACCOUNT, {}, {}, TEAM))
+            assert [account.state for account in accounts.list_accounts()] == ["enabled"]
+
+    asyncio.run(scenario())
+
+
+def test_an_account_that_there_is_not_is_not_changed() -> None:
+    async def scenario() -> None:
+        async with administered() as port:
+            for method, verb in (("POST", "/disable"), ("POST", "/enable"), ("DELETE", "")):
+                answer = await port.call(method, f"accounts/{TEAM}{verb}")
+                assert answer.status == 404
+                assert answer.json["error"]["message"] == f"The account {TEAM} does not exist."
 
     asyncio.run(scenario())
 

@@ -122,6 +122,30 @@ def test_events_say_what_was_changed_and_no_secret() -> None:
     asyncio.run(scenario())
 
 
+def test_what_becomes_of_an_account_is_in_its_events() -> None:
+    async def scenario() -> None:
+        async with audited() as (port, usage):
+            account_id = (await port.call("POST", "accounts", {"name": "other"})).json["account_id"]
+            one_of(usage)
+            for method, verb, act, state in (
+                ("POST", "/disable", "DisableAccount", "disabled"),
+                ("POST", "/enable", "EnableAccount", "enabled"),
+                ("DELETE", "", "DeleteAccount", None),
+            ):
+                await port.call(method, f"accounts/{account_id}{verb}")
+                record = one_of(usage)
+
+                answered = json.loads(record.response_elements)
+                assert (record.action, record.error_code) == (act, "")
+                assert json.loads(record.request_params) == {"name": account_id}
+                assert (answered["account_id"], answered.get("state")) == (account_id, state)
+            await port.call("POST", f"accounts/{ACCOUNT}/disable")
+            refused = one_of(usage)
+            assert (refused.action, refused.http_status) == ("DisableAccount", 400)
+
+    asyncio.run(scenario())
+
+
 def test_a_queue_deleted_by_an_operator_is_named_in_its_event() -> None:
     async def scenario() -> None:
         async with audited() as (port, usage):

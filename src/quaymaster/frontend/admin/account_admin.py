@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from quaymaster.core.values.errors import InvalidParameterValue
+from quaymaster.core.values.errors import InvalidParameterValue, UnsupportedOperation
 from quaymaster.frontend.admin.admin_calls import PAGE_MAX, AdminCall, Route
 from quaymaster.frontend.authentication import VerifyingKey
+from quaymaster.protocol.sqs.internal_queues import INTERNAL_ACCOUNT
 
 SESSION_DEFAULT_S: Final = 3_600
 
@@ -21,6 +22,10 @@ class Account(Protocol):
     def name(self) -> str: ...
     @property
     def created_ms(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def deleted_ms(self) -> int | None: ...
 
 
 class StoredKey(VerifyingKey, Protocol):
@@ -37,11 +42,17 @@ class StoredKey(VerifyingKey, Protocol):
 class AccountService(Protocol):
     """The part of the metadata service that owns accounts and keys. Errors are those of `core.errors`."""
 
-    def list_accounts(self, after: str = "", count_max: int = PAGE_MAX) -> Sequence[Account]: ...
+    def list_accounts(
+        self, after: str = "", count_max: int = PAGE_MAX, *, deleted: bool = False
+    ) -> Sequence[Account]: ...
 
     def count_accounts(self) -> int: ...
 
     async def create_account(self, name: str, account_id: str | None = None) -> Account: ...
+
+    async def set_account_enabled(self, account_id: str, *, enabled: bool) -> Account: ...
+
+    async def delete_account(self, account_id: str) -> None: ...
 
     def access_key(self, access_key_id: str) -> StoredKey | None: ...
 
@@ -74,6 +85,9 @@ class AccountAdmin:
         return {
             ("GET", "accounts"): Route(self._list_accounts),
             ("POST", "accounts"): Route(self._create_account, "CreateAccount"),
+            ("POST", "accounts", "*", "enable"): Route(self._enable_account, "EnableAccount"),
+            ("POST", "accounts", "*", "disable"): Route(self._disable_account, "DisableAccount"),
+            ("DELETE", "accounts", "*"): Route(self._delete_account, "DeleteAccount"),
             ("GET", "keys"): Route(self._list_keys, "ListAccessKeys"),
             ("POST", "keys"): Route(self._create_key, "CreateAccessKey"),
             ("POST", "keys", "*", "enable"): Route(self._enable_key, "EnableAccessKey"),
@@ -85,7 +99,9 @@ class AccountAdmin:
 
     async def _list_accounts(self, call: AdminCall) -> Mapping[str, Any]:
         limit = call.number("limit", PAGE_MAX, largest=PAGE_MAX)
-        accounts = self._accounts.list_accounts(call.query.get("next_token", ""), limit + 1)
+        accounts = self._accounts.list_accounts(
+            call.query.get("next_token", ""), limit + 1, deleted=call.flag("deleted")
+        )
         rows = [_account_row(account) for account in accounts[:limit]]
         return {"accounts": rows, "next_token": rows[-1]["account_id"] if len(accounts) > limit else None}
 
@@ -96,6 +112,29 @@ class AccountAdmin:
         )
         key = await self._accounts.create_access_key(account.account_id, "default")
         return {**_account_row(account), "access_key_id": key.access_key_id, "secret_access_key": key.secret}
+
+    async def _enable_account(self, call: AdminCall) -> Mapping[str, Any]:
+        return _account_row(await self._accounts.set_account_enabled(call.name, enabled=True))
+
+    async def _disable_account(self, call: AdminCall) -> Mapping[str, Any]:
+        self._check_can_go(call.name)
+        return _account_row(await self._accounts.set_account_enabled(call.name, enabled=False))
+
+    async def _delete_account(self, call: AdminCall) -> Mapping[str, Any]:
+        self._check_can_go(call.name)
+        await self._accounts.delete_account(call.name)
+        return {"account_id": call.name, "deleted": True}
+
+    def _check_can_go(self, account_id: str) -> None:
+        """Raise UnsupportedOperation for an account that the server cannot do without."""
+        if account_id == self._default_account:
+            raise UnsupportedOperation(
+                f"The account {account_id} cannot be disabled or deleted: its keys operate the admin API."
+            )
+        if account_id == INTERNAL_ACCOUNT:
+            raise UnsupportedOperation(
+                f"The account {account_id} cannot be disabled or deleted: it has the server's own queues."
+            )
 
     async def _list_keys(self, call: AdminCall) -> Mapping[str, Any]:
         account_id = call.query.get("account_id") or call.account_id
@@ -138,7 +177,13 @@ class AccountAdmin:
 
 
 def _account_row(account: Account) -> dict[str, Any]:
-    return {"account_id": account.account_id, "name": account.name, "created_ms": account.created_ms}
+    return {
+        "account_id": account.account_id,
+        "name": account.name,
+        "created_ms": account.created_ms,
+        "state": account.state,
+        "deleted_ms": account.deleted_ms,
+    }
 
 
 def _key_row(key: StoredKey) -> dict[str, Any]:

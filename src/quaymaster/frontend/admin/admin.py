@@ -11,7 +11,9 @@
     GET    /admin/v1/queues/NAME/messages    ?count= &from= : a look at messages, which changes nothing
     GET    /admin/v1/queues/NAME/groups      consumer groups of a log-retained queue; POST: a new one
     POST   /admin/v1/queues/NAME/reset       NAME is QUEUE@GROUP: it begins anew; /offset: all below is consumed
-    GET    /admin/v1/accounts                ?limit= &next_token= ; POST: a new one with a first key
+    GET    /admin/v1/accounts                ?limit= &next_token= &deleted= ; POST: a new one with a first key
+    POST   /admin/v1/accounts/ID/enable      also disable
+    DELETE /admin/v1/accounts/ID             one without queues, with its keys
     GET    /admin/v1/keys                    ?account_id= ; sessions too; POST: a new one, its secret is shown once
     POST   /admin/v1/keys/ID/enable          also disable, rotate (a new secret), session
     DELETE /admin/v1/keys/ID                 session: temporary credentials

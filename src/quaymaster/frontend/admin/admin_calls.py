@@ -32,6 +32,13 @@ class AdminCall(msgspec.Struct, frozen=True):
             raise InvalidParameterValue.of(parameter, text, f"Must be between {smallest} and {largest}.")
         return int(text)
 
+    def flag(self, parameter: str) -> bool:
+        """Return whether a parameter of the query is "true"; InvalidParameterValue for any other word than "false"."""
+        text = self.query.get(parameter) or "false"
+        if text not in ("true", "false"):
+            raise InvalidParameterValue.of(parameter, text, "Must be true or false.")
+        return text == "true"
+
     def integer(self, field: str, default: int | None = None) -> int:
         """Return a number of the body, not below 0; MissingParameter when there is none and no default."""
         value = self.fields.get(field, default)

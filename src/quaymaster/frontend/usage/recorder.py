@@ -79,7 +79,7 @@ ADMIN_CHANGES: Final = frozenset(
         *("DeleteQueue", "CreateConsumerGroup", "ResetConsumerGroup", "SetConsumerGroupOffset"),
         *("CreateAccount", "CreateAccessKey", "EnableAccessKey", "DisableAccessKey", "RotateAccessKey"),
         *("DeleteAccessKey", "CreateSession", "RotateMasterKey", "RotateReceiptKey", "AcceptClock"),
-        *("SealFrontEnd", "CreateBackup"),
+        *("SealFrontEnd", "CreateBackup", "DisableAccount", "EnableAccount", "DeleteAccount"),
     }
 )
 """What operators change over the admin API."""
