@@ -12,7 +12,7 @@ from quaymaster.core.partition.partition_snapshots import (
     snapshot_pieces,
 )
 from quaymaster.core.partition.state_hash import partition_hash
-from quaymaster.core.queues import queue_states
+from quaymaster.core.queues import consumed_queues, queue_states
 from quaymaster.core.queues.applied_queues import MOVE_HEAD_BYTES, partition_key
 from quaymaster.core.queues.moved_messages import message_to_move
 from quaymaster.core.structures.index import MemoryChunks
@@ -492,7 +492,7 @@ def test_dead_letters_stay_while_a_process_of_the_cell_does_not_know_how_they_mo
 
 
 def test_dead_letters_stay_while_too_many_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_states, "AWAY_MAX", 2)
+    monkeypatch.setattr(consumed_queues, "AWAY_MAX", 2)
     source = source_host()
     letters = dead_letters(source, JOBS, 5, 6)
     leave(source, letters[0])

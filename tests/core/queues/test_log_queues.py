@@ -14,7 +14,8 @@ from quaymaster.core.partition.expiry import is_over_size
 from quaymaster.core.partition.group_starts import check_start
 from quaymaster.core.partition.partition_moves import JournalPlace, QueuesElsewhere
 from quaymaster.core.partition.partition_snapshots import load_partition
-from quaymaster.core.queues.queue_states import GROUPS_MAX, QueueStates
+from quaymaster.core.queues.defined_queues import GROUPS_MAX
+from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures import fifo_order, log_sizes
 from quaymaster.core.structures.index import GroupIndex, MemoryChunks
 from quaymaster.core.structures.log_sizes import LogSizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.replica_host import Host, message, queue
 
-from quaymaster.core.queues import queue_states
+from quaymaster.core.queues import consumed_queues
 from quaymaster.core.queues.queue_states import QueueStates
 from quaymaster.core.structures.index import MemoryChunks
 from quaymaster.core.structures.timers import TimerWheel, WorkLeft
@@ -35,7 +35,7 @@ ATTEMPT = b"attempt-one-----"
 
 @pytest.fixture(autouse=True)
 def small_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_states, "DUE_PER_MS_MAX", SHARE)
+    monkeypatch.setattr(consumed_queues, "DUE_PER_MS_MAX", SHARE)
 
 
 def with_many(

@@ -9,7 +9,7 @@ from harness.replica_host import ACCOUNT, Host, arn, identity, message, queue, r
 
 from quaymaster.core.partition.partition import IN_FLIGHT_MAX
 from quaymaster.core.partition.partition_snapshots import load_partition
-from quaymaster.core.queues import queue_states
+from quaymaster.core.queues import consumed_queues
 from quaymaster.core.queues.applied_queues import (
     MOVE_HEAD_BYTES,
     PREFIX_FLAGS,
@@ -670,7 +670,7 @@ def test_dead_letter_that_was_deleted_meanwhile_is_not_moved() -> None:
 def test_receive_that_met_very_many_dead_letters_says_it_is_not_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_states, "DEAD_LETTERS_PER_RECEIVE_MAX", 2)
+    monkeypatch.setattr(consumed_queues, "DEAD_LETTERS_PER_RECEIVE_MAX", 2)
     host = dead_letter_host()
     send(host, JOBS, *(message(number) for number in range(4)))
     receive(host, JOBS, timeout_ms=0)
@@ -952,7 +952,7 @@ def test_a_receive_drops_all_that_expired_in_front_with_one_record() -> None:
 def test_very_many_expired_messages_that_were_moved_are_dropped_a_part_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_states, "EXPIRED_PER_SWEEP_MAX", 2)
+    monkeypatch.setattr(consumed_queues, "EXPIRED_PER_SWEEP_MAX", 2)
     host = dead_letter_host()
     change(host, DEAD, MessageRetentionPeriod=60)
     send(host, JOBS, *(message(number) for number in range(5)))

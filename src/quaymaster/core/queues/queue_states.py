@@ -6,39 +6,27 @@ So the state runs ahead to the journal's end. What a record does, for whoever ap
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from quaymaster.core.partition.expiry import find_expired
-from quaymaster.core.partition.group_starts import check_start, find_start
 from quaymaster.core.partition.log_reads import bounds_of, find_messages, find_offset
 from quaymaster.core.partition.open_stages import ACCOUNT_STAGES_MAX
 from quaymaster.core.partition.partition import (
     IN_FLIGHT_MAX,
     Partition,
 )
-from quaymaster.core.partition.partition_moves import AWAY_MAX, QueuesElsewhere
 from quaymaster.core.partition.proposals import WAIT_OF_DURABILITY, Proposal, Wait
-from quaymaster.core.partition.receipts import holds, receipt_invalid, visibility_error
 from quaymaster.core.partition.slices import Work
 from quaymaster.core.queues.applied_queues import (
-    CHANGE,
     ENDED,
-    HAS_ATTEMPT,
-    HAS_STARTS,
-    IS_NEW,
     OTHER_END,
     OWN_DELAY,
-    PAIR,
-    AppliedQueues,
     count_moved,
-    join_queue_set,
     partition_key,
     parts_of_key,
 )
+from quaymaster.core.queues.consumed_queues import ConsumedQueues
+from quaymaster.core.queues.defined_queues import DefinedQueues
 from quaymaster.core.queues.move_tasks import (
     cancel_task,
     check_may_have_task,
@@ -55,13 +43,11 @@ from quaymaster.core.queues.transactions import (
     check_has_transactions,
     commit_transaction,
     committed_before,
-    expire_transactions,
     stage_messages,
     stages_to_commit,
 )
 from quaymaster.core.structures.index import ChunkKeeper
-from quaymaster.core.structures.timers import WorkLeft, round_up_to_slot_ms
-from quaymaster.core.values.attributes import EARLIEST, GROUP_START
+from quaymaster.core.structures.timers import round_up_to_slot_ms
 from quaymaster.core.values.commands import (
     AbortTransaction,
     AskMarks,
@@ -70,13 +56,11 @@ from quaymaster.core.values.commands import (
     Command,
     CommitTransaction,
     CountMessages,
-    DeadLetter,
     Decided,
     Delete,
     Done,
     Duplicate,
     EndMoves,
-    EntriesOutcome,
     ExpireMessages,
     Fetch,
     FindOffset,
@@ -86,7 +70,6 @@ from quaymaster.core.values.commands import (
     ListDataKeys,
     ListMoveTasks,
     LogBounds,
-    MarksOutcome,
     MoveIn,
     MoveInOutcome,
     MoveMessage,
@@ -106,36 +89,21 @@ from quaymaster.core.values.commands import (
     TakeForMove,
     Taken,
     TakenForTask,
-    TakenOutcome,
     WriteBarrier,
 )
 from quaymaster.core.values.errors import (
-    InvalidParameterValue,
     OverLimit,
-    QueueDoesNotExist,
-    QueueIdTaken,
-    QueueRevisionTaken,
     UnsupportedOperation,
 )
-from quaymaster.core.values.formats import REVISIONS_COMPARED, CellFormat
-from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
-from quaymaster.core.values.queue_marks import QueueIdentity, identity_of
-from quaymaster.core.values.queue_names import QueueArn, split_group
+from quaymaster.core.values.formats import CellFormat
 from quaymaster.core.values.records import Record, RecordType
 
-DEAD_LETTERS_PER_RECEIVE_MAX = 100
-EXPIRED_PER_SWEEP_MAX = 1_000
 ACTIVE_TASKS_MAX = 100
-GROUPS_MAX = 100
-"""Consumer groups of one log-retained queue: each is told of every message."""
-DUE_PER_MS_MAX = 1_000
-"""How many timeouts and delays that are over are worked off at one time, of all partitions together."""
 
 _SEND = int(RecordType.SEND)
-_RECEIVE = int(RecordType.RECEIVE)
 
 
-class QueueStates(AppliedQueues):
+class QueueStates(DefinedQueues, ConsumedQueues):
     """The queues of one journal where it is led. Followers need only what it is made from."""
 
     def __init__(
@@ -147,26 +115,19 @@ class QueueStates(AppliedQueues):
         in_flight_max: int = IN_FLIGHT_MAX,
         account_stages_max: int = ACCOUNT_STAGES_MAX,
     ) -> None:
-        super().__init__(keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max)
-        self._in_flight_max = in_flight_max
+        super().__init__(
+            keeper,
+            retry_window_ms=retry_window_ms,
+            retry_ids_max=retry_ids_max,
+            in_flight_max=in_flight_max,
+        )
+        self.cell_format = CellFormat()
         self._account_stages_max = account_stages_max
         self.messages_moved = 0
-        self.messages_expired = 0
-        self._due_left = WorkLeft(DUE_PER_MS_MAX)
-        self._due_at_ms = 0
         self.repeats_until_ms = 0
         """Repeats may have been stored under an earlier leader: until then first attempts are looked for, too."""
         self.repeats_below = 0
         """Such repeats have offsets below this: who has none noted there need not look."""
-        self.expiry_is_held = False
-        self._held_since_ms: int | None = None
-        """Set while the clock may be wrong: no message expires."""
-        self.cell_format = CellFormat()
-        """What the cell reads."""
-        self.elsewhere: QueuesElsewhere | None = None
-        """Where queues of other journals are; None: there are no other journals."""
-        self._undecided: set[int] = set()
-        """The partitions of which messages were taken for a move."""
         self._decide: dict[type, Callable[[Any, int, Proposal], tuple[Decided | Work, Wait]]] = {
             Send: self._send,
             Receive: self._receive,
@@ -273,240 +234,6 @@ class QueueStates(AppliedQueues):
         wait = Wait.COMMIT if duplicate else WAIT_OF_DURABILITY[definition.durability]
         return SentOutcome(results), wait
 
-    def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self._consumed(command.queue_id, command.partition)
-        definition = partition.definition
-        is_fifo = definition.is_fifo
-        if self._advance(partition, now_ms):
-            proposal.awake.add(partition)
-        timeout_ms = command.visibility_timeout_ms
-        if timeout_ms < 0:
-            timeout_ms = definition.visibility_timeout_ms
-        if command.attempt is not None and is_fifo:
-            earlier = partition.find_attempt(command.attempt, now_ms)
-            if earlier is not None:
-                proposal.awake.add(
-                    partition
-                )  # the messages may come back sooner than a parked receive expects
-                again = earlier.messages[: command.count_max]
-                return self._hand_out(
-                    partition, again, [], now_ms, timeout_ms, command.attempt, proposal, False
-                )
-        room = self._in_flight_max - len(partition.in_flight)
-        if room <= 0:
-            is_behind = partition.is_behind(now_ms)
-            if not is_fifo and not command.wait_ms and not is_behind:
-                raise OverLimit.in_flight(self._in_flight_max)
-            return TakenOutcome(proposal.epoch, [], [], is_behind), Wait.NOTHING
-        count_max = min(command.count_max, room)
-        taken, dead_letters, unfinished = self._take(partition, count_max, now_ms, proposal)
-        if not taken:
-            return TakenOutcome(proposal.epoch, [], dead_letters, unfinished), Wait.NOTHING
-        attempt = command.attempt if is_fifo else None
-        return self._hand_out(
-            partition, taken, dead_letters, now_ms, timeout_ms, attempt, proposal, unfinished
-        )
-
-    def _take(
-        self, partition: Partition, count_max: int, now_ms: int, proposal: Proposal
-    ) -> tuple[list[tuple[int, int]], list[DeadLetter], bool]:
-        """Take visible messages; set expired ones and dead letters aside."""
-        taken: list[tuple[int, int]] = []
-        expired: list[int] = []
-        dead_letters: list[DeadLetter] = []
-        returned = partition.returned
-        has_returned = bool(returned)
-        definition = partition.definition
-        policy = definition.redrive_policy
-        target_id = self._dead_letter_target(partition, policy.target) if policy else None
-        oldest_ms = self._oldest_ms(partition, now_ms)
-        index = partition.index
-        may_have_expired = partition.may_have_expired(oldest_ms)
-        if may_have_expired and not self.expiry_is_held and not partition.has_moved_in:
-            # All in front at once: one by one, a hundred receives would meet a thousand each in one turn.
-            self._expire_some(partition, now_ms, proposal)
-            may_have_expired = partition.may_have_expired(oldest_ms)
-        dropped = 0
-        is_bounded = False
-        while len(taken) < count_max:
-            found = partition.take_visible(count_max - len(taken), now_ms)
-            if not found:
-                if not expired:
-                    break
-                # What expired may be all that kept its FIFO group from giving more.
-                dropped += len(expired)
-                self._drop_expired(partition, expired, now_ms, proposal)
-                expired = []
-                continue
-            for sequence in found:
-                if may_have_expired and index.sent_ms(sequence) <= oldest_ms:
-                    partition.moving[sequence] = 0
-                    expired.append(sequence)
-                    continue
-                before = returned.get(sequence) if has_returned else None
-                if before is None:
-                    taken.append((sequence, 1))
-                    continue
-                if (
-                    policy is not None
-                    and target_id is not None
-                    and before.delivery_count - before.arrived_count >= policy.receive_count_max
-                ):
-                    partition.moving[sequence] = target_id
-                    dead_letters.append(
-                        DeadLetter(
-                            definition.queue_id,
-                            partition.number,
-                            sequence,
-                            index.offset_and_sent_ms(sequence)[0],
-                            target_id,
-                        )
-                    )
-                    continue
-                taken.append((sequence, before.delivery_count + 1))
-            if (
-                len(dead_letters) >= DEAD_LETTERS_PER_RECEIVE_MAX
-                or dropped + len(expired) >= EXPIRED_PER_SWEEP_MAX
-            ):
-                is_bounded = True
-                break
-        unfinished = len(taken) < count_max and (
-            partition.order.unfinished or is_bounded or partition.is_behind(now_ms)
-        )
-        self._drop_expired(partition, expired, now_ms, proposal)
-        if dead_letters:
-            self._undecided.add(partition.key)
-        return taken, dead_letters, unfinished
-
-    def _dead_letter_target(self, partition: Partition, arn: QueueArn) -> int | None:
-        """Return where dead letters go: a queue's id, 0 if that must be found out, None if they stay."""
-        target_id = self.queue_of_arn(arn)
-        if target_id is not None and self.definitions[target_id].keeps_all:
-            return None
-        if target_id is not None or self.elsewhere is None:
-            return target_id
-        place = self.elsewhere.find(str(arn))
-        leaving = len(partition.moves.leaving) if partition.moves is not None else 0
-        if place is None or len(partition.moving) + leaving >= AWAY_MAX:
-            return None
-        return place.queue_id
-
-    def _oldest_ms(self, partition: Partition, now_ms: int) -> int:
-        """Return the send time at or before which a message has expired.
-
-        Of a log that is pinned none has for its groups, as long as the log has it.
-        """
-        definition = partition.definition
-        is_pinned = partition.log is not None and (definition.retention_pins or definition.has_legal_hold)
-        return -1 if self.expiry_is_held or is_pinned else now_ms - definition.retention_ms
-
-    def _drop_expired(
-        self, partition: Partition, expired: list[int], now_ms: int, proposal: Proposal
-    ) -> None:
-        if expired:
-            payload = array("Q", expired).tobytes()
-            proposal.add(RecordType.EXPIRE, partition, now_ms, payload=payload)
-            partition.apply_delete(expired, now_ms)
-            if partition.log is None:
-                self.messages_gone += len(expired)
-                self.messages_expired += len(expired)
-
-    def _hand_out(
-        self,
-        partition: Partition,
-        messages: list[tuple[int, int]],
-        dead_letters: list[DeadLetter],
-        now_ms: int,
-        timeout_ms: int,
-        attempt: bytes | None,
-        proposal: Proposal,
-        unfinished: bool,
-    ) -> tuple[Decided, Wait]:
-        timeout_ms = _stored_timeout_ms(partition.definition, now_ms, timeout_ms)
-        pack = PAIR.pack
-        payload = b"".join([pack(sequence, count) for sequence, count in messages])
-        flags = 0
-        if attempt is not None:
-            flags, payload = HAS_ATTEMPT, attempt + payload
-        definition = partition.definition
-        proposal.records.append(
-            Record(_RECEIVE, flags, definition.queue_id, partition.number, 0, now_ms, timeout_ms, payload)
-        )
-        returned, in_flight, find = (
-            partition.returned,
-            partition.in_flight,
-            partition.index.offset_and_sent_ms,
-        )
-        taken: list[Taken] = []
-        for sequence, count in messages:
-            offset, sent_ms = find(sequence)
-            first_ms = now_ms
-            if count > 1 or attempt is not None:
-                # In flight already: the receive of an attempt is repeated.
-                before = returned.get(sequence) or in_flight.get(sequence)
-                first_ms = before.first_receive_ms or now_ms if before else now_ms
-            taken.append(Taken(sequence, count, first_ms, sent_ms, offset))
-        partition.apply_receive(messages, now_ms, timeout_ms, proposal.epoch, attempt, taken=True)
-        wait = Wait.COMMIT if definition.is_fifo else Wait.NOTHING
-        return TakenOutcome(proposal.epoch, taken, dead_letters, unfinished), wait
-
-    def _delete(self, command: Delete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self._consumed(command.queue_id, command.partition)
-        is_fifo = partition.definition.is_fifo
-        if is_fifo:
-            self._advance(partition, now_ms)
-        errors: list[Exception | None] = []
-        sequences: list[int] = []
-        gone = 0
-        for receipt in command.receipts:
-            sequence = receipt.sequence
-            error: Exception | None = None
-            if not partition.is_live(sequence):
-                gone += 1
-            elif is_fifo and not holds(partition, receipt, now_ms):
-                error = receipt_invalid("The receipt handle has expired.")
-            elif sequence in sequences:
-                gone += 1
-            else:
-                sequences.append(sequence)
-            errors.append(error)
-        if sequences:
-            proposal.add(RecordType.DELETE, partition, now_ms, payload=array("Q", sequences).tobytes())
-            was_full = len(partition.in_flight) >= self._in_flight_max
-            partition.apply_deletion(sequences, now_ms)
-            if partition.log is None:
-                self.messages_gone += len(sequences)
-            if is_fifo or was_full:
-                proposal.awake.add(partition)
-        return EntriesOutcome(errors, gone), Wait.COMMIT
-
-    def _change_visibility(
-        self, command: ChangeVisibility, now_ms: int, proposal: Proposal
-    ) -> tuple[Decided, Wait]:
-        partition = self._consumed(command.queue_id, command.partition)
-        self._advance(partition, now_ms)
-        errors: list[Exception | None] = []
-        for receipt, timeout_ms in zip(command.receipts, command.visibility_timeouts_ms, strict=True):
-            partition.return_if_due(receipt.sequence, now_ms)
-            error = visibility_error(partition, receipt, timeout_ms, now_ms, self._in_flight_max)
-            errors.append(error)
-            if error is not None:
-                continue
-            timeout_ms = _stored_timeout_ms(partition.definition, now_ms, timeout_ms)
-            proposal.add(
-                RecordType.CHANGE_VISIBILITY,
-                partition,
-                now_ms,
-                sequence=receipt.sequence,
-                due_after_ms=timeout_ms,
-                payload=CHANGE.pack(receipt.delivery_count, receipt.epoch),
-            )
-            partition.apply_change_visibility(
-                receipt.sequence, now_ms, timeout_ms, receipt.delivery_count, receipt.epoch, changed=True
-            )
-        proposal.awake.add(partition)
-        return EntriesOutcome(errors), Wait.COMMIT
-
     def _purge(self, command: Purge, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
         for partition in self.partitions_of(command.queue_id):
             stop = partition.next_sequence
@@ -515,150 +242,6 @@ class QueueStates(AppliedQueues):
                 self.messages_gone += partition.alive
             for each in (*partition.groups.values(), partition):
                 self.empty_later(each.apply_purge(stop, now_ms))
-        return Done(), Wait.COMMIT
-
-    def _expire(self, command: ExpireMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        partition = self.partition(command.queue_id, command.partition)
-        if not self.expiry_is_held:
-            self._expire_some(partition, now_ms, proposal)
-        expire_transactions(partition, now_ms, proposal, since_ms=self.staged_since_ms(now_ms))
-        self.open_stages.note(partition)
-        return Done(), Wait.NOTHING
-
-    def staged_since_ms(self, now_ms: int) -> int:
-        """Return from when on the idle time of open transactions counts where this replica leads.
-
-        They end by elapsed time, also while clocks disagree: then it counts from when this replica first saw that, so
-        that a step of queue time before ends none.
-        """
-        if not self.expiry_is_held:
-            self._held_since_ms = None
-        elif self._held_since_ms is None:
-            self._held_since_ms = now_ms
-        return self._held_since_ms or 0
-
-    def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
-        """Drop the oldest messages, as many as one step may; those of a log, for all of its groups."""
-        partition = partition.log or partition
-        stop, singles = find_expired(partition, now_ms, EXPIRED_PER_SWEEP_MAX)
-        if stop > partition.head or singles:
-            payload = array("Q", singles).tobytes()
-            proposal.add(RecordType.EXPIRE, partition, now_ms, sequence=stop, payload=payload)
-            before = partition.alive
-            for group in partition.groups.values():
-                self.empty_later(group.apply_delete_below(stop))
-                proposal.awake.add(group)
-            self.empty_later(partition.apply_delete_below(stop))
-            partition.apply_delete(singles, now_ms)
-            self.messages_gone += before - partition.alive
-            self.messages_expired += before - partition.alive
-            proposal.awake.add(partition)
-
-    def _set_queue(self, command: SetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        definition = command.definition
-        known = self.definitions.get(definition.queue_id)
-        self._check_identity(known, identity_of(definition))
-        if known is not None and self.cell_format.version_of(REVISIONS_COMPARED):
-            self._check_revision(known, definition)
-        if known is None or known.revision < definition.revision:
-            starts: dict[int, tuple[int, int]] = {}
-            if definition.group_of:
-                definition, starts = self._new_group(definition)
-            flags = (IS_NEW if known is None else 0) | (HAS_STARTS if starts else 0)
-            payload = join_queue_set(definition, starts)
-            proposal.records.append(
-                Record(RecordType.QUEUE_SET, flags, definition.queue_id, 0, 0, now_ms, 0, payload)
-            )
-            queue_ids = [definition.queue_id, *self._groups_of(definition.queue_id)]
-            self._know(definition, now_ms, proposal.next_offset, starts)
-            for group_id in queue_ids[1:]:
-                group = group_definition(self.definitions[group_id], definition)
-                self._know(group, now_ms, proposal.next_offset)
-            for queue_id in queue_ids:
-                proposal.awake.update(self.partitions_of(queue_id))
-            for partition in self.partitions_of(definition.queue_id) if starts else ():
-                proposal.sent_to[partition] = partition.next_sequence
-                partition.uncommitted_from = (
-                    partition.log.uncommitted_from if partition.log is not None else 0
-                )
-        return Done(), Wait.COMMIT
-
-    @staticmethod
-    def _check_identity(known: QueueDefinition | None, identity: QueueIdentity) -> None:
-        if known is not None and identity_of(known) != identity:
-            raise QueueIdTaken(
-                f"The journal has the queue {known.name} under the id {known.queue_id}, and was told that it is "
-                f"{identity[1]}: the metadata is older than the journal."
-            )
-
-    @staticmethod
-    def _check_revision(known: QueueDefinition, definition: QueueDefinition) -> None:
-        """Refuse what would be left out though its caller was told that it counts; a group has its log's revisions."""
-        is_same = known.revision == definition.revision and known.attributes == definition.attributes
-        if known.revision >= definition.revision and not is_same and not definition.group_of:
-            raise QueueRevisionTaken(known.revision)
-
-    def _ask_marks(self, command: AskMarks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        # A leader that was deposed and does not know it has older marks. It can commit nothing, so it never answers.
-        proposal.records.append(Record(RecordType.BARRIER, 0, 0, 0, 0, now_ms, 0, b""))
-        return MarksOutcome(msgspec.structs.replace(self.marks)), Wait.COMMIT
-
-    def _new_group(self, group: QueueDefinition) -> tuple[QueueDefinition, dict[int, tuple[int, int]]]:
-        """Return a new consumer group as its log says, and where it starts in each partition."""
-        log = self.definitions.get(group.group_of)
-        if log is None or not log.is_log:
-            raise QueueDoesNotExist
-        if len(self._groups_of(log.queue_id)) >= GROUPS_MAX:
-            raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
-        start = group.attributes.get(GROUP_START.name)
-        if start is None and split_group(group.name)[1] not in log.retention_pins:
-            # One that pins the log begins with all that was kept for it.
-            start = log.group_start
-        start = start or EARLIEST
-        check_start(start)
-        starts = {
-            partition.number: (find_start(start, partition), partition.next_sequence)
-            for partition in self.partitions_of(log.queue_id)
-        }
-        return group_definition(group, log), starts
-
-    def _reset_group(self, command: ResetGroup, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        check_start(command.start)
-        for partition in self.partitions_of(command.queue_id):
-            start = find_start(command.start, _log_of(partition))
-            proposal.add(RecordType.GROUP_RESET, partition, now_ms, sequence=start)
-            self.empty_later(partition.apply_reset(start, now_ms))
-            proposal.awake.add(partition)
-        return Done(), Wait.COMMIT
-
-    def _set_group_offset(
-        self, command: SetGroupOffset, now_ms: int, proposal: Proposal
-    ) -> tuple[Decided, Wait]:
-        partition = self.partition(command.queue_id, command.partition)
-        _log_of(partition)
-        if command.sequence > partition.committed:
-            raise InvalidParameterValue.of(
-                "Offset",
-                command.sequence,
-                f"The end of partition {partition.number} is {partition.committed}.",
-            )
-        if command.sequence > partition.head:
-            proposal.add(RecordType.EXPIRE, partition, now_ms, sequence=command.sequence)
-            self.empty_later(partition.apply_delete_below(command.sequence))
-            proposal.awake.add(partition)
-        return Done(), Wait.COMMIT
-
-    def _delete_queue(self, command: ForgetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
-        known = self.definitions.get(command.queue_id)
-        if command.identity is not None:
-            self._check_identity(known, command.identity)
-        if known is not None:
-            proposal.records.append(
-                Record(RecordType.QUEUE_DELETE, 0, command.queue_id, 0, 0, now_ms, 0, b"")
-            )
-            for queue_id in (command.queue_id, *self._groups_of(command.queue_id)):
-                proposal.awake.update(self.partitions_of(queue_id))
-            self._forget(command.queue_id)
         return Done(), Wait.COMMIT
 
     def _count(self, command: CountMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -844,17 +427,6 @@ class QueueStates(AppliedQueues):
         )
         return TakenForTask(taken, unfinished), Wait.NOTHING
 
-    def undecided(self) -> list[tuple[Partition, int]]:
-        """Return the messages that were taken for a move and not decided upon, by partition and sequence number."""
-        found = [(key, self.partitions.get(key)) for key in self._undecided]
-        self._undecided = {key for key, partition in found if partition is not None and partition.moving}
-        return [
-            (partition, sequence)
-            for _, partition in found
-            if partition is not None
-            for sequence in partition.moving
-        ]
-
     # Message move tasks
 
     def _start_task(self, command: StartMoveTask, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
@@ -896,37 +468,6 @@ class QueueStates(AppliedQueues):
     ) -> Partition:
         return self.partitions_of(command.queue_id)[0]
 
-    # Helpers
-
-    def _consumed(self, queue_id: int, number: int) -> Partition:
-        """Return a partition whose messages are received and deleted; of a log those of its groups are."""
-        partition = self.partition(queue_id, number)
-        if partition.sizes is not None:
-            raise UnsupportedOperation("A log-retained queue is read by its consumer groups.")
-        return partition
-
-    def _advance(self, partition: Partition, now_ms: int) -> bool:
-        """Bring a partition up to `now_ms`, as far as this millisecond's share of that work goes.
-
-        Whoever then finds nothing asks again; so many messages that are due at once hold nobody else up.
-        """
-        if not partition.is_behind(now_ms):
-            return False
-        if now_ms != self._due_at_ms:
-            self._due_at_ms = now_ms
-            self._due_left.entries = DUE_PER_MS_MAX
-        return partition.advance(now_ms, self._due_left)
-
-
-def _stored_timeout_ms(definition: QueueDefinition, now_ms: int, timeout_ms: int) -> int:
-    """Return the visibility timeout that is decided: to the slot's end, of a FIFO queue exactly.
-
-    There a receipt is refused once it is over, so a client sees when that is.
-    """
-    if not timeout_ms or definition.is_fifo:
-        return timeout_ms
-    return round_up_to_slot_ms(now_ms + timeout_ms) - now_ms
-
 
 def _queues_of(command: Command | InternalCommand) -> tuple[int, ...]:
     """Return the ids of the queues whose messages or definitions a command looks at or changes."""
@@ -938,11 +479,3 @@ def _queues_of(command: Command | InternalCommand) -> tuple[int, ...]:
         case WriteBarrier() | AskMarks() | ListDataKeys():
             return ()
     return (command.queue_id,)
-
-
-def _log_of(group: Partition) -> Partition:
-    if group.log is None:
-        raise UnsupportedOperation(
-            f"The queue {group.definition.name} is no consumer group of a log-retained queue."
-        )
-    return group.log

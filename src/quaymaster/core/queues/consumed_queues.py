@@ -1,0 +1,390 @@
+"""What a leader decides of messages on their way out: receives, visibility, deletes, and what time does to them.
+
+Dead letters and messages of move tasks are set aside here, and wait for the decision that moves them
+(`core/queues/queue_states`).
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from quaymaster.core.partition.expiry import find_expired
+from quaymaster.core.partition.partition import IN_FLIGHT_MAX, Partition
+from quaymaster.core.partition.partition_moves import AWAY_MAX, QueuesElsewhere
+from quaymaster.core.partition.proposals import Proposal, Wait
+from quaymaster.core.partition.receipts import holds, receipt_invalid, visibility_error
+from quaymaster.core.queues.applied_queues import CHANGE, HAS_ATTEMPT, PAIR, AppliedQueues
+from quaymaster.core.queues.transactions import expire_transactions
+from quaymaster.core.structures.index import ChunkKeeper
+from quaymaster.core.structures.timers import WorkLeft, round_up_to_slot_ms
+from quaymaster.core.values.commands import (
+    ChangeVisibility,
+    DeadLetter,
+    Decided,
+    Delete,
+    Done,
+    EntriesOutcome,
+    ExpireMessages,
+    Receive,
+    Taken,
+    TakenOutcome,
+)
+from quaymaster.core.values.errors import OverLimit, UnsupportedOperation
+from quaymaster.core.values.queue_definitions import QueueDefinition
+from quaymaster.core.values.records import Record, RecordType
+
+DEAD_LETTERS_PER_RECEIVE_MAX = 100
+EXPIRED_PER_SWEEP_MAX = 1_000
+DUE_PER_MS_MAX = 1_000
+"""How many timeouts and delays that are over are worked off at one time, of all partitions together."""
+
+_RECEIVE = int(RecordType.RECEIVE)
+
+
+class ConsumedQueues(AppliedQueues):
+    """The queues of one journal, as consumers and time empty them where it is led."""
+
+    def __init__(
+        self,
+        keeper: ChunkKeeper,
+        *,
+        retry_window_ms: int,
+        retry_ids_max: int | None = None,
+        in_flight_max: int = IN_FLIGHT_MAX,
+    ) -> None:
+        super().__init__(keeper, retry_window_ms=retry_window_ms, retry_ids_max=retry_ids_max)
+        self._in_flight_max = in_flight_max
+        self.messages_expired = 0
+        self._due_left = WorkLeft(DUE_PER_MS_MAX)
+        self._due_at_ms = 0
+        self.expiry_is_held = False
+        """Set while the clock may be wrong: no message expires."""
+        self._held_since_ms: int | None = None
+        self.elsewhere: QueuesElsewhere | None = None
+        """Where queues of other journals are; None: there are no other journals."""
+        self._undecided: set[int] = set()
+        """The partitions of which messages were taken for a move."""
+
+    def _receive(self, command: Receive, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self._consumed(command.queue_id, command.partition)
+        definition = partition.definition
+        is_fifo = definition.is_fifo
+        if self._advance(partition, now_ms):
+            proposal.awake.add(partition)
+        timeout_ms = command.visibility_timeout_ms
+        if timeout_ms < 0:
+            timeout_ms = definition.visibility_timeout_ms
+        if command.attempt is not None and is_fifo:
+            earlier = partition.find_attempt(command.attempt, now_ms)
+            if earlier is not None:
+                # The messages may come back sooner than a parked receive expects.
+                proposal.awake.add(partition)
+                again = earlier.messages[: command.count_max]
+                found = self._hand_out(partition, again, now_ms, timeout_ms, command.attempt, proposal)
+                return TakenOutcome(proposal.epoch, found, [], False), Wait.COMMIT
+        room = self._in_flight_max - len(partition.in_flight)
+        if room <= 0:
+            is_behind = partition.is_behind(now_ms)
+            if not is_fifo and not command.wait_ms and not is_behind:
+                raise OverLimit.in_flight(self._in_flight_max)
+            return TakenOutcome(proposal.epoch, [], [], is_behind), Wait.NOTHING
+        count_max = min(command.count_max, room)
+        taken, dead_letters, unfinished = self._take(partition, count_max, now_ms, proposal)
+        if not taken:
+            return TakenOutcome(proposal.epoch, [], dead_letters, unfinished), Wait.NOTHING
+        attempt = command.attempt if is_fifo else None
+        found = self._hand_out(partition, taken, now_ms, timeout_ms, attempt, proposal)
+        outcome = TakenOutcome(proposal.epoch, found, dead_letters, unfinished)
+        return outcome, Wait.COMMIT if is_fifo else Wait.NOTHING
+
+    def _take(
+        self, partition: Partition, count_max: int, now_ms: int, proposal: Proposal
+    ) -> tuple[list[tuple[int, int]], list[DeadLetter], bool]:
+        """Take visible messages, with the delivery count of each; set expired ones and dead letters aside.
+
+        The last value says whether a further look may find more.
+        """
+        taken: list[tuple[int, int]] = []
+        expired: list[int] = []
+        dead_letters: list[DeadLetter] = []
+        has_returned = bool(partition.returned)
+        target_id = self._dead_letter_target(partition)
+        oldest_ms = self._oldest_ms(partition, now_ms)
+        may_have_expired = partition.may_have_expired(oldest_ms)
+        if may_have_expired and not self.expiry_is_held and not partition.has_moved_in:
+            # All in front at once: one by one, a hundred receives would meet a thousand each in one turn.
+            self._expire_some(partition, now_ms, proposal)
+            may_have_expired = partition.may_have_expired(oldest_ms)
+        dropped = 0
+        is_bounded = False
+        while len(taken) < count_max and not is_bounded:
+            found = partition.take_visible(count_max - len(taken), now_ms)
+            if not found:
+                if not expired:
+                    break
+                # What expired may be all that kept its FIFO group from giving more.
+                dropped += len(expired)
+                self._drop_expired(partition, expired, now_ms, proposal)
+                expired = []
+                continue
+            if may_have_expired:
+                found = _without_expired(partition, found, oldest_ms, expired)
+            if has_returned:
+                taken += _without_dead_letters(partition, found, target_id, dead_letters)
+            else:
+                taken += [(sequence, 1) for sequence in found]
+            is_bounded = (
+                len(dead_letters) >= DEAD_LETTERS_PER_RECEIVE_MAX
+                or dropped + len(expired) >= EXPIRED_PER_SWEEP_MAX
+            )
+        unfinished = len(taken) < count_max and (
+            partition.order.unfinished or is_bounded or partition.is_behind(now_ms)
+        )
+        self._drop_expired(partition, expired, now_ms, proposal)
+        if dead_letters:
+            self._undecided.add(partition.key)
+        return taken, dead_letters, unfinished
+
+    def _dead_letter_target(self, partition: Partition) -> int | None:
+        """Return where dead letters go: a queue's id, 0 if that must be found out, None if they stay."""
+        policy = partition.definition.redrive_policy
+        if policy is None:
+            return None
+        target_id = self.queue_of_arn(policy.target)
+        if target_id is not None and self.definitions[target_id].keeps_all:
+            return None
+        if target_id is not None or self.elsewhere is None:
+            return target_id
+        place = self.elsewhere.find(str(policy.target))
+        leaving = len(partition.moves.leaving) if partition.moves is not None else 0
+        if place is None or len(partition.moving) + leaving >= AWAY_MAX:
+            return None
+        return place.queue_id
+
+    def _hand_out(
+        self,
+        partition: Partition,
+        messages: list[tuple[int, int]],
+        now_ms: int,
+        timeout_ms: int,
+        attempt: bytes | None,
+        proposal: Proposal,
+    ) -> list[Taken]:
+        """Have messages, as (sequence, delivery count), be out until the timeout passes."""
+        timeout_ms = _stored_timeout_ms(partition.definition, now_ms, timeout_ms)
+        pack = PAIR.pack
+        payload = b"".join([pack(sequence, count) for sequence, count in messages])
+        flags = 0
+        if attempt is not None:
+            flags, payload = HAS_ATTEMPT, attempt + payload
+        definition = partition.definition
+        proposal.records.append(
+            Record(_RECEIVE, flags, definition.queue_id, partition.number, 0, now_ms, timeout_ms, payload)
+        )
+        returned, in_flight, find = (
+            partition.returned,
+            partition.in_flight,
+            partition.index.offset_and_sent_ms,
+        )
+        taken: list[Taken] = []
+        for sequence, count in messages:
+            offset, sent_ms = find(sequence)
+            first_ms = now_ms
+            if count > 1 or attempt is not None:
+                # In flight already: the receive of an attempt is repeated.
+                before = returned.get(sequence) or in_flight.get(sequence)
+                first_ms = before.first_receive_ms or now_ms if before else now_ms
+            taken.append(Taken(sequence, count, first_ms, sent_ms, offset))
+        partition.apply_receive(messages, now_ms, timeout_ms, proposal.epoch, attempt, taken=True)
+        return taken
+
+    def _delete(self, command: Delete, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self._consumed(command.queue_id, command.partition)
+        is_fifo = partition.definition.is_fifo
+        if is_fifo:
+            self._advance(partition, now_ms)
+        errors: list[Exception | None] = []
+        sequences: list[int] = []
+        gone = 0
+        for receipt in command.receipts:
+            sequence = receipt.sequence
+            error: Exception | None = None
+            if not partition.is_live(sequence):
+                gone += 1
+            elif is_fifo and not holds(partition, receipt, now_ms):
+                error = receipt_invalid("The receipt handle has expired.")
+            elif sequence in sequences:
+                gone += 1
+            else:
+                sequences.append(sequence)
+            errors.append(error)
+        if sequences:
+            proposal.add(RecordType.DELETE, partition, now_ms, payload=array("Q", sequences).tobytes())
+            was_full = len(partition.in_flight) >= self._in_flight_max
+            partition.apply_deletion(sequences, now_ms)
+            if partition.log is None:
+                self.messages_gone += len(sequences)
+            if is_fifo or was_full:
+                proposal.awake.add(partition)
+        return EntriesOutcome(errors, gone), Wait.COMMIT
+
+    def _change_visibility(
+        self, command: ChangeVisibility, now_ms: int, proposal: Proposal
+    ) -> tuple[Decided, Wait]:
+        partition = self._consumed(command.queue_id, command.partition)
+        self._advance(partition, now_ms)
+        errors: list[Exception | None] = []
+        for receipt, timeout_ms in zip(command.receipts, command.visibility_timeouts_ms, strict=True):
+            partition.return_if_due(receipt.sequence, now_ms)
+            error = visibility_error(partition, receipt, timeout_ms, now_ms, self._in_flight_max)
+            errors.append(error)
+            if error is not None:
+                continue
+            timeout_ms = _stored_timeout_ms(partition.definition, now_ms, timeout_ms)
+            proposal.add(
+                RecordType.CHANGE_VISIBILITY,
+                partition,
+                now_ms,
+                sequence=receipt.sequence,
+                due_after_ms=timeout_ms,
+                payload=CHANGE.pack(receipt.delivery_count, receipt.epoch),
+            )
+            partition.apply_change_visibility(
+                receipt.sequence, now_ms, timeout_ms, receipt.delivery_count, receipt.epoch, changed=True
+            )
+        proposal.awake.add(partition)
+        return EntriesOutcome(errors), Wait.COMMIT
+
+    def undecided(self) -> list[tuple[Partition, int]]:
+        """Return the messages that were taken for a move and not decided upon, by partition and sequence number."""
+        found = [(key, self.partitions.get(key)) for key in self._undecided]
+        self._undecided = {key for key, partition in found if partition is not None and partition.moving}
+        return [
+            (partition, sequence)
+            for _, partition in found
+            if partition is not None
+            for sequence in partition.moving
+        ]
+
+    def _consumed(self, queue_id: int, number: int) -> Partition:
+        """Return a partition whose messages are received and deleted; of a log those of its groups are."""
+        partition = self.partition(queue_id, number)
+        if partition.sizes is not None:
+            raise UnsupportedOperation("A log-retained queue is read by its consumer groups.")
+        return partition
+
+    # Time
+
+    def _expire(self, command: ExpireMessages, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        if not self.expiry_is_held:
+            self._expire_some(partition, now_ms, proposal)
+        expire_transactions(partition, now_ms, proposal, since_ms=self.staged_since_ms(now_ms))
+        self.open_stages.note(partition)
+        return Done(), Wait.NOTHING
+
+    def _expire_some(self, partition: Partition, now_ms: int, proposal: Proposal) -> None:
+        """Drop the oldest messages, as many as one step may; those of a log, for all of its groups."""
+        partition = partition.log or partition
+        stop, singles = find_expired(partition, now_ms, EXPIRED_PER_SWEEP_MAX)
+        if stop > partition.head or singles:
+            payload = array("Q", singles).tobytes()
+            proposal.add(RecordType.EXPIRE, partition, now_ms, sequence=stop, payload=payload)
+            before = partition.alive
+            for group in partition.groups.values():
+                self.empty_later(group.apply_delete_below(stop))
+                proposal.awake.add(group)
+            self.empty_later(partition.apply_delete_below(stop))
+            partition.apply_delete(singles, now_ms)
+            self.messages_gone += before - partition.alive
+            self.messages_expired += before - partition.alive
+            proposal.awake.add(partition)
+
+    def _drop_expired(
+        self, partition: Partition, expired: list[int], now_ms: int, proposal: Proposal
+    ) -> None:
+        if expired:
+            payload = array("Q", expired).tobytes()
+            proposal.add(RecordType.EXPIRE, partition, now_ms, payload=payload)
+            partition.apply_delete(expired, now_ms)
+            if partition.log is None:
+                self.messages_gone += len(expired)
+                self.messages_expired += len(expired)
+
+    def _oldest_ms(self, partition: Partition, now_ms: int) -> int:
+        """Return the send time at or before which a message has expired.
+
+        Of a log that is pinned none has for its groups, as long as the log has it.
+        """
+        definition = partition.definition
+        is_pinned = partition.log is not None and (definition.retention_pins or definition.has_legal_hold)
+        return -1 if self.expiry_is_held or is_pinned else now_ms - definition.retention_ms
+
+    def staged_since_ms(self, now_ms: int) -> int:
+        """Return from when on the idle time of open transactions counts where this replica leads.
+
+        They end by elapsed time, also while clocks disagree: then it counts from when this replica first saw that, so
+        that a step of queue time before ends none.
+        """
+        if not self.expiry_is_held:
+            self._held_since_ms = None
+        elif self._held_since_ms is None:
+            self._held_since_ms = now_ms
+        return self._held_since_ms or 0
+
+    def _advance(self, partition: Partition, now_ms: int) -> bool:
+        """Bring a partition up to `now_ms`, as far as this millisecond's share of that work goes.
+
+        Whoever then finds nothing asks again; so many messages that are due at once hold nobody else up.
+        """
+        if not partition.is_behind(now_ms):
+            return False
+        if now_ms != self._due_at_ms:
+            self._due_at_ms = now_ms
+            self._due_left.entries = DUE_PER_MS_MAX
+        return partition.advance(now_ms, self._due_left)
+
+
+def _without_expired(partition: Partition, found: list[int], oldest_ms: int, expired: list[int]) -> list[int]:
+    """Return the messages that were sent after `oldest_ms`; the others are set aside, and added to `expired`."""
+    sent_ms = partition.index.sent_ms
+    fresh: list[int] = []
+    for sequence in found:
+        if sent_ms(sequence) <= oldest_ms:
+            partition.moving[sequence] = 0
+            expired.append(sequence)
+        else:
+            fresh.append(sequence)
+    return fresh
+
+
+def _without_dead_letters(
+    partition: Partition, found: list[int], target_id: int | None, dead_letters: list[DeadLetter]
+) -> list[tuple[int, int]]:
+    """Return messages with the counts of these deliveries; those that had too many are set aside for `target_id`."""
+    definition = partition.definition
+    receives_max = definition.redrive_policy.receive_count_max if definition.redrive_policy else 0
+    counted: list[tuple[int, int]] = []
+    for sequence in found:
+        before = partition.returned.get(sequence)
+        if before is None:
+            counted.append((sequence, 1))
+        elif target_id is None or before.delivery_count - before.arrived_count < receives_max:
+            counted.append((sequence, before.delivery_count + 1))
+        else:
+            partition.moving[sequence] = target_id
+            offset, _ = partition.index.offset_and_sent_ms(sequence)
+            dead_letters.append(
+                DeadLetter(definition.queue_id, partition.number, sequence, offset, target_id)
+            )
+    return counted
+
+
+def _stored_timeout_ms(definition: QueueDefinition, now_ms: int, timeout_ms: int) -> int:
+    """Return the visibility timeout that is decided: to the slot's end, of a FIFO queue exactly.
+
+    There a receipt is refused once it is over, so a client sees when that is.
+    """
+    if not timeout_ms or definition.is_fifo:
+        return timeout_ms
+    return round_up_to_slot_ms(now_ms + timeout_ms) - now_ms

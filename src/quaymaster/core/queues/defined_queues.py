@@ -1,0 +1,159 @@
+"""What a leader decides of queues themselves: that they are there, have changed, begin anew or are deleted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quaymaster.core.partition.group_starts import check_start, find_start
+from quaymaster.core.partition.partition import Partition
+from quaymaster.core.partition.proposals import Proposal, Wait
+from quaymaster.core.queues.applied_queues import HAS_STARTS, IS_NEW, AppliedQueues, join_queue_set
+from quaymaster.core.values.attributes import EARLIEST, GROUP_START
+from quaymaster.core.values.commands import (
+    AskMarks,
+    Decided,
+    Done,
+    ForgetQueue,
+    MarksOutcome,
+    ResetGroup,
+    SetGroupOffset,
+    SetQueue,
+)
+from quaymaster.core.values.errors import (
+    InvalidParameterValue,
+    OverLimit,
+    QueueDoesNotExist,
+    QueueIdTaken,
+    QueueRevisionTaken,
+    UnsupportedOperation,
+)
+from quaymaster.core.values.formats import REVISIONS_COMPARED, CellFormat
+from quaymaster.core.values.queue_definitions import QueueDefinition, group_definition
+from quaymaster.core.values.queue_marks import QueueIdentity, identity_of
+from quaymaster.core.values.queue_names import split_group
+from quaymaster.core.values.records import Record, RecordType
+
+GROUPS_MAX = 100
+"""Consumer groups of one log-retained queue: each is told of every message."""
+
+
+class DefinedQueues(AppliedQueues):
+    """The queues of one journal, as the metadata service and operators change them where it is led."""
+
+    cell_format: CellFormat
+    """What the cell reads."""
+
+    def _set_queue(self, command: SetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        definition = command.definition
+        known = self.definitions.get(definition.queue_id)
+        self._check_identity(known, identity_of(definition))
+        if known is not None and self.cell_format.version_of(REVISIONS_COMPARED):
+            self._check_revision(known, definition)
+        if known is None or known.revision < definition.revision:
+            starts: dict[int, tuple[int, int]] = {}
+            if definition.group_of:
+                definition, starts = self._new_group(definition)
+            flags = (IS_NEW if known is None else 0) | (HAS_STARTS if starts else 0)
+            payload = join_queue_set(definition, starts)
+            proposal.records.append(
+                Record(RecordType.QUEUE_SET, flags, definition.queue_id, 0, 0, now_ms, 0, payload)
+            )
+            queue_ids = [definition.queue_id, *self._groups_of(definition.queue_id)]
+            self._know(definition, now_ms, proposal.next_offset, starts)
+            for group_id in queue_ids[1:]:
+                group = group_definition(self.definitions[group_id], definition)
+                self._know(group, now_ms, proposal.next_offset)
+            for queue_id in queue_ids:
+                proposal.awake.update(self.partitions_of(queue_id))
+            for partition in self.partitions_of(definition.queue_id) if starts else ():
+                proposal.sent_to[partition] = partition.next_sequence
+                partition.uncommitted_from = (
+                    partition.log.uncommitted_from if partition.log is not None else 0
+                )
+        return Done(), Wait.COMMIT
+
+    @staticmethod
+    def _check_identity(known: QueueDefinition | None, identity: QueueIdentity) -> None:
+        if known is not None and identity_of(known) != identity:
+            raise QueueIdTaken(
+                f"The journal has the queue {known.name} under the id {known.queue_id}, and was told that it is "
+                f"{identity[1]}: the metadata is older than the journal."
+            )
+
+    @staticmethod
+    def _check_revision(known: QueueDefinition, definition: QueueDefinition) -> None:
+        """Refuse what would be left out though its caller was told that it counts; a group has its log's revisions."""
+        is_same = known.revision == definition.revision and known.attributes == definition.attributes
+        if known.revision >= definition.revision and not is_same and not definition.group_of:
+            raise QueueRevisionTaken(known.revision)
+
+    def _new_group(self, group: QueueDefinition) -> tuple[QueueDefinition, dict[int, tuple[int, int]]]:
+        """Return a new consumer group as its log says, and where it starts in each partition."""
+        log = self.definitions.get(group.group_of)
+        if log is None or not log.is_log:
+            raise QueueDoesNotExist
+        if len(self._groups_of(log.queue_id)) >= GROUPS_MAX:
+            raise OverLimit(f"A log-retained queue may have {GROUPS_MAX} consumer groups.")
+        start = group.attributes.get(GROUP_START.name)
+        if start is None and split_group(group.name)[1] not in log.retention_pins:
+            # One that pins the log begins with all that was kept for it.
+            start = log.group_start
+        start = start or EARLIEST
+        check_start(start)
+        starts = {
+            partition.number: (find_start(start, partition), partition.next_sequence)
+            for partition in self.partitions_of(log.queue_id)
+        }
+        return group_definition(group, log), starts
+
+    def _reset_group(self, command: ResetGroup, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        check_start(command.start)
+        for partition in self.partitions_of(command.queue_id):
+            start = find_start(command.start, _log_of(partition))
+            proposal.add(RecordType.GROUP_RESET, partition, now_ms, sequence=start)
+            self.empty_later(partition.apply_reset(start, now_ms))
+            proposal.awake.add(partition)
+        return Done(), Wait.COMMIT
+
+    def _set_group_offset(
+        self, command: SetGroupOffset, now_ms: int, proposal: Proposal
+    ) -> tuple[Decided, Wait]:
+        partition = self.partition(command.queue_id, command.partition)
+        _log_of(partition)
+        if command.sequence > partition.committed:
+            raise InvalidParameterValue.of(
+                "Offset",
+                command.sequence,
+                f"The end of partition {partition.number} is {partition.committed}.",
+            )
+        if command.sequence > partition.head:
+            proposal.add(RecordType.EXPIRE, partition, now_ms, sequence=command.sequence)
+            self.empty_later(partition.apply_delete_below(command.sequence))
+            proposal.awake.add(partition)
+        return Done(), Wait.COMMIT
+
+    def _delete_queue(self, command: ForgetQueue, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        known = self.definitions.get(command.queue_id)
+        if command.identity is not None:
+            self._check_identity(known, command.identity)
+        if known is not None:
+            proposal.records.append(
+                Record(RecordType.QUEUE_DELETE, 0, command.queue_id, 0, 0, now_ms, 0, b"")
+            )
+            for queue_id in (command.queue_id, *self._groups_of(command.queue_id)):
+                proposal.awake.update(self.partitions_of(queue_id))
+            self._forget(command.queue_id)
+        return Done(), Wait.COMMIT
+
+    def _ask_marks(self, command: AskMarks, now_ms: int, proposal: Proposal) -> tuple[Decided, Wait]:
+        # A leader that was deposed and does not know it has older marks. It can commit nothing, so it never answers.
+        proposal.records.append(Record(RecordType.BARRIER, 0, 0, 0, 0, now_ms, 0, b""))
+        return MarksOutcome(msgspec.structs.replace(self.marks)), Wait.COMMIT
+
+
+def _log_of(group: Partition) -> Partition:
+    if group.log is None:
+        raise UnsupportedOperation(
+            f"The queue {group.definition.name} is no consumer group of a log-retained queue."
+        )
+    return group.log
